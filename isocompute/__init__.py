@@ -1,0 +1,55 @@
+"""isocompute: how to spend compute on reinforcement learning of language models.
+
+    import isocompute
+
+    law = isocompute.fit("runs/")
+    law.joint.rollouts.ceiling, law.joint.rollouts.ceiling_interval
+    isocompute.forecast("runs/easy-32x8", to="4x").verdict
+
+Names load on first use, so that importing the package, and starting the command line, costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from isocompute.api import backtest, compare, fit, forecast
+    from isocompute.errors import InputError
+    from isocompute.runs import Run, RunSet, RunSettings, RunWriter, load
+
+_HOMES = {
+    "backtest": "isocompute.api",
+    "compare": "isocompute.api",
+    "fit": "isocompute.api",
+    "forecast": "isocompute.api",
+    "InputError": "isocompute.errors",
+    "Run": "isocompute.runs",
+    "RunSet": "isocompute.runs",
+    "RunSettings": "isocompute.runs",
+    "RunWriter": "isocompute.runs",
+    "load": "isocompute.runs",
+}
+
+__all__ = [
+    "InputError",
+    "Run",
+    "RunSet",
+    "RunSettings",
+    "RunWriter",
+    "__version__",
+    "backtest",
+    "compare",
+    "fit",
+    "forecast",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'isocompute' has no attribute '{name}'")

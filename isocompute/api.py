@@ -1,0 +1,138 @@
+"""The commands as functions: `isocompute.fit(...)` is what `isocompute fit` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from isocompute.errors import InputError
+from isocompute.law import (
+    Backtest,
+    Comparison,
+    Curve,
+    Forecast,
+    Law,
+    curves_of,
+    fit_law,
+)
+from isocompute.law import (
+    backtest as _backtest,
+)
+from isocompute.law import (
+    compare as _compare,
+)
+from isocompute.law import (
+    forecast as _forecast,
+)
+from isocompute.law.forecasting import LEVEL
+from isocompute.law.records import DEFAULT_BIN
+from isocompute.runs import RunSet, load
+from isocompute.runs.model import listing
+
+__all__ = ["BACKTEST_POINTS", "Source", "backtest", "compare", "fit", "forecast"]
+
+Source = RunSet | str | Path | Sequence[str | Path]
+"""Runs that are loaded, or where they lie."""
+
+BACKTEST_POINTS = 15
+"""Runs with fewer evaluations have no first half to learn from."""
+
+
+def fit(
+    runs: Source,
+    *,
+    metric: str | None = None,
+    unit: str | None = None,
+    points: str = "all",
+    bin_width: float = DEFAULT_BIN,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> Law:
+    """Curves, frontier, n*(C), trade-offs and the joint law of a set of runs.
+
+    `points="records"` fits the IsoCompute paper's record-breaking points instead of all points.
+    """
+    curves, metric, unit = curves_of(_loaded(runs), metric=metric, unit=unit)
+    return fit_law(
+        curves, metric=metric, unit=unit, points=points, bin_width=bin_width, replicates=replicates, seed=seed
+    )
+
+
+def forecast(
+    run: Source,
+    *,
+    to: str | float = "2x",
+    fit_until: float | None = None,
+    metric: str | None = None,
+    unit: str | None = None,
+    level: float = LEVEL,
+) -> Forecast:
+    """Where one run will be: `to="2x"` is twice the compute of its last fitted point, a number is a compute.
+
+    `fit_until` up to 1 is a share of the run's compute, above 1 a compute.
+    """
+    curves, _, _ = curves_of(_loaded(run), metric=metric, unit=unit)
+    if len(curves) != 1:
+        names = listing([curve.name for curve in curves])
+        raise InputError(f"forecast takes one run, these are {len(curves)}: name one as PATH::NAME, of {names}.")
+    seen = _until(curves[0], fit_until)
+    return _forecast(seen, target(to, float(seen.compute_C[-1])), level=level)
+
+
+def target(to: str | float, last: float) -> float:
+    """`4x` times the last compute, or a compute."""
+    text = str(to).strip().lower()
+    try:
+        return float(text[:-1]) * last if text.endswith("x") else float(text)
+    except ValueError as error:
+        raise InputError(f"--to {to}: give a factor such as 2x or a compute such as 4e6.") from error
+
+
+def _until(curve: Curve, fit_until: float | None) -> Curve:
+    if fit_until is None:
+        return curve
+    if not fit_until > 0:
+        raise InputError(f"--fit-until {fit_until:g}: give a share of the run such as 0.5, or a compute.")
+    end = fit_until * float(curve.compute_C[-1]) if fit_until <= 1 else fit_until
+    return curve.until(int((curve.compute_C <= end * (1 + 1e-12)).sum()))
+
+
+def backtest(
+    runs: Source, *, metric: str | None = None, unit: str | None = None, level: float = LEVEL
+) -> tuple[list[Backtest], list[str]]:
+    """Forecast every run's last tenth from its first half; also the names of runs with too few points for that."""
+    curves, _, _ = curves_of(_loaded(runs), metric=metric, unit=unit)
+    long = [curve for curve in curves if _enough(curve)]
+    if not long:
+        raise InputError(f"no run has {BACKTEST_POINTS} points; a backtest needs that many.")
+    skipped = [curve.name for curve in curves if not _enough(curve)]
+    return [_backtest(curve, level=level) for curve in long], skipped
+
+
+def _enough(curve: Curve) -> bool:
+    half = int((curve.compute_C <= 0.5 * curve.compute_C[-1]).sum())
+    return len(curve.compute_C) >= BACKTEST_POINTS and half >= 4
+
+
+def compare(
+    a: Source,
+    b: Source,
+    *,
+    metric: str | None = None,
+    unit: str | None = None,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> Comparison:
+    """Ceiling against efficiency: which of two recipes scales. Several runs on a side are its seeds."""
+    sides = [_loaded(a), _loaded(b)]
+    found = [curves_of(side, metric=metric, unit=unit) for side in sides]
+    (curves_a, metric_a, unit_a), (curves_b, metric_b, unit_b) = found
+    if unit_a != unit_b:
+        raise InputError(f"{sides[0].source} counts compute in {unit_a}, {sides[1].source} in {unit_b}; say --unit.")
+    if metric_a != metric_b:
+        raise InputError(f"{sides[0].source} has '{metric_a}', {sides[1].source} '{metric_b}'; say --metric.")
+    return _compare(curves_a, curves_b, replicates=replicates, seed=seed)
+
+
+def _loaded(runs: Source) -> RunSet:
+    return runs if isinstance(runs, RunSet) else load(runs)

@@ -1,0 +1,161 @@
+"""`isocompute compare A B`: which of two recipes scales, by ceiling, efficiency and where one overtakes the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isocompute.cli import options
+
+if TYPE_CHECKING:
+    from isocompute.law import Comparison
+    from isocompute.law.comparison import Efficiency
+
+__all__ = ["command"]
+
+
+def command(
+    a: Annotated[str, typer.Argument(help="One recipe: a run, a folder of its seeds, a table, or PATH::NAME.")],
+    b: Annotated[str, typer.Argument(help="The other.")],
+    metric: options.Metric = None,
+    unit: options.Unit = None,
+    columns: options.Columns = None,
+    where: options.Where = None,
+    replicates: options.Replicates = 1000,
+    seed: options.Seed = 0,
+    chart: options.Chart = None,
+    json: options.Json = False,
+) -> None:
+    """Compare two recipes: do they differ in where they end, or only in how fast they get there?"""
+    from isocompute import api
+
+    if chart:
+        from isocompute.report.style import check_format
+
+        check_format(chart)
+    sides = [options.load_runs([side], columns, where) for side in (a, b)]
+    result = api.compare(sides[0], sides[1], metric=metric, unit=unit, replicates=replicates, seed=seed)
+    names = tuple(_name(side) for side in (a, b))
+    if chart:
+        from isocompute.law.from_runs import choose_metric, choose_unit
+        from isocompute.report.charts import comparison_chart
+        from isocompute.report.style import save
+
+        save(
+            comparison_chart(
+                result,
+                metric=choose_metric(sides[0], metric),
+                unit=choose_unit(sides[0], unit),
+                names=(names[0], names[1]),
+            ),
+            chart,
+        )
+    if json:
+        options.print_json(comparison_json(result))
+    else:
+        _show(result, names[0], names[1])
+        if chart:
+            typer.echo(f"wrote {chart}")
+
+
+def _name(address: str) -> str:
+    return address.rsplit("::", maxsplit=1)[-1].rstrip("/").rsplit("/", 1)[-1]
+
+
+def comparison_json(result: Comparison) -> dict[str, Any]:
+    """The keys of `compare --json` (docs/compare.md)."""
+
+    def side(fit: Any, efficiency: Efficiency) -> dict[str, Any]:
+        return {
+            "runs": [curve.name for curve in fit.curves],
+            "form": fit.family.name,
+            "asymptote": fit.ceiling,
+            "asymptote_interval": list(fit.ceiling_interval()),
+            "rise_done": fit.rise_done,
+            "efficiency": efficiency.efficiency,
+            "efficiency_interval": list(efficiency.efficiency_interval),
+            "midpoint": efficiency.midpoint,
+            "midpoint_interval": list(efficiency.midpoint_interval),
+        }
+
+    return {
+        "a": side(result.a, result.efficiency_a),
+        "b": side(result.b, result.efficiency_b),
+        "difference": result.difference,
+        "interval": list(result.interval),
+        "error_rule": result.error_rule,
+        "common_ceiling": result.common_ceiling,
+        "efficiency_ratio": result.efficiency_ratio,
+        "efficiency_ratio_interval": list(result.efficiency_ratio_interval),
+        "speed_ratio": result.speed_ratio,
+        "speed_ratio_interval": list(result.speed_ratio_interval),
+        "overtakes": [
+            {
+                "compute": o.compute,
+                "interval": list(o.interval),
+                "probability": o.probability,
+                "winner": o.winner,
+                "extrapolated": o.extrapolated,
+            }
+            for o in result.overtakings
+        ],
+        "higher": result.higher,
+        "faster": result.faster,
+        "ahead_now": result.ahead_now,
+    }
+
+
+def _show(result: Comparison, name_a: str, name_b: str) -> None:
+    from isocompute.cli.show import console, heading, number, pair, table, value
+
+    if name_a == name_b:
+        name_a, name_b = f"{name_a} (first)", f"{name_b} (second)"
+    names = {"a": name_a, "b": name_b}
+    screen = console()
+    low, high = result.interval
+    far = min(((result.a, name_a), (result.b, name_b)), key=lambda side: side[0].rise_done)
+    ceiling = (
+        f"which ceiling is higher is undecided: {far[1]} has done {far[0].rise_done:.0%} of the rise to its fitted "
+        f"ceiling; run it longer"
+        if result.higher == "undecided"
+        else f"the ceilings do not differ beyond the error ({low:+.3f} to {high:+.3f}, {result.error_rule})"
+        if result.higher == "same"
+        else f"{names[result.higher]} has the higher ceiling, by {abs(result.difference):.3f} "
+        f"({low:+.3f} to {high:+.3f}, {result.error_rule})"
+    )
+    fast_low, fast_high = result.speed_ratio_interval
+    speed = (
+        "neither is faster to half of its rise"
+        if result.faster == "same"
+        else f"{names[result.faster]} needs less compute for half of its rise "
+        f"({name_b} / {name_a}: {result.speed_ratio:.2f}×, {fast_low:.2f}–{fast_high:.2f})"
+    )
+    screen.print(f"{ceiling};\n{speed}", style="bold")
+    rows = [
+        [
+            name,
+            fit.family.name,
+            value(fit.ceiling),
+            pair(fit.ceiling_interval()),
+            f"{e.efficiency:.2f}",
+            f"{e.efficiency_interval[0]:.2f}–{e.efficiency_interval[1]:.2f}",
+            number(e.midpoint),
+            f"{number(e.midpoint_interval[0])}–{number(e.midpoint_interval[1])}",
+        ]
+        for name, fit, e in (
+            (name_a, result.a, result.efficiency_a),
+            (name_b, result.b, result.efficiency_b),
+        )
+    ]
+    columns = ["recipe", "form", "ceiling A", "95%", "efficiency B", "95%", "midpoint", "95%"]
+    screen.print(heading(f"B and midpoint at the common ceiling {value(result.common_ceiling)}"))
+    screen.print(table(columns, rows))
+    for o in result.overtakings:
+        beyond = " (beyond the data)" if o.extrapolated else ""
+        screen.print(
+            f"{names[o.winner]} overtakes at {number(o.compute)}{beyond}, 95% {number(o.interval[0])}–"
+            f"{number(o.interval[1])}, in {o.probability:.0%} of replicates"
+        )
+    if not result.overtakings:
+        screen.print("no overtaking up to four times the compute seen")

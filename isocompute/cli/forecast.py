@@ -1,0 +1,173 @@
+"""`isocompute forecast RUN --to 4x`: where a run is going; `--backtest` checks the forecaster on finished runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isocompute.cli import options
+
+if TYPE_CHECKING:
+    from isocompute.law import Backtest, Forecast
+
+__all__ = ["command"]
+
+
+def command(
+    runs: Annotated[list[str], typer.Argument(help="One run (folder, table, or PATH::NAME); several with --backtest.")],
+    to: Annotated[
+        str, typer.Option(help="How far: a factor of the last fitted compute (2x) or a compute (4e6).")
+    ] = "2x",
+    fit_until: Annotated[
+        float | None, typer.Option(help="Use the points up to here only: a share up to 1, or a compute.")
+    ] = None,
+    backtest: Annotated[
+        bool, typer.Option("--backtest", help="Forecast each run's last tenth from its first half.")
+    ] = False,
+    level: Annotated[float, typer.Option(min=0.05, max=0.99, help="Level of the interval.")] = 0.8,
+    metric: options.Metric = None,
+    unit: options.Unit = None,
+    columns: options.Columns = None,
+    where: options.Where = None,
+    problems_per_batch: options.Problems = None,
+    rollouts_per_problem: options.Rollouts = None,
+    chart: options.Chart = None,
+    json: options.Json = False,
+) -> None:
+    """Say where a run is going, with an interval and a verdict: improving, flat, declining or too_early."""
+    from isocompute import api
+    from isocompute.errors import InputError
+
+    if chart:
+        from isocompute.report.style import check_format
+
+        check_format(chart)
+        if backtest:
+            raise InputError("--chart draws one forecast; leave it out with --backtest.")
+    loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
+    if backtest:
+        tests, skipped = api.backtest(loaded, metric=metric, unit=unit, level=level)
+        data = backtest_json(tests, skipped)
+        if json:
+            options.print_json(data)
+        else:
+            _show_backtest(data)
+        return
+    made = api.forecast(loaded, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
+    if chart:
+        _draw(loaded, made, metric, unit, chart)
+    if json:
+        options.print_json(forecast_json(made))
+    else:
+        _show(made)
+        if chart:
+            typer.echo(f"wrote {chart}")
+
+
+def forecast_json(made: Forecast) -> dict[str, Any]:
+    """The keys of `forecast --json` (docs/forecast.md)."""
+    return {
+        "at": made.at,
+        "value": made.value,
+        "interval": list(made.interval),
+        "level": made.level,
+        "verdict": made.verdict,
+        "reason": made.reason,
+        "now": made.now,
+        "asymptote": made.asymptote,
+        "asymptote_interval": None if made.asymptote_interval is None else list(made.asymptote_interval),
+        "form": made.form,
+        "weights": made.weights,
+        "fitted_points": made.fitted_points,
+        "fitted_until": made.fitted_until,
+    }
+
+
+def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
+    """The keys of `forecast --backtest --json` (docs/forecast.md)."""
+    import numpy as np
+
+    runs = [
+        {
+            "run": t.run,
+            "target": t.target,
+            "forecast": t.forecast.value,
+            "interval": list(t.forecast.interval),
+            "error": abs(t.forecast.value - t.target),
+            "last_three_error": abs(t.last_three - t.target),
+            "hill_error": abs(t.hill - t.target),
+            "covered": t.covered,
+            "verdict": t.forecast.verdict,
+        }
+        for t in tests
+    ]
+    out: dict[str, Any] = {"runs": runs, "skipped": skipped, "level": tests[0].forecast.level}
+    for prefix in ("", "last_three_", "hill_"):
+        errors = np.array([run[f"{prefix}error"] for run in runs], dtype=np.float64)
+        out[f"{prefix}median_error"] = float(np.median(errors))
+        out[f"{prefix}mean_error"] = float(errors.mean())
+    out["coverage"] = float(np.mean([t.covered for t in tests]))
+    return out
+
+
+def _show(made: Forecast) -> None:
+    from isocompute.cli.show import console, number, pair, value
+
+    screen = console()
+    screen.print(
+        f"{made.verdict}: {value(made.value)} at {number(made.at)} ({made.level:.0%}: {pair(made.interval)}); "
+        f"now {value(made.now)}",
+        style="bold",
+    )
+    screen.print(made.reason)
+    if made.asymptote is not None:
+        screen.print(f"ceiling {value(made.asymptote)} (95%: {pair(made.asymptote_interval)}), form {made.form}")
+    shares = ", ".join(f"{name} {weight:.0%}" for name, weight in made.weights.items() if weight >= 0.005)
+    screen.print(f"from {made.fitted_points} points up to {number(made.fitted_until)}; weights: {shares}", style="dim")
+
+
+def _show_backtest(data: dict[str, Any]) -> None:
+    from isocompute.cli.show import console, heading, pair, table, value
+
+    screen = console()
+    rows = [
+        [
+            r["run"],
+            value(r["target"]),
+            value(r["forecast"]),
+            pair(r["interval"]),
+            value(r["error"]),
+            value(r["last_three_error"]),
+            value(r["hill_error"]),
+            r["verdict"],
+        ]
+        for r in data["runs"]
+    ]
+    columns = ["run", "reached", "forecast", f"{data['level']:.0%}", "error", "last three", "Hill", "verdict"]
+    screen.print(heading("First half in, mean of the last tenth out"))
+    screen.print(table(columns, rows))
+    summary = [
+        [name, f"{data[f'{key}median_error']:.4f}", f"{data[f'{key}mean_error']:.4f}"]
+        for name, key in (("isocompute", ""), ("mean of the last three", "last_three_"), ("Hill fit", "hill_"))
+    ]
+    screen.print(heading("Absolute error"))
+    screen.print(table(["forecaster", "median", "mean"], summary))
+    screen.print(f"\n{data['level']:.0%} intervals hold {data['coverage']:.0%} of {len(rows)} runs")
+    if data["skipped"]:
+        screen.print(f"too short and skipped: {', '.join(data['skipped'][:10])}", style="dim")
+
+
+def _draw(loaded: Any, made: Forecast, metric: str | None, unit: str | None, chart: str) -> None:
+    from isocompute.law import curves_of
+    from isocompute.report.charts import forecast_chart
+    from isocompute.report.style import save
+
+    (curve,), metric_name, unit_name = curves_of(loaded, metric=metric, unit=unit)
+    end = made.fitted_points
+    later = None
+    if end < len(curve.compute_C):
+        from dataclasses import replace
+
+        later = replace(curve, compute_C=curve.compute_C[end:], values_C=curve.values_C[end:])
+    save(forecast_chart(curve.until(end), made, metric=metric_name, unit=unit_name, later=later), chart)

@@ -1,0 +1,88 @@
+"""Options that several commands share, and how their text becomes values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isocompute.errors import InputError
+
+if TYPE_CHECKING:
+    from isocompute.runs import RunSet
+
+__all__ = [
+    "Chart",
+    "Columns",
+    "Json",
+    "Metric",
+    "Problems",
+    "Replicates",
+    "Rollouts",
+    "Seed",
+    "Unit",
+    "Where",
+    "load_runs",
+    "pairs",
+    "print_json",
+]
+
+Metric = Annotated[str | None, typer.Option(help="Metric to read, such as avg@4; found by itself where it can be.")]
+Unit = Annotated[str | None, typer.Option(help="Unit of compute: rollouts, tokens, gpu_hours or steps.")]
+Columns = Annotated[
+    list[str] | None, typer.Option(help="Columns of a foreign table: value=val_reward,rollouts=C,run=name,…")
+]
+Where = Annotated[list[str] | None, typer.Option(help="Keep the rows with this value: set=easy. May be repeated.")]
+Problems = Annotated[
+    int | None, typer.Option("--problems-per-batch", min=1, help="Bp of runs whose data do not say it.")
+]
+Rollouts = Annotated[
+    int | None, typer.Option("--rollouts-per-problem", min=1, help="n of runs whose data do not say it.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Chart = Annotated[str | None, typer.Option(help="Write a chart: FILE.html, .png, .svg or .pdf.")]
+Replicates = Annotated[int, typer.Option(min=50, max=100_000, help="Bootstrap replicates.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")]
+
+
+def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """`a=b,c=d` given once or several times, as a dictionary. A comma inside a value stays if no `=` follows it."""
+    out: dict[str, str] = {}
+    for text in texts or []:
+        key = ""
+        for part in text.split(","):
+            if "=" in part:
+                key, _, value = part.partition("=")
+                key = key.strip()
+                out[key] = value.strip()
+            elif key:
+                out[key] += "," + part
+            if not key:
+                raise InputError(f"{option} {text}: give NAME=VALUE pairs, such as {option} value=reward.")
+    return out
+
+
+def load_runs(
+    paths: Sequence[str],
+    columns: Sequence[str] | None,
+    where: Sequence[str] | None,
+    problems_per_batch: int | None = None,
+    rollouts_per_problem: int | None = None,
+) -> RunSet:
+    """Read the runs a command was given."""
+    from isocompute.runs import load
+
+    return load(
+        list(paths),
+        columns=pairs("--columns", columns),
+        where=pairs("--where", where),
+        problems_per_batch=problems_per_batch,
+        rollouts_per_problem=rollouts_per_problem,
+    )
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """One JSON object on standard output."""
+    typer.echo(json.dumps(data, allow_nan=False))

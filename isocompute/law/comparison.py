@@ -1,0 +1,200 @@
+"""Two recipes: does one reach higher, or only faster?
+
+ScaleRL's reading of a pair of curves: the ceilings first; then, since ceiling and efficiency trade off in a fit, the
+efficiency of both at one common ceiling (section 4: B is compared after refitting at the mean A). Seeds are pooled on
+each side. With one seed a side the bootstrap cannot see the spread between seeds, so the error of a ceiling's
+difference is at least ScaleRL's ±.02, what three repetitions of one run gave them. A ceiling that a curve has not
+come near is a guess by its form: then the question which is higher stays undecided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from isocompute.arrays import Array
+from isocompute.errors import InputError
+from isocompute.law.curve import MINIMUM_POINTS, Curve, upper_bound
+from isocompute.law.families import HILL
+from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
+from isocompute.law.solver import Batch, solve
+
+__all__ = ["Comparison", "Efficiency", "Overtaking", "compare"]
+
+ONE_SEED_ERROR = 0.02
+_FAR = 4.0
+"""Overtaking is looked for up to this many times the compute seen."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Hill parameters of one side at the common ceiling."""
+
+    efficiency: float
+    efficiency_interval: tuple[float, float]
+    midpoint: float
+    midpoint_interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """Where the second curve of the pair passes from below to above the other."""
+
+    compute: float
+    interval: tuple[float, float]
+    probability: float
+    """Share of replicates in which there is such a crossing at all."""
+    winner: str
+    """`a` or `b`: who leads after it."""
+    extrapolated: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ceilings, efficiencies and crossings of two sides, `a` and `b`."""
+
+    a: CurveFit
+    b: CurveFit
+    difference: float
+    """Ceiling of a minus ceiling of b."""
+    interval: tuple[float, float]
+    error_rule: str
+    """`bootstrap`, or `one seed: at least ±.02`."""
+    common_ceiling: float
+    efficiency_a: Efficiency
+    efficiency_b: Efficiency
+    efficiency_ratio: float
+    efficiency_ratio_interval: tuple[float, float]
+    speed_ratio: float
+    """Midpoint of b over midpoint of a: how many times less compute a needs for half its rise."""
+    speed_ratio_interval: tuple[float, float]
+    overtakings: tuple[Overtaking, ...]
+    higher: str
+    """`a`, `b`, `same`, or `undecided` where a curve has not yet come near its ceiling."""
+    faster: str
+    ahead_now: str
+
+
+def compare(
+    a: Sequence[Curve], b: Sequence[Curve], *, replicates: int = 1000, seed: int = 0, level: float = 0.95
+) -> Comparison:
+    """Compare two recipes, each given by its runs (seeds)."""
+    sides = [[usable_points(curve) for curve in side] for side in (a, b)]
+    for side in sides:
+        for curve in side:
+            if len(curve.compute_C) < MINIMUM_POINTS:
+                raise InputError(
+                    f"run '{curve.name}': {len(curve.compute_C)} usable points; a comparison needs {MINIMUM_POINTS}."
+                )
+    upper = upper_bound(np.concatenate([c.values_C for side in (a, b) for c in side]))
+    fit_a, fit_b = fit_groups(sides, replicates=replicates, seed=seed, upper=upper)
+    difference = fit_a.ceiling - fit_b.ceiling
+    interval = _around(difference, fit_a.ensemble.ceiling_B - fit_b.ensemble.ceiling_B, level)
+    rule = "bootstrap"
+    if min(len(side) for side in sides) == 1:
+        rule = "one seed: at least ±.02"
+        interval = (
+            min(interval[0], difference - ONE_SEED_ERROR),
+            max(interval[1], difference + ONE_SEED_ERROR),
+        )
+    common = _common_ceiling(fit_a, fit_b, upper)
+    theta_a, theta_b = (_pinned(fit, common, replicates, seed + i) for i, fit in enumerate((fit_a, fit_b)))
+    efficiency_B = np.exp(theta_a[:, 1] - theta_b[:, 1])
+    unit_ratio = fit_b.unit / fit_a.unit
+    speed_B = np.exp(theta_b[:, 0] - theta_a[:, 0]) * unit_ratio
+    speed = _around(float(speed_B[0]), speed_B[1:], level)
+    return Comparison(
+        a=fit_a,
+        b=fit_b,
+        difference=difference,
+        interval=interval,
+        error_rule=rule,
+        common_ceiling=common,
+        efficiency_a=_efficiency(fit_a, theta_a, level),
+        efficiency_b=_efficiency(fit_b, theta_b, level),
+        efficiency_ratio=float(efficiency_B[0]),
+        efficiency_ratio_interval=_around(float(efficiency_B[0]), efficiency_B[1:], level),
+        speed_ratio=float(speed_B[0]),
+        speed_ratio_interval=speed,
+        overtakings=_overtakings(fit_a, fit_b, level),
+        higher=_sign(interval, 0.0) if min(fit_a.rise_done, fit_b.rise_done) >= SEEN else "undecided",
+        faster=_sign(speed, 1.0),
+        ahead_now=_ahead(fit_a, fit_b),
+    )
+
+
+def _common_ceiling(a: CurveFit, b: CurveFit, upper: float) -> float:
+    """The mean of both ceilings, but never below a value that either has reached."""
+    reached = max(float(fit.at(np.array([fit.last]))[0]) for fit in (a, b))
+    return min(max(0.5 * (a.ceiling + b.ceiling), reached + 1e-6), upper)
+
+
+def _pinned(fit: CurveFit, ceiling: float, replicates: int, seed: int) -> Array:
+    """θ of the Hill curve with the given ceiling: first for the data, then for residual-bootstrap replicates."""
+    rng = np.random.default_rng(seed)
+    compute_C = np.concatenate([c.compute_C for c in fit.curves])
+    values_C = np.concatenate([c.values_C for c in fit.curves])
+    own_C = fit.at(compute_C)
+    residual_C = values_C - own_C
+    drawn_BC = rng.integers(0, len(values_C), size=(replicates, len(values_C)))
+    spare = np.sqrt(len(values_C) / max(len(values_C) - HILL.free, 1))
+    values_RC = np.concatenate([values_C[None], own_C[None] + spare * residual_C[drawn_BC]])
+    rows = len(values_RC)
+    batch = Batch(
+        (compute_C / fit.unit)[None],
+        np.array([max(fit.last / fit.unit, 1.0 + 1e-9)]),
+        np.zeros(rows, dtype=np.int64),
+        values_RC,
+        np.ones_like(values_RC),
+        ceiling,
+        pinned=True,
+    )
+    return solve(HILL, batch).theta_RK
+
+
+def _efficiency(fit: CurveFit, theta_RK: Array, level: float) -> Efficiency:
+    steep_R, middle_R = np.exp(theta_RK[:, 1]), np.exp(theta_RK[:, 0]) * fit.unit
+    return Efficiency(
+        float(steep_R[0]),
+        _around(float(steep_R[0]), steep_R[1:], level),
+        float(middle_R[0]),
+        _around(float(middle_R[0]), middle_R[1:], level),
+    )
+
+
+def _around(value: float, values_B: Array, level: float) -> tuple[float, float]:
+    tail = 50.0 * (1.0 - level)
+    low, high = np.percentile(values_B, [tail, 100.0 - tail])
+    return min(float(low), value), max(float(high), value)
+
+
+def _sign(interval: tuple[float, float], even: float) -> str:
+    if interval[0] > even:
+        return "a"
+    return "b" if interval[1] < even else "same"
+
+
+def _ahead(a: CurveFit, b: CurveFit) -> str:
+    at = np.array([min(a.last, b.last)])
+    lead_B = a.ensemble.at(at)[:, 0] - b.ensemble.at(at)[:, 0]
+    return _sign((float(np.percentile(lead_B, 2.5)), float(np.percentile(lead_B, 97.5))), 0.0)
+
+
+def _overtakings(a: CurveFit, b: CurveFit, level: float) -> tuple[Overtaking, ...]:
+    start, seen = max(a.first, b.first), max(a.last, b.last)
+    grid_C = np.geomspace(start, seen * _FAR, 400)
+    lead_C = a.at(grid_C) - b.at(grid_C)
+    above_BC = a.ensemble.at(grid_C) > b.ensemble.at(grid_C)
+    out = []
+    for i in np.flatnonzero((lead_C[1:] > 0) != (lead_C[:-1] > 0)):
+        winner = "a" if lead_C[i + 1] > 0 else "b"
+        after_BC = above_BC if winner == "a" else ~above_BC
+        crossing_BC = after_BC[:, 1:] & ~after_BC[:, :-1]
+        has_B = crossing_BC.any(axis=1)
+        at_B = grid_C[1:][crossing_BC[has_B].argmax(axis=1)] if has_B.any() else grid_C[[i]]
+        share = lead_C[i] / (lead_C[i] - lead_C[i + 1])
+        compute = float(grid_C[i] * (grid_C[i + 1] / grid_C[i]) ** share)
+        out.append(Overtaking(compute, _around(compute, at_B, level), float(has_B.mean()), winner, compute > seen))
+    return tuple(out)

@@ -1,0 +1,114 @@
+"""The compute-optimal frontier: the upper envelope of the fitted curves, where it switches, and how sure that is.
+
+IsoCompute section 4.1: at every budget C the best value any setting reaches with at most C. A setting takes part from
+a quarter below its first evaluated compute on (a fit says little about what came before its points), and keeps its
+last value beyond its last point: with a larger budget one can still stop there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+
+from isocompute.arrays import Array, Bools, Ints
+from isocompute.law.fits import CurveFit
+
+__all__ = ["Frontier", "Switch", "compute_grid", "frontier"]
+
+REACH = 1.25
+GRID_POINTS = 120
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The compute at which the frontier passes from one setting (an index) to another."""
+
+    compute: float
+    before: int
+    after: int
+    value: float
+    crosses: bool
+    """False where the new setting simply begins there, already above the old one."""
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The envelope on a grid of compute, for the estimate and for every bootstrap replicate."""
+
+    compute_C: Array
+    best_C: Ints
+    """Index of the setting on the frontier."""
+    values_C: Array
+    switches: tuple[Switch, ...]
+    best_BC: Ints
+    """The same for every replicate."""
+    values_BC: Array
+
+
+def compute_grid(fits: Sequence[CurveFit], size: int = GRID_POINTS) -> Array:
+    """Log-spaced compute from the first to the last evaluation of any setting."""
+    first, last = min(fit.first for fit in fits), max(fit.last for fit in fits)
+    return np.geomspace(first, max(last, first * (1 + 1e-9)), size)
+
+
+def live(fits: Sequence[CurveFit], compute_C: Array) -> Bools:
+    """Which settings (rows) take part at which compute."""
+    first_S = np.array([fit.first for fit in fits])
+    return np.asarray(compute_C[None, :] >= first_S[:, None] / REACH)
+
+
+def reached(fit: CurveFit, compute_C: Array) -> Array:
+    """What a setting reaches with at most this compute: its curve, held at its last point."""
+    return fit.at(np.minimum(compute_C, fit.last))
+
+
+def frontier(fits: Sequence[CurveFit], compute_C: Array | None = None) -> Frontier:
+    """Envelope, switches and the bootstrap's envelopes over the given settings."""
+    compute_C = compute_grid(fits) if compute_C is None else compute_C
+    live_SC = live(fits, compute_C)
+    values_SC = np.where(live_SC, np.stack([reached(fit, compute_C) for fit in fits]), -np.inf)
+    best_C = values_SC.argmax(axis=0)
+    best_BC, values_BC = _replicates(fits, compute_C, live_SC)
+    return Frontier(
+        compute_C=compute_C,
+        best_C=best_C,
+        values_C=values_SC.max(axis=0),
+        switches=_switches(fits, compute_C, best_C, live_SC),
+        best_BC=best_BC,
+        values_BC=values_BC,
+    )
+
+
+def _replicates(fits: Sequence[CurveFit], compute_C: Array, live_SC: Bools) -> tuple[Ints, Array]:
+    """A running maximum over settings, so that memory stays at one setting's replicates."""
+    replicates = len(fits[0].ensemble.base_B)
+    best_BC = np.zeros((replicates, len(compute_C)), dtype=np.int64)
+    values_BC = np.full((replicates, len(compute_C)), -np.inf)
+    for index, fit in enumerate(fits):
+        candidate_BC = fit.ensemble.at(np.minimum(compute_C, fit.last))
+        better_BC = (candidate_BC > values_BC) & live_SC[index][None, :]
+        best_BC[better_BC] = index
+        values_BC[better_BC] = candidate_BC[better_BC]
+    return best_BC, values_BC
+
+
+def _switches(fits: Sequence[CurveFit], compute_C: Array, best_C: Ints, live_SC: Bools) -> tuple[Switch, ...]:
+    out = []
+    for i in np.flatnonzero(np.diff(best_C)):
+        old, new = int(best_C[i]), int(best_C[i + 1])
+
+        def lead(log_c: float, old: int = old, new: int = new) -> float:
+            at = np.array([np.exp(log_c)])
+            return float(reached(fits[new], at)[0] - reached(fits[old], at)[0])
+
+        low, high = float(np.log(compute_C[i])), float(np.log(compute_C[i + 1]))
+        if not live_SC[new, i]:
+            low = max(low, float(np.log(fits[new].first / REACH)))
+        crosses = lead(low) < 0 < lead(high)
+        at = float(np.exp(brentq(lead, low, high, xtol=1e-9) if crosses else low))
+        value = float(reached(fits[new], np.array([at]))[0])
+        out.append(Switch(at, old, new, value, crosses))
+    return tuple(out)

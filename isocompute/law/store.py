@@ -1,0 +1,289 @@
+"""The law as JSON: what `fit --json` prints, and `law.json`, which a planner reads back with its uncertainty.
+
+`law.json` is the printed object plus `settings` (every setting's curve and all its bootstrap replicates) and the
+surface's replicates, rounded to seven digits.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isocompute.arrays import Array
+from isocompute.errors import InputError
+from isocompute.law.curve import Curve
+from isocompute.law.families import FAMILIES
+from isocompute.law.fits import CurveFit, Ensemble
+from isocompute.law.law import Law, Tradeoff
+from isocompute.law.optimum import Optimum
+from isocompute.law.sensitivity import Slice
+from isocompute.law.surface import Surface
+from isocompute.runs import files
+
+__all__ = ["StoredLaw", "law_to_json", "read_law", "write_law"]
+
+_FORMAT, _VERSION = "isocompute-law", 1
+
+
+@dataclass(frozen=True)
+class StoredLaw:
+    """A law read back: the printed object and the settings' curves with their replicates."""
+
+    summary: dict[str, Any]
+    settings: tuple[CurveFit, ...]
+
+
+def law_to_json(law: Law) -> dict[str, Any]:
+    """The object that `fit --json` prints; the keys are documented in docs/fit.md."""
+    return {
+        "metric": law.metric,
+        "unit": law.unit,
+        "points": law.points,
+        "replicates": law.replicates,
+        "curves": [
+            {
+                "run": run.curve.name,
+                "problems_per_batch": run.curve.problems_per_batch,
+                "rollouts_per_problem": run.curve.rollouts_per_problem,
+                "seed": run.curve.seed,
+                "form": run.fit.family.name,
+                "form_weights": run.fit.weights,
+                "base": run.fit.base,
+                "asymptote": run.fit.ceiling,
+                "asymptote_interval": list(run.fit.ceiling_interval()),
+                "rise_done": run.fit.rise_done,
+                "parameters": run.fit.parameters(),
+                "rmse": run.fit.rmse,
+                "points": len(run.curve.compute_C),
+                "records": run.records,
+                "falls_after": run.falls_after,
+            }
+            for run in law.runs
+        ],
+        **_tradeoff(law.joint),
+        "fixed_problems": [
+            {"problems_per_batch": t.value, **_tradeoff(t)} for t in law.by_problems if len(law.by_problems) > 1
+        ],
+        "fixed_batch": [{"batch_size": t.value, **_fixed_batch(t)} for t in law.by_batch],
+        "sensitivity": [_slice(s) for s in law.slices],
+        "surface": _surface(law.surface),
+        "notes": list(law.notes),
+    }
+
+
+def _label(fit: CurveFit) -> int | str:
+    """n where it is known, else the run's name."""
+    n = fit.setting[1]
+    return n if n is not None else fit.curves[0].name
+
+
+def _tradeoff(t: Tradeoff) -> dict[str, Any]:
+    front = t.frontier
+    low_C, high_C = np.percentile(front.values_BC, [2.5, 97.5], axis=0)
+    labels = [str(_label(fit)) for fit in t.fits]
+    best = []
+    for i, compute in enumerate(front.compute_C):
+        probability: dict[str, float] = {}
+        for index, count in zip(*np.unique(front.best_BC[:, i], return_counts=True), strict=True):
+            label = labels[int(index)]
+            probability[label] = probability.get(label, 0.0) + float(count) / len(front.best_BC)
+        interval = None if t.rollouts is None else t.rollouts.interval_C2[i].tolist()
+        best.append({"compute": float(compute), "probability": probability, "interval": interval})
+    return {
+        "frontier": [
+            {
+                "compute": float(c),
+                "rollouts_per_problem": t.fits[int(s)].setting[1],
+                "problems_per_batch": t.fits[int(s)].setting[0],
+                "run": t.fits[int(s)].curves[0].name,
+                "value": float(v),
+                "value_interval": [min(float(low), float(v)), max(float(high), float(v))],
+                "bound": _bound(t, int(s)),
+            }
+            for c, s, v, low, high in zip(front.compute_C, front.best_C, front.values_C, low_C, high_C, strict=True)
+        ],
+        "switches": [
+            {
+                "compute": s.compute,
+                "from": _label(t.fits[s.before]),
+                "to": _label(t.fits[s.after]),
+                "value": s.value,
+                "from_problems_per_batch": t.fits[s.before].setting[0],
+                "to_problems_per_batch": t.fits[s.after].setting[0],
+                "crosses": s.crosses,
+            }
+            for s in front.switches
+        ],
+        "optimal_rollouts": None if t.rollouts is None else _optimum(t.rollouts, "C"),
+        "best": best,
+    }
+
+
+def _bound(t: Tradeoff, setting: int) -> str | None:
+    """`<=` or `>=` where the best n is the smallest or largest that was run: the optimum may lie beyond it."""
+    if t.rollouts is None:
+        return None
+    n = t.fits[setting].setting[1]
+    if n == t.rollouts.smallest:
+        return "<="
+    return ">=" if n == t.rollouts.largest else None
+
+
+def _optimum(o: Optimum, axis: str) -> dict[str, Any]:
+    return {
+        "L": o.L,
+        "k": o.k,
+        f"log10_{axis}0": o.log10_C0,
+        f"log10_{axis}0_interval": list(o.midpoint_interval),
+        "b": o.b,
+        "floor": o.floor,
+        "floor_interval": list(o.floor_interval),
+        "floor_is_bound": o.floor_is_bound,
+        "ceiling": o.ceiling,
+        "ceiling_interval": list(o.ceiling_interval),
+        "ceiling_is_bound": o.ceiling_is_bound,
+        "k_at_bound": o.k_at_bound,
+        "rises": o.rises,
+        "probability_rises": o.probability_rises,
+        "saturates": o.saturates,
+    }
+
+
+def _fixed_batch(t: Tradeoff) -> dict[str, Any]:
+    return {
+        **{key: value for key, value in _tradeoff(t).items() if key in ("frontier", "switches", "best")},
+        "optimal_rollouts": None if t.rollouts is None else _optimum(t.rollouts, "M"),
+        "optimal_problems": None if t.problems is None else _optimum(t.problems, "M"),
+    }
+
+
+def _slice(s: Slice) -> dict[str, Any]:
+    return {
+        "varied": s.varied,
+        "fixed": s.fixed,
+        "compute": s.compute,
+        "values": [
+            {s.varied: setting, "value": value, "interval": list(interval)}
+            for setting, value, interval in zip(s.settings, s.values, s.intervals, strict=True)
+        ],
+        "range": s.range,
+        "range_interval": list(s.range_interval),
+    }
+
+
+def _surface(surface: Surface | None) -> dict[str, Any] | None:
+    if surface is None:
+        return None
+    return {
+        "form": surface.family.name,
+        "unit": surface.unit,
+        "centre": list(surface.terms.centre),
+        "terms": {
+            "ceiling": [list(p) for p in surface.terms.ceiling],
+            "midpoint": [list(p) for p in surface.terms.midpoint],
+            "efficiency": [list(p) for p in surface.terms.efficiency],
+        },
+        "coefficients": surface.coefficients_Q.tolist(),
+        "rmse": surface.rmse,
+        "leave_one_out": [
+            {
+                "rollouts_per_problem": left.rollouts_per_problem,
+                "rmse": left.rmse,
+                "final_error": left.final_error,
+                "edge": left.edge,
+            }
+            for left in surface.left_out
+        ],
+    }
+
+
+def write_law(law: Law, path: str | Path) -> None:
+    """Write `law.json`, whole or not at all."""
+    data = {"format": _FORMAT, "version": _VERSION, **law_to_json(law)}
+    data["settings"] = [_setting(fit) for fit in law.settings]
+    if law.surface is not None:
+        data["surface"]["replicates"] = _rounded(law.surface.replicates_BQ)
+    files.write_atomically(Path(path), json.dumps(data, allow_nan=False).encode() + b"\n")
+
+
+def _rounded(array: Array) -> Any:
+    with np.errstate(divide="ignore"):
+        digits = 6 - np.floor(np.log10(np.maximum(np.abs(array), 1e-12)))
+    scale = 10.0 ** np.clip(digits, -20, 20)
+    return (np.round(array * scale) / scale).tolist()
+
+
+def _setting(fit: CurveFit) -> dict[str, Any]:
+    problems, rollouts = fit.setting
+    e = fit.ensemble
+    return {
+        "problems_per_batch": problems,
+        "rollouts_per_problem": rollouts,
+        "runs": [curve.name for curve in fit.curves],
+        "form": fit.family.name,
+        "form_weights": fit.weights,
+        "theta": fit.theta_K.tolist(),
+        "base": fit.base,
+        "ceiling": fit.ceiling,
+        "rmse": fit.rmse,
+        "unit": fit.unit,
+        "first": fit.first,
+        "last": fit.last,
+        "ensemble": {
+            "families": [family.name for family in FAMILIES],
+            "family": e.family_B.tolist(),
+            "theta": _rounded(e.theta_BK),
+            "base": _rounded(e.base_B),
+            "ceiling": _rounded(e.ceiling_B),
+        },
+    }
+
+
+def read_law(path: str | Path) -> StoredLaw:
+    """Read `law.json`; the settings' curves evaluate as they did when it was written."""
+    try:
+        data = json.loads(files.read_bytes(str(path)))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error}); write it with isocompute fit --out.") from error
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise InputError(f"{path}: not a law; write one with isocompute fit --out {path}.")
+    if data.get("version") != _VERSION:
+        raise InputError(
+            f"{path}: version {data.get('version')} of a law; this isocompute reads {_VERSION}: fit again."
+        )
+    try:
+        settings = tuple(_read_setting(s) for s in data.pop("settings"))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InputError(f"{path}: 'settings' is damaged ({error}); fit again.") from error
+    return StoredLaw(data, settings)
+
+
+def _read_setting(s: dict[str, Any]) -> CurveFit:
+    family = next(f for f in FAMILIES if f.name == s["form"])
+    e = s["ensemble"]
+    order = [[f.name for f in FAMILIES].index(name) for name in e["families"]]
+    empty = np.empty(0)
+    curves = tuple(Curve(name, empty, empty, s["problems_per_batch"], s["rollouts_per_problem"]) for name in s["runs"])
+    return CurveFit(
+        curves=curves,
+        family=family,
+        theta_K=np.array(s["theta"], dtype=np.float64),
+        base=float(s["base"]),
+        ceiling=float(s["ceiling"]),
+        rmse=float(s["rmse"]),
+        weights=s["form_weights"],
+        unit=float(s["unit"]),
+        first=float(s["first"]),
+        last=float(s["last"]),
+        ensemble=Ensemble(
+            float(s["unit"]),
+            np.array(order, dtype=np.int64)[np.array(e["family"], dtype=np.int64)],
+            np.array(e["theta"], dtype=np.float64),
+            np.array(e["base"], dtype=np.float64),
+            np.array(e["ceiling"], dtype=np.float64),
+        ),
+    )

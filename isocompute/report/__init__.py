@@ -1,0 +1,1 @@
+"""What people look at: charts now, the report and the claims later."""

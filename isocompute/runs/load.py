@@ -1,0 +1,91 @@
+"""From addresses to a `RunSet`: run folders, folders of them (studies), bare tables, and single runs of either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from isocompute.errors import InputError
+from isocompute.runs import files
+from isocompute.runs.folder import POINTS, is_run, read_run
+from isocompute.runs.model import Run, RunSet, RunSettings
+from isocompute.runs.table import TABLE_SUFFIXES, read_table
+
+__all__ = ["load"]
+
+RUN_MARK = "::"
+_DEPTH = 4
+
+
+def load(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    columns: Mapping[str, str] | None = None,
+    where: Mapping[str, str] | None = None,
+    problems_per_batch: int | None = None,
+    rollouts_per_problem: int | None = None,
+) -> RunSet:
+    """Read runs. `PATH::NAME` takes one run out of a folder or table.
+
+    `problems_per_batch` and `rollouts_per_problem` fill in what the data do not say; they never replace what they do.
+    """
+    many = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not many:
+        raise InputError("no runs were given; name a run folder, a folder of runs, or a table.")
+    runs: dict[str, Run] = {}
+    source = str(many[0]) if len(many) == 1 else f"{len(many)} paths"
+    for path in many:
+        for run in _load_one(str(path), columns or {}, where or {}):
+            known = runs.get(run.name)
+            if known is not None and not (known.points.equals(run.points) and known.settings == run.settings):
+                raise InputError(
+                    f"{path}: two different runs are named '{run.name}'; rename one, or leave one of the files out."
+                )
+            runs[run.name] = run
+    defaults = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
+    filled = tuple(Run(r.name, _filled(r.settings, defaults), r.points) for r in runs.values())
+    return RunSet(filled, source, (columns or {}).get("value"))
+
+
+def _filled(settings: RunSettings, defaults: Mapping[str, int | None]) -> RunSettings:
+    missing = {k: v for k, v in defaults.items() if v is not None and getattr(settings, k) is None}
+    return settings.model_copy(update=missing) if missing else settings
+
+
+def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]) -> list[Run]:
+    if RUN_MARK in address:
+        whole, name = address.split(RUN_MARK, 1)
+        return [RunSet(tuple(_load_one(whole, columns, where)), whole).named(name)]
+    if not files.is_remote(address) and not Path(address).exists():
+        raise InputError(f"{address}: no such file or folder.")
+    if files.is_folder(address):
+        runs = _study(address, address, _DEPTH)
+        if not runs:
+            raise InputError(f"{address}: no run folders (with {POINTS}) in it; is this the study's folder?")
+        return _filter_settings(runs, where, address)
+    if not address.lower().endswith(TABLE_SUFFIXES):
+        raise InputError(f"{address}: not a run folder and not a table ({', '.join(TABLE_SUFFIXES)}).")
+    return read_table(address, columns=columns, where=where)
+
+
+def _study(address: str, root: str, depth: int) -> list[Run]:
+    """Run folders anywhere below, named by their path from the root so that equal names in two places stay apart."""
+    if is_run(address):
+        name = address[len(root) :].strip("/") or root.rstrip("/").rsplit("/", 1)[-1]
+        return [read_run(address, name=name)]
+    if depth == 0:
+        return []
+    folders = [c for c in files.children(address) if files.is_folder(c) and not c.rsplit("/", 1)[-1].startswith(".")]
+    return [run for child in folders for run in _study(child, root, depth - 1)]
+
+
+def _filter_settings(runs: list[Run], where: Mapping[str, str], address: str) -> list[Run]:
+    for key, wanted in where.items():
+        kept = [run for run in runs if str(run.settings.model_dump().get(key)) == wanted]
+        if not kept:
+            values = sorted({str(run.settings.model_dump().get(key)) for run in runs})
+            raise InputError(
+                f"--where {key}={wanted} leaves no runs of {address}; '{key}' has {', '.join(values[:8])}."
+            )
+        runs = kept
+    return runs

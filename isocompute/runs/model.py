@@ -1,0 +1,100 @@
+"""`Run` and `RunSet`: what an engine or a log leaves behind and what the law reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+from pydantic import BaseModel, ConfigDict, Field
+
+from isocompute.errors import InputError
+
+__all__ = ["POINT_COLUMNS", "Run", "RunSet", "RunSettings", "RunWarning"]
+
+POINT_COLUMNS = ("step", "rollouts", "tokens", "seconds", "gpu_hours")
+"""Columns of a point that count compute; every other numeric column is a metric."""
+
+
+class RunWarning(UserWarning):
+    """Something in the data was repaired or left out; the result is still sound."""
+
+
+class RunSettings(BaseModel):
+    """`run.json`: how a run was made. What a source does not say stays None; further keys are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    problems_per_batch: int | None = Field(default=None, ge=1, description="Bp: problems in a batch")
+    rollouts_per_problem: int | None = Field(default=None, ge=1, description="n: rollouts of each problem")
+    update_steps: int | None = Field(default=None, ge=1, description="M: updates planned")
+    seed: int | None = Field(default=None, description="seed of the run; runs that differ only in it are repetitions")
+    gpus: int | None = Field(default=None, ge=1, description="accelerators, to count GPU-hours from seconds")
+    engine: str | None = Field(default=None, description="what made the run: sim, lm, or a trainer's name")
+    model: str | None = Field(default=None, description="base model")
+    problems: str | None = Field(default=None, description="problem set")
+    recipe: dict[str, Any] | None = Field(default=None, description="the recipe's fields")
+    versions: dict[str, str] | None = Field(default=None, description="software that made the run")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Settings and points of one training run; one row a point, in order of step, at most one row a step."""
+
+    name: str
+    settings: RunSettings
+    points: pl.DataFrame
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the numeric columns that do not count compute."""
+        return [
+            name
+            for name, kind in self.points.schema.items()
+            if name not in POINT_COLUMNS and (kind.is_numeric() or kind == pl.Boolean)
+        ]
+
+
+@dataclass(frozen=True)
+class RunSet(Sequence[Run]):
+    """Runs with distinct names."""
+
+    runs: tuple[Run, ...]
+    source: str = "runs"
+    value_column: str | None = field(default=None)
+    """The column that the user named as the value, where they did."""
+
+    def __post_init__(self) -> None:
+        seen: dict[str, Run] = {}
+        for run in self.runs:
+            if run.name in seen:
+                raise InputError(
+                    f"{self.source}: two different runs are named '{run.name}'; rename one, or keep one with --where."
+                )
+            seen[run.name] = run
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A run by position or by name; a slice gives a tuple of runs."""
+        if isinstance(index, str):
+            return self.named(index)
+        return self.runs[index]
+
+    def named(self, name: str) -> Run:
+        """The run with this name."""
+        for run in self.runs:
+            if run.name == name:
+                return run
+        raise InputError(f"{self.source}: there is no run '{name}'; there are {listing([r.name for r in self.runs])}.")
+
+
+def listing(names: Sequence[str], most: int = 8) -> str:
+    """Names for an error message, cut to a readable number."""
+    shown = ", ".join(f"'{name}'" for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
