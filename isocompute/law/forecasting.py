@@ -23,6 +23,7 @@ between its members now. Beyond twice the compute seen it grows with the log of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -228,7 +229,7 @@ def _verdict(curve: Curve, value: float, deviation: float, now: float) -> tuple[
             "too_early",
             f"the forecast's error ({deviation:.3f}) is larger than all change so far ({seen:.3f})",
         )
-    chance = NormalDist().cdf((value - now) / deviation)
+    chance = NormalDist().cdf((value - now) / math.hypot(deviation, noise / math.sqrt(3.0)))
     if chance >= 0.8:
         return "improving", f"above its present level with a chance of {chance:.0%}"
     if chance <= 0.2:

@@ -26,7 +26,7 @@ def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = Non
 
 
 def choose_metric(runs: RunSet, metric: str | None = None) -> str:
-    """The metric asked for, or the one that is meant: the named value column, avg@k, `value`, `reward`, the only one."""
+    """The metric asked for, or the one that is meant: the named value column, avg@k, `value`, `reward`, or the only."""
     metric = metric or runs.value_column
     have: dict[str, int] = {}
     for run in runs:

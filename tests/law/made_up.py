@@ -1,0 +1,45 @@
+"""Curves with known answers for the tests of the law."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from isocompute.arrays import Array
+from isocompute.law.curve import Curve
+
+# A - D exp(-C / tau) as read off figure 6 of the IsoCompute paper (arXiv 2603.12151), Bp = 32, C in million rollouts.
+FIGURE_6_EASY = {
+    8: (0.5827, 0.1500, 0.2230),
+    32: (0.5953, 0.1892, 0.2220),
+    128: (0.6184, 0.1666, 0.4535),
+    256: (0.6542, 0.1807, 0.9254),
+    512: (0.7094, 0.2852, 1.8200),
+}
+FIGURE_6_HARD = {8: (0.0837, 0.0613, 0.4702), 128: (0.1304, 0.1036, 1.3438)}
+# Where the figure begins to draw each n, in million rollouts: the exponentials say nothing about what came before.
+DRAWN_FROM = {8: 0.047, 32: 0.272, 128: 0.969, 256: 1.271, 512: 2.687}
+
+
+def hill(compute: Array, base: float, ceiling: float, midpoint: float, efficiency: float) -> Array:
+    """ScaleRL eq. 1."""
+    return np.asarray(base + (ceiling - base) / (1.0 + (midpoint / compute) ** efficiency))
+
+
+def exponential(compute: Array, ceiling: float, drop: float, scale: float) -> Array:
+    return np.asarray(ceiling - drop * np.exp(-compute / scale))
+
+
+def figure_6(parameters: dict[int, tuple[float, float, float]], *, noise: float = 0.0, seed: int = 0) -> list[Curve]:
+    rng = np.random.default_rng(seed)
+    out = []
+    for n, (ceiling, drop, scale) in parameters.items():
+        start = 0.759 if (n == 128 and parameters is FIGURE_6_HARD) else DRAWN_FROM[n]
+        compute_C = np.linspace(start * 1e6, 4.1e6, 50)
+        values_C = exponential(compute_C / 1e6, ceiling, drop, scale) + noise * rng.standard_normal(50)
+        out.append(Curve(f"n={n}", compute_C, values_C, 32, n))
+    return out
+
+
+def noisy(name: str, compute_C: Array, values_C: Array, *, noise: float, seed: int, **setting: int) -> Curve:
+    rng = np.random.default_rng(seed)
+    return Curve(name, compute_C, values_C + noise * rng.standard_normal(len(compute_C)), **setting)

@@ -1,0 +1,61 @@
+"""Two recipes: ceilings, speeds, crossings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from isocompute.law import Curve, compare
+from tests.law.made_up import hill, noisy
+
+COMPUTE = np.linspace(1.0, 60.0, 60)
+
+
+def side(ceiling: float, midpoint: float, *, efficiency: float = 1.6, seeds: int = 1, first: int = 0) -> list[Curve]:
+    truth = hill(COMPUTE, 0.3, ceiling, midpoint, efficiency)
+    return [noisy(f"{first + i}", COMPUTE, truth, noise=0.005, seed=first + i) for i in range(seeds)]
+
+
+def test_higher_but_slower() -> None:
+    result = compare(side(0.66, 12.0), side(0.56, 5.0, first=50), replicates=300)
+    assert (result.higher, result.ahead_now) == ("a", "a")
+    assert result.interval[0] <= result.difference <= result.interval[1]
+    (crossing,) = result.overtakings
+    grid = np.linspace(1, 60, 20_000)
+    lead = hill(grid, 0.3, 0.66, 12.0, 1.6) - hill(grid, 0.3, 0.56, 5.0, 1.6)
+    truth = grid[np.flatnonzero(lead > 0)[0]]
+    assert crossing.winner == "a" and not crossing.extrapolated
+    assert crossing.interval[0] <= truth * 1.05 and crossing.interval[1] >= truth * 0.95
+    assert crossing.compute == pytest.approx(truth, rel=0.15)
+
+
+def test_same_ceiling_twice_as_fast() -> None:
+    result = compare(side(0.6, 12.0, seeds=3), side(0.6, 6.0, seeds=3, first=50), replicates=300)
+    assert result.higher == "same"
+    assert result.faster == "b"
+    assert result.speed_ratio == pytest.approx(0.5, abs=0.06)
+    assert result.efficiency_ratio == pytest.approx(1.0, abs=0.1)
+    assert result.error_rule == "bootstrap"
+
+
+def test_one_seed_falls_back_to_two_hundredths() -> None:
+    close = compare(side(0.61, 6.0), side(0.60, 6.0, first=50), replicates=300)
+    assert close.higher == "same"
+    assert close.error_rule.startswith("one seed")
+    assert close.interval[1] - close.difference >= 0.02 - 1e-12
+    assert close.difference - close.interval[0] >= 0.02 - 1e-12
+
+
+def test_a_ceiling_that_is_not_in_sight_decides_nothing() -> None:
+    slow = [Curve("slow", COMPUTE, 0.3 + 0.03 * np.log(COMPUTE + 1))]
+    result = compare(slow, side(0.55, 6.0), replicates=300)
+    assert result.a.rise_done < 0.8
+    assert result.higher == "undecided"
+
+
+def test_swapping_sides_swaps_the_answer() -> None:
+    a, b = side(0.66, 12.0, seeds=2), side(0.56, 5.0, seeds=2, first=50)
+    one, other = compare(a, b, replicates=200), compare(b, a, replicates=200)
+    assert one.difference == pytest.approx(-other.difference, abs=1e-9)
+    assert (one.higher, other.higher) == ("a", "b")
+    assert one.overtakings[0].compute == pytest.approx(other.overtakings[0].compute, rel=1e-6)

@@ -1,0 +1,118 @@
+"""Fits with uncertainty: the form, the intervals, the seeds, glitches and falls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from isocompute.errors import InputError
+from isocompute.law.curve import Curve, lasting_fall, noise_level
+from isocompute.law.fits import block_length, fit_groups, usable_points
+from isocompute.law.records import record_points
+from tests.law.made_up import exponential, hill, noisy
+
+COMPUTE = np.linspace(1.0, 60.0, 60)
+
+
+def test_names_the_true_form() -> None:
+    steep = noisy("hill", COMPUTE, hill(COMPUTE, 0.3, 0.65, 15.0, 4.0), noise=0.004, seed=0)
+    soft = noisy("exponential", COMPUTE, exponential(COMPUTE, 0.65, 0.35, 10.0), noise=0.002, seed=1)
+    slow = Curve("power", COMPUTE, 0.7 - 0.4 * (1 + COMPUTE / COMPUTE[0]) ** -0.4)
+    fits = fit_groups([[steep], [soft], [slow]], replicates=100)
+    assert [fit.family.name for fit in fits] == ["hill", "exponential", "power"]
+    assert all(sum(fit.weights.values()) == pytest.approx(1.0) for fit in fits)
+
+
+def test_intervals_cover_the_ceiling() -> None:
+    """A small version of benchmarks/coverage.py; 95% intervals over 120 draws of each of two designs."""
+    for truth in (hill(COMPUTE, 0.4, 0.65, 12.0, 1.7), exponential(COMPUTE, 0.65, 0.35, 15.0)):
+        curves = [noisy(f"{i}", COMPUTE, truth, noise=0.01, seed=i) for i in range(120)]
+        fits = fit_groups([[c] for c in curves], replicates=200, upper=1.0)
+        inside = [low <= 0.65 <= high for low, high in (fit.ceiling_interval() for fit in fits)]
+        assert 0.88 <= np.mean(inside) <= 1.0
+        assert np.median([np.ptp(fit.ceiling_interval()) for fit in fits]) < 0.15
+
+
+def test_seeds_widen_the_interval() -> None:
+    """Runs that agree within noise but differ in level: pooling must see the spread between them."""
+    levels = (-0.03, 0.0, 0.03)
+    curves = [
+        noisy(f"{i}", COMPUTE, hill(COMPUTE, 0.3, 0.6, 8.0, 2.0) + level, noise=0.004, seed=i)
+        for i, level in enumerate(levels)
+    ]
+    pooled, alone = fit_groups([curves, [curves[1]]], replicates=400)
+    assert pooled.ceiling == pytest.approx(0.6, abs=0.015)
+    spread = 0.03 / np.sqrt(3)  # standard error of the mean of three levels
+    width = float(np.std(pooled.ensemble.at(COMPUTE[-1:])[:, 0]))
+    assert 0.5 * spread < width < 2.0 * spread
+    assert width > 3 * float(np.std(alone.ensemble.at(COMPUTE[-1:])[:, 0]))
+
+
+def test_one_glitch_does_not_bend_the_curve() -> None:
+    clean = noisy("clean", COMPUTE, hill(COMPUTE, 0.3, 0.6, 12.0, 1.5), noise=0.005, seed=0)
+    values = clean.values_C.copy()
+    values[40] = 0.05
+    before, after = fit_groups([[clean], [Curve("glitch", COMPUTE, values)]], replicates=100)
+    assert after.ceiling == pytest.approx(before.ceiling, abs=0.01)
+
+
+def test_a_collapse_is_data() -> None:
+    rise = hill(COMPUTE[:40], 0.3, 0.6, 8.0, 2.0)
+    fall = np.maximum(0.05, rise[-1] - 0.08 * np.arange(1, 21))
+    curve = noisy("collapse", COMPUTE, np.concatenate([rise, fall]), noise=0.005, seed=0)
+    start = lasting_fall(curve.values_C)
+    assert start is not None and 38 <= start <= 43
+    fit = fit_groups([[usable_points(curve)]], replicates=100)[0]
+    assert fit.last <= COMPUTE[43]
+    assert fit.ceiling == pytest.approx(0.6, abs=0.03)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_alone_is_no_fall(seed: int) -> None:
+    assert lasting_fall(noisy("x", COMPUTE, hill(COMPUTE, 0.3, 0.6, 8.0, 2.0), noise=0.01, seed=seed).values_C) is None
+
+
+def test_noise_level_ignores_the_curve() -> None:
+    curve = noisy("x", np.linspace(1, 60, 400), hill(np.linspace(1, 60, 400), 0.3, 0.6, 8.0, 2.0), noise=0.02, seed=0)
+    assert noise_level(curve.values_C) == pytest.approx(0.02, rel=0.2)
+
+
+def test_long_runs_are_thinned_and_keep_the_base_model() -> None:
+    compute = np.arange(10_001.0)
+    curve = noisy("long", compute, hill(compute + 1e-9, 0.3, 0.6, 900.0, 1.5), noise=0.05, seed=0)
+    thin = usable_points(curve)
+    assert len(thin.compute_C) == 256
+    assert thin.compute_C[0] == 0.0 and thin.values_C[0] == curve.values_C[0]
+    fit = fit_groups([[thin]], replicates=100)[0]
+    assert fit.ceiling == pytest.approx(0.6, abs=0.02)
+
+
+def test_blocks_follow_autocorrelation() -> None:
+    rng = np.random.default_rng(0)
+    white = rng.standard_normal(200)
+    red = np.empty(200)
+    red[0] = 0.0
+    for i in range(1, 200):
+        red[i] = 0.8 * red[i - 1] + white[i]
+    assert block_length(white) == 1
+    assert block_length(red) > 5
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1)), min_size=1, max_size=30), st.floats(0.001, 0.2))
+def test_records_match_the_definition(points: list[tuple[int, float]], width: float) -> None:
+    compute = np.array([float(c) for c, _ in points])
+    values = np.array([v for _, v in points])
+    bins = np.floor(values / width + 1e-9)
+    expected = {
+        i for i in range(len(points)) if all(bins[i] > bins[j] for j in range(len(points)) if compute[j] < compute[i])
+    }
+    assert set(record_points(compute, values, bin_width=width).tolist()) == expected
+
+
+def test_records_of_a_noisy_plateau_are_few() -> None:
+    values = np.array([0.30, 0.40, 0.404, 0.39, 0.41, 0.409, 0.45])
+    assert record_points(np.arange(7.0), values).tolist() == [0, 1, 4, 6]
+    with pytest.raises(InputError, match="bin"):
+        record_points(np.arange(7.0), values, bin_width=0.0)

@@ -1,0 +1,102 @@
+"""Forecasts: verdicts, weights, intervals, and honest baselines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from isocompute.errors import InputError
+from isocompute.law import Curve, backtest, forecast
+from tests.law.made_up import hill, noisy
+
+COMPUTE = np.arange(1.0, 41.0)
+
+
+def test_verdicts() -> None:
+    rising = noisy("rising", COMPUTE, hill(COMPUTE, 0.3, 0.7, 25.0, 1.4), noise=0.005, seed=0)
+    flat = [noisy("flat", COMPUTE, np.full(40, 0.5), noise=0.01, seed=seed) for seed in range(30)]
+    fall = np.where(COMPUTE < 22, hill(COMPUTE, 0.3, 0.6, 5.0, 1.5), np.maximum(0.05, 0.55 - 0.07 * (COMPUTE - 22)))
+    collapse = noisy("collapse", COMPUTE, fall, noise=0.01, seed=2)
+    assert forecast(rising, 80.0).verdict == "improving"
+    assert sum(forecast(curve, 80.0).verdict == "flat" for curve in flat) >= 25
+    assert forecast(collapse, 80.0).verdict == "declining"
+    assert forecast(rising.until(6), 80.0).verdict == "too_early"
+
+
+def test_a_slow_decline_is_seen() -> None:
+    slow = noisy("slow", COMPUTE, 0.6 - 0.05 * np.log(COMPUTE), noise=0.004, seed=3)
+    made = forecast(slow, 80.0)
+    assert made.verdict == "declining"
+    assert made.value < slow.values_C[:10].mean()
+
+
+def test_scalerl_curve_is_extrapolated() -> None:
+    """The curve ScaleRL drew for its 8B run (R0 .4017, A .6446, Cmid 10.92k, B 1.682), seen up to half of it."""
+    compute = np.linspace(1.3, 90.0, 60)
+    truth = hill(compute, 0.4017, 0.6446, 10.92, 1.682)
+    curve = noisy("8b", compute, truth, noise=0.003, seed=0)
+    half = curve.until(30)
+    errors = [forecast(half, float(c)).value - t for c, t in zip(compute[32::6], truth[32::6], strict=True)]
+    assert np.abs(errors).mean() < 0.01
+    assert forecast(half, 90.0).asymptote == pytest.approx(0.6446, abs=0.02)
+
+
+def test_intervals_hold_what_comes_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    inside = []
+    for i in range(60):
+        truth = hill(COMPUTE, 0.2, rng.uniform(0.5, 0.8), rng.uniform(3, 25), rng.uniform(0.8, 2.0))
+        inside.append(backtest(noisy(f"{i}", COMPUTE, truth, noise=0.015, seed=i)).covered)
+    assert 0.65 <= np.mean(inside) <= 0.98
+
+
+def test_beats_the_baselines_on_made_up_runs_with_a_jump() -> None:
+    """A format jump at the start, then a slow climb: one Hill fit to everything misreads it."""
+    ours, last_three, one_hill = [], [], []
+    rng = np.random.default_rng(1)
+    for i in range(20):
+        climb = 0.45 + rng.uniform(0.03, 0.06) * np.log(COMPUTE)
+        climb[0] = 0.05
+        test = backtest(noisy(f"{i}", COMPUTE, climb, noise=0.012, seed=i))
+        ours.append(abs(test.forecast.value - test.target))
+        last_three.append(abs(test.last_three - test.target))
+        one_hill.append(abs(test.hill - test.target))
+    assert np.mean(ours) < np.mean(last_three)
+    assert np.mean(ours) < np.mean(one_hill)
+
+
+def test_weights_sum_to_one_and_favour_what_predicted_the_past() -> None:
+    rising = noisy("rising", COMPUTE, hill(COMPUTE, 0.3, 0.7, 25.0, 1.4), noise=0.003, seed=0)
+    made = forecast(rising, 80.0)
+    assert sum(made.weights.values()) == pytest.approx(1.0)
+    assert made.weights["flat"] < 0.06  # one of eleven members, and the worst on a climbing run
+
+
+def test_far_forecasts_are_less_sure() -> None:
+    rising = noisy("rising", COMPUTE, hill(COMPUTE, 0.3, 0.7, 25.0, 1.4), noise=0.005, seed=0)
+    near, far = forecast(rising, 80.0), forecast(rising, 1600.0)
+    assert np.ptp(far.interval) > 1.5 * np.ptp(near.interval)
+    assert 0.0 <= far.interval[0] <= far.value <= far.interval[1] <= 1.0
+
+
+def test_values_may_leave_the_unit_interval() -> None:
+    score = noisy("score", COMPUTE, 40 * hill(COMPUTE, -0.3, 0.7, 10.0, 1.4), noise=0.2, seed=0)
+    made = forecast(score, 80.0)
+    assert made.value == pytest.approx(40 * hill(np.array(80.0), -0.3, 0.7, 10.0, 1.4), abs=2.5)
+
+
+def test_no_member_promises_the_sky() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        values = 20 + 3 * rng.standard_normal(9)
+        made = forecast(Curve("noise", COMPUTE[:9], values), 18.0)
+        smooth = np.convolve(values, np.ones(3) / 3, mode="valid")
+        assert smooth.min() - np.ptp(smooth) - 1e-9 <= made.value <= smooth.max() + np.ptp(smooth) + 1e-9
+
+
+def test_bad_questions() -> None:
+    curve = Curve("x", COMPUTE, hill(COMPUTE, 0.3, 0.7, 25.0, 1.4))
+    with pytest.raises(InputError, match="not beyond its last point"):
+        forecast(curve, 30.0)
+    with pytest.raises(InputError, match="needs 4"):
+        forecast(curve.until(3), 30.0)

@@ -1,0 +1,208 @@
+"""From curves to the law: the paper's own figure, known crossings, edges, trade-offs, the joint surface."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+from isocompute.errors import InputError
+from isocompute.law import Curve, fit_law, law_to_json, read_law, write_law
+from isocompute.law.optimum import fit_optimum
+from tests.law.made_up import FIGURE_6_EASY, FIGURE_6_HARD, exponential, figure_6, hill, noisy
+
+
+def test_figure_6_switches_and_midpoint() -> None:
+    """What the IsoCompute paper draws: where n switches at Bp = 32, the midpoint 5.84 and the ceilings 452 and 153."""
+    easy = fit_law(figure_6(FIGURE_6_EASY), metric="avg@4", replicates=100)
+    steps = [(s.before, s.after) for s in easy.joint.frontier.switches]
+    assert steps == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    at = [s.compute / 1e6 for s in easy.joint.frontier.switches]
+    for found, (low, high) in zip(at, [(0.25, 0.27), (0.81, 0.85), (1.27, 1.27), (2.69, 2.69)], strict=True):
+        assert low * 0.95 <= found <= high * 1.05
+    best = easy.joint.rollouts
+    assert best is not None
+    assert abs(best.log10_C0 - 5.84) < 0.2
+    assert 452 / 1.5 < best.ceiling < 452 * 1.5
+    assert best.rises and best.ceiling_is_bound and not best.saturates  # 512 is the largest n of this figure
+
+    hard = fit_law(figure_6(FIGURE_6_HARD), metric="avg@4", replicates=100)
+    (switch,) = hard.joint.frontier.switches
+    assert switch.compute / 1e6 == pytest.approx(0.76, rel=0.05)
+    assert hard.joint.rollouts is not None
+    assert 153 / 1.5 < hard.joint.rollouts.ceiling < 153 * 1.5
+    assert hard.joint.rollouts.k_at_bound  # one jump has no slope
+
+
+def test_switch_is_where_the_curves_cross() -> None:
+    compute = np.linspace(0.05, 5, 60)
+    small = Curve("small", compute, exponential(compute, 0.58, 0.15, 0.3), 32, 8)
+    large = Curve("large", compute, exponential(compute, 0.64, 0.25, 1.1), 32, 64)
+    law = fit_law([small, large], metric="avg@4", replicates=100)
+    (switch,) = law.joint.frontier.switches
+    truth = brentq(
+        lambda c: float(exponential(np.array(c), 0.58, 0.15, 0.3) - exponential(np.array(c), 0.64, 0.25, 1.1)), 0.1, 4
+    )
+    assert switch.crosses
+    assert switch.compute == pytest.approx(truth, rel=1e-3)
+
+
+def test_frontier_is_the_upper_envelope() -> None:
+    law = fit_law(figure_6(FIGURE_6_EASY, noise=0.003), metric="avg@4", replicates=100)
+    front = law.joint.frontier
+    for fit in law.settings:
+        inside = (front.compute_C >= fit.first) & (front.compute_C <= fit.last)
+        assert (front.values_C[inside] >= fit.at(front.compute_C[inside]) - 1e-12).all()
+    assert (np.diff(front.values_C) >= -1e-9).all()
+
+
+def test_probabilities_sum_to_one_and_follow_the_noise() -> None:
+    data = law_to_json(fit_law(figure_6(FIGURE_6_EASY, noise=0.01), metric="avg@4", replicates=200))
+    for row in data["best"]:
+        assert sum(row["probability"].values()) == pytest.approx(1.0)
+        assert set(row["probability"]) <= {"8", "32", "128", "256", "512"}
+    near_a_switch = min(data["best"], key=lambda row: abs(np.log(row["compute"] / 1.27e6)))
+    assert max(near_a_switch["probability"].values()) < 0.95
+    assert data["best"][-1]["probability"]["512"] > 0.9
+
+
+def test_interior_optimum_is_a_value_and_saturates() -> None:
+    """Ceilings that peak at n = 64, with larger n run and beaten: n* levels off inside the data."""
+    curves = []
+    for n in (4, 16, 64, 256, 1024):
+        compute = np.geomspace(32 * n * 2, 3e7, 60)
+        ceiling = 0.6 - 0.012 * (np.log2(n) - 6) ** 2 * (1.0 if n > 64 else 0.35)
+        curves.append(noisy(f"{n}", compute, hill(compute, 0.3, ceiling, 3e3 * n, 1.3), noise=0.002, seed=n))
+        curves[-1] = Curve(f"{n}", compute, curves[-1].values_C, 32, n)
+    best = fit_law(curves, metric="avg@4", replicates=200).joint.rollouts
+    assert best is not None
+    assert best.saturates and not best.ceiling_is_bound
+    assert best.ceiling_interval[0] <= 64 * 1.01 and 40 < best.ceiling < 100
+
+
+def test_edges_are_bounds_not_values() -> None:
+    """The smallest n wins everywhere: all that is known is n* <= 8."""
+    compute = np.linspace(1e4, 1e6, 40)
+    curves = [
+        Curve(f"{n}", compute, hill(compute, 0.3, 0.7 - 0.02 * np.log2(n), 1e5, 1.5), 32, n) for n in (8, 32, 128)
+    ]
+    law = fit_law(curves, metric="avg@4", replicates=100)
+    assert law.joint.rollouts is not None and law.joint.rollouts.floor_is_bound
+    assert not law.joint.rollouts.rises
+    data = law_to_json(law)
+    assert {row["bound"] for row in data["frontier"]} == {"<="}
+    assert any("n* ≤ 8" in note and "run smaller n" in note for note in data["notes"])
+
+
+def test_sigmoid_recovers_the_papers_parameters() -> None:
+    x = np.geomspace(1e4, 1e8, 160)
+    log2n = 6.09 / (1 + np.exp(-4.75 * (np.log10(x) - 5.84))) + 2.73  # figure 7, easy
+    best = fit_optimum(x, 2**log2n, np.tile(2**log2n, (60, 1)), tried=np.array([4.0, 4096.0]))
+    assert (best.L, best.k, best.log10_C0, best.b) == pytest.approx((6.09, 4.75, 5.84, 2.73), rel=2e-3)
+    assert best.ceiling == pytest.approx(452, rel=0.01)
+
+
+def grid(noise: float = 0.004, seeds: int = 1) -> list[Curve]:
+    """A sweep with a known surface: the ceiling rises with log2 n, hardly with Bp; larger n learns later."""
+    rng = np.random.default_rng(0)
+    out = []
+    for bp in (32, 64, 128):
+        for n in (8, 16, 32, 64, 128):
+            for seed in range(seeds):
+                compute = np.geomspace(bp * n * 4, 4e6, 30)
+                values = surface(compute, n, bp) + noise * rng.standard_normal(30)
+                out.append(Curve(f"{bp}x{n}s{seed}", compute, values, bp, n, seed))
+    return out
+
+
+def surface(compute, n, bp):
+    u, v = np.log2(n) - 3, np.log2(bp) - 5
+    return hill(compute, 0.4, 0.55 + 0.03 * u - 0.002 * u**2 + 0.003 * v, 6e4 * 1.35**u, 1.2)
+
+
+def test_joint_law_predicts_a_setting_that_was_never_run() -> None:
+    curves = [c for c in grid() if c.rollouts_per_problem != 32]
+    law = fit_law(curves, metric="avg@4", replicates=200)
+    assert law.surface is not None
+    compute = np.array([3e5, 1e6, 4e6])
+    got = law.surface.at(compute, np.array([32.0]), np.array([64.0]))
+    np.testing.assert_allclose(got, surface(compute, 32, 64), atol=0.006)
+    low, high = np.percentile(law.surface.replicates_at(compute, np.array([32.0]), np.array([64.0])), [1, 99], axis=0)
+    assert ((high - low) > 0).all() and ((high - low) < 0.03).all()
+    assert {left.rollouts_per_problem for left in law.surface.left_out} == {8, 16, 64, 128}
+    assert all(left.rmse < 0.012 for left in law.surface.left_out if not left.edge)
+
+
+def test_the_three_settings_and_the_sensitivity() -> None:
+    law = fit_law(grid(seeds=2), metric="avg@4", replicates=150)
+    assert [t.value for t in law.by_problems] == [32, 64, 128]
+    at_1024 = next(t for t in law.by_batch if t.value == 1024)
+    assert at_1024.rollouts is not None and at_1024.problems is not None
+    product = at_1024.rollouts.estimate_C * at_1024.problems.estimate_C
+    np.testing.assert_allclose(product, 1024)  # Bp*(M) = B / n*(M)
+    to_n = next(s for s in law.slices if s.varied == "rollouts_per_problem" and s.fixed == 32)
+    to_bp = next(s for s in law.slices if s.varied == "problems_per_batch" and s.fixed == 8)
+    assert to_n.range == pytest.approx(0.03 * 4 - 0.002 * 16, abs=0.02)
+    assert to_n.range_interval[0] > to_bp.range_interval[1]
+    assert to_n.range_interval[0] <= to_n.range <= to_n.range_interval[1]
+
+
+def test_runs_of_unknown_n_are_not_seeds_of_each_other() -> None:
+    compute = np.linspace(1, 50, 30)
+    curves = [Curve(f"{a}", compute, hill(compute, 0.3, a, 8, 1.5)) for a in (0.5, 0.6)]
+    law = fit_law(curves, metric="reward", replicates=100)
+    assert len(law.settings) == 2
+    assert law.joint.rollouts is None
+    assert [run.fit.ceiling for run in law.runs] == pytest.approx([0.5, 0.6], abs=0.01)
+
+
+def test_records_are_the_papers_choice_and_lean_upwards() -> None:
+    compute = np.linspace(1, 60, 60)
+    curves = [noisy(f"{i}", compute, hill(compute, 0.3, 0.6, 8, 2), noise=0.02, seed=i) for i in range(12)]
+    everything = fit_law(curves, metric="reward", replicates=60)
+    records = fit_law(curves, metric="reward", replicates=60, points="records")
+    bias = np.mean([r.fit.ceiling for r in records.runs]) - np.mean([r.fit.ceiling for r in everything.runs])
+    assert bias > 0.01  # the reason why all points are the default
+    assert all(r.records == len(r.fit.curves[0].compute_C) for r in records.runs)
+
+
+def test_law_file_round_trip(tmp_path) -> None:
+    law = fit_law(grid(), metric="avg@4", replicates=60)
+    write_law(law, tmp_path / "law.json")
+    stored = read_law(tmp_path / "law.json")
+    assert stored.summary["metric"] == "avg@4" and stored.summary["surface"]["replicates"]
+    compute = np.geomspace(1e4, 1e7, 9)
+    for mine, theirs in zip(law.settings, stored.settings, strict=True):
+        assert mine.setting == theirs.setting
+        np.testing.assert_allclose(theirs.at(compute), mine.at(compute), rtol=1e-12)
+        np.testing.assert_allclose(theirs.ensemble.at(compute), mine.ensemble.at(compute), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "isocompute-law", "version": 99}',
+        '{"format": "isocompute-law", "version": 1, "settings": [{}]}',
+    ],
+)
+def test_damaged_law_files_are_refused(tmp_path, text: str) -> None:
+    (tmp_path / "law.json").write_text(text)
+    with pytest.raises(InputError, match=r"law\.json"):
+        read_law(tmp_path / "law.json")
+
+
+def test_same_seed_same_law() -> None:
+    first, second = (law_to_json(fit_law(figure_6(FIGURE_6_EASY, noise=0.01), metric="a", replicates=80)) for _ in "ab")
+    assert first == second
+
+
+def test_constant_and_short_runs_are_named() -> None:
+    compute = np.linspace(1, 9, 9)
+    with pytest.raises(InputError, match="run 'flat'.*constant"):
+        fit_law([Curve("flat", compute, np.full(9, 0.5))], metric="reward")
+    with pytest.raises(InputError, match="run 'short'.*3 record-breaking points.*--bin"):
+        values = np.array([0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3])
+        fit_law([Curve("short", compute, values)], metric="reward", points="records")
