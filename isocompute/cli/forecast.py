@@ -66,7 +66,7 @@ def command(
 
 
 def forecast_json(made: Forecast) -> dict[str, Any]:
-    """The keys of `forecast --json` (docs/forecast.md)."""
+    """The keys of `forecast --json` (docs/forecasting.md)."""
     return {
         "at": made.at,
         "value": made.value,
@@ -85,7 +85,7 @@ def forecast_json(made: Forecast) -> dict[str, Any]:
 
 
 def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
-    """The keys of `forecast --backtest --json` (docs/forecast.md)."""
+    """The keys of `forecast --backtest --json` (docs/forecasting.md)."""
     import numpy as np
 
     runs = [

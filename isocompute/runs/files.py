@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from isocompute.errors import InputError
 
-__all__ = ["children", "is_folder", "is_remote", "join", "read_bytes", "write_atomically"]
+__all__ = ["children", "exists", "is_folder", "is_remote", "join", "last_part", "read_bytes", "write_atomically"]
 
 
 def is_remote(address: str) -> bool:
@@ -26,32 +28,59 @@ def _remote(address: str) -> tuple[Any, str]:
     return system, str(path)
 
 
+@contextmanager
+def _reading(address: str) -> Iterator[None]:
+    """What goes wrong on the way to an address is the user's to mend; a remote system may raise anything."""
+    wrong = (Exception,) if is_remote(address) else (OSError, ValueError)
+    try:
+        yield
+    except InputError:
+        raise
+    except wrong as error:
+        raise InputError(f"{address}: cannot be read ({_short(error)}).") from error
+
+
 def read_bytes(address: str) -> bytes:
     """The whole file."""
-    try:
+    with _reading(address):
         if is_remote(address):
             system, path = _remote(address)
             return bytes(system.cat_file(path))
         return Path(address).read_bytes()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{address}: cannot be read ({_short(error)}).") from error
+
+
+def exists(address: str) -> bool:
+    """Whether there is a file or folder."""
+    with _reading(address):
+        if is_remote(address):
+            system, path = _remote(address)
+            return bool(system.exists(path))
+        return Path(address).exists()
 
 
 def is_folder(address: str) -> bool:
     """Whether the address is an existing folder."""
-    if is_remote(address):
-        system, path = _remote(address)
-        return bool(system.isdir(path))
-    return Path(address).is_dir()
+    with _reading(address):
+        if is_remote(address):
+            system, path = _remote(address)
+            return bool(system.isdir(path))
+        return Path(address).is_dir()
 
 
 def children(address: str) -> list[str]:
     """Addresses of a folder's entries, sorted."""
-    if is_remote(address):
-        system, path = _remote(address)
-        scheme = address.split("://", 1)[0]
-        return sorted(f"{scheme}://{str(p).split('://', 1)[-1]}" for p in system.ls(path, detail=False))
-    return sorted(str(p) for p in Path(address).iterdir())
+    with _reading(address):
+        if is_remote(address):
+            system, path = _remote(address)
+            scheme = address.split("://", 1)[0]
+            return sorted(f"{scheme}://{str(p).split('://', 1)[-1]}" for p in system.ls(path, detail=False))
+        return sorted(str(p) for p in Path(address).iterdir())
+
+
+def last_part(address: str) -> str:
+    """The name of a file or folder, also of `.` and `..`."""
+    name = address.rstrip("/").rsplit("/", 1)[-1]
+    return Path(address).resolve().name if name in ("", ".", "..") and not is_remote(address) else name
 
 
 def join(address: str, name: str) -> str:
@@ -77,4 +106,5 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _short(error: BaseException) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__

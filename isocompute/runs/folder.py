@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.model import Run, RunSettings, RunWarning
 
-__all__ = ["POINTS", "SETTINGS", "RunWriter", "is_run", "parse_points", "read_run"]
+__all__ = ["POINTS", "SETTINGS", "RunWriter", "parse_lines", "read_run", "tidy"]
 
 SETTINGS = "run.json"
 POINTS = "points.jsonl"
+_SAMPLE = 100
+"""Lines that tell the columns of a file; whatever they do not tell is noticed and read the slower way."""
 
 
 class RunWriter:
@@ -30,18 +33,24 @@ class RunWriter:
 
     def __init__(self, folder: str | Path, settings: RunSettings) -> None:
         self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
         data = json.dumps(settings.model_dump(exclude_none=True), indent=1, allow_nan=False)
         files.write_atomically(self.folder / SETTINGS, data.encode() + b"\n")
         path = self.folder / POINTS
+        whole = b""
         if path.exists():
-            whole = _whole_lines(path.read_bytes())
+            whole = path.read_bytes()
+            whole = whole[: _whole(whole)]
             with path.open("r+b") as file:
-                file.truncate(whole)
+                file.truncate(len(whole))
         self._file = path.open("ab", buffering=0)
+        if whole and not whole.endswith(b"\n"):
+            self._file.write(b"\n")
 
     def append(self, point: dict[str, Any]) -> None:
         """Add one evaluation; NaN and infinity are refused, leave a metric out instead."""
+        for name, value in point.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{self.folder / POINTS}: '{name}' is {value}; leave it out of the point.")
         self._file.write(json.dumps(point, allow_nan=False).encode() + b"\n")
 
     def close(self) -> None:
@@ -55,16 +64,11 @@ class RunWriter:
         self.close()
 
 
-def is_run(address: str) -> bool:
-    """Whether a folder is a run folder."""
-    return files.is_folder(address) and any(child.endswith(f"/{POINTS}") for child in files.children(address))
-
-
 def read_run(address: str, *, name: str | None = None) -> Run:
     """Read a run folder."""
     settings = RunSettings()
     settings_address = files.join(address, SETTINGS)
-    if any(child.endswith(f"/{SETTINGS}") for child in files.children(address)):
+    if files.exists(settings_address):
         try:
             settings = RunSettings.model_validate_json(files.read_bytes(settings_address))
         except ValidationError as error:
@@ -72,61 +76,80 @@ def read_run(address: str, *, name: str | None = None) -> Run:
             where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise InputError(f"{settings_address}: {where}: {first['msg']}; mend or remove it.") from error
     points_address = files.join(address, POINTS)
-    points = parse_points(files.read_bytes(points_address), points_address)
-    return Run(name or address.rstrip("/").rsplit("/", 1)[-1], settings, points)
+    points = parse_lines(files.read_bytes(points_address), points_address)
+    return Run(name or files.last_part(address), settings, tidy(points))
 
 
-def _whole_lines(data: bytes) -> int:
-    """How many bytes are whole lines: everything up to the last newline, plus a last line that parses on its own."""
-    end = data.rfind(b"\n") + 1
-    return len(data) if end < len(data) and _parses(data[end:]) else end
+def _whole(data: bytes) -> int:
+    """How many bytes are whole lines: all of them, unless the last line is not JSON."""
+    end = len(data)
+    while end and data[end - 1 : end].isspace():
+        end -= 1
+    start = data.rfind(b"\n", 0, end) + 1
+    return len(data) if start == end or _is_json(data[start:end]) else start
 
 
-def _parses(line: bytes) -> bool:
+def _is_json(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
+        json.loads(line)
+    except (ValueError, RecursionError):
         return False
+    return True
 
 
-def parse_points(data: bytes, address: str) -> pl.DataFrame:
-    """A table of points from JSON lines: torn last line dropped, the later line of a repeated step kept."""
-    end = _whole_lines(data)
-    last_start = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
-    if end == len(data) and end and data[last_start:end].strip() and not _parses(data[last_start:end]):
-        end = last_start
+def parse_lines(data: bytes, address: str) -> pl.DataFrame:
+    """A table from JSON lines, a torn last line dropped."""
+    end = _whole(data)
     if end < len(data):
         warnings.warn(f"{address}: the last line is torn and was dropped", RunWarning, stacklevel=2)
         data = data[:end]
-    if not data.strip():
-        raise InputError(f"{address}: holds no points; has the run evaluated yet?")
-    try:
-        table = pl.read_ndjson(io.BytesIO(data), infer_schema_length=None)
-    except pl.exceptions.PolarsError:
-        table = _slowly(data, address)
-    return tidy(table)
+    if not data or data.isspace():
+        raise InputError(f"{address}: holds no points yet; let the run evaluate, or leave it out.")
+    for sample in (_SAMPLE, None):
+        try:
+            table = pl.read_ndjson(io.BytesIO(data), infer_schema_length=sample)
+        except pl.exceptions.PolarsError:
+            continue
+        if sample is None or _has_every_key(table, data):
+            return table
+    return _slowly(data, address)
+
+
+def _has_every_key(table: pl.DataFrame, data: bytes) -> bool:
+    """Whether no line had a key beyond the table's columns, which the reader would have dropped without a word.
+
+    Every key has its colon, so the colons are as many as the table's values and the nulls spelled out. May say no
+    where the answer is yes (colons inside strings, nested objects), never the reverse.
+    """
+    strings = [c for c, kind in table.schema.items() if kind == pl.String]
+    if b"\\" in data or any(table[c].str.contains(":", literal=True).any() for c in strings):
+        return False
+    if any(kind.is_nested() for kind in table.dtypes):
+        return False
+    nulls = data.count(b":null") + data.count(b": null")
+    return data.count(b":") == nulls + sum(table[c].count() for c in table.columns)
 
 
 def _slowly(data: bytes, address: str) -> pl.DataFrame:
     """Line by line, to name the line that is wrong or to read what the fast reader would not."""
     rows = []
-    for number, line in enumerate(data.splitlines(), start=1):
+    for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{address}, line {number}: not JSON ({error}); mend or delete the line.") from error
             if not isinstance(row, dict):
                 raise InputError(f"{address}, line {number}: not an object but {type(row).__name__}; delete the line.")
-            rows.append(row)
+            # A value that is itself a list or an object is no number a law could use.
+            rows.append({key: None if isinstance(value, list | dict) else value for key, value in row.items()})
     return pl.DataFrame(rows, infer_schema_length=None, strict=False)
 
 
 def tidy(table: pl.DataFrame) -> pl.DataFrame:
     """One row a step in order of step, the later row standing where a resumed run repeats one."""
-    if "step" not in table.columns:
+    if "step" not in table.columns or not table["step"].dtype.is_numeric() or table["step"].has_nulls():
         return table
-    repeated = table.height - table["step"].n_unique()
-    if repeated:
+    if table["step"].n_unique() < table.height:
         table = table.unique(subset="step", keep="last", maintain_order=True)
     return table if table["step"].is_sorted() else table.sort("step", maintain_order=True)

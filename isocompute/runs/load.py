@@ -7,8 +7,8 @@ from pathlib import Path
 
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.folder import POINTS, is_run, read_run
-from isocompute.runs.model import Run, RunSet, RunSettings
+from isocompute.runs.folder import POINTS, read_run
+from isocompute.runs.model import Run, RunSet, RunSettings, listing
 from isocompute.runs.table import TABLE_SUFFIXES, read_table
 
 __all__ = ["load"]
@@ -56,10 +56,10 @@ def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]
     if RUN_MARK in address:
         whole, name = address.split(RUN_MARK, 1)
         return [RunSet(tuple(_load_one(whole, columns, where)), whole).named(name)]
-    if not files.is_remote(address) and not Path(address).exists():
+    if not files.exists(address):
         raise InputError(f"{address}: no such file or folder.")
     if files.is_folder(address):
-        runs = _study(address, address, _DEPTH)
+        runs = _study(address, "", _DEPTH)
         if not runs:
             raise InputError(f"{address}: no run folders (with {POINTS}) in it; is this the study's folder?")
         return _filter_settings(runs, where, address)
@@ -68,24 +68,25 @@ def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]
     return read_table(address, columns=columns, where=where)
 
 
-def _study(address: str, root: str, depth: int) -> list[Run]:
-    """Run folders anywhere below, named by their path from the root so that equal names in two places stay apart."""
-    if is_run(address):
-        name = address[len(root) :].strip("/") or root.rstrip("/").rsplit("/", 1)[-1]
-        return [read_run(address, name=name)]
+def _study(address: str, name: str, depth: int) -> list[Run]:
+    """Run folders anywhere below, named by their path from the top so that equal names in two places stay apart."""
+    entries = {files.last_part(child): child for child in files.children(address)}
+    if POINTS in entries:
+        return [read_run(address, name=name or files.last_part(address))]
     if depth == 0:
         return []
-    folders = [c for c in files.children(address) if files.is_folder(c) and not c.rsplit("/", 1)[-1].startswith(".")]
-    return [run for child in folders for run in _study(child, root, depth - 1)]
+    folders = {part: child for part, child in entries.items() if not part.startswith(".") and files.is_folder(child)}
+    return [run for part, child in folders.items() for run in _study(child, f"{name}/{part}".strip("/"), depth - 1)]
 
 
 def _filter_settings(runs: list[Run], where: Mapping[str, str], address: str) -> list[Run]:
     for key, wanted in where.items():
-        kept = [run for run in runs if str(run.settings.model_dump().get(key)) == wanted]
+        values = [run.settings.model_dump(exclude_none=True).get(key) for run in runs]
+        kept = [run for run, value in zip(runs, values, strict=True) if value is not None and str(value) == wanted]
         if not kept:
-            values = sorted({str(run.settings.model_dump().get(key)) for run in runs})
+            there = sorted({str(value) for value in values if value is not None})
             raise InputError(
-                f"--where {key}={wanted} leaves no runs of {address}; '{key}' has {', '.join(values[:8])}."
+                f"--where {key}={wanted} leaves no runs of {address}; '{key}' in run.json is {listing(there)}."
             )
         runs = kept
     return runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,14 +11,16 @@ import polars as pl
 
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.folder import parse_points, tidy
-from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, listing
+from isocompute.runs.folder import parse_lines, tidy
+from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, RunWarning, listing
 
 __all__ = ["TABLE_SUFFIXES", "read_table"]
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _SETTING_COLUMNS = ("problems_per_batch", "rollouts_per_problem", "seed", "gpus")
 _ROLES = ("run", "value", *_SETTING_COLUMNS, *POINT_COLUMNS)
+_SAMPLE = 1000
+"""Rows of a CSV that tell the types of its columns; a later row that disagrees is read the slower way."""
 
 
 def read_table(
@@ -29,29 +32,19 @@ def read_table(
     the rows whose column has a value. Without a `run` column the rows are one run for each (Bp, n, seed) they name.
     """
     columns, where = columns or {}, where or {}
-    table = _read(address)
+    table = _read(address, columns.get("run", "run"))
     for column, wanted in where.items():
         table = _filter(table, column, wanted, address)
-    renames = {}
-    for ours, theirs in columns.items():
-        if ours not in _ROLES:
-            raise InputError(f"--columns {ours}={theirs}: '{ours}' is not one of {listing(_ROLES, 12)}.")
-        if theirs not in table.columns:
-            raise InputError(f"{address}: there is no column '{theirs}'; there are {listing(table.columns, 12)}.")
-        if ours != "value":
-            renames[theirs] = ours
-    clash = [ours for theirs, ours in renames.items() if ours in table.columns and ours != theirs]
-    table = table.drop(clash).rename(renames)
+    table = _renamed(table, columns, address)
     settings = [c for c in _SETTING_COLUMNS if c in table.columns]
     keys = ["run"] if "run" in table.columns else settings
     if not keys:
-        return [_run(_stem(address), table, settings, address)]
+        return [_run(files.last_part(address).rsplit(".", 1)[0], table, settings, address)]
+    for column in keys:
+        if table[column].has_nulls():
+            raise InputError(f"{address}: a row has an empty '{column}'; fill it in.")
     runs = []
     for key, part in table.partition_by(keys, as_dict=True, maintain_order=True).items():
-        if any(value is None for value in key):
-            raise InputError(
-                f"{address}: a row has an empty '{keys[[v is None for v in key].index(True)]}'; fill it in."
-            )
         name = str(key[0]) if keys == ["run"] else ",".join(f"{_short(k)}={v}" for k, v in zip(keys, key, strict=True))
         runs.append(_run(name, part.drop(keys) if keys == ["run"] else part, settings, address))
     return runs
@@ -61,32 +54,56 @@ def _short(key: str) -> str:
     return {"problems_per_batch": "Bp", "rollouts_per_problem": "n"}.get(key, key)
 
 
-def _stem(address: str) -> str:
-    return address.rstrip("/").rsplit("/", 1)[-1].rsplit(".", 1)[0]
-
-
-def _read(address: str) -> pl.DataFrame:
+def _read(address: str, run_column: str) -> pl.DataFrame:
     data = files.read_bytes(address)
-    if not data.strip():
+    if not data or data.isspace():
         raise InputError(f"{address}: the file is empty.")
     suffix = "." + address.rsplit(".", 1)[-1].lower()
     try:
         if suffix == ".parquet":
-            return pl.read_parquet(io.BytesIO(data))
-        if suffix in (".jsonl", ".ndjson"):
-            return (
-                parse_points(data, address)
-                if b'"run"' not in data[:4096]
-                else pl.read_ndjson(io.BytesIO(data), infer_schema_length=None)
-            )
-        return pl.read_csv(
-            io.BytesIO(data),
-            separator="\t" if suffix == ".tsv" else ",",
-            infer_schema_length=None,
-            null_values=["", "null", "NULL", "None"],
-        )
-    except pl.exceptions.PolarsError as error:
+            table = pl.read_parquet(io.BytesIO(data))
+        elif suffix in (".jsonl", ".ndjson"):
+            table = parse_lines(data, address)
+        else:
+            table = _read_csv(data, address, "\t" if suffix == ".tsv" else ",", run_column)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise InputError(f"{address}: not a readable {suffix[1:]} table ({str(error).splitlines()[0]}).") from error
+    if table.is_empty():
+        raise InputError(f"{address}: the table has no rows.")
+    return table
+
+
+def _read_csv(data: bytes, address: str, separator: str, run_column: str) -> pl.DataFrame:
+    """A CSV: run names are text (`007` stays `007`), a column of numbers may hold `nan`, spaces and empty cells."""
+    data = _whole_rows(data, address, separator)
+    for sample in (_SAMPLE, None):
+        try:
+            table = pl.read_csv(
+                io.BytesIO(data),
+                separator=separator,
+                infer_schema_length=sample,
+                null_values=["", "null", "NULL", "None"],
+                schema_overrides={run_column: pl.String},
+            )
+            break
+        except pl.exceptions.PolarsError:
+            if sample is None:
+                raise
+    for name in [c for c, kind in table.schema.items() if kind == pl.String and c != run_column]:
+        numbers = table[name].str.strip_chars().cast(pl.Float64, strict=False)
+        if numbers.null_count() == table[name].null_count() < table.height:
+            table = table.with_columns(numbers)
+    return table.filter(~pl.all_horizontal(pl.all().is_null()))
+
+
+def _whole_rows(data: bytes, address: str, separator: str) -> bytes:
+    """Without a last row that lacks its newline and some of its cells: a writer was killed inside it."""
+    header, last = data.split(b"\n", 1)[0], data.rfind(b"\n") + 1
+    row = data[last:]
+    if not row or b'"' in header + row or row.count(separator.encode()) >= header.count(separator.encode()):
+        return data
+    warnings.warn(f"{address}: the last line is torn and was dropped", RunWarning, stacklevel=2)
+    return data[:last]
 
 
 def _filter(table: pl.DataFrame, column: str, wanted: str, address: str) -> pl.DataFrame:
@@ -95,6 +112,8 @@ def _filter(table: pl.DataFrame, column: str, wanted: str, address: str) -> pl.D
             f"--where {column}={wanted}: {address} has no column '{column}'; it has {listing(table.columns, 12)}."
         )
     kind = table.schema[column]
+    if kind.is_nested():
+        raise InputError(f"--where {column}={wanted}: the column of {address} holds lists; give another column.")
     if kind.is_numeric():
         try:
             kept = table.filter(pl.col(column) == float(wanted))
@@ -103,13 +122,25 @@ def _filter(table: pl.DataFrame, column: str, wanted: str, address: str) -> pl.D
     else:
         kept = table.filter(pl.col(column).cast(pl.String) == wanted)
     if kept.is_empty():
-        values = [str(v) for v in table[column].unique(maintain_order=True).head(9)]
+        values = table[column].unique(maintain_order=True).drop_nulls().cast(pl.String).to_list()
         raise InputError(f"--where {column}={wanted} leaves no rows of {address}; '{column}' has {listing(values)}.")
     return kept
 
 
+def _renamed(table: pl.DataFrame, columns: Mapping[str, str], address: str) -> pl.DataFrame:
+    """The table in our column names; the value keeps its own, which is the metric's name."""
+    for ours, theirs in columns.items():
+        if ours not in _ROLES:
+            raise InputError(f"--columns {ours}={theirs}: '{ours}' is not one of {listing(_ROLES, 12)}.")
+        if theirs not in table.columns:
+            raise InputError(f"{address}: there is no column '{theirs}'; there are {listing(table.columns, 12)}.")
+    renames = {ours: theirs for ours, theirs in columns.items() if ours != "value"}
+    used = set(renames.values()) - set(renames) - {columns.get("value")}
+    return table.with_columns(pl.col(theirs).alias(ours) for ours, theirs in renames.items()).drop(used)
+
+
 def _run(name: str, table: pl.DataFrame, settings: list[str], address: str) -> Run:
-    found: dict[str, Any] = {}
+    found: dict[str, int] = {}
     for column in settings:
         values = table[column].drop_nulls().unique(maintain_order=True)
         if len(values) > 1:
@@ -118,8 +149,29 @@ def _run(name: str, table: pl.DataFrame, settings: list[str], address: str) -> R
                 "name; give them their own names in the run column."
             )
         if len(values):
-            value = values[0]
-            if value != int(value) or (value < 1 and column != "seed"):
-                raise InputError(f"{address}: run '{name}' has {column} = {value}; it must be a whole number above 0.")
-            found[column] = int(value)
-    return Run(name, RunSettings(**found), tidy(table.drop(settings)))
+            found[column] = _whole_number(values[0], name, column, address)
+    table = table.drop(settings)
+    _check_first_step(name, table, address)
+    return Run(name, RunSettings.model_validate(found), tidy(table))
+
+
+def _whole_number(value: Any, name: str, column: str, address: str) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or number != value or (number < 1 and column != "seed"):
+        raise InputError(f"{address}: run '{name}' has {column} = {value}; it must be a whole number above 0.")
+    return number
+
+
+def _check_first_step(name: str, table: pl.DataFrame, address: str) -> None:
+    """A resumed run goes on from a checkpoint; rows back at the first step with other values are another run."""
+    if "step" not in table.columns or table["step"].n_unique() == table.height:
+        return
+    first = table.filter(pl.col("step") == table["step"][0])
+    if any(first[c].drop_nulls().n_unique() > 1 for c in first.columns):
+        raise InputError(
+            f"{address}: run '{name}', column 'step': {table['step'][0]} comes twice with different values: two "
+            "different runs with one name? Give them their own names in the run column."
+        )
