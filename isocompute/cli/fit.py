@@ -11,8 +11,9 @@ from isocompute.errors import InputError
 
 if TYPE_CHECKING:
     from isocompute.law import Law
+    from isocompute.law.optimum import Optimum
 
-__all__ = ["command"]
+__all__ = ["command", "show"]
 
 
 def command(
@@ -119,11 +120,10 @@ def _answer(law: Law) -> str:
     best = law.joint.rollouts
     if best is None:
         return f"{len(law.runs)} run(s); no n*(C): it needs runs with at least two known n"
-    low = f"≤ {best.smallest:.0f}" if best.floor_is_bound else f"{best.floor:.0f}"
-    high = f"≥ {best.largest:.0f}" if best.ceiling_is_bound else f"{best.ceiling:.0f}"
+    low, high = _low(best), _high(best)
     interval = f"95% {best.ceiling_interval[0]:.0f}–{best.ceiling_interval[1]:.0f}"
     if not best.rises:
-        return f"n* does not rise with compute here: about {best.ceiling:.0f} throughout ({interval})"
+        return f"n* does not rise with compute here: {high} throughout ({interval})"
     ends = "levels off inside the data" if best.saturates else "no levelling off inside the data"
     return f"n* rises from {low} to {high} ({interval}), half-way at {number(10**best.log10_C0)} {law.unit}; {ends}"
 
@@ -143,8 +143,8 @@ def _by_problems(law: Law) -> list[list[str]]:
     return [
         [
             f"Bp = {t.value}",
-            _edge(t.rollouts.floor, t.rollouts.floor_is_bound, t.rollouts.smallest, "≤"),
-            _edge(t.rollouts.ceiling, t.rollouts.ceiling_is_bound, t.rollouts.largest, "≥"),
+            _low(t.rollouts),
+            _high(t.rollouts),
             f"{t.rollouts.ceiling_interval[0]:.0f}–{t.rollouts.ceiling_interval[1]:.0f}",
             number(10**t.rollouts.log10_C0),
         ]
@@ -159,8 +159,8 @@ def _by_batch(law: Law) -> list[list[str]]:
     return [
         [
             f"B = {t.value}",
-            _edge(t.rollouts.floor, t.rollouts.floor_is_bound, t.rollouts.smallest, "≤"),
-            _edge(t.rollouts.ceiling, t.rollouts.ceiling_is_bound, t.rollouts.largest, "≥"),
+            _low(t.rollouts),
+            _high(t.rollouts),
             f"{t.rollouts.ceiling_interval[0]:.0f}–{t.rollouts.ceiling_interval[1]:.0f}",
             f"{number(10**t.rollouts.log10_C0)} updates",
         ]
@@ -169,8 +169,16 @@ def _by_batch(law: Law) -> list[list[str]]:
     ]
 
 
-def _edge(fitted: float, is_bound: bool, tried: float, sign: str) -> str:
-    return f"{sign} {tried:.0f}" if is_bound else f"{fitted:.0f}"
+def _low(best: Optimum) -> str:
+    """n* at the small end, as a bound where it is one."""
+    return f"≤ {best.smallest:.0f}" if best.floor_is_bound else f"{best.floor:.0f}"
+
+
+def _high(best: Optimum) -> str:
+    """n* at the large end, as a bound where it is one."""
+    if best.ceiling <= best.smallest * 1.01:
+        return f"≤ {best.smallest:.0f}"
+    return f"≥ {best.largest:.0f}" if best.ceiling_is_bound else f"{best.ceiling:.0f}"
 
 
 def _show_sensitivity(law: Law) -> None:

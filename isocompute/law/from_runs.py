@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -16,6 +16,7 @@ from isocompute.runs.model import Run, RunSet, listing
 __all__ = ["UNITS", "choose_metric", "choose_unit", "curves_of"]
 
 UNITS = ("rollouts", "tokens", "gpu_hours", "steps")
+_LARGEST = 1e100  # squares of anything larger overflow; nothing real is
 
 
 def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = None) -> tuple[list[Curve], str, str]:
@@ -34,7 +35,10 @@ def choose_metric(runs: RunSet, metric: str | None = None) -> str:
             have[name] = have.get(name, 0) + 1
     if metric is not None:
         if metric not in have:
-            raise InputError(f"{runs.source}: there is no metric '{metric}'; there are {listing(list(have), 12)}.")
+            _refuse_text(runs, metric)
+            raise InputError(
+                f"{runs.source}: no run has a metric '{metric}'; say --metric NAME with one of {_names(have)}."
+            )
         return metric
     everywhere = [name for name, count in have.items() if count == len(runs)]
     for pattern in (r"avg@\d+", "value", r"(.*/)?(val|eval)\w*/?.*(reward|acc|score).*", "reward"):
@@ -43,7 +47,29 @@ def choose_metric(runs: RunSet, metric: str | None = None) -> str:
             return found[0]
     if len(everywhere) == 1:
         return everywhere[0]
-    raise InputError(f"{runs.source}: which metric? Say --metric NAME with one of {listing(list(have), 12)}.")
+    if not have:
+        for column in dict.fromkeys(name for run in runs for name in run.points.columns):
+            _refuse_text(runs, column, partly=True)
+        raise InputError(f"{runs.source}: no column holds numbers to fit; is there one besides compute?")
+    raise InputError(f"{runs.source}: which metric? Say --metric NAME with one of {_names(have)}.")
+
+
+def _names(metrics: Iterable[str]) -> str:
+    return listing(list(metrics), 12)
+
+
+def _refuse_text(runs: RunSet, column: str, *, partly: bool = False) -> None:
+    """If a column that should hold numbers holds text (or, `partly`, text and numbers), name the first such cell."""
+    for run in runs:
+        if run.points.schema.get(column) == pl.String:
+            cells = run.points[column]
+            numbers = cells.cast(pl.Float64, strict=False)
+            row = (cells.is_not_null() & numbers.is_null()).arg_max() or 0
+            if numbers.count() or not partly:
+                raise InputError(
+                    f"run '{run.name}', column '{column}': '{cells[row]}' (row {row + 1}) is not a number; "
+                    "mend the cell or leave it empty."
+                )
 
 
 def choose_unit(runs: RunSet, unit: str | None = None) -> str:
@@ -62,6 +88,8 @@ def choose_unit(runs: RunSet, unit: str | None = None) -> str:
                 f"{runs.source}: mixed units: run '{can[candidate][0]}' counts compute in {candidate}, run '{lacking}' "
                 f"cannot; {_remedy(candidate)}"
             )
+    for candidate in wanted:
+        _refuse_text(runs, "step" if candidate == "steps" else candidate)
     raise InputError(f"{runs.source}: no run counts compute in {' or '.join(wanted)}; {_remedy(wanted[0])}")
 
 
@@ -75,59 +103,64 @@ def _remedy(unit: str) -> str:
 
 
 def _compute(run: Run, unit: str) -> pl.Series | None:
-    points, settings = run.points, run.settings
-    column = "step" if unit == "steps" else unit
-    if column in points.columns:
-        return points[column]
-    if (
-        unit == "rollouts"
-        and "step" in points.columns
-        and settings.problems_per_batch
-        and settings.rollouts_per_problem
-    ):
-        return points["step"] * settings.problems_per_batch * settings.rollouts_per_problem
-    if unit == "gpu_hours" and "seconds" in points.columns and settings.gpus:
-        return points["seconds"] * settings.gpus / 3600.0
+    settings = run.settings
+    column = _counter(run, "step" if unit == "steps" else unit)
+    if column is not None:
+        return column
+    step, seconds = _counter(run, "step"), _counter(run, "seconds")
+    if unit == "rollouts" and step is not None and settings.problems_per_batch and settings.rollouts_per_problem:
+        return step * settings.problems_per_batch * settings.rollouts_per_problem
+    if unit == "gpu_hours" and seconds is not None and settings.gpus:
+        return seconds * settings.gpus / 3600.0
     return None
+
+
+def _counter(run: Run, column: str) -> pl.Series | None:
+    """A column of numbers with something in it: in a table of many runs, one that a run does not use is empty."""
+    series = run.points.get_column(column, default=None)
+    return series if series is not None and series.dtype.is_numeric() and series.count() else None
 
 
 def _curve(run: Run, metric: str, unit: str) -> Curve:
     compute = _compute(run, unit)
-    if compute is None or metric not in run.metrics:
-        missing = unit if compute is None else metric
-        others = listing(run.metrics, 8)
-        raise InputError(f"run '{run.name}': column '{missing}' is not there; its metrics are {others}.")
     where = f"run '{run.name}', column '{metric}'"
+    if compute is None or metric not in run.metrics:
+        _refuse_text(RunSet((run,)), metric)
+        raise InputError(
+            f"{where}: it is not there or empty; say --metric with one of {_names(run.metrics)}, or leave the run out."
+        )
     value = run.points[metric]
     there = value.is_not_null()
     values_C = _floats(value.filter(there))
     compute_C = _floats(compute.filter(there))
-    column = "step" if unit == "steps" else unit
-    if not np.isfinite(values_C).all():
-        row = int(np.flatnonzero(~np.isfinite(values_C))[0])
-        raise InputError(f"{where}: value {row + 1} is {values_C[row]}; delete that row or leave the cell empty.")
-    if not np.isfinite(compute_C).all() or (compute_C < 0).any():
-        raise InputError(
-            f"run '{run.name}', column '{column}': a value is missing or negative; mend or delete that row."
-        )
-    back = np.flatnonzero(np.diff(compute_C) < 0)
+    row_C = np.flatnonzero(there.to_numpy()) + 1
+    wrong = np.flatnonzero(~(np.abs(values_C) < _LARGEST))
+    if len(wrong):
+        i = int(wrong[0])
+        raise InputError(f"{where}: the value in row {row_C[i]} is {values_C[i]:g}; delete that row or empty the cell.")
+    counted = f"run '{run.name}', column '{'step' if unit == 'steps' else unit}'"
+    wrong = np.flatnonzero(~((compute_C >= 0) & (compute_C < _LARGEST)))
+    if len(wrong):
+        i = int(wrong[0])
+        raise InputError(f"{counted}: row {row_C[i]} is empty, negative or not finite; mend or delete that row.")
+    back = np.flatnonzero(np.diff(compute_C) <= 0)
     if len(back):
         i = int(back[0])
+        how = "stands still at" if compute_C[i] == compute_C[i + 1] else f"goes backwards, from {compute_C[i]:g} to"
         raise InputError(
-            f"run '{run.name}', column '{column}': compute goes backwards, from {compute_C[i]:g} to "
-            f"{compute_C[i + 1]:g} (row {i + 2}); sort the rows, or give different runs different names."
-        )
-    if (np.diff(compute_C) == 0).any():
-        i = int(np.flatnonzero(np.diff(compute_C) == 0)[0])
-        raise InputError(
-            f"run '{run.name}', column '{column}': two values at {compute_C[i]:g} (row {i + 2}); "
-            "give different runs different names, or keep one of the rows."
+            f"{counted}: compute {how} {compute_C[i + 1]:g} in row {row_C[i + 1]}; sort the rows, keep one row a "
+            "point, or give different runs different names."
         )
     if len(values_C) < MINIMUM_POINTS or (compute_C > 0).sum() < MINIMUM_POINTS - 1:
         better = _fuller(run, metric)
         raise InputError(
             f"{where}: {len(values_C)} of {run.points.height} points have a value, a fit needs {MINIMUM_POINTS}; "
             f"evaluate more often{better}."
+        )
+    if np.ptp(values_C) == 0:
+        raise InputError(
+            f"{where}: all {len(values_C)} values are {values_C[0]:g}; a constant has no curve: check the metric or "
+            "leave the run out."
         )
     s = run.settings
     return Curve(run.name, compute_C, values_C, s.problems_per_batch, s.rollouts_per_problem, s.seed)

@@ -1,0 +1,1 @@
+"""Engines make runs: the simulator, the native language-model trainer, or any outside command."""

@@ -1,0 +1,133 @@
+"""What a study asks of an engine, and how a cell's folder survives a kill at any moment.
+
+A cell is one run of a study. Its folder is a run folder (`run.json`, `points.jsonl`) plus `checkpoint.npz` while it is
+under way and `finished.json` when it is done. A checkpoint remembers how long `points.jsonl` was: on resuming, what was
+appended after it is cut off and made again, so no point is lost and none stands twice.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from isocompute.runs import files
+from isocompute.runs.folder import POINTS, RunWriter
+from isocompute.runs.model import RunSettings
+
+__all__ = ["CHECKPOINT", "ERROR", "FINISHED", "Cell", "Control", "Engine", "Recorder"]
+
+CHECKPOINT = "checkpoint.npz"
+FINISHED = "finished.json"
+ERROR = "error.txt"
+_META = "__meta__"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study as plain data: the allocation, and the tables of the study's spec that apply to it."""
+
+    name: str
+    """Folder of the run inside the study, such as `easy/32x8-s0`."""
+    problems_per_batch: int
+    rollouts_per_problem: int
+    update_steps: int
+    seed: int
+    problems: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def batch_size(self) -> int:
+        """B = Bp · n."""
+        return self.problems_per_batch * self.rollouts_per_problem
+
+    @property
+    def compute(self) -> int:
+        """C = Bp · n · M, in rollouts."""
+        return self.batch_size * self.update_steps
+
+
+class Control(Protocol):
+    """How a running cell talks to its runner."""
+
+    def stopping(self) -> bool:
+        """Whether the cell should write a checkpoint and return."""
+        ...
+
+    def advanced(self, rollouts: int) -> None:
+        """So many more rollouts are done."""
+        ...
+
+
+class Engine(Protocol):
+    """Makes the run of a cell. Engines are stateless: all state is in the cell's folder."""
+
+    def check(self, cell: Cell) -> None:
+        """Raise `InputError` for a cell this engine cannot run, before anything is started."""
+        ...
+
+    def run(self, cell: Cell, folder: Path, control: Control) -> bool:
+        """Run the cell, from its checkpoint where there is one; False if it was asked to stop before the end."""
+        ...
+
+
+class Recorder:
+    """Points and checkpoint of one cell."""
+
+    def __init__(self, folder: Path, settings: RunSettings) -> None:
+        self.folder = folder
+        self._settings = settings
+        self._writer: RunWriter | None = None
+
+    def resume(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        """Open the folder; the last checkpoint's arrays and meta, or None to start from the beginning."""
+        state = self._read_checkpoint()
+        points = self.folder / POINTS
+        if points.exists():
+            length = state[1].pop("points_bytes") if state else 0
+            with points.open("r+b") as file:
+                file.truncate(length)
+        self._writer = RunWriter(self.folder, self._settings)
+        return state
+
+    def _read_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as data:
+            arrays = {name: data[name] for name in data.files if name != _META}
+            meta: dict[str, Any] = json.loads(bytes(data[_META]).decode())
+        return arrays, meta
+
+    def append(self, point: dict[str, Any]) -> None:
+        """Add an evaluation."""
+        assert self._writer is not None, "resume() opens the folder"
+        self._writer.append(point)
+
+    def checkpoint(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Replace the checkpoint by this state, whole or not at all."""
+        length = (self.folder / POINTS).stat().st_size
+        text = json.dumps({**meta, "points_bytes": length}).encode()
+        buffer = io.BytesIO()
+        named: dict[str, Any] = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
+        np.savez(buffer, **named)
+        files.write_atomically(self.folder / CHECKPOINT, buffer.getvalue())
+
+    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Mark the cell as done and drop its checkpoint."""
+        if self._writer is not None:
+            self._writer.close()
+        files.write_atomically(self.folder / FINISHED, json.dumps(dict(summary or {})).encode() + b"\n")
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close without finishing."""
+        if self._writer is not None:
+            self._writer.close()

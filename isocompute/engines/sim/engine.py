@@ -1,0 +1,252 @@
+"""The simulator as an engine: trains a cell, evaluates it on a log grid of compute, checkpoints and resumes.
+
+Everything random comes from one generator whose state is in the checkpoint, and no clock enters a point: the same cell
+gives the same bytes, interrupted or not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from isocompute.arrays import Array, Ints
+from isocompute.engines.base import Cell, Control, Recorder
+from isocompute.engines.sim.evaluation import evaluate, interference
+from isocompute.engines.sim.gradients import Batch, advantages, logit_gradient, subsample
+from isocompute.engines.sim.policy import Policy
+from isocompute.engines.sim.sampler import ProblemSampler
+from isocompute.engines.sim.world import World, WorldSpec, make_world, softmax
+from isocompute.errors import InputError
+from isocompute.recipes import Recipe, learning_rate, make_recipe
+from isocompute.runs.model import RunSettings
+
+__all__ = ["SIM_DEFAULTS", "Evaluation", "SimEngine", "schedule"]
+
+SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
+"""The anchor at B = 1,024, found as the paper found its own: a grid search at Bp = 128, n = 8 (docs/simulator.md)."""
+
+_PULSE = 128  # updates between looks at the runner
+_SECONDS = 3.0  # between checkpoints
+
+
+class Evaluation(BaseModel):
+    """The `[evaluation]` table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    points: int = Field(default=40, ge=2, description="evaluations, log-spaced in compute")
+    samples: int = Field(default=16, ge=1, description="samples a problem for the sampled metrics")
+    k: list[int] = Field(default=[4], description="k of avg@k, best@k and worst@k")
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Evaluation:
+        """From a table; errors name the field."""
+        try:
+            out = cls(**table)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InputError(f"evaluation.{'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+        if max(out.k) > out.samples or min(out.k) < 1:
+            raise InputError(f"evaluation.k: {out.k} must lie between 1 and samples = {out.samples}.")
+        return out
+
+
+def schedule(update_steps: int, points: int) -> Ints:
+    """Update steps to evaluate at: 0, then log-spaced up to the last."""
+    return np.unique(np.concatenate([[0], np.geomspace(1, update_steps, points).round()]).astype(np.int64))
+
+
+@lru_cache(maxsize=4)
+def _world(spec_json: str) -> World:
+    """Cells of a study share their world; a worker makes it once."""
+    return make_world(WorldSpec.model_validate_json(spec_json))
+
+
+class SimEngine:
+    """Runs cells of a study on the simulator."""
+
+    def check(self, cell: Cell) -> None:
+        """Refuse what cannot run."""
+        spec, recipe = WorldSpec.of(dict(cell.problems)), self._recipe(cell)
+        Evaluation.of(cell.evaluation)
+        if cell.problems_per_batch > spec.size:
+            raise InputError(
+                f"grid.problems_per_batch: {cell.problems_per_batch} is more than the {spec.size} problems of the set; "
+                "raise problems.size."
+            )
+        if cell.rollouts_per_problem < 2 and recipe.advantage in ("group_std", "group_mean", "batch_std"):
+            raise InputError(
+                "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, or "
+                "recipe.advantage = 'none'."
+            )
+        if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
+            raise InputError(
+                f"recipe.baseline_rollouts: {recipe.baseline_rollouts} is less than the {cell.rollouts_per_problem} "
+                "rollouts to train on."
+            )
+
+    @staticmethod
+    def _recipe(cell: Cell) -> Recipe:
+        return make_recipe(cell.recipe, defaults=SIM_DEFAULTS)
+
+    def run(self, cell: Cell, folder: Path, control: Control) -> bool:
+        """Train the cell; True when it reached its last update."""
+        spec, recipe, evaluation = WorldSpec.of(dict(cell.problems)), self._recipe(cell), Evaluation.of(cell.evaluation)
+        recorder = Recorder(folder, _settings(cell, spec, recipe))
+        training = _Training(cell, _world(spec.model_dump_json()), recipe, evaluation)
+        saved = recorder.resume()
+        if saved is not None:
+            training.restore(*saved)
+        finished = _drive(training, recorder, control)
+        if finished:
+            recorder.finish({"points": training.evaluated})
+        else:
+            recorder.checkpoint(*training.state())
+            recorder.close()
+        return finished
+
+
+def _settings(cell: Cell, spec: WorldSpec, recipe: Recipe) -> RunSettings:
+    return RunSettings(
+        problems_per_batch=cell.problems_per_batch,
+        rollouts_per_problem=cell.rollouts_per_problem,
+        update_steps=cell.update_steps,
+        seed=cell.seed,
+        engine="sim",
+        problems=spec.set,
+        recipe=recipe.model_dump(),
+    ).model_copy(update={"world": spec.model_dump(exclude={"pass_rates"})})
+
+
+def _drive(training: _Training, recorder: Recorder, control: Control) -> bool:
+    """Update and evaluate until the end or until asked to stop."""
+    last_saved = time.monotonic()
+    reported = training.rollouts
+    while True:
+        if training.due():
+            recorder.append(training.evaluate())
+        if training.step >= training.cell.update_steps:
+            control.advanced(training.rollouts - reported)
+            return True
+        if training.step % _PULSE == 0:
+            control.advanced(training.rollouts - reported)
+            reported = training.rollouts
+            if control.stopping():
+                return False
+            if time.monotonic() - last_saved > _SECONDS:
+                recorder.checkpoint(*training.state())
+                last_saved = time.monotonic()
+        if not training.update():
+            control.advanced(training.rollouts - reported)
+            return True  # every problem is retired: nothing is left to train on
+
+
+class _Training:
+    """The state of one cell and the two things done with it: `update` and `evaluate`."""
+
+    def __init__(self, cell: Cell, world: World, recipe: Recipe, evaluation: Evaluation) -> None:
+        self.cell, self.world, self.recipe, self.evaluation = cell, world, recipe, evaluation
+        self.rng = np.random.default_rng(np.random.SeedSequence([cell.seed, world.spec.seed, 1]))
+        self.policy = Policy(world.spec, len(world.train), recipe)
+        self.sampler = ProblemSampler(len(world.train), recipe.no_positive_resampling)
+        self.steps = schedule(cell.update_steps, evaluation.points)
+        self.base_log_PK = np.log(softmax(world.train.base_PK))
+        self.step = 0
+        self.evaluated = 0
+        self.sampled_per_problem = recipe.baseline_rollouts or cell.rollouts_per_problem
+        self._sums = np.zeros(3)
+        self._spread = np.nan
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts sampled so far; a decoupled baseline's are all counted."""
+        return self.step * self.cell.problems_per_batch * self.sampled_per_problem
+
+    def due(self) -> bool:
+        """Whether this step is on the evaluation grid and not evaluated yet."""
+        return self.evaluated < len(self.steps) and self.step >= self.steps[self.evaluated]
+
+    def update(self) -> bool:
+        """One batch of rollouts and the updates it allows; False when no problem is left."""
+        cell, recipe, train = self.cell, self.recipe, self.world.train
+        index_P = self.sampler.draw(cell.problems_per_batch, self.rng)
+        if not len(index_P):
+            return False
+        features_PF, base_PK, correct_P = train.features_PF[index_P], train.base_PK[index_P], train.correct_P[index_P]
+        sampler_PK = self.policy.probabilities(features_PF, base_PK, index_P)
+        batch, right_P = self._rollouts(sampler_PK, correct_P)
+        base_log_PK = self.base_log_PK[index_P] if recipe.kl_coef else sampler_PK
+        self.sampler.record(index_P, right_P, self.sampled_per_problem)
+        rate = learning_rate(recipe, batch_size=cell.batch_size, step=self.step)
+        policy_PK, norm = sampler_PK, 0.0
+        watched = self.evaluated < len(self.steps) and self.step + 1 >= self.steps[self.evaluated]
+        before = self.policy.copy() if watched else None
+        for repeat in range(recipe.updates_per_batch):
+            if repeat:
+                policy_PK = self.policy.probabilities(features_PF, base_PK, index_P)
+            gradient_PK = logit_gradient(recipe, batch, policy_PK, base_log_PK)
+            norm = self.policy.ascend(features_PF, gradient_PK, index_P, rate)
+        if before is not None:
+            self._spread = interference(before, self.policy, train, index_P)
+        self.step += 1
+        reward = float(right_P.mean()) / self.sampled_per_problem
+        self._sums += (reward, 1.0 - float(batch.mixed_P.mean()), norm)
+        return True
+
+    def _rollouts(self, sampler_PK: Array, correct_P: Ints) -> tuple[Batch, Ints]:
+        rows = np.arange(len(correct_P))
+        counts_PK = self.rng.multinomial(self.sampled_per_problem, sampler_PK)
+        right_P = counts_PK[rows, correct_P]
+        right_advantage_P, wrong_advantage_P = advantages(self.recipe, right_P, self.sampled_per_problem)
+        if self.sampled_per_problem > self.cell.rollouts_per_problem:
+            counts_PK = subsample(counts_PK, self.cell.rollouts_per_problem, self.rng)
+        mixed_P = (right_P > 0) & (right_P < self.sampled_per_problem)
+        return Batch(counts_PK, correct_P, sampler_PK, right_advantage_P, wrong_advantage_P, mixed_P), right_P
+
+    def evaluate(self) -> dict[str, Any]:
+        """The point of this step."""
+        point: dict[str, Any] = {"step": self.step, "rollouts": self.rollouts}
+        point |= evaluate(
+            self.policy,
+            self.world,
+            self.base_log_PK,
+            samples=self.evaluation.samples,
+            ks=self.evaluation.k,
+            rng=self.rng,
+        )
+        since = self.step - (int(self.steps[self.evaluated - 1]) if self.evaluated else 0)
+        if since > 0:
+            names = ("train/avg", "zero_variance", "grad_norm")
+            point |= {name: float(total) / since for name, total in zip(names, self._sums, strict=True)}
+            if np.isfinite(self._spread):
+                point["interference"] = float(self._spread)
+        point["retired"] = self.sampler.retired
+        self._sums[:] = 0.0
+        self.evaluated += 1
+        return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Everything `restore` needs."""
+        arrays = {"sums": self._sums, **self.policy.state(), **self.sampler.state()}
+        meta = {
+            "step": self.step,
+            "evaluated": self.evaluated,
+            "sampler_at": self.sampler.at,
+            "policy_steps": self.policy.steps,
+            "rng": self.rng.bit_generator.state,
+        }
+        return arrays, meta
+
+    def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.step, self.evaluated = meta["step"], meta["evaluated"]
+        self._sums = arrays["sums"].copy()
+        self.policy.restore(arrays, meta["policy_steps"])
+        self.sampler.restore(arrays, meta["sampler_at"])
+        self.rng.bit_generator.state = meta["rng"]

@@ -1,0 +1,104 @@
+"""Recipes as data: one set of fields for the simulator and the language-model engine.
+
+The IsoCompute paper's healthy recipe (table 1) is GRPO with KL and entropy terms on easy sets and neither on hard ones,
+no zero-variance filter, learning rate ∝ √B from 1e-6 at B = 1,024, ten warm-up steps, AdamW. The paper prints no KL or
+entropy coefficient; ours (.001 both, what trainers commonly ship) are our choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from isocompute.errors import InputError
+
+__all__ = ["RECIPES", "Recipe", "learning_rate", "make_recipe"]
+
+
+class Recipe(BaseModel):
+    """How a policy is updated from a batch of rollouts."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    loss: Literal["reinforce", "clip", "gspo", "cispo"] = Field(
+        default="clip", description="REINFORCE; PPO/GRPO clip; GSPO's sequence-level clip; CISPO's truncated ratio"
+    )
+    advantage: Literal["group_std", "group_mean", "batch_std", "none"] = Field(
+        default="group_std",
+        description="reward minus the group's mean, over the group's std (GRPO), over nothing (Dr. GRPO), over the "
+        "batch's std (ScaleRL); or the bare reward",
+    )
+    clip_low: float = Field(default=0.2, gt=0, le=1, description="lower clip of the ratio, 1 - clip_low")
+    clip_high: float = Field(default=0.2, gt=0, description="upper clip of the ratio, 1 + clip_high")
+    ratio_cap: float = Field(default=5.0, gt=0, description="CISPO: the ratio is truncated here")
+    updates_per_batch: int = Field(default=1, ge=1, description="gradient steps on one batch of rollouts")
+    kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL divergence to the base model")
+    entropy_coef: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
+    zero_variance_filter: Literal["off", "policy", "all"] = Field(
+        default="off",
+        description="leave out problems whose rollouts all score the same: from the policy term's average, or from the "
+        "KL and entropy terms too",
+    )
+    no_positive_resampling: float | None = Field(
+        default=None, gt=0, le=1, description="never sample a problem again whose pass rate so far reached this"
+    )
+    learning_rate: float = Field(default=1e-6, gt=0, description="at a batch of lr_batch rollouts")
+    lr_batch: int = Field(default=1024, ge=1, description="batch size at which learning_rate holds")
+    lr_scaling: Literal["constant", "linear", "sqrt"] = Field(default="sqrt", description="how it grows with B")
+    warmup_steps: int = Field(default=10, ge=0, description="linear warm-up")
+    optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="sgd is for theory: one plain step")
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled decay (towards the base)")
+    grad_clip: float | None = Field(default=1.0, gt=0, description="largest norm of a gradient")
+    baseline_rollouts: int | None = Field(
+        default=None,
+        ge=2,
+        description="decoupled baseline (IsoCompute appendix G): sample this many, estimate the advantage on all, train "
+        "on rollouts_per_problem of them",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        if self.advantage == "none" and self.zero_variance_filter != "off":
+            raise ValueError("zero_variance_filter needs a group baseline; advantage = 'none' has none")
+        return self
+
+
+_HEALTHY: dict[str, Any] = {"loss": "clip", "advantage": "group_std"}
+RECIPES: dict[str, dict[str, Any]] = {
+    "isocompute-easy": {**_HEALTHY, "kl_coef": 1e-3, "entropy_coef": 1e-3},
+    "isocompute-hard": dict(_HEALTHY),
+    "grpo": {**_HEALTHY, "kl_coef": 1e-3},
+    "dr-grpo": {"loss": "clip", "advantage": "group_mean"},
+    "dapo": {"loss": "clip", "advantage": "group_std", "clip_high": 0.28, "zero_variance_filter": "policy"},
+    "gspo": {"loss": "gspo", "advantage": "group_std", "clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"loss": "cispo", "advantage": "batch_std"},
+    "reinforce": {"loss": "reinforce", "advantage": "group_mean"},
+}
+
+
+def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe from a table: `name` picks one of RECIPES, other fields override it; unknown ones are refused."""
+    fields = dict(table)
+    name = fields.pop("name", "grpo")
+    if name not in RECIPES:
+        raise InputError(f"recipe.name: '{name}' is not one of {', '.join(sorted(RECIPES))}.")
+    try:
+        return Recipe(**{**(defaults or {}), **RECIPES[name], **fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or name
+        known = f"; fields are {', '.join(Recipe.model_fields)}" if first["type"] == "extra_forbidden" else ""
+        raise InputError(f"recipe.{where}: {first['msg']}{known}.") from error
+
+
+def learning_rate(recipe: Recipe, *, batch_size: int, step: int) -> float:
+    """The learning rate of update `step` (from 0) at a batch of B rollouts."""
+    ratio = batch_size / recipe.lr_batch
+    scale = {"constant": 1.0, "linear": ratio, "sqrt": ratio**0.5}[recipe.lr_scaling]
+    warm = min(1.0, (step + 1) / recipe.warmup_steps) if recipe.warmup_steps else 1.0
+    return float(recipe.learning_rate * scale * warm)

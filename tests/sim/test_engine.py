@@ -1,0 +1,195 @@
+"""The simulator end to end: determinism, resuming, learning, the bandit of appendix H, interference, regimes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isocompute.engines.base import CHECKPOINT, FINISHED
+from isocompute.engines.sim import SimEngine
+from isocompute.engines.sim.sampler import ProblemSampler
+from isocompute.errors import InputError
+from isocompute.runs import load
+from tests.sim.helpers import Patient, StopAfter, cell, run
+
+
+def test_same_cell_same_bytes(tmp_path: Path) -> None:
+    run(tmp_path / "a", cell())
+    run(tmp_path / "b", cell())
+    run(tmp_path / "c", cell(seed=1))
+    first, second, other = ((tmp_path / x / "points.jsonl").read_bytes() for x in "abc")
+    assert first == second != other
+
+
+@pytest.mark.parametrize("recipe", [{"name": "isocompute-easy"}, {"name": "cispo", "no_positive_resampling": 0.9}])
+def test_resumed_cells_are_identical(tmp_path: Path, recipe: dict) -> None:
+    spec = cell(steps=700, recipe=recipe, problems={"interference": 0.7})
+    run(tmp_path / "whole", spec)
+    for _ in range(20):
+        run(tmp_path / "pieces", spec, StopAfter(1))
+        if (tmp_path / "pieces" / FINISHED).exists():
+            break
+        assert (tmp_path / "pieces" / CHECKPOINT).exists()
+    assert not (tmp_path / "pieces" / CHECKPOINT).exists()
+    whole, pieces = ((tmp_path / x / "points.jsonl").read_bytes() for x in ("whole", "pieces"))
+    assert whole == pieces
+
+
+def test_points_after_the_checkpoint_are_made_again(tmp_path: Path) -> None:
+    spec = cell(steps=700)
+    run(tmp_path / "whole", spec)
+    run(tmp_path / "cut", spec, StopAfter(2))
+    with (tmp_path / "cut" / "points.jsonl").open("ab") as file:
+        file.write(b'{"step": 400, "rollouts": 1, "avg@4": 0.1}\n{"step": 4')
+    run(tmp_path / "cut", spec)
+    assert (tmp_path / "cut" / "points.jsonl").read_bytes() == (tmp_path / "whole" / "points.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["isocompute-easy", "grpo", "dr-grpo", "dapo", "gspo", "cispo", "reinforce"])
+def test_every_recipe_learns(tmp_path: Path, name: str) -> None:
+    extra = {"updates_per_batch": 2} if name in ("dapo", "cispo") else {}
+    points = run(tmp_path, cell(steps=400, recipe={"name": name, **extra}))
+    assert points[-1]["exact/avg@4"] > points[0]["exact/avg@4"] + 0.08
+    assert points[-1]["train/exact"] > points[0]["train/exact"] + 0.15
+    assert [p["step"] for p in points] == sorted({p["step"] for p in points})
+    assert points[-1]["rollouts"] == 400 * 16 * 8
+
+
+def test_points_hold_what_the_docs_say(tmp_path: Path) -> None:
+    control = Patient()
+    points = run(tmp_path, cell(evaluation={"points": 6, "samples": 400, "k": [1, 4]}), control)
+    last = points[-1]
+    for k in (1, 4):
+        for name in ("avg", "best", "worst"):
+            assert last[f"{name}@{k}"] == pytest.approx(last[f"exact/{name}@{k}"], abs=0.02)
+            assert f"ood/{name}@{k}" in last
+    assert last["exact/worst@4"] <= last["exact/avg@4"] <= last["exact/best@4"]
+    assert last["exact/best@1"] == pytest.approx(last["exact/avg@1"]) == pytest.approx(last["exact/worst@1"])
+    assert sum(last["train/pass_rates"]) == 300
+    assert points[0]["kl"] == 0.0 < last["kl"]
+    assert 0 <= last["zero_variance"] <= 1 and last["entropy"] < points[0]["entropy"]
+    assert control.rollouts == last["rollouts"]
+    (loaded,) = load(tmp_path)
+    assert loaded.settings.problems_per_batch == 16 and loaded.settings.recipe is not None
+    assert "train/pass_rates" not in loaded.metrics
+
+
+def test_rollouts_are_free(tmp_path: Path) -> None:
+    """A batch with n = 100,000 is one draw a problem: it runs at all, and counts every rollout."""
+    points = run(tmp_path, cell(n=100_000, steps=5))
+    assert points[-1]["rollouts"] == 5 * 16 * 100_000
+
+
+def test_one_problem_is_the_bandit_of_appendix_h(tmp_path: Path) -> None:
+    """E[suboptimality at step t] = O(A / (n t) + B / t) for a tabular softmax policy with plain gradient steps.
+
+    `interference = 0` makes every problem a bandit of its own, so 1,024 problems in one batch are 1,024 repetitions.
+    """
+    table = {
+        "size": 1024,
+        "validation": 1,
+        "out_of_distribution": 0,
+        "features": 1,
+        "responses": 4,
+        "interference": 0.0,
+    }
+    table |= {"sharpness": 1.0, "alignment": 1.0, "noise": 0.3}
+    recipe = {"name": "reinforce", "optimizer": "sgd", "learning_rate": 1024.0, "lr_scaling": "constant"}
+    recipe |= {"warmup_steps": 0, "grad_clip": None}
+    inverse, left = [], []
+    for n in (2, 4, 8, 16, 64):
+        points = run(tmp_path / f"{n}", cell(bp=1024, n=n, steps=1000, problems=table, recipe=recipe))
+        late = [p for p in points if p["step"] >= 200]
+        scaled = [(1.0 - p["train/exact"]) * p["step"] for p in late]
+        assert max(scaled) / min(scaled) < 1.08  # the 1/t law
+        inverse.append(1 / n)
+        left.append(scaled[-1])
+    slope, constant = np.polyfit(inverse, left, 1)
+    fitted = np.polyval([slope, constant], inverse)
+    assert slope > 0.5 and constant > 0.5  # A / n and B, both there
+    assert 1 - np.var(left - fitted) / np.var(left) > 0.95
+
+
+def test_a_single_problem_trains(tmp_path: Path) -> None:
+    table = {"size": 1, "interference": 0.0}
+    points = run(tmp_path, cell(bp=1, n=16, steps=800, problems=table, recipe={"name": "reinforce"}))
+    assert points[-1]["train/exact"] > 0.9
+
+
+def test_interference_is_what_the_knob_says(tmp_path: Path) -> None:
+    seen = []
+    for share in (0.0, 0.3, 1.0):
+        points = run(tmp_path / f"{share}", cell(steps=60, problems={"interference": share}))
+        seen.append(np.median([p["interference"] for p in points if "interference" in p]))
+    assert seen[0] == 0.0 < seen[1] < seen[2]
+
+
+def test_no_transfer_without_shared_features(tmp_path: Path) -> None:
+    points = run(tmp_path, cell(steps=400, problems={"interference": 0.0}))
+    assert points[-1]["train/exact"] > points[0]["train/exact"] + 0.1
+    assert points[-1]["exact/avg@4"] == points[0]["exact/avg@4"]
+
+
+def test_larger_groups_leave_fewer_problems_behind(tmp_path: Path) -> None:
+    """IsoCompute figure 11: at matched compute a larger n has fewer problems with pass rate about 0."""
+    shares = []
+    for n in (4, 64):
+        points = run(
+            tmp_path / f"{n}",
+            cell(n=n, steps=40_960 // n, problems={"set": "hard", "features": 4}, recipe={"name": "isocompute-hard"}),
+        )
+        shares.append(points[-1]["train/zero_pass"])
+    assert shares[1] < shares[0]
+
+
+def test_two_regimes_on_purpose(tmp_path: Path) -> None:
+    """Fresh data: the smaller n wins. A small set with answers the features cannot express: the larger n wins late."""
+
+    def final(name: str, n: int, problems: dict) -> float:
+        spec = cell(bp=32, n=n, steps=400_000 // (32 * n), problems={"features": 32, "validation": 600, **problems})
+        return run(tmp_path / f"{name}{n}", spec)[-1]["exact/avg@4"]
+
+    fresh = {"size": 20_000, "noise": 0.0}
+    scarce = {"size": 150, "noise": 0.7}
+    assert final("fresh", 8, fresh) > final("fresh", 256, fresh) + 0.02
+    assert final("scarce", 256, scarce) > final("scarce", 8, scarce) + 0.01
+
+
+def test_decoupled_baseline_counts_all_rollouts(tmp_path: Path) -> None:
+    points = run(tmp_path, cell(steps=50, recipe={"name": "grpo", "baseline_rollouts": 32}))
+    assert points[-1]["rollouts"] == 50 * 16 * 32
+
+
+def test_solved_problems_are_retired_for_good(tmp_path: Path) -> None:
+    spec = cell(steps=3000, problems={"size": 40, "noise": 0.0}, recipe={"name": "grpo", "no_positive_resampling": 0.6})
+    retired = [p["retired"] for p in run(tmp_path, spec)]
+    assert retired == sorted(retired)
+    assert retired[-1] > 0
+
+
+def test_sampler_visits_every_problem_once_an_epoch() -> None:
+    rng = np.random.default_rng(0)
+    sampler = ProblemSampler(10, None)
+    drawn = np.concatenate([sampler.draw(4, rng) for _ in range(10)])
+    assert (np.bincount(drawn, minlength=10) == 4).all()
+    again = ProblemSampler(10, None)
+    for _ in range(20):
+        batch = again.draw(7, rng)
+        assert len(np.unique(batch)) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"bp": 400}, "more than the 300 problems"),
+        ({"n": 1}, "at least 2"),
+        ({"recipe": {"name": "grpo", "baseline_rollouts": 4}}, "recipe.baseline_rollouts"),
+        ({"evaluation": {"k": [32]}}, "evaluation.k"),
+        ({"evaluation": {"points": 1}}, "evaluation.points"),
+    ],
+)
+def test_impossible_cells_are_refused(changes: dict, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        SimEngine().check(cell(**changes))
