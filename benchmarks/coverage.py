@@ -2,8 +2,9 @@
 
     python benchmarks/coverage.py [--draws 500] [--replicates 400]
 
-Several designs: Hill and exponential truths, 15 to 60 points, ceilings that are reached and ceilings that are not. `chosen`
-is what an interval from the best family alone covers, for comparison; `records` what a fit to record-breaking points does.
+Several designs: Hill and exponential truths, 15 to 60 points, ceilings that are reached and ceilings that are not.
+`chosen` is what an interval from the best family alone covers, for comparison; `records` what a fit to record-breaking
+points does.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class Recipe(BaseModel):
     baseline_rollouts: int | None = Field(
         default=None,
         ge=2,
-        description="decoupled baseline (IsoCompute appendix G): sample this many, estimate the advantage on all, train "
-        "on rollouts_per_problem of them",
+        description="decoupled baseline (IsoCompute appendix G): sample this many, estimate the advantage on all, and "
+        "train on rollouts_per_problem of them",
     )
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isocompute.law.fits import CurveFit
+from isocompute.law.intervals import percentiles
 
 __all__ = ["Choice", "choose"]
 
@@ -32,12 +33,11 @@ def choose(fits: Sequence[CurveFit], compute: float) -> Choice:
     values_SB = np.stack([fit.ensemble.at(np.array([min(compute, fit.last)]))[:, 0] for fit in live])
     order = np.argsort(-values_SB.mean(axis=1), kind="stable")
     best = int(order[0])
-    low, high = np.percentile(values_SB[best], [10.0, 90.0])
     second = int(order[1]) if len(order) > 1 else None
     return Choice(
         fit=live[best],
         value=float(values_SB[best].mean()),
-        interval=(float(low), float(high)),
+        interval=percentiles(values_SB[best], 0.8),
         probability=float((values_SB.argmax(axis=0) == best).mean()),
         runner_up=None if second is None else live[second],
         regret=0.0 if second is None else float((values_SB[best] - values_SB[second]).mean()),

@@ -19,6 +19,7 @@ from isocompute.errors import InputError
 from isocompute.law.curve import MINIMUM_POINTS, Curve, upper_bound
 from isocompute.law.families import HILL
 from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
+from isocompute.law.intervals import around, percentiles
 from isocompute.law.solver import Batch, solve
 
 __all__ = ["Comparison", "Efficiency", "Overtaking", "compare"]
@@ -91,7 +92,7 @@ def compare(
     upper = upper_bound(np.concatenate([c.values_C for side in (a, b) for c in side]))
     fit_a, fit_b = fit_groups(sides, replicates=replicates, seed=seed, upper=upper)
     difference = fit_a.ceiling - fit_b.ceiling
-    interval = _around(difference, fit_a.ensemble.ceiling_B - fit_b.ensemble.ceiling_B, level)
+    interval = around(difference, fit_a.ensemble.ceiling_B - fit_b.ensemble.ceiling_B, level)
     rule = "bootstrap"
     if min(len(side) for side in sides) == 1:
         rule = "one seed: at least ±.02"
@@ -104,7 +105,7 @@ def compare(
     efficiency_B = np.exp(theta_a[:, 1] - theta_b[:, 1])
     unit_ratio = fit_b.unit / fit_a.unit
     speed_B = np.exp(theta_b[:, 0] - theta_a[:, 0]) * unit_ratio
-    speed = _around(float(speed_B[0]), speed_B[1:], level)
+    speed = around(float(speed_B[0]), speed_B[1:], level)
     return Comparison(
         a=fit_a,
         b=fit_b,
@@ -115,7 +116,7 @@ def compare(
         efficiency_a=_efficiency(fit_a, theta_a, level),
         efficiency_b=_efficiency(fit_b, theta_b, level),
         efficiency_ratio=float(efficiency_B[0]),
-        efficiency_ratio_interval=_around(float(efficiency_B[0]), efficiency_B[1:], level),
+        efficiency_ratio_interval=around(float(efficiency_B[0]), efficiency_B[1:], level),
         speed_ratio=float(speed_B[0]),
         speed_ratio_interval=speed,
         overtakings=_overtakings(fit_a, fit_b, level),
@@ -158,16 +159,10 @@ def _efficiency(fit: CurveFit, theta_RK: Array, level: float) -> Efficiency:
     steep_R, middle_R = np.exp(theta_RK[:, 1]), np.exp(theta_RK[:, 0]) * fit.unit
     return Efficiency(
         float(steep_R[0]),
-        _around(float(steep_R[0]), steep_R[1:], level),
+        around(float(steep_R[0]), steep_R[1:], level),
         float(middle_R[0]),
-        _around(float(middle_R[0]), middle_R[1:], level),
+        around(float(middle_R[0]), middle_R[1:], level),
     )
-
-
-def _around(value: float, values_B: Array, level: float) -> tuple[float, float]:
-    tail = 50.0 * (1.0 - level)
-    low, high = np.percentile(values_B, [tail, 100.0 - tail])
-    return min(float(low), value), max(float(high), value)
 
 
 def _sign(interval: tuple[float, float], even: float) -> str:
@@ -179,7 +174,7 @@ def _sign(interval: tuple[float, float], even: float) -> str:
 def _ahead(a: CurveFit, b: CurveFit) -> str:
     at = np.array([min(a.last, b.last)])
     lead_B = a.ensemble.at(at)[:, 0] - b.ensemble.at(at)[:, 0]
-    return _sign((float(np.percentile(lead_B, 2.5)), float(np.percentile(lead_B, 97.5))), 0.0)
+    return _sign(percentiles(lead_B), 0.0)
 
 
 def _overtakings(a: CurveFit, b: CurveFit, level: float) -> tuple[Overtaking, ...]:
@@ -196,5 +191,5 @@ def _overtakings(a: CurveFit, b: CurveFit, level: float) -> tuple[Overtaking, ..
         at_B = grid_C[1:][crossing_BC[has_B].argmax(axis=1)] if has_B.any() else grid_C[[i]]
         share = lead_C[i] / (lead_C[i] - lead_C[i + 1])
         compute = float(grid_C[i] * (grid_C[i + 1] / grid_C[i]) ** share)
-        out.append(Overtaking(compute, _around(compute, at_B, level), float(has_B.mean()), winner, compute > seen))
+        out.append(Overtaking(compute, around(compute, at_B, level), float(has_B.mean()), winner, compute > seen))
     return tuple(out)

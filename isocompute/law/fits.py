@@ -28,6 +28,7 @@ from isocompute.arrays import Array, Ints
 from isocompute.law.curve import Curve, Setting, lasting_fall, noise_level, upper_bound
 from isocompute.law.evidence import akaike_weights
 from isocompute.law.families import FAMILIES, Family
+from isocompute.law.intervals import around
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.solver import Batch, Fits, evaluate, solve
 
@@ -118,9 +119,24 @@ class CurveFit:
 
     def ceiling_interval(self, level: float = 0.95) -> tuple[float, float]:
         """Percentile interval of the ceiling over the ensemble, always around the estimate."""
-        tail = 50.0 * (1.0 - level)
-        low, high = np.percentile(self.ensemble.ceiling_B, [tail, 100.0 - tail])
-        return min(float(low), self.ceiling), max(float(high), self.ceiling)
+        return around(self.ceiling, self.ensemble.ceiling_B, level)
+
+    def base_interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The same for the value at compute 0."""
+        return around(self.base, self.ensemble.base_B, level)
+
+    def parameter_intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
+        """The same for the family's own parameters, over the replicates that were drawn from this family."""
+        mine_B = self.ensemble.family_B == FAMILIES.index(self.family)
+        values = self.parameters()
+        return {
+            name: around(
+                values[name],
+                np.exp(self.ensemble.theta_BK[mine_B, k]) * (self.unit if self.family.compute_like[k] else 1.0),
+                level,
+            )
+            for k, name in enumerate(self.family.parameters)
+        }
 
 
 def usable_points(curve: Curve, *, points: str = "all", bin_width: float = DEFAULT_BIN) -> Curve:

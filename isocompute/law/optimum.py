@@ -15,12 +15,16 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.law.families import HILL, Family
+from isocompute.law.intervals import percentiles
 from isocompute.law.solver import Batch, Fits, evaluate, solve
 
 __all__ = ["Optimum", "fit_optimum"]
 
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
+_SIGMOID_POINTS = 60
+_SIGMOID_REPLICATES = 400
+"""n* itself uses all points and replicates; the sigmoid through it needs fewer."""
 _SIGMOID = Family(
     name="sigmoid",
     coordinate=HILL.coordinate,
@@ -50,6 +54,9 @@ class Optimum:
     b: float
     k_at_bound: bool
     """A single jump has no finite slope: k is then only known to be large."""
+    L_interval: tuple[float, float]
+    k_interval: tuple[float, float]
+    b_interval: tuple[float, float]
     floor_interval: tuple[float, float]
     ceiling_interval: tuple[float, float]
     midpoint_interval: tuple[float, float]
@@ -75,23 +82,27 @@ class Optimum:
 def fit_optimum(x_C: Array, optimum_C: Array, optimum_BC: Array, *, tried: Array) -> Optimum:
     """Fit the sigmoid to an optimum read along log-spaced `x_C`; `tried` are the values that were run."""
     smallest, largest = float(tried.min()), float(tried.max())
-    log2_RC = np.log2(np.concatenate([optimum_C[None], optimum_BC]))
-    top_R = log2_RC.max(axis=1)
-    rows, width = log2_RC.shape
+    every = slice(None, None, max(1, len(x_C) // _SIGMOID_POINTS))
+    read_C = x_C[every]
+    log2_RC = np.log2(np.concatenate([optimum_C[None], optimum_BC[:_SIGMOID_REPLICATES]]))[:, every]
+    # Replicates share many step functions: each distinct one is fitted once.
+    log2_UC, row_R = np.unique(log2_RC, axis=0, return_inverse=True)
+    top_U = log2_UC.max(axis=1)
+    rows = len(log2_RC)
     batch = Batch(
-        compute_GC=(x_C / x_C[0])[None],
-        span_G=np.array([max(float(x_C[-1] / x_C[0]), 1.0 + 1e-9)]),
-        group_R=np.zeros(rows, dtype=np.int64),
-        values_RC=log2_RC - top_R[:, None],
-        weights_RC=np.ones((rows, width)),
+        compute_GC=(read_C / read_C[0])[None],
+        span_G=np.array([max(float(read_C[-1] / read_C[0]), 1.0 + 1e-9)]),
+        group_R=np.zeros(len(log2_UC), dtype=np.int64),
+        values_RC=log2_UC - top_U[:, None],
+        weights_RC=np.ones_like(log2_UC),
         upper=0.0,
     )
     solved = solve(_SIGMOID, batch)
-    fits = Fits(solved.theta_RK, solved.base_R + top_R, solved.ceiling_R + top_R, solved.sse_R)
+    fits = Fits(solved.theta_RK, solved.base_R + top_U, solved.ceiling_R + top_U, solved.sse_R)[row_R.ravel()]
     k = float(np.exp(fits.theta_RK[0, 1])) * _LN10
     low, high = float(fits.base_R[0]), float(fits.ceiling_R[0])
     replicates = fits[1:] if rows > 1 else fits
-    sigmoid_RC = 2.0 ** evaluate(_SIGMOID, fits, batch.compute_GC)
+    sigmoid_RC = 2.0 ** evaluate(_SIGMOID, fits, (x_C / x_C[0])[None])
     rises_B = replicates.ceiling_R - replicates.base_R > 0.5
     rises = high - low > 0.5
     edge_high = _share(optimum_C[-1], optimum_BC[:, -1], largest)
@@ -107,9 +118,12 @@ def fit_optimum(x_C: Array, optimum_C: Array, optimum_BC: Array, *, tried: Array
         log10_C0=float(np.log10(np.exp(fits.theta_RK[0, 0]) * x_C[0])),
         b=low,
         k_at_bound=bool(k > 0.99 * _STEEPEST),
-        floor_interval=_pair(2.0**replicates.base_R),
-        ceiling_interval=_pair(2.0**replicates.ceiling_R),
-        midpoint_interval=_pair(np.log10(np.exp(replicates.theta_RK[:, 0]) * x_C[0])),
+        L_interval=percentiles(replicates.ceiling_R - replicates.base_R),
+        k_interval=percentiles(np.exp(replicates.theta_RK[:, 1]) * _LN10),
+        b_interval=percentiles(replicates.base_R),
+        floor_interval=percentiles(2.0**replicates.base_R),
+        ceiling_interval=percentiles(2.0**replicates.ceiling_R),
+        midpoint_interval=percentiles(np.log10(np.exp(replicates.theta_RK[:, 0]) * x_C[0])),
         rises=bool(rises),
         probability_rises=float(rises_B.mean()),
         saturates=bool(rises and not edge_high and _levels_off(fits, batch)),
@@ -136,8 +150,3 @@ def _share(estimate: float, replicates_B: Array, edge: float) -> bool:
 
 def _interval(values_BC: Array) -> Array:
     return np.asarray(np.percentile(values_BC, [2.5, 97.5], axis=0).T)
-
-
-def _pair(values_B: Array) -> tuple[float, float]:
-    low, high = np.percentile(values_B, [2.5, 97.5])
-    return float(low), float(high)

@@ -13,6 +13,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.law.fits import CurveFit
+from isocompute.law.intervals import around
 
 __all__ = ["Slice", "sensitivity"]
 
@@ -51,8 +52,6 @@ def _slice(varied: str, axis: int, fixed: int | None, group: list[CurveFit]) -> 
     at = np.array([compute])
     values = [float(fit.at(at)[0]) for fit in group]
     replicates_SB: Array = np.stack([fit.ensemble.at(at)[:, 0] for fit in group])
-    low_S, high_S = np.percentile(replicates_SB, [2.5, 97.5], axis=1)
-    low, high = np.percentile(np.ptp(replicates_SB, axis=0), [2.5, 97.5])
     spread = max(values) - min(values)
     return Slice(
         varied=varied,
@@ -60,7 +59,7 @@ def _slice(varied: str, axis: int, fixed: int | None, group: list[CurveFit]) -> 
         compute=compute,
         settings=tuple(int(fit.setting[axis] or 0) for fit in group),
         values=tuple(values),
-        intervals=tuple((float(a), float(b)) for a, b in zip(low_S, high_S, strict=True)),
+        intervals=tuple(around(value, values_B) for value, values_B in zip(values, replicates_SB, strict=True)),
         range=spread,
-        range_interval=(min(float(low), spread), max(float(high), spread)),
+        range_interval=around(spread, np.ptp(replicates_SB, axis=0)),
     )

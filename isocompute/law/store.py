@@ -53,10 +53,12 @@ def law_to_json(law: Law) -> dict[str, Any]:
                 "form": run.fit.family.name,
                 "form_weights": run.fit.weights,
                 "base": run.fit.base,
+                "base_interval": list(run.fit.base_interval()),
                 "asymptote": run.fit.ceiling,
                 "asymptote_interval": list(run.fit.ceiling_interval()),
                 "rise_done": run.fit.rise_done,
                 "parameters": run.fit.parameters(),
+                "parameter_intervals": {k: list(v) for k, v in run.fit.parameter_intervals().items()},
                 "rmse": run.fit.rmse,
                 "points": len(run.curve.compute_C),
                 "records": run.records,
@@ -136,10 +138,13 @@ def _bound(t: Tradeoff, setting: int) -> str | None:
 def _optimum(o: Optimum, axis: str) -> dict[str, Any]:
     return {
         "L": o.L,
+        "L_interval": list(o.L_interval),
         "k": o.k,
+        "k_interval": list(o.k_interval),
         f"log10_{axis}0": o.log10_C0,
         f"log10_{axis}0_interval": list(o.midpoint_interval),
         "b": o.b,
+        "b_interval": list(o.b_interval),
         "floor": o.floor,
         "floor_interval": list(o.floor_interval),
         "floor_is_bound": o.floor_is_bound,
@@ -188,6 +193,7 @@ def _surface(surface: Surface | None) -> dict[str, Any] | None:
             "efficiency": [list(p) for p in surface.terms.efficiency],
         },
         "coefficients": surface.coefficients_Q.tolist(),
+        "coefficient_intervals": np.percentile(surface.replicates_BQ, [2.5, 97.5], axis=0).T.tolist(),
         "rmse": surface.rmse,
         "leave_one_out": [
             {

@@ -216,7 +216,7 @@ def _fit(family: Family, terms: _Terms, data: _Data, start_Q: Array) -> _Fitted:
     def jacobian(q: Array) -> Array:
         return _model(family, terms, q, data.compute_I, data.n_I, data.bp_I)[1]
 
-    solution = least_squares(residual, start_Q, jac=jacobian, x_scale="jac", max_nfev=100)
+    solution = least_squares(residual, start_Q, jac=jacobian, method="lm", x_scale="jac", max_nfev=200)
     coefficients_Q = np.asarray(solution.x, dtype=np.float64)
     value_I, jacobian_IQ = _model(family, terms, coefficients_Q, data.compute_I, data.n_I, data.bp_I)
     residual_I = data.values_I - value_I

@@ -66,6 +66,23 @@ def test_probabilities_sum_to_one_and_follow_the_noise() -> None:
     assert data["best"][-1]["probability"]["512"] > 0.9
 
 
+def test_every_parameter_has_an_interval_around_it() -> None:
+    data = law_to_json(fit_law(grid(), metric="avg@4", replicates=100))
+    for curve in data["curves"]:
+        pairs = [(curve["base"], curve["base_interval"]), (curve["asymptote"], curve["asymptote_interval"])]
+        pairs += [(curve["parameters"][name], curve["parameter_intervals"][name]) for name in curve["parameters"]]
+        assert all(low <= value <= high for value, (low, high) in pairs)
+        assert any(high > low for _, (low, high) in pairs)
+    best = data["optimal_rollouts"]
+    assert all(best[f"{name}_interval"][0] <= best[f"{name}_interval"][1] for name in ("L", "k", "b", "log10_C0"))
+    surface = data["surface"]
+    inside = [
+        low <= value <= high
+        for value, (low, high) in zip(surface["coefficients"], surface["coefficient_intervals"], strict=True)
+    ]
+    assert np.mean(inside) > 0.8
+
+
 def test_interior_optimum_is_a_value_and_saturates() -> None:
     """Ceilings that peak at n = 64, with larger n run and beaten: n* levels off inside the data."""
     curves = []
@@ -201,8 +218,8 @@ def test_same_seed_same_law() -> None:
 
 def test_constant_and_short_runs_are_named() -> None:
     compute = np.linspace(1, 9, 9)
-    with pytest.raises(InputError, match="run 'flat'.*constant"):
+    with pytest.raises(InputError, match=r"run 'flat'.*constant"):
         fit_law([Curve("flat", compute, np.full(9, 0.5))], metric="reward")
-    with pytest.raises(InputError, match="run 'short'.*3 record-breaking points.*--bin"):
-        values = np.array([0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3])
-        fit_law([Curve("short", compute, values)], metric="reward", points="records")
+    steps = Curve("short", compute, np.repeat([0.1, 0.2, 0.3], 3))
+    with pytest.raises(InputError, match=r"run 'short'.*3 record-breaking points.*--bin"):
+        fit_law([steps], metric="reward", points="records")

@@ -44,7 +44,7 @@ def test_own_pass_rates_are_matched_exactly() -> None:
     assert len(np.unique(world.train.features_PF[:, 0])) == 300  # no problem twice
 
 
-def test_a_short_list_is_drawn_from_with_replacement() -> None:
+def test_a_short_list_is_repeated() -> None:
     world = make_world(WorldSpec.of({**SMALL, "set": "mine", "pass_rates": [0.0, 0.25, 1.0]}))
     rates = world.train.base_pass_rates()
     assert set(np.round(rates, 4)) == {0.0001, 0.25, 0.9999}

@@ -72,8 +72,8 @@ def subsample(counts_PK: Ints, keep: int, rng: np.random.Generator) -> Ints:
 def logit_gradient(recipe: Recipe, batch: Batch, policy_PK: Array, base_log_PK: Array) -> Array:
     """Gradient of the objective by the logits of the present policy.
 
-    Policy term: Σ_k counts_k A_k f(ρ_k) ∇log π_k / n averaged over problems, with ρ the ratio to the sampler's policy and
-    f: 1 (REINFORCE), ρ where the clip does not bind (PPO, GRPO, DAPO, GSPO), min(ρ, cap) (CISPO, ScaleRL eq. 4).
+    Policy term: Σ_k counts_k A_k f(ρ_k) ∇log π_k / n averaged over problems, with ρ the ratio to the sampler's policy
+    and f: 1 (REINFORCE), ρ where the clip does not bind (PPO, GRPO, DAPO, GSPO), min(ρ, cap) (CISPO, ScaleRL eq. 4).
     """
     rows = np.arange(len(batch.correct_P))
     advantage_PK = np.repeat(batch.advantage_wrong_P[:, None], policy_PK.shape[1], axis=1)

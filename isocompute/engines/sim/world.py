@@ -192,7 +192,7 @@ def _band(name: str, count: int, draw: Callable[[int], Problems], rng: np.random
 def _matched(rates: Array, count: int, draw: Callable[[int], Problems], rng: np.random.Generator) -> Problems:
     """Problems with exactly the given pass rates: the nearest of a pool, its right response's base logit nudged.
 
-    A list shorter than the set is drawn from with replacement; 0 and 1 become what 10,000 samples cannot tell from them.
+    A list shorter than the set is repeated; 0 and 1 become what 10,000 samples cannot tell from them.
     """
     targets_P = np.clip(rng.permutation(np.resize(rng.permutation(rates), count)), 1e-4, 1 - 1e-4)
     pool = draw(max(4 * count, _POOL))
