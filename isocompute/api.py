@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from isocompute.errors import InputError
@@ -24,9 +26,11 @@ from isocompute.law import (
 from isocompute.law import (
     forecast as _forecast,
 )
+from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.forecasting import LEVEL
+from isocompute.law.from_runs import choose_metric
 from isocompute.law.records import DEFAULT_BIN
-from isocompute.runs import RunSet, load
+from isocompute.runs import Run, RunSet, load
 from isocompute.runs.model import listing
 
 __all__ = ["BACKTEST_POINTS", "Source", "backtest", "compare", "fit", "forecast"]
@@ -51,6 +55,10 @@ def fit(
     """Curves, frontier, n*(C), trade-offs and the joint law of a set of runs.
 
     `points="records"` fits the IsoCompute paper's record-breaking points instead of all points.
+
+    >>> law = fit("runs", replicates=100)
+    >>> law.metric, law.unit, len(law.runs)
+    ('avg@4', 'rollouts', 3)
     """
     curves, metric, unit = curves_of(_loaded(runs), metric=metric, unit=unit)
     return fit_law(
@@ -70,22 +78,37 @@ def forecast(
     """Where one run will be: `to="2x"` is twice the compute of its last fitted point, a number is a compute.
 
     `fit_until` up to 1 is a share of the run's compute, above 1 a compute.
+
+    >>> forecast("runs/easy-32x64", to="2x", fit_until=0.5).verdict
+    'improving'
+    >>> forecast("runs/easy-32x8", to="2x").verdict
+    'flat'
     """
-    curves, _, _ = curves_of(_loaded(run), metric=metric, unit=unit)
-    if len(curves) != 1:
-        names = listing([curve.name for curve in curves])
-        raise InputError(f"forecast takes one run, these are {len(curves)}: name one as PATH::NAME, of {names}.")
-    seen = _until(curves[0], fit_until)
+    runs = _loaded(run)
+    if len(runs) != 1:
+        names = listing([run.name for run in runs])
+        raise InputError(f"forecast takes one run, these are {len(runs)}: name one as PATH::NAME, of {names}.")
+    _check_level(level)
+    (curve,), _, _ = curves_of(runs, metric=metric, unit=unit)
+    seen = _until(curve, fit_until)
     return _forecast(seen, target(to, float(seen.compute_C[-1])), level=level)
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise InputError(f"level = {level:g}: give the share that the interval is to hold, such as 0.8.")
 
 
 def target(to: str | float, last: float) -> float:
     """`4x` times the last compute, or a compute."""
     text = str(to).strip().lower()
     try:
-        return float(text[:-1]) * last if text.endswith("x") else float(text)
-    except ValueError as error:
-        raise InputError(f"--to {to}: give a factor such as 2x or a compute such as 4e6.") from error
+        at = float(text[:-1]) * last if text.endswith("x") else float(text)
+    except ValueError:
+        at = math.nan
+    if not math.isfinite(at):
+        raise InputError(f"--to {to}: give a factor such as 2x or a compute such as 4e6.")
+    return at
 
 
 def _until(curve: Curve, fit_until: float | None) -> Curve:
@@ -94,24 +117,43 @@ def _until(curve: Curve, fit_until: float | None) -> Curve:
     if not fit_until > 0:
         raise InputError(f"--fit-until {fit_until:g}: give a share of the run such as 0.5, or a compute.")
     end = fit_until * float(curve.compute_C[-1]) if fit_until <= 1 else fit_until
-    return curve.until(int((curve.compute_C <= end * (1 + 1e-12)).sum()))
+    count = int((curve.compute_C <= end * (1 + 1e-12)).sum())
+    if count < MINIMUM_POINTS:
+        raise InputError(
+            f"run '{curve.name}': {count} points up to --fit-until {fit_until:g}; a forecast needs {MINIMUM_POINTS}: "
+            "fit until later, or evaluate more often."
+        )
+    return curve.until(count)
 
 
 def backtest(
     runs: Source, *, metric: str | None = None, unit: str | None = None, level: float = LEVEL
 ) -> tuple[list[Backtest], list[str]]:
-    """Forecast every run's last tenth from its first half; also the names of runs with too few points for that."""
-    curves, _, _ = curves_of(_loaded(runs), metric=metric, unit=unit)
-    long = [curve for curve in curves if _enough(curve)]
-    if not long:
-        raise InputError(f"no run has {BACKTEST_POINTS} points; a backtest needs that many.")
-    skipped = [curve.name for curve in curves if not _enough(curve)]
-    return [_backtest(curve, level=level) for curve in long], skipped
+    """Forecast every run's last tenth from its first half; also the names of runs with too few points for that.
+
+    >>> tests, skipped = backtest("runs")
+    >>> [test.run for test in tests], skipped
+    (['easy-32x16', 'easy-32x64', 'easy-32x8'], [])
+    """
+    _check_level(level)
+    loaded = _loaded(runs)
+    metric = choose_metric(loaded, metric)
+    long = tuple(run for run in loaded if _values(run, metric) >= BACKTEST_POINTS)
+    curves, _, _ = curves_of(replace(loaded, runs=long), metric=metric, unit=unit) if long else ([], "", "")
+    halves = [curve for curve in curves if (curve.compute_C <= 0.5 * curve.compute_C[-1]).sum() >= MINIMUM_POINTS]
+    if not halves:
+        raise InputError(
+            f"{loaded.source}: no run has {BACKTEST_POINTS} values of '{metric}', {MINIMUM_POINTS} of them in its "
+            "first half; a backtest needs that many."
+        )
+    names = {curve.name for curve in halves}
+    return [_backtest(curve, level=level) for curve in halves], [run.name for run in loaded if run.name not in names]
 
 
-def _enough(curve: Curve) -> bool:
-    half = int((curve.compute_C <= 0.5 * curve.compute_C[-1]).sum())
-    return len(curve.compute_C) >= BACKTEST_POINTS and half >= 4
+def _values(run: Run, metric: str) -> int:
+    """How many values a run has; none where all are the same, which leaves nothing to forecast."""
+    values = run.points[metric].drop_nulls() if metric in run.metrics else None
+    return len(values) if values is not None and values.n_unique() > 1 else 0
 
 
 def compare(
@@ -123,7 +165,11 @@ def compare(
     replicates: int = 1000,
     seed: int = 0,
 ) -> Comparison:
-    """Ceiling against efficiency: which of two recipes scales. Several runs on a side are its seeds."""
+    """Ceiling against efficiency: which of two recipes scales. Several runs on a side are its seeds.
+
+    >>> compare("runs/easy-32x8", "runs/easy-32x64", replicates=100).higher
+    'b'
+    """
     sides = [_loaded(a), _loaded(b)]
     found = [curves_of(side, metric=metric, unit=unit) for side in sides]
     (curves_a, metric_a, unit_a), (curves_b, metric_b, unit_b) = found

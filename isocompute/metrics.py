@@ -67,7 +67,7 @@ def mean_with_error(values_P: npt.ArrayLike) -> Estimate:
     >>> mean_with_error([0.0, 1.0, 1.0, 0.0])
     Estimate(value=0.5, standard_error=0.288..., problems=4)
     """
-    values_P = np.asarray(values_P, dtype=np.float64)
+    values_P = _numbers("values_P", values_P)
     if values_P.ndim != 1 or values_P.size == 0:
         raise InputError(f"values_P has the shape {values_P.shape}; give one value a problem, at least one.")
     if not np.isfinite(values_P).all():
@@ -77,13 +77,22 @@ def mean_with_error(values_P: npt.ArrayLike) -> Estimate:
     return Estimate(float(values_P.mean()), error, n)
 
 
+def _numbers(name: str, values_P: npt.ArrayLike) -> Array:
+    try:
+        return np.asarray(values_P, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} is not an array of numbers ({error}).") from error
+
+
 def _counts(correct_P: npt.ArrayLike, samples_P: npt.ArrayLike, k: int) -> tuple[Array, Array]:
-    c_P, m_P = (np.asarray(a, dtype=np.float64) for a in (correct_P, samples_P))
-    c_P, m_P = np.broadcast_arrays(c_P, m_P)
+    c_P, m_P = _numbers("correct_P", correct_P), _numbers("samples_P", samples_P)
+    if m_P.ndim and m_P.shape != c_P.shape:
+        raise InputError(f"correct_P has the shape {c_P.shape}, samples_P {m_P.shape}; give one count a problem.")
+    m_P = np.broadcast_to(m_P, c_P.shape)
     for name, a in (("correct_P", c_P), ("samples_P", m_P)):
         if not np.isfinite(a).all() or (a != np.floor(a)).any():
             raise InputError(f"{name} has a value that is not a whole number; give counts, not rates.")
-    if k != int(k) or k < 1:
+    if not (k >= 1 and float(k).is_integer()):
         raise InputError(f"k = {k}; k must be a whole number of at least 1.")
     if (c_P < 0).any() or (c_P > m_P).any():
         worst = int(np.flatnonzero((c_P < 0) | (c_P > m_P))[0])

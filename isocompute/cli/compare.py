@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from isocompute.law import Comparison
     from isocompute.law.comparison import Efficiency
 
-__all__ = ["command"]
+__all__ = ["command", "comparison_json"]
 
 
 def command(
@@ -36,7 +36,7 @@ def command(
         check_format(chart)
     sides = [options.load_runs([side], columns, where) for side in (a, b)]
     result = api.compare(sides[0], sides[1], metric=metric, unit=unit, replicates=replicates, seed=seed)
-    names = tuple(_name(side) for side in (a, b))
+    names = _names(a, b)
     if chart:
         from isocompute.law.from_runs import choose_metric, choose_unit
         from isocompute.report.charts import comparison_chart
@@ -47,20 +47,22 @@ def command(
                 result,
                 metric=choose_metric(sides[0], metric),
                 unit=choose_unit(sides[0], unit),
-                names=(names[0], names[1]),
+                names=names,
             ),
             chart,
         )
     if json:
         options.print_json(comparison_json(result))
     else:
-        _show(result, names[0], names[1])
+        _show(result, *names)
         if chart:
             typer.echo(f"wrote {chart}")
 
 
-def _name(address: str) -> str:
-    return address.rsplit("::", maxsplit=1)[-1].rstrip("/").rsplit("/", 1)[-1]
+def _names(a: str, b: str) -> tuple[str, str]:
+    """What to call the sides: the last part of each address, told apart where it is the same."""
+    name_a, name_b = (side.rsplit("::", maxsplit=1)[-1].rstrip("/").rsplit("/", 1)[-1] for side in (a, b))
+    return (f"{name_a} (first)", f"{name_b} (second)") if name_a == name_b else (name_a, name_b)
 
 
 def comparison_json(result: Comparison) -> dict[str, Any]:
@@ -109,8 +111,6 @@ def comparison_json(result: Comparison) -> dict[str, Any]:
 def _show(result: Comparison, name_a: str, name_b: str) -> None:
     from isocompute.cli.show import console, heading, number, pair, table, value
 
-    if name_a == name_b:
-        name_a, name_b = f"{name_a} (first)", f"{name_b} (second)"
     names = {"a": name_a, "b": name_b}
     screen = console()
     low, high = result.interval
@@ -126,9 +126,9 @@ def _show(result: Comparison, name_a: str, name_b: str) -> None:
     )
     fast_low, fast_high = result.speed_ratio_interval
     speed = (
-        "neither is faster to half of its rise"
+        "neither is faster to half of the rise to the common ceiling"
         if result.faster == "same"
-        else f"{names[result.faster]} needs less compute for half of its rise "
+        else f"{names[result.faster]} needs less compute for half of the rise to the common ceiling "
         f"({name_b} / {name_a}: {result.speed_ratio:.2f}×, {fast_low:.2f}–{fast_high:.2f})"
     )
     screen.print(f"{ceiling};\n{speed}", style="bold")

@@ -10,8 +10,9 @@ from isocompute.cli import options
 
 if TYPE_CHECKING:
     from isocompute.law import Backtest, Forecast
+    from isocompute.runs import RunSet
 
-__all__ = ["command"]
+__all__ = ["backtest_json", "command", "draw", "forecast_json", "show"]
 
 
 def command(
@@ -56,11 +57,11 @@ def command(
         return
     made = api.forecast(loaded, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
     if chart:
-        _draw(loaded, made, metric, unit, chart)
+        draw(loaded, made, metric, unit, chart)
     if json:
         options.print_json(forecast_json(made))
     else:
-        _show(made)
+        show(made)
         if chart:
             typer.echo(f"wrote {chart}")
 
@@ -111,7 +112,8 @@ def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
     return out
 
 
-def _show(made: Forecast) -> None:
+def show(made: Forecast) -> None:
+    """The forecast on a terminal."""
     from isocompute.cli.show import console, number, pair, value
 
     screen = console()
@@ -158,7 +160,8 @@ def _show_backtest(data: dict[str, Any]) -> None:
         screen.print(f"too short and skipped: {', '.join(data['skipped'][:10])}", style="dim")
 
 
-def _draw(loaded: Any, made: Forecast, metric: str | None, unit: str | None, chart: str) -> None:
+def draw(loaded: RunSet, made: Forecast, metric: str | None, unit: str | None, chart: str) -> None:
+    """The chart of a run's forecast, with the points that came after it where there are any."""
     from isocompute.law import curves_of
     from isocompute.report.charts import forecast_chart
     from isocompute.report.style import save

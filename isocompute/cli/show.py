@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["console", "count", "heading", "number", "pair", "table", "value"]
 
 
 def console() -> Console:
-    """Standard output, with room for a table where it is not a terminal."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=120)
+    """Standard output, with room for a table where it is not a terminal. A run's name is text, whatever is in it."""
+    width = None if sys.stdout.isatty() else 120
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -29,9 +30,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return out
 
 
-def heading(text: str) -> str:
+def heading(text: str) -> Text:
     """A line above a table."""
-    return f"\n[bold]{escape(text)}[/bold]"
+    return Text(f"\n{text}", style="bold")
 
 
 def count(x: int | None) -> str:

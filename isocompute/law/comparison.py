@@ -69,7 +69,7 @@ class Comparison:
     efficiency_ratio: float
     efficiency_ratio_interval: tuple[float, float]
     speed_ratio: float
-    """Midpoint of b over midpoint of a: how many times less compute a needs for half its rise."""
+    """Midpoint of b over midpoint of a, both at the common ceiling: above 1, a gets half-way with less compute."""
     speed_ratio_interval: tuple[float, float]
     overtakings: tuple[Overtaking, ...]
     higher: str

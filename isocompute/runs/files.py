@@ -11,7 +11,17 @@ from typing import Any
 
 from isocompute.errors import InputError
 
-__all__ = ["children", "exists", "is_folder", "is_remote", "join", "last_part", "read_bytes", "write_atomically"]
+__all__ = [
+    "children",
+    "exists",
+    "is_folder",
+    "is_remote",
+    "join",
+    "last_part",
+    "read_bytes",
+    "size",
+    "write_atomically",
+]
 
 
 def is_remote(address: str) -> bool:
@@ -56,6 +66,15 @@ def exists(address: str) -> bool:
             system, path = _remote(address)
             return bool(system.exists(path))
         return Path(address).exists()
+
+
+def size(address: str) -> int:
+    """Bytes of a file; 0 where it is not there."""
+    if is_remote(address):
+        system, path = _remote(address)
+        return int(system.size(path) or 0) if system.exists(path) else 0
+    path_here = Path(address)
+    return path_here.stat().st_size if path_here.exists() else 0
 
 
 def is_folder(address: str) -> bool:
@@ -106,5 +125,4 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _short(error: BaseException) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split()) or type(error).__name__
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__

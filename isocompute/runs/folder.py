@@ -16,7 +16,7 @@ from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.model import Run, RunSettings, RunWarning
 
-__all__ = ["POINTS", "SETTINGS", "RunWriter", "parse_lines", "read_run", "tidy"]
+__all__ = ["POINTS", "SETTINGS", "RunWriter", "parse_lines", "read_run", "steps_of", "tidy"]
 
 SETTINGS = "run.json"
 POINTS = "points.jsonl"
@@ -118,14 +118,9 @@ def parse_lines(data: bytes, address: str) -> pl.DataFrame:
 def _has_every_key(table: pl.DataFrame, data: bytes) -> bool:
     """Whether no line had a key beyond the table's columns, which the reader would have dropped without a word.
 
-    Every key has its colon, so the colons are as many as the table's values and the nulls spelled out. May say no
-    where the answer is yes (colons inside strings, nested objects), never the reverse.
+    Every key has its colon, so the colons are as many as the table's values and the nulls spelled out. Colons inside
+    strings make them too many: then the answer is no where it might be yes, never the reverse.
     """
-    strings = [c for c, kind in table.schema.items() if kind == pl.String]
-    if b"\\" in data or any(table[c].str.contains(":", literal=True).any() for c in strings):
-        return False
-    if any(kind.is_nested() for kind in table.dtypes):
-        return False
     nulls = data.count(b":null") + data.count(b": null")
     return data.count(b":") == nulls + sum(table[c].count() for c in table.columns)
 
@@ -143,13 +138,24 @@ def _slowly(data: bytes, address: str) -> pl.DataFrame:
                 raise InputError(f"{address}, line {number}: not an object but {type(row).__name__}; delete the line.")
             # A value that is itself a list or an object is no number a law could use.
             rows.append({key: None if isinstance(value, list | dict) else value for key, value in row.items()})
-    return pl.DataFrame(rows, infer_schema_length=None, strict=False)
+    try:
+        return pl.DataFrame(rows, infer_schema_length=None, strict=False)
+    except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+        why = str(error).splitlines()[0]
+        raise InputError(f"{address}: a key has different kinds of values ({why}); give numbers only.") from error
 
 
 def tidy(table: pl.DataFrame) -> pl.DataFrame:
     """One row a step in order of step, the later row standing where a resumed run repeats one."""
-    if "step" not in table.columns or not table["step"].dtype.is_numeric() or table["step"].has_nulls():
+    step = steps_of(table)
+    if step is None:
         return table
-    if table["step"].n_unique() < table.height:
+    if step.n_unique() < table.height:
         table = table.unique(subset="step", keep="last", maintain_order=True)
     return table if table["step"].is_sorted() else table.sort("step", maintain_order=True)
+
+
+def steps_of(table: pl.DataFrame) -> pl.Series | None:
+    """The steps, where every row has one."""
+    step = table.get_column("step", default=None)
+    return step if step is not None and step.dtype.is_numeric() and not step.has_nulls() else None

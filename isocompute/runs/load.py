@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.folder import POINTS, read_run
-from isocompute.runs.model import Run, RunSet, RunSettings, listing
+from isocompute.runs.model import Run, RunSet, RunSettings, RunWarning, listing
 from isocompute.runs.table import TABLE_SUFFIXES, read_table
 
 __all__ = ["load"]
 
 RUN_MARK = "::"
 _DEPTH = 4
+_READERS = 8
 
 
 def load(
@@ -59,7 +62,7 @@ def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]
     if not files.exists(address):
         raise InputError(f"{address}: no such file or folder.")
     if files.is_folder(address):
-        runs = _study(address, "", _DEPTH)
+        runs = _study(address)
         if not runs:
             raise InputError(f"{address}: no run folders (with {POINTS}) in it; is this the study's folder?")
         return _filter_settings(runs, where, address)
@@ -68,25 +71,41 @@ def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]
     return read_table(address, columns=columns, where=where)
 
 
-def _study(address: str, name: str, depth: int) -> list[Run]:
+def _study(address: str) -> list[Run]:
+    """The runs of a folder, read side by side: small files keep one core busy each, remote ones mostly wait."""
+    found = list(_run_folders(address, "", _DEPTH))
+    begun = [run for run in found if files.size(files.join(run[0], POINTS)) > 0] or found
+    if len(begun) < len(found):
+        # A study that is running: a cell's folder is there before its first evaluation.
+        waiting = len(found) - len(begun)
+        warnings.warn(f"{address}: {waiting} run(s) without a point yet are left out", RunWarning, stacklevel=2)
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(lambda run: read_run(run[0], name=run[1]), begun))
+
+
+def _run_folders(address: str, name: str, depth: int) -> Iterator[tuple[str, str]]:
     """Run folders anywhere below, named by their path from the top so that equal names in two places stay apart."""
     entries = {files.last_part(child): child for child in files.children(address)}
     if POINTS in entries:
-        return [read_run(address, name=name or files.last_part(address))]
-    if depth == 0:
-        return []
-    folders = {part: child for part, child in entries.items() if not part.startswith(".") and files.is_folder(child)}
-    return [run for part, child in folders.items() for run in _study(child, f"{name}/{part}".strip("/"), depth - 1)]
+        yield address, name or files.last_part(address)
+    elif depth > 0:
+        for part, child in entries.items():
+            if not part.startswith(".") and files.is_folder(child):
+                yield from _run_folders(child, f"{name}/{part}".strip("/"), depth - 1)
 
 
 def _filter_settings(runs: list[Run], where: Mapping[str, str], address: str) -> list[Run]:
     for key, wanted in where.items():
-        values = [run.settings.model_dump(exclude_none=True).get(key) for run in runs]
-        kept = [run for run, value in zip(runs, values, strict=True) if value is not None and str(value) == wanted]
+        values = [_text(run.settings.model_dump().get(key)) for run in runs]
+        kept = [run for run, value in zip(runs, values, strict=True) if value == wanted]
         if not kept:
-            there = sorted({str(value) for value in values if value is not None})
+            there = sorted({value for value in values if value is not None})
             raise InputError(
                 f"--where {key}={wanted} leaves no runs of {address}; '{key}' in run.json is {listing(there)}."
             )
         runs = kept
     return runs
+
+
+def _text(value: object) -> str | None:
+    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)

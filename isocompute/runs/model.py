@@ -48,11 +48,11 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the numeric columns that do not count compute."""
+        """Names of the numeric columns that do not count compute and are not empty."""
         return [
             name
             for name, kind in self.points.schema.items()
-            if name not in POINT_COLUMNS and (kind.is_numeric() or kind == pl.Boolean)
+            if name not in POINT_COLUMNS and (kind.is_numeric() or kind == pl.Boolean) and self.points[name].count()
         ]
 
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.folder import parse_lines, tidy
+from isocompute.runs.folder import parse_lines, steps_of, tidy
 from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, RunWarning, listing
 
 __all__ = ["TABLE_SUFFIXES", "read_table"]
@@ -37,16 +37,21 @@ def read_table(
         table = _filter(table, column, wanted, address)
     table = _renamed(table, columns, address)
     settings = [c for c in _SETTING_COLUMNS if c in table.columns]
+    table = table.with_columns(pl.col(c).fill_nan(None) for c in settings if table.schema[c].is_float())
     keys = ["run"] if "run" in table.columns else settings
+    for column in {*keys, *settings}:
+        if table.schema[column].is_nested():
+            raise InputError(f"{address}: the column '{column}' holds lists or objects; give plain values.")
     if not keys:
         return [_run(files.last_part(address).rsplit(".", 1)[0], table, settings, address)]
     for column in keys:
         if table[column].has_nulls():
             raise InputError(f"{address}: a row has an empty '{column}'; fill it in.")
+    named = keys == ["run"]
     runs = []
-    for key, part in table.partition_by(keys, as_dict=True, maintain_order=True).items():
-        name = str(key[0]) if keys == ["run"] else ",".join(f"{_short(k)}={v}" for k, v in zip(keys, key, strict=True))
-        runs.append(_run(name, part.drop(keys) if keys == ["run"] else part, settings, address))
+    for key, part in table.partition_by(keys, as_dict=True, maintain_order=True, include_key=not named).items():
+        name = str(key[0]) if named else ",".join(f"{_short(k)}={v}" for k, v in zip(keys, key, strict=True))
+        runs.append(_run(name, part, settings, address))
     return runs
 
 
@@ -135,21 +140,22 @@ def _renamed(table: pl.DataFrame, columns: Mapping[str, str], address: str) -> p
         if theirs not in table.columns:
             raise InputError(f"{address}: there is no column '{theirs}'; there are {listing(table.columns, 12)}.")
     renames = {ours: theirs for ours, theirs in columns.items() if ours != "value"}
-    used = set(renames.values()) - set(renames) - {columns.get("value")}
+    used = set(renames.values()) - set(renames)
     return table.with_columns(pl.col(theirs).alias(ours) for ours, theirs in renames.items()).drop(used)
 
 
 def _run(name: str, table: pl.DataFrame, settings: list[str], address: str) -> Run:
     found: dict[str, int] = {}
     for column in settings:
-        values = table[column].drop_nulls().unique(maintain_order=True)
-        if len(values) > 1:
+        low: Any = table[column].min()
+        high: Any = table[column].max()
+        if low != high:
             raise InputError(
-                f"{address}: run '{name}' has {column} = {values[0]} and {values[1]}: two different runs with one "
-                "name; give them their own names in the run column."
+                f"{address}: run '{name}' has {column} = {low} and {high}: two different runs with one name; "
+                "give them their own names in the run column."
             )
-        if len(values):
-            found[column] = _whole_number(values[0], name, column, address)
+        if low is not None:
+            found[column] = _whole_number(low, name, column, address)
     table = table.drop(settings)
     _check_first_step(name, table, address)
     return Run(name, RunSettings.model_validate(found), tidy(table))
@@ -167,11 +173,12 @@ def _whole_number(value: Any, name: str, column: str, address: str) -> int:
 
 def _check_first_step(name: str, table: pl.DataFrame, address: str) -> None:
     """A resumed run goes on from a checkpoint; rows back at the first step with other values are another run."""
-    if "step" not in table.columns or table["step"].n_unique() == table.height:
+    step = steps_of(table)
+    if step is None or step.n_unique() == table.height:
         return
-    first = table.filter(pl.col("step") == table["step"][0])
+    first = table.filter(step == step[0])
     if any(first[c].drop_nulls().n_unique() > 1 for c in first.columns):
         raise InputError(
-            f"{address}: run '{name}', column 'step': {table['step'][0]} comes twice with different values: two "
-            "different runs with one name? Give them their own names in the run column."
+            f"{address}: run '{name}', column 'step': {step[0]} comes twice with different values: two "
+            "different runs with one name? Give them their own names in the run column, or keep one with --where."
         )

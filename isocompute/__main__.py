@@ -1,0 +1,5 @@
+"""`python -m isocompute` is `isocompute`."""
+
+from isocompute.cli.main import main
+
+main()

@@ -1,0 +1,131 @@
+"""The package from Python: the same answers as the command line, and nothing heavy before it is asked for."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import isocompute
+from isocompute import InputError, api
+from isocompute.cli.compare import comparison_json
+from isocompute.cli.forecast import backtest_json, forecast_json
+from isocompute.cli.main import app
+from isocompute.law import law_to_json
+from tests.conftest import rising, write_points
+
+
+def printed(*args: str) -> Any:
+    """What the command prints with --json."""
+    result = CliRunner().invoke(app, [*args, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.output)
+
+
+def as_json(data: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(data))
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_fit_is_the_command() -> None:
+    law = isocompute.fit("runs", metric="best@4", unit="steps", points="records", replicates=60, seed=3, bin_width=0.01)
+    options = "--metric best@4 --unit steps --points records --replicates 60 --seed 3 --bin 0.01"
+    assert as_json(law_to_json(law)) == printed("fit", "runs", *options.split())
+    assert (law.metric, law.unit, law.points, law.replicates) == ("best@4", "steps", "records", 60)
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_forecast_is_the_command() -> None:
+    made = isocompute.forecast("runs/easy-32x64", to=4e6, fit_until=0.5, metric="avg@4", level=0.5)
+    options = "--to 4e6 --fit-until 0.5 --metric avg@4 --level 0.5"
+    assert as_json(forecast_json(made)) == printed("forecast", "runs/easy-32x64", *options.split())
+    assert (made.at, made.level) == (4e6, 0.5)
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_backtest_is_the_command() -> None:
+    assert as_json(backtest_json(*isocompute.backtest("runs"))) == printed("forecast", "--backtest", "runs")
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_compare_is_the_command() -> None:
+    result = isocompute.compare("runs/easy-32x8", "runs/easy-32x16", replicates=60, seed=1)
+    options = "--replicates 60 --seed 1"
+    assert as_json(comparison_json(result)) == printed("compare", "runs/easy-32x8", "runs/easy-32x16", *options.split())
+
+
+def test_every_kind_of_source_is_the_same(in_sweep: Path) -> None:
+    runs = isocompute.load("runs")
+    sources = ["runs", in_sweep / "runs", [f"runs/{run.name}" for run in runs], runs]
+    laws = [law_to_json(isocompute.fit(source, replicates=50)) for source in sources]
+    assert all(law == laws[0] for law in laws)
+
+
+def test_runs_made_in_memory() -> None:
+    import polars as pl
+
+    settings = isocompute.RunSettings(problems_per_batch=16, rollouts_per_problem=4)
+    run = isocompute.Run("mine", settings, pl.DataFrame(rising(12)))
+    law = isocompute.fit(isocompute.RunSet((run,)), replicates=50)
+    assert [(c.curve.name, c.curve.setting) for c in law.runs] == [("mine", (16, 4))]
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -1.0, float("nan")])
+def test_a_level_is_a_share(sweep: Path, level: float) -> None:
+    for ask in (isocompute.forecast, isocompute.backtest):
+        with pytest.raises(InputError, match=r"level = .*: give the share that the interval is to hold, such as 0.8"):
+            ask(sweep / "runs" / "easy-32x8", level=level)
+
+
+def test_a_wider_level_is_a_wider_interval(sweep: Path) -> None:
+    low, high = (isocompute.forecast(sweep / "runs" / "easy-32x8", level=level).interval for level in (0.5, 0.9))
+    assert high[0] < low[0] < low[1] < high[1]
+
+
+def test_a_run_too_many(sweep: Path, tmp_path: Path) -> None:
+    write_points(tmp_path / "broken", [{"step": 1}])
+    with pytest.raises(InputError, match="forecast takes one run, these are 4: name one as PATH::NAME"):
+        isocompute.forecast([sweep / "runs", tmp_path])
+
+
+def test_input_errors_are_value_errors() -> None:
+    with pytest.raises(ValueError, match="no such file or folder"):
+        isocompute.load("nowhere")
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_docstring_examples() -> None:
+    result = doctest.testmod(api)
+    assert result.attempted >= 5
+    assert result.failed == 0
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_the_package_docstring_runs() -> None:
+    lines = (isocompute.__doc__ or "").splitlines()
+    code = textwrap.dedent("\n".join(line for line in lines if line.startswith("    ")))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["law"].metric == "avg@4"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in isocompute.__all__:
+        assert getattr(isocompute, name) is not None
+    with pytest.raises(AttributeError, match="module 'isocompute' has no attribute 'nothing'"):
+        _ = isocompute.nothing
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    script = "import sys, isocompute; print(*sorted({m.split('.')[0] for m in sys.modules} - sys.stdlib_module_names))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "isocompute" in loaded
+    assert not loaded & {"numpy", "polars", "scipy", "altair", "pydantic", "typer", "rich", "torch"}
