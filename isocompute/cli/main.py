@@ -8,7 +8,7 @@ import warnings
 import typer
 
 from isocompute import __version__
-from isocompute.cli import compare, fit, forecast, quickstart
+from isocompute.cli import compare, fit, forecast, quickstart, study
 from isocompute.errors import InputError
 
 __all__ = ["app", "main"]
@@ -24,6 +24,7 @@ app.command("fit")(fit.command)
 app.command("forecast")(forecast.command)
 app.command("compare")(compare.command)
 app.command("quickstart")(quickstart.command)
+app.add_typer(study.app, name="study")
 
 
 def _version(asked: bool) -> None:
@@ -49,7 +50,7 @@ def main() -> None:
     try:
         app(prog_name="isocompute")
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; nothing is left to say

@@ -1,0 +1,181 @@
+"""`isocompute study run|status|runs`: a sweep, resumable at any moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isocompute.cli import options
+
+if TYPE_CHECKING:
+    from isocompute.study import CellStatus, Result
+
+__all__ = ["app"]
+
+STOPPED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+_SHOWN_ERRORS = 5
+
+app = typer.Typer(help="Run a sweep, see how far it is, list its runs.", no_args_is_help=True, rich_markup_mode=None)
+Folder = Annotated[str, typer.Argument(help="The study's folder, or its fsspec address.")]
+
+
+@app.command("run")
+def run(
+    spec: Annotated[str, typer.Argument(metavar="SPEC.toml", help="The study's spec (docs/study.md).")],
+    out: Annotated[str | None, typer.Option(help="The study's folder; by default the spec's name.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one a core.")] = None,
+    on: Annotated[str, typer.Option(help="Where cells run: local, ray, or ray=ADDRESS.")] = "local",
+    fork: Annotated[bool, typer.Option("--fork", help="Start a new folder NAME-2, NAME-3, … beside it.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Run what is left of a study; the same command goes on after a stop, a crash or a kill."""
+    from isocompute import study
+    from isocompute.cli.study_display import display
+
+    try:
+        with display(quiet=json) as report:
+            result = study.run(spec=spec, out=out, workers=workers, on=on, fork=fork, report=report)
+    except KeyboardInterrupt:
+        typer.echo("stopped at once; the same command goes on from the last checkpoints.", err=True)
+        raise typer.Exit(STOPPED) from None
+    if json:
+        options.print_json(run_json(result))
+    else:
+        _show_result(result)
+    if result.unwritable:
+        typer.echo(f"error: {result.unwritable}; what is written stays: make room and run the same command.", err=True)
+    if result.unwritable or result.failed:
+        raise typer.Exit(1)
+    if result.stopped:
+        raise typer.Exit(STOPPED)
+
+
+def run_json(result: Result) -> dict[str, Any]:
+    """The keys of `study run --json` (docs/study.md)."""
+    return {
+        "folder": result.folder,
+        "cells": result.cells,
+        "finished": result.finished,
+        "skipped": result.skipped,
+        "failed": [{"cell": name, "error": error} for name, error in result.failed.items()],
+        "stopped": result.stopped,
+        "unwritable": result.unwritable,
+        "seconds": result.seconds,
+        "rollouts": result.new_rollouts,
+    }
+
+
+def _show_result(result: Result) -> None:
+    from isocompute.cli.show import number
+    from isocompute.cli.study_display import duration
+
+    skipped = f" ({result.skipped} of them before)" if result.skipped else ""
+    typer.echo(
+        f"{result.folder}: {result.finished} of {result.cells} cells finished{skipped}, "
+        f"{number(result.new_rollouts)} rollouts in {duration(result.seconds)}"
+    )
+    if result.failed:
+        typer.echo(f"{len(result.failed)} failed; running the study again tries them again:")
+        _show_errors(list(result.failed.items()))
+    if result.stopped:
+        typer.echo("stopped; the same command goes on from here.")
+
+
+def _show_errors(errors: list[tuple[str, str]]) -> None:
+    from isocompute.study.execute import headline
+
+    for name, error in errors[:_SHOWN_ERRORS]:
+        first, *rest = headline(error).splitlines() or [""]
+        typer.echo(f"  {name}: {first}")
+        for line in rest:
+            typer.echo(f"    {line}")
+    if len(errors) > _SHOWN_ERRORS:
+        typer.echo(f"  … and {len(errors) - _SHOWN_ERRORS} more; `isocompute study runs` lists all.")
+
+
+@app.command("status")
+def status(folder: Folder, json: options.Json = False) -> None:
+    """How far a study is; works at any time from any terminal, whether it is running or not."""
+    from isocompute import study
+    from isocompute.cli.show import number
+
+    data = status_json(folder, study.status(folder=folder))
+    if json:
+        options.print_json(data)
+        return
+    counts = ", ".join(f"{data[state]} {state}" for state in _STATES if data[state])
+    share = data["rollouts"] / data["total_rollouts"]
+    typer.echo(f"{folder}: {data['cells']} cells: {counts}")
+    typer.echo(f"{number(data['rollouts'])} of {number(data['total_rollouts'])} rollouts ({share:.1%})")
+    if data["errors"]:
+        typer.echo("failed:")
+        _show_errors([(error["cell"], error["error"]) for error in data["errors"]])
+
+
+_STATES = ("finished", "running", "stopped", "waiting", "failed")
+
+
+def status_json(folder: str, cells: list[CellStatus]) -> dict[str, Any]:
+    """The keys of `study status --json` (docs/study.md)."""
+    counts = Counter[str](cell.state for cell in cells)
+    return {
+        "folder": folder,
+        "cells": len(cells),
+        **{state: counts[state] for state in _STATES},
+        "rollouts": sum(cell.rollouts for cell in cells),
+        "total_rollouts": sum(cell.cell.compute for cell in cells),
+        "errors": [{"cell": c.cell.name, "error": c.error or ""} for c in cells if c.state == "failed"],
+    }
+
+
+@app.command("runs")
+def runs(folder: Folder, json: options.Json = False) -> None:
+    """List a study's runs: allocation, state and last evaluation of each."""
+    from isocompute import study
+
+    cells = study.StudyFolder(folder).status(points=True)
+    if json:
+        options.print_json({"folder": folder, "runs": [run_row(cell) for cell in cells]})
+        return
+    from isocompute.cli.show import console, number, table, value
+
+    metric = _shown_metric(cells)
+    rows = [
+        [
+            cell.cell.name,
+            str(cell.cell.problems_per_batch),
+            str(cell.cell.rollouts_per_problem),
+            str(cell.cell.update_steps),
+            cell.state,
+            f"{number(cell.rollouts)} of {number(cell.cell.compute)}",
+            value((cell.last or {}).get(metric)),
+        ]
+        for cell in cells
+    ]
+    console().print(table(["run", "Bp", "n", "updates", "state", "rollouts", metric or "value"], rows))
+
+
+def _shown_metric(cells: list[CellStatus]) -> str:
+    """The metric of the table's last column: the first avg@k that a run has."""
+    names = (name for cell in cells for name in cell.last or {})
+    return next((name for name in names if name.startswith("avg@")), "")
+
+
+def run_row(cell: CellStatus) -> dict[str, Any]:
+    """One entry of `runs` in `study runs --json` (docs/study.md)."""
+    return {
+        "run": cell.cell.name,
+        "set": cell.cell.problems.get("set"),
+        "problems_per_batch": cell.cell.problems_per_batch,
+        "rollouts_per_problem": cell.cell.rollouts_per_problem,
+        "update_steps": cell.cell.update_steps,
+        "seed": cell.cell.seed,
+        "compute": cell.cell.compute,
+        "state": cell.state,
+        "rollouts": cell.rollouts,
+        "error": cell.error,
+        "last": cell.last,
+    }

@@ -1,0 +1,71 @@
+"""A study from Python: what `isocompute study run` and `study status` do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from isocompute.errors import InputError
+from isocompute.runs import files
+from isocompute.study.engines import load_engine
+from isocompute.study.folder import CellStatus, StudyFolder
+from isocompute.study.progress import Progress, Report, Result
+from isocompute.study.spec import cells, check_cells, parse_spec
+
+__all__ = ["run", "status"]
+
+
+def _silent(_: Progress) -> None:
+    pass
+
+
+def run(
+    *,
+    spec: str | Path,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    on: str = "local",
+    fork: bool = False,
+    report: Report = _silent,
+) -> Result:
+    """Run what is left of a study: finished cells are skipped, half-finished ones go on from their checkpoint.
+
+    `out` is the study's folder, by default named after the spec's file; `on` is `local`, `ray` or `ray=ADDRESS`.
+    """
+    where, _, ray_address = on.partition("=")
+    if where not in ("local", "ray") or (ray_address and where == "local"):
+        raise InputError(f"--on {on}: it is 'local', 'ray' or 'ray=ADDRESS'.")
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers {workers}: give at least one.")
+    name = str(spec)
+    data = files.read_bytes(name)
+    parsed = parse_spec(data, name=name)
+    all_cells = cells(parsed)
+    check_cells(load_engine(parsed.engine), all_cells, name=name)
+    folder = StudyFolder(out if out is not None else Path(files.last_part(name)).stem)
+    if fork:
+        folder = folder.fork()
+    folder.create()
+    with folder.locked():
+        folder.adopt(parsed, data)
+        statuses = folder.status(all_cells)
+        if where == "ray":
+            from isocompute.study.ray import run_ray
+
+            return run_ray(
+                engine=parsed.engine,
+                statuses=statuses,
+                address=folder.address,
+                resources=parsed.resources,
+                cluster=ray_address or None,
+                report=report,
+            )
+        from isocompute.study.local import run_local
+
+        return run_local(
+            engine=parsed.engine, statuses=statuses, address=folder.address, workers=workers, report=report
+        )
+
+
+def status(*, folder: str | Path) -> list[CellStatus]:
+    """The state of every cell, told from the study's files alone."""
+    return StudyFolder(folder).status()

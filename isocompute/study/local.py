@@ -1,0 +1,270 @@
+"""Cells in worker processes of this machine.
+
+The pool is our own because a sweep must outlive its workers. `ProcessPoolExecutor` ends all workers when one dies and
+cannot say which cell it died in. Here every worker has a pipe of its own, so a death costs one attempt of one cell.
+What workers share, the stop flag and the counters of rollouts, is bare memory without locks: a worker killed inside a
+locked section would leave the lock taken for good. Each counter has one writer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing as mp
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from isocompute.engines.base import Cell
+from isocompute.engines.threads import single_threaded
+from isocompute.errors import InputError
+from isocompute.runs import files
+from isocompute.study.execute import Outcome, execute, write_error
+from isocompute.study.folder import CellStatus
+from isocompute.study.progress import Report, Result, Tally, longest_first
+
+__all__ = ["available_cores", "run_local"]
+
+RETRIES = 2
+"""How often a cell is tried again whose worker died: enough for an out-of-memory kill that another process caused."""
+_TICK = 0.2
+_CHUNK_SECONDS = 0.1
+_LARGEST_CHUNK = 64
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_local(
+    *, engine: str, statuses: list[CellStatus], address: str, workers: int | None = None, report: Report
+) -> Result:
+    """Run the cells that are not finished, in processes; returns when all have ended or the user has stopped it."""
+    cells = longest_first(statuses)
+    pool = _Pool(engine, address, min(workers or available_cores(), len(cells)))
+    tally = Tally(statuses, report, pool.rollouts)
+    with pool.stops_on_signal():
+        try:
+            pool.run(deque(cells), tally)
+        finally:
+            pool.kill()
+    return tally.result(folder=address, stopped=pool.stopping and tally.unwritable is None)
+
+
+class _Worker:
+    """One process, what it was given, and the pipe to it."""
+
+    def __init__(self, process: Any, connection: Connection, slot: int) -> None:
+        self.process, self.connection, self.slot = process, connection, slot
+        self.cells: deque[Cell] = deque()
+        self.ready = False
+
+
+class _Pool:
+    def __init__(self, engine: str, address: str, size: int) -> None:
+        self._context = mp.get_context("spawn")
+        self._engine, self._address, self._size = engine, address, size
+        self._stop = self._context.RawValue(ctypes.c_int, 0)
+        self._counters = self._context.RawArray(ctypes.c_longlong, max(1, size))
+        self._workers: list[_Worker] = []
+        self._deaths: Counter[str] = Counter()
+        self._false_starts = 0
+        self._recent: deque[float] = deque(maxlen=_LARGEST_CHUNK)
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self._stop.value)
+
+    def rollouts(self) -> int:
+        return sum(self._counters)
+
+    @contextmanager
+    def stops_on_signal(self) -> Iterator[None]:
+        """The first Ctrl-C (or SIGTERM) asks the cells to write a checkpoint and return, the second ends at once."""
+
+        def handle(*_: object) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self._stop.value = 1
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, handle) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def run(self, pending: deque[Cell], tally: Tally) -> None:
+        """Hand out cells until none is left or the study stops."""
+        while True:
+            if not self.stopping:
+                self._hand_out(pending)
+            busy = [worker for worker in self._workers if worker.cells or not worker.ready]
+            if not any(worker.cells for worker in busy) and (self.stopping or not pending):
+                break
+            self._listen(pending, tally)
+            if tally.unwritable:
+                self._stop.value = 1
+            tally.tell(running=sum(bool(w.cells) for w in self._workers), stopping=self.stopping)
+
+    def _hand_out(self, pending: deque[Cell]) -> None:
+        taken = {worker.slot for worker in self._workers}
+        idle = sum(not worker.cells for worker in self._workers)
+        for slot in range(self._size):
+            if slot not in taken and len(pending) > idle:
+                self._workers.append(self._start(slot))
+                idle += 1
+        for worker in self._workers:
+            if worker.ready and not worker.cells and pending:
+                chunk = [pending.popleft() for _ in range(min(self._chunk(), len(pending)))]
+                worker.cells.extend(chunk)
+                with suppress(OSError):  # if it has just died, `_listen` sees that and takes the cells back
+                    worker.connection.send(chunk)
+
+    def _chunk(self) -> int:
+        """Cells for one message: many while cells are tiny, one as soon as a cell takes as long as a chunk may."""
+        if not self._recent:
+            return 1
+        mean = sum(self._recent) / len(self._recent)
+        return max(1, min(_LARGEST_CHUNK, int(_CHUNK_SECONDS / max(mean, 1e-9))))
+
+    def _start(self, slot: int) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_work,
+            args=(theirs, self._engine, self._address, self._stop, self._counters, slot),
+            name=f"isocompute-{slot}",
+            daemon=False,  # an engine may have processes of its own
+        )
+        # Until the worker can handle them, signals wait: a Ctrl-C while it imports would print a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            with single_threaded():
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        return _Worker(process, ours, slot)
+
+    def _listen(self, pending: deque[Cell], tally: Tally) -> None:
+        sources: dict[Any, _Worker] = {}
+        for worker in self._workers:
+            sources[worker.connection] = sources[worker.process.sentinel] = worker
+        ready = {id(worker): worker for worker in map(sources.__getitem__, wait(list(sources), _TICK))}
+        for worker in ready.values():
+            alive = worker.process.is_alive()  # asked first: what it sent before its end is then all in the pipe
+            try:
+                while worker.connection.poll():
+                    self._hear(worker, worker.connection.recv(), pending, tally)
+            except (EOFError, OSError):
+                alive = False
+            if not alive:
+                self._bury(worker, pending, tally)
+
+    def _hear(self, worker: _Worker, message: Any, pending: deque[Cell], tally: Tally) -> None:
+        if isinstance(message, Outcome):
+            worker.cells.popleft()
+            self._recent.append(message.seconds)
+            tally.add(message)
+        elif message == "ready":
+            worker.ready, self._false_starts = True, 0
+        elif message == "stopped":
+            pending.extendleft(worker.cells)
+            worker.cells.clear()
+
+    def _bury(self, worker: _Worker, pending: deque[Cell], tally: Tally) -> None:
+        """A worker has died: its current cell is tried again, a few times; the rest of its chunk goes back."""
+        worker.process.join()
+        worker.connection.close()
+        self._workers.remove(worker)
+        if not worker.ready:
+            self._false_starts += 1
+            if self._false_starts > RETRIES:
+                raise InputError(
+                    f"worker processes end before they begin ({_ending(worker.process.exitcode)}); is engine "
+                    f"'{self._engine}' importable from a new process?"
+                )
+        pending.extendleft(reversed(list(worker.cells)[1:]))
+        if worker.cells:
+            cell = worker.cells[0]
+            self._deaths[cell.name] += 1
+            if self._deaths[cell.name] <= RETRIES:
+                pending.appendleft(cell)
+                return
+            error = RuntimeError(
+                f"its worker process died {self._deaths[cell.name]} times ({_ending(worker.process.exitcode)}); "
+                "out of memory?"
+            )
+            if not files.is_remote(self._address):
+                write_error(Path(self._address) / cell.name, error)
+            tally.add(Outcome(cell.name, "failed", str(error)))
+
+    def kill(self) -> None:
+        """End the workers: idle ones have nothing to lose, busy ones resume from their checkpoints."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.connection.close()
+        self._workers.clear()
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+class _SlotControl:
+    """A cell's line to the runner through shared memory; a call costs less than a microsecond."""
+
+    def __init__(self, stop: Any, counters: Any, slot: int) -> None:
+        self._stop, self._counters, self._slot = stop, counters, slot
+
+    def stopping(self) -> bool:
+        return bool(self._stop.value)
+
+    def advanced(self, rollouts: int) -> None:
+        self._counters[self._slot] += rollouts
+
+
+def _work(connection: Connection, engine_name: str, address: str, stop: Any, counters: Any, slot: int) -> None:
+    """Life of a worker process: cells in, outcomes out."""
+    for number in _SIGNALS:
+        # The runner decides when to stop. A handler and not SIG_IGN, which an outside trainer would inherit.
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    from isocompute.study.engines import load_engine
+
+    engine = load_engine(engine_name)
+    control = _SlotControl(stop, counters, slot)
+    connection.send("ready")
+    while True:
+        try:
+            chunk: list[Cell] = connection.recv()
+        except EOFError:
+            return
+        for cell in chunk:
+            if control.stopping():
+                connection.send("stopped")
+                break
+            connection.send(execute(engine=engine, cell=cell, address=address, control=control))
+
+
+def _end_with_parent() -> None:
+    """A worker whose runner was killed must not write on: the runner that comes next resumes the same cells."""
+    parent = mp.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

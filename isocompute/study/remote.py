@@ -1,0 +1,189 @@
+"""Studies at an fsspec address: a cell works in a scratch folder that is carried to and fro.
+
+Files go up in the order that keeps every moment resumable: points before the checkpoint that counts them, and
+`finished.json` last. An object store replaces an object whole or not at all; where a system leaves half a file, points
+and checkpoint do not agree and the cell starts over (`execute`).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from isocompute.engines.base import CHECKPOINT, FINISHED, Control
+from isocompute.errors import InputError
+from isocompute.runs import files
+from isocompute.runs.folder import POINTS
+from isocompute.study.claim import BEAT_SECONDS, RUNNING, STALE_SECONDS, Holder, is_alive, myself
+
+_CARRY_SECONDS = 60.0
+"""Engines without checkpoints of ours, such as outside trainers, are carried up this often."""
+
+__all__ = ["claim_age", "claimed", "listing", "scratch", "write"]
+
+_LAST = (POINTS, CHECKPOINT, FINISHED)
+"""Uploaded after everything else, in this order."""
+
+
+def _system(address: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise InputError(f"{address}: remote addresses need fsspec; pip install 'isocompute[remote]'.") from error
+    try:
+        system, path = url_to_fs(address)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{address}: {error}.") from error
+    return system, str(path)
+
+
+def write(address: str, data: bytes) -> None:
+    """Replace a remote file."""
+    system, path = _system(address)
+    try:
+        system.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        system.pipe_file(path, data)
+    except Exception as error:  # a remote system may raise anything
+        raise InputError(f"{address}: cannot be written ({error}).") from error
+
+
+def listing(address: str) -> set[str]:
+    """Every file below an address, as paths relative to it, in one request."""
+    system, path = _system(address)
+    system.invalidate_cache()
+    return {str(found).removeprefix(path).lstrip("/") for found in system.find(path)}
+
+
+def claim_age(address: str) -> float:
+    """Seconds since the holder of a remote claim last said that it lives; 0 for a live one of this host."""
+    holder, age = _read_claim(address)
+    if holder is None:
+        return float("inf")
+    return age if is_alive(holder, age=age) else float("inf")
+
+
+def _read_claim(address: str) -> tuple[Holder | None, float]:
+    try:
+        told = json.loads(files.read_bytes(address))
+        age = time.time() - told.pop("beat")
+        return Holder(**told), age
+    except (InputError, ValueError, TypeError, KeyError):
+        return None, float("inf")
+
+
+def _write_claim(address: str) -> None:
+    write(address, json.dumps({**asdict(myself()), "beat": time.time()}).encode())
+
+
+@contextmanager
+def claimed(address: str, *, what: str, patience: float) -> Iterator[None]:
+    """Hold a remote claim. Such systems lock nothing: two that start within one second of each other both pass."""
+    deadline = time.monotonic() + patience
+    while True:
+        holder, _ = _read_claim(address)
+        if holder is None or holder == myself() or claim_age(address) >= STALE_SECONDS:
+            break
+        if time.monotonic() >= deadline:
+            raise InputError(f"{what} is being run by process {holder.pid} on {holder.host}; wait for it or stop it.")
+        time.sleep(1.0)
+    _write_claim(address)
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT_SECONDS):
+            with suppress(InputError):
+                _write_claim(address)
+
+    heart = threading.Thread(target=beat, name="remote claim", daemon=True)
+    heart.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        heart.join()
+        system, path = _system(address)
+        with suppress(FileNotFoundError):
+            system.rm_file(path)
+
+
+@contextmanager
+def scratch(address: str, control: Control) -> Iterator[tuple[Path, Control]]:
+    """A local folder that stands for a remote one, and a control that uploads whenever a new checkpoint is there."""
+    system, path = _system(address)
+    with tempfile.TemporaryDirectory(prefix="isocompute-") as temporary:
+        folder = Path(temporary)
+        _download(system, path, folder)
+        carrier = _Carrier(system, path, folder, control)
+        try:
+            yield folder, carrier
+        finally:
+            carrier.upload()
+
+
+def _download(system: Any, path: str, folder: Path) -> None:
+    if system.isdir(path):
+        for found in system.find(path):
+            target = folder / str(found).removeprefix(path).lstrip("/")
+            if target.name == RUNNING:
+                continue  # about who works above, which this folder is not
+            target.parent.mkdir(parents=True, exist_ok=True)
+            system.get_file(found, str(target))
+
+
+class _Carrier:
+    """Passes the engine's calls on and carries the folder up on the way."""
+
+    def __init__(self, system: Any, path: str, folder: Path, control: Control) -> None:
+        self._system, self._path, self._folder, self._control = system, path, folder, control
+        self._sent: dict[str, tuple[int, int]] = _stamps(folder)
+        self._when = time.monotonic()
+
+    def stopping(self) -> bool:
+        """Whether to stop."""
+        self._carry()
+        return self._control.stopping()
+
+    def advanced(self, rollouts: int) -> None:
+        """More rollouts are done."""
+        self._carry()
+        self._control.advanced(rollouts)
+
+    def _carry(self) -> None:
+        try:
+            stat = (self._folder / CHECKPOINT).stat()
+            new = self._sent.get(CHECKPOINT) != (stat.st_mtime_ns, stat.st_size)
+        except FileNotFoundError:
+            new = False
+        if new or time.monotonic() - self._when > _CARRY_SECONDS:
+            self.upload()
+
+    def upload(self) -> None:
+        """Send what changed; last of all, drop above what is gone here."""
+        stamps = _stamps(self._folder)
+        order = [name for name in stamps if name not in _LAST] + [name for name in _LAST if name in stamps]
+        for name in order:
+            if self._sent.get(name) != stamps[name]:
+                target = f"{self._path}/{name}"
+                self._system.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
+                self._system.put_file(str(self._folder / name), target)
+        for name in self._sent:
+            if name not in stamps:
+                with suppress(FileNotFoundError):
+                    self._system.rm_file(f"{self._path}/{name}")
+        self._sent, self._when = stamps, time.monotonic()
+
+
+def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file with its time and size; temporary files of atomic writes are not part of the folder."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    }

@@ -1,0 +1,216 @@
+"""`study.toml` as data: what is swept, checked field by field before anything is started."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from isocompute.allocation import grid
+from isocompute.engines.base import Cell, Engine
+from isocompute.errors import InputError
+from isocompute.runs import files
+from isocompute.study.engines import check_name
+
+__all__ = ["Budget", "Evaluation", "Grid", "Resources", "StudySpec", "cells", "check_cells", "parse_spec", "read_spec"]
+
+_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def _whole(value: Any) -> Any:
+    """TOML has no 4e6 as a whole number, and Python takes true for 1: the first is meant, the second a mistake."""
+    if isinstance(value, bool | str):
+        raise ValueError("should be a whole number")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Table = dict[str, Any]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Grid(_Strict):
+    """Which allocations are run: every (Bp, n) whose batch is not too large."""
+
+    problems_per_batch: list[Count] = Field(min_length=1, description="values of Bp")
+    rollouts_per_problem: list[Count] = Field(min_length=1, description="values of n")
+    max_batch: Count | None = Field(default=None, description="B_max: cells with Bp · n above it are left out")
+
+    @field_validator("problems_per_batch", "rollouts_per_problem")
+    @classmethod
+    def _distinct(cls, values: list[int]) -> list[int]:
+        return _without_repeats(values)
+
+
+class Budget(_Strict):
+    """What every cell may spend; its update steps are the budget over its batch, rounded down."""
+
+    rollouts: Count = Field(description="C, in rollouts, of every cell")
+
+
+class Evaluation(BaseModel):
+    """When and how a cell is evaluated; engines may read further fields."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    points: Count = Field(default=40, description="evaluations of a run, on a log grid of compute")
+    samples: Count = Field(default=16, description="samples of each validation problem")
+    k: list[Count] = Field(default=[4], min_length=1, description="the k of avg@k, best@k and worst@k")
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Evaluation:
+        if max(self.k) > self.samples:
+            raise ValueError(f"k = {max(self.k)} needs at least as many samples; samples = {self.samples}")
+        return self
+
+
+class Resources(_Strict):
+    """What a cell takes of a machine; used by Ray to place cells."""
+
+    cpus: Annotated[float, Field(ge=0)] = Field(default=1.0, description="CPU cores of a cell")
+    gpus: Annotated[float, Field(ge=0)] = Field(default=0.0, description="GPUs of a cell, may be a fraction")
+
+
+class StudySpec(_Strict):
+    """A sweep: one engine and recipe over a grid of allocations, problem sets and seeds at one budget."""
+
+    engine: str = Field(description="sim, command, or package.module:Class")
+    problems: list[Table] = Field(default=[{}], min_length=1, description="problem sets, as the engine reads them")
+    recipe: Table = Field(default={}, description="the recipe's fields, as the engine reads them")
+    grid: Grid
+    budget: Budget
+    seeds: list[Annotated[Whole, Field(ge=0)]] = Field(default=[0], min_length=1, description="a run for each")
+    evaluation: Evaluation = Evaluation()
+    resources: Resources = Resources()
+    engine_options: Table = Field(default={}, description="further options of the engine")
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, name: str) -> str:
+        check_name(name)
+        return name
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, values: list[int]) -> list[int]:
+        return _without_repeats(values)
+
+    @field_validator("problems", mode="before")
+    @classmethod
+    def _as_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict) else value
+
+    @field_validator("problems")
+    @classmethod
+    def _named(cls, sets: list[Table]) -> list[Table]:
+        names = [table.get("set") for table in sets]
+        for i, name in enumerate(names):
+            if name is None:
+                if len(sets) > 1:
+                    raise ValueError(f"table {i + 1} has no set; with several tables give each a name: set = 'easy'")
+            elif not isinstance(name, str) or not _SET_NAME.fullmatch(name):
+                raise ValueError(f"set = {name!r} names a folder; use letters, digits, '.', '_' and '-'")
+            elif names.index(name) != i:
+                raise ValueError(f"set = '{name}' comes twice; give every table its own name")
+        return sets
+
+
+def _without_repeats(values: list[int]) -> list[int]:
+    repeated = [value for i, value in enumerate(values) if value in values[:i]]
+    if repeated:
+        raise ValueError(f"{repeated[0]} comes twice; keep one")
+    return values
+
+
+def read_spec(path: str | Path) -> StudySpec:
+    """Read a `study.toml`.
+
+    >>> read_spec("missing.toml")
+    Traceback (most recent call last):
+    ...
+    isocompute.errors.InputError: missing.toml: cannot be read (No such file or directory).
+    """
+    return parse_spec(files.read_bytes(str(path)), name=str(path))
+
+
+def parse_spec(data: bytes, *, name: str = "study.toml") -> StudySpec:
+    """The spec in a file's bytes; what is wrong names the file and the field.
+
+    >>> spec = parse_spec(b'''
+    ... engine = "sim"
+    ... grid = {problems_per_batch = [32], rollouts_per_problem = [8, 16]}
+    ... budget = {rollouts = 4e4}
+    ... ''')
+    >>> [(cell.name, cell.update_steps) for cell in cells(spec)]
+    [('32x8-s0', 156), ('32x16-s0', 78)]
+    """
+    try:
+        table = tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: not UTF-8 text; save it as UTF-8.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{name}: not TOML: {error}.") from error
+    try:
+        spec = StudySpec.model_validate(table)
+    except ValidationError as error:
+        raise InputError(f"{name}: {'; '.join(_wrong(e) for e in error.errors()[:3])}.") from error
+    try:
+        cells(spec)
+    except InputError as error:
+        raise InputError(f"{name}: grid: {error}") from error
+    return spec
+
+
+def _wrong(error: Any) -> str:
+    """One validation error in the words of the file."""
+    field = ".".join(str(part) for part in error["loc"])
+    text = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        owner: Any = StudySpec
+        for part in error["loc"][:-1]:
+            owner = owner.model_fields[part].annotation
+        text = f"there is no such field; there are {', '.join(owner.model_fields)}"
+    return f"{field}: {text[:1].lower() + text[1:]}"
+
+
+def cells(spec: StudySpec) -> list[Cell]:
+    """The runs of a study: every allocation of the grid on every problem set with every seed."""
+    allocations = grid(
+        problems_per_batch=spec.grid.problems_per_batch,
+        rollouts_per_problem=spec.grid.rollouts_per_problem,
+        budget=spec.budget.rollouts,
+        max_batch=spec.grid.max_batch,
+    )
+    evaluation = spec.evaluation.model_dump()
+    return [
+        Cell(
+            name=f"{prefix}{a.problems_per_batch}x{a.rollouts_per_problem}-s{seed}",
+            problems_per_batch=a.problems_per_batch,
+            rollouts_per_problem=a.rollouts_per_problem,
+            update_steps=a.update_steps,
+            seed=seed,
+            problems=problems,
+            recipe=spec.recipe,
+            evaluation=evaluation,
+            engine=spec.engine_options,
+        )
+        for problems, prefix in ((t, f"{t['set']}/" if "set" in t else "") for t in spec.problems)
+        for a in allocations
+        for seed in spec.seeds
+    ]
+
+
+def check_cells(engine: Engine, of: list[Cell], *, name: str = "study.toml") -> None:
+    """Ask the engine about every cell, so that a wrong one is known before the first has cost anything."""
+    for cell in of:
+        try:
+            engine.check(cell)
+        except InputError as error:
+            raise InputError(f"{name}: {error} (cell {cell.name})") from error

@@ -1,0 +1,63 @@
+"""A `file://` address goes through fsspec like any other, which makes it a remote one that tests can look into."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from isocompute import study
+from isocompute.engines.base import CHECKPOINT
+from isocompute.errors import InputError
+from isocompute.study import remote
+from tests.study.tools import files_in, finish, points, start, until, write_spec
+
+
+def test_a_remote_study_has_the_points_of_a_local_one(tmp_path: Path):
+    spec = write_spec(tmp_path / "study.toml")
+    study.run(spec=spec, out=tmp_path / "local", workers=2)
+    address = f"file://{tmp_path}/remote"
+    result = study.run(spec=spec, out=address, workers=2)
+    assert (result.folder, result.finished) == (address, 4)
+    assert points(tmp_path / "remote") == points(tmp_path / "local")
+    assert files_in(tmp_path / "remote") == files_in(tmp_path / "local")
+    assert {status.state for status in study.status(folder=address)} == {"finished"}
+    assert study.run(spec=spec, out=address).skipped == 4
+    with pytest.raises(InputError, match=r"recipe\.a: absent → 1"):
+        study.run(spec=write_spec(spec, recipe={"a": 1}), out=address)
+    assert study.run(spec=spec, out=address, fork=True).folder == f"{address}-2"
+
+
+def test_a_killed_remote_study_goes_on_from_its_uploaded_checkpoint(tmp_path: Path):
+    options = {"every": 2, "wait": ["2x2-s0"]}
+    spec = write_spec(tmp_path / "study.toml", seeds=[0], engine_options=options)
+    study.run(spec=write_spec(tmp_path / "free.toml", seeds=[0]), out=tmp_path / "local")
+    out, address = tmp_path / "remote", f"file://{tmp_path}/remote"
+    process = start("run", spec, "--out", address, "--workers", "1")
+    until((out / "2x2-s0" / CHECKPOINT).exists)
+    until(lambda: {s.cell.name: s.state for s in study.status(folder=address)}["2x2-s0"] == "running")
+    with pytest.raises(InputError, match=f"is being run by process {process.pid}"):
+        study.run(spec=spec, out=address)
+    process.send_signal(signal.SIGKILL)
+    finish(process)
+    until(lambda: {s.state for s in study.status(folder=address)} == {"stopped", "waiting"})
+    process = start("run", spec, "--out", address, "--workers", "1")
+    until(lambda: study.status(folder=address)[0].state == "running")
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130
+    assert study.run(spec=spec, out=address).finished == 2
+    assert points(out) == points(tmp_path / "local")
+
+
+def test_an_unknown_kind_of_address(tmp_path: Path):
+    with pytest.raises(InputError, match="nowhere://x"):
+        study.run(spec=write_spec(tmp_path / "study.toml"), out="nowhere://x")
+
+
+def test_a_claim_of_another_host_counts_until_it_is_old(tmp_path: Path):
+    path = tmp_path / "claim"
+    told = {"host": "elsewhere", "pid": 1, "started": "1", "beat": 0.0}
+    path.write_text(json.dumps(told))
+    assert remote.claim_age(f"file://{path}") == float("inf")

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from isocompute.errors import InputError
+from isocompute.study import cells, parse_spec
+from isocompute.study.engines import load_engine
+
+SPEC = """
+engine = "sim"
+seeds = [0, 1]
+[grid]
+problems_per_batch = [32, 64]
+rollouts_per_problem = [8, 16]
+max_batch = 512
+[budget]
+rollouts = 4e4
+"""
+
+
+def test_cells_are_the_grid_under_the_largest_batch_for_every_seed():
+    made = cells(parse_spec(SPEC.encode()))
+    assert [c.name for c in made] == ["32x8-s0", "32x8-s1", "32x16-s0", "32x16-s1", "64x8-s0", "64x8-s1"]
+    assert [c.update_steps for c in made[::2]] == [156, 78, 78]
+    assert all(c.compute <= 40_000 < c.compute + c.batch_size for c in made)
+
+
+def test_every_named_set_has_a_folder():
+    text = SPEC + '[[problems]]\nset = "easy"\nlow = 0.3\n[[problems]]\nset = "hard"\n'
+    made = cells(parse_spec(text.encode()))
+    assert {c.name.split("/")[0] for c in made} == {"easy", "hard"}
+    assert made[0].problems == {"set": "easy", "low": 0.3}
+    assert cells(parse_spec((SPEC + '[problems]\nset = "easy"').encode()))[0].name == "easy/32x8-s0"
+
+
+def test_defaults_and_free_tables_reach_the_cell():
+    cell = cells(parse_spec((SPEC + "[evaluation]\nk = [4, 8]\nextra = 1\n[recipe]\nkl_coef = 0.1").encode()))[0]
+    assert cell.evaluation == {"points": 40, "samples": 16, "k": [4, 8], "extra": 1}
+    assert cell.recipe == {"kl_coef": 0.1}
+    assert cell.engine == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"sim"', '"lm"', "engine: 'lm', the language-model engine, is not available yet"),
+        ('"sim"', '"simm"', "engine: 'simm' is not one of sim, command"),
+        ('engine = "sim"', "", "engine: field required"),
+        ("[8, 16]", "[8, 0]", "grid.rollouts_per_problem.1: input should be greater than or equal to 1"),
+        ("[8, 16]", "[8, true]", "grid.rollouts_per_problem.1: should be a whole number"),
+        ("[8, 16]", '["8"]', "grid.rollouts_per_problem.0: should be a whole number"),
+        ("[8, 16]", "[8, 8]", "grid.rollouts_per_problem: 8 comes twice"),
+        ("[8, 16]", "[]", "grid.rollouts_per_problem: list should have at least 1 item"),
+        ("[8, 16]", "8", "grid.rollouts_per_problem: input should be a valid list"),
+        ("max_batch", "largest", "grid.largest: there is no such field; there are problems_per_batch"),
+        ("seeds", "seed", "seed: there is no such field; there are engine, problems"),
+        ("[0, 1]", "[-1]", "seeds.0: input should be greater than or equal to 0"),
+        ("4e4", "0", "budget.rollouts: input should be greater than or equal to 1"),
+        ("4e4", "1.5", "budget.rollouts: input should be a valid integer"),
+        ("4e4", "300", "grid: budget = 300 is under one batch of 32 × 16"),
+        ("512", "100", "grid: max_batch = 100 leaves no cell"),
+        ("[budget]", "[budget", "not TOML"),
+        ("4e4", "4e4\n[evaluation]\nsamples = 2", "evaluation: k = 4 needs at least as many samples"),
+        ("4e4", "4e4\n[[problems]]\n[[problems]]", "problems: table 1 has no set"),
+        ("4e4", "4e4\n[problems]\nset = '../x'", "problems: set = '../x' names a folder"),
+        ("4e4", "4e4\n[[problems]]\nset = 'a'\n[[problems]]\nset = 'a'", "problems: set = 'a' comes twice"),
+        ("4e4", "4e4\n[resources]\ngpus = -1", "resources.gpus: input should be greater than or equal to 0"),
+    ],
+)
+def test_a_wrong_spec_names_the_file_and_the_field(old: str, new: str, says: str):
+    with pytest.raises(InputError, match=re.escape(f"my.toml: {says}")) as caught:
+        parse_spec(SPEC.replace(old, new, 1).encode(), name="my.toml")
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text():
+    with pytest.raises(InputError, match="not UTF-8"):
+        parse_spec(b"\xff\xfe")
+
+
+def test_an_engine_that_cannot_be_loaded():
+    for name in ("tests.study.nothing:Engine", "tests.study.fake:Nothing"):
+        with pytest.raises(InputError, match=f"engine '{name}' cannot be loaded"):
+            load_engine(name)
