@@ -1,9 +1,9 @@
-"""`isocompute quickstart`: the whole playbook on the simulator: sweep, fit, n*(C), the paper's rules, a plan, charts."""
+"""`isocompute quickstart`: the playbook on the simulator: sweep, fit, n*(C), the paper's rules, a plan, charts."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,10 +40,13 @@ _METRICS = ("avg@4", "best@4", "worst@4")
 
 def command(
     out: Annotated[str, typer.Option(help="Folder for the runs, the laws and the charts.")] = "quickstart",
-    budget: Annotated[int, typer.Option(min=65_536, help="Rollouts of every cell.")] = 4_000_000,
-    plan_for: Annotated[float, typer.Option(min=1e4, help="Budget to plan for, in rollouts.")] = 2e6,
+    budget: Annotated[int, typer.Option(min=1_000_000, help="Rollouts of every cell.")] = 4_000_000,
+    plan_for: Annotated[
+        float | None, typer.Option(min=1e4, help="Budget to plan for, in rollouts; half of --budget by default.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
     seed: options.Seed = 0,
+    json: options.Json = False,
 ) -> None:
     """Sweep the simulator over the paper's grid on an easy and a hard set, and say what comes out."""
     from isocompute import api
@@ -57,7 +60,7 @@ def command(
         raise InputError(f"--out {out}: there is a file of that name; give another folder.")
     laws: dict[tuple[str, str], Law] = {}
     for name in ("easy", "hard"):
-        _sweep(folder / name, name, budget=budget, seed=seed, workers=workers)
+        _sweep(folder / name, name, budget=budget, seed=seed, workers=workers, quiet=json)
         runs = load(folder / name)
         for metric in _METRICS:
             replicates = 1000 if metric == "avg@4" else 300
@@ -66,34 +69,41 @@ def command(
         write_law(law, folder / name / "law.json")
         for ending in ("png", "html"):
             save(law_chart(law), folder / name / f"law.{ending}")
-    _show(laws, plan_for)
+    spend = plan_for or budget / 2
+    if json:
+        options.print_json(_json(laws, spend))
+        return
+    _show(laws, spend, budget)
     typer.echo(f"\nwrote {folder}/easy and {folder}/hard: study.toml, the runs, law.json, law.png, law.html")
     typer.echo(f"next: isocompute fit {folder}/easy --metric exact/avg@4")
 
 
-def _sweep(folder: Path, name: str, *, budget: int, seed: int, workers: int | None) -> None:
+def _sweep(folder: Path, name: str, *, budget: int, seed: int, workers: int | None, quiet: bool) -> None:
     from isocompute import study
+    from isocompute.runs import files
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
     spec = folder.parent / f"{name}.toml"
-    spec.write_text(_SPEC.format(set=name, seed=seed, budget=budget))
-    result = study.run(spec=spec, out=folder, workers=workers, report=_reporter(name))
-    spec.unlink()  # the study keeps its own copy
+    files.write_atomically(spec, _SPEC.format(set=name, seed=seed, budget=budget).encode())
+    try:
+        result = study.run(spec=spec, out=folder, workers=workers, report=_reporter(name, quiet=quiet))
+    finally:
+        spec.unlink()  # the study keeps its own copy
     if result.failed or result.stopped or result.unwritable:
         first = next(iter(result.failed.items()), ("", result.unwritable or "it was stopped"))
         typer.echo(f"error: the {name} sweep did not finish: {first[0]} {first[1]}; run the command again.", err=True)
         raise typer.Exit(1)
     rate = result.new_rollouts / max(result.seconds, 1e-9)
     cells = f"{result.cells} cells" if not result.skipped else f"{result.cells} cells, {result.skipped} done before"
-    typer.echo(f"{name}: {cells} of {budget:,} rollouts in {result.seconds:.0f} s, {rate / 1e6:.1f} M rollouts/s")
+    if not quiet:
+        typer.echo(f"{name}: {cells} of {budget:,} rollouts in {result.seconds:.0f} s, {rate / 1e6:.1f} M rollouts/s")
 
 
-def _reporter(name: str) -> Report:
+def _reporter(name: str, *, quiet: bool) -> Report:
     """A line every few seconds."""
     last = [0.0]
 
     def report(progress: Progress) -> None:
-        if progress.seconds - last[0] >= 10.0:
+        if not quiet and progress.seconds - last[0] >= 10.0:
             last[0] = progress.seconds
             left = progress.seconds_left
             eta = "" if left is None else f", about {left:.0f} s left"
@@ -102,36 +112,71 @@ def _reporter(name: str) -> Report:
     return report
 
 
-def _show(laws: dict[tuple[str, str], Law], plan_for: float) -> None:
-    from isocompute.cli.show import console, heading, number, table
+def _json(laws: dict[tuple[str, str], Law], plan_for: float) -> dict[str, Any]:
+    """The keys of `quickstart --json` (docs/quickstart.md)."""
+    from isocompute.law import law_to_json
+
+    return {
+        "laws": [
+            {"set": name, "metric": metric, "optimal_rollouts": law_to_json(law)["optimal_rollouts"]}
+            for (name, metric), law in laws.items()
+        ],
+        "rules": [{"rule": rule, "holds": holds, "found": found} for rule, holds, found in _rules(laws)],
+        "plans": [_plan(name, laws[name, "avg@4"], plan_for) for name in ("easy", "hard")],
+    }
+
+
+def _plan(name: str, law: Law, plan_for: float) -> dict[str, Any]:
     from isocompute.law.choice import choose
 
+    choice = choose(law.settings, plan_for)
+    problems, rollouts = choice.fit.setting
+    updates = int(plan_for // ((problems or 1) * (rollouts or 1)))
+    other = choice.runner_up
+    return {
+        "set": name,
+        "problems_per_batch": problems,
+        "rollouts_per_problem": rollouts,
+        "update_steps": updates,
+        "compute": (problems or 1) * (rollouts or 1) * updates,
+        "expected": {"metric": "avg@4", "value": choice.value, "interval": list(choice.interval), "level": 0.8},
+        "probability_best": choice.probability,
+        "next": None if other is None else {"setting": list(other.setting), "regret": choice.regret},
+    }
+
+
+def _show(laws: dict[tuple[str, str], Law], plan_for: float, budget: int) -> None:
+    from isocompute.cli.show import console, heading, number, table
+
     screen = console()
+    budgets = [c for c in (1e5, 3e5, 1e6, 3e6, 1e7, 3e7) if c <= budget]
     rows = []
     for (name, metric), law in laws.items():
         best = law.joint.rollouts
         if best is None:
             continue
-        cells = [_at(best, compute) for compute in (1e5, 3e5, 1e6, 3e6)]
+        cells = [_at(best, compute) for compute in budgets]
         rows.append([f"{name} {metric}", *cells, _levels(best)])
     screen.print(
         heading("The best n at a budget (95% interval), all Bp competing; exact pass rates, held-out problems")
     )
-    screen.print(table(["", "100k", "300k", "1M", "3M", "levels off"], rows))
+    screen.print(table(["", *[number(c) for c in budgets], "levels off"], rows))
     screen.print(heading("The paper's rules, and what was found here"))
     for rule, holds, found in _rules(laws):
-        screen.print(f" {'holds ' if holds else 'does not hold'}  {rule}: {found}")
+        word = "undecided" if holds is None else "holds" if holds else "does not hold"
+        screen.print(f" {word:13s}  {rule}: {found}")
     screen.print(heading(f"A plan for {number(plan_for)} rollouts"))
     for name in ("easy", "hard"):
-        choice = choose(laws[name, "avg@4"].settings, plan_for)
-        bp, n = choice.fit.setting
-        updates = int(plan_for // ((bp or 1) * (n or 1)))
-        other = choice.runner_up
-        next_best = "" if other is None else f"; next {other.setting[0]} × {other.setting[1]}, −{choice.regret:.4f}"
+        plan = _plan(name, laws[name, "avg@4"], plan_for)
+        low, high = plan["expected"]["interval"]
+        after = plan["next"]
+        next_best = (
+            "" if after is None else f"; next {after['setting'][0]} × {after['setting'][1]}, −{after['regret']:.4f}"
+        )
         screen.print(
-            f" {name}: {bp} problems × {n} rollouts × {updates} updates, expect avg@4 {choice.value:.3f} "
-            f"({choice.interval[0]:.3f}–{choice.interval[1]:.3f}), best of the grid with probability "
-            f"{choice.probability:.2f}{next_best}"
+            f" {name}: {plan['problems_per_batch']} problems × {plan['rollouts_per_problem']} rollouts × "
+            f"{plan['update_steps']} updates, expect avg@4 {plan['expected']['value']:.3f} ({low:.3f}–{high:.3f}), "
+            f"best of the grid with probability {plan['probability_best']:.2f}{next_best}"
         )
 
 
@@ -151,25 +196,26 @@ def _levels(best: Optimum) -> str:
     return f"at {best.ceiling:.0f}" if best.saturates else "not inside the data"
 
 
-def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool, str]]:
-    """The three rules of the abstract and the metric rule of figure 8, each with the numbers it rests on."""
+def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool | None, str]]:
+    """The rules of the abstract and of figure 8, whether each held (None: not decided), and the numbers behind it."""
     easy, hard = (laws[name, "avg@4"].joint.rollouts for name in ("easy", "hard"))
-    best, worst = (laws["easy", metric].joint.rollouts for metric in ("best@4", "worst@4"))
-    assert easy is not None and hard is not None and best is not None and worst is not None
-    out = [
+    if easy is None or hard is None:
+        return []
+    out: list[tuple[str, bool | None, str]] = [
         (
             "the best n rises with compute and levels off",
-            easy.rises and hard.rises and easy.saturates and hard.saturates,
+            None
+            if easy.rises and hard.rises and not (easy.saturates and hard.saturates)
+            else easy.rises and hard.rises,
             "; ".join(
-                f"{name} {'rises to' if o.rises else 'stays at'} {o.ceiling:.0f} "
-                f"({o.ceiling_interval[0]:.0f}–{o.ceiling_interval[1]:.0f}), {_levels(o)}"
+                f"{name} {'rises to' if o.rises else 'stays at'} {_ceiling(o)}, {_levels(o)}"
                 for name, o in (("easy", easy), ("hard", hard))
             ),
         ),
         (
             "the hard set levels off at a smaller n",
             hard.ceiling < easy.ceiling,
-            f"hard {hard.ceiling:.0f}, easy {easy.ceiling:.0f}",
+            f"hard {_ceiling(hard)}, easy {_ceiling(easy)}{_overlap(hard, easy)}",
         ),
     ]
     for name in ("easy", "hard"):
@@ -184,12 +230,24 @@ def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool, str]]:
                 f"range {spans['problems_per_batch']:.3f} over Bp, {spans['rollouts_per_problem']:.3f} over n",
             )
         )
-    out.append(
-        (
-            "on the easy set worst@4 wants a larger n than best@4",
-            worst.ceiling > best.ceiling,
-            f"worst@4 {worst.ceiling:.0f} ({worst.ceiling_interval[0]:.0f}–{worst.ceiling_interval[1]:.0f}), "
-            f"best@4 {best.ceiling:.0f} ({best.ceiling_interval[0]:.0f}–{best.ceiling_interval[1]:.0f})",
-        )
-    )
+    for name, larger, smaller in (("easy", "worst@4", "best@4"), ("hard", "best@4", "worst@4")):
+        wants, other = (laws[name, metric].joint.rollouts for metric in (larger, smaller))
+        if wants is not None and other is not None:
+            out.append(
+                (
+                    f"on the {name} set {larger} wants a larger n than {smaller}",
+                    wants.ceiling > other.ceiling,
+                    f"{larger} {_ceiling(wants)}, {smaller} {_ceiling(other)}{_overlap(wants, other)}",
+                )
+            )
     return out
+
+
+def _overlap(a: Optimum, b: Optimum) -> str:
+    """A word of caution where the intervals of two ceilings overlap."""
+    apart = a.ceiling_interval[0] > b.ceiling_interval[1] or b.ceiling_interval[0] > a.ceiling_interval[1]
+    return "" if apart else "; the intervals overlap"
+
+
+def _ceiling(best: Optimum) -> str:
+    return f"{best.ceiling:.0f} ({best.ceiling_interval[0]:.0f}–{best.ceiling_interval[1]:.0f})"
