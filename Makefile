@@ -30,9 +30,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+# A local build's suffix (torch 2.13.0+cpu) is cut: every machine takes the build of that version that suits it.
 lock: $(STAMP)
-	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --extra dev --extra remote --no-emit-index-url --no-emit-find-links --no-emit-options \
-	    --output-file requirements.lock pyproject.toml
+	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-options \
+	    --extra dev --extra remote --extra ray --extra lm --output-file requirements.lock pyproject.toml
+	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements.lock
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The native language-model engine."""

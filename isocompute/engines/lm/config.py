@@ -1,0 +1,131 @@
+"""A decoder's shape, read from and written to a Hugging Face `config.json`.
+
+One compact decoder covers the Llama, Qwen2 and Qwen3 families: they differ in whether q, k and v have biases (Qwen2),
+whether q and k are normalised per head (Qwen3), and in how RoPE is scaled for long contexts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from isocompute.errors import InputError
+
+__all__ = ["ARCHITECTURES", "DecoderConfig"]
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What the decoder needs of `config.json`; `extra` keeps the rest so that writing it back loses nothing."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope: dict[str, Any] = field(default_factory=dict)
+    """RoPE scaling: `rope_type` and what that type needs; empty for none."""
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    """Biases of q, k and v (Qwen2 has them; Llama may, and then also on the output projection)."""
+    mlp_bias: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def qk_norm(self) -> bool:
+        """Qwen3 normalises each head of q and k."""
+        return self.model_type == "qwen3"
+
+    @property
+    def output_bias(self) -> bool:
+        """Llama's attention_bias covers the output projection too; Qwen2's does not."""
+        return self.attention_bias and self.model_type != "qwen2"
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], *, where: str = "config.json") -> DecoderConfig:
+        """From the content of a `config.json` of transformers 4 or 5."""
+        kind = data.get("model_type")
+        if kind not in ARCHITECTURES:
+            raise InputError(
+                f"{where}: model_type '{kind}' is not supported; this engine reads {', '.join(ARCHITECTURES)}. "
+                "Use an outside trainer through engine = 'command'."
+            )
+        if data.get("use_sliding_window"):
+            raise InputError(f"{where}: sliding-window attention is not supported; set use_sliding_window to false.")
+        try:
+            hidden, heads = int(data["hidden_size"]), int(data["num_attention_heads"])
+            rope = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
+            theta = float(rope.pop("rope_theta", None) or data.get("rope_theta") or 10000.0)
+            kind_of_rope = rope.setdefault("rope_type", rope.pop("type", "default"))
+            if kind_of_rope not in _ROPE_TYPES:
+                raise InputError(f"{where}: rope_type '{kind_of_rope}' is not one of {', '.join(_ROPE_TYPES)}.")
+            return cls(
+                model_type=kind,
+                vocab_size=int(data["vocab_size"]),
+                hidden_size=hidden,
+                intermediate_size=int(data["intermediate_size"]),
+                num_hidden_layers=int(data["num_hidden_layers"]),
+                num_attention_heads=heads,
+                num_key_value_heads=int(data.get("num_key_value_heads") or heads),
+                head_dim=int(data.get("head_dim") or hidden // heads),
+                rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
+                rope_theta=theta,
+                rope={} if kind_of_rope == "default" else rope,
+                max_position_embeddings=int(data.get("max_position_embeddings", 2048)),
+                tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
+                attention_bias=bool(data.get("attention_bias", kind == "qwen2")),
+                mlp_bias=bool(data.get("mlp_bias", False)),
+                extra=dict(data),
+            )
+        except KeyError as error:
+            raise InputError(f"{where}: the key {error} is missing; is this a whole checkpoint?") from error
+
+    @classmethod
+    def read(cls, folder: Path) -> DecoderConfig:
+        """From a checkpoint's folder."""
+        path = folder / "config.json"
+        try:
+            data = json.loads(path.read_text())
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read; a checkpoint folder holds config.json.") from error
+        except ValueError as error:
+            raise InputError(f"{path}: not JSON ({error}).") from error
+        return cls.from_json(data, where=str(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """What transformers and vLLM read; keys that came with the checkpoint are kept."""
+        rope = {"rope_theta": self.rope_theta, **(self.rope or {"rope_type": "default"})}
+        out = {
+            **self.extra,
+            "architectures": [ARCHITECTURES[self.model_type]],
+            "model_type": self.model_type,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_parameters": rope,
+            "rope_scaling": self.rope or None,
+            "max_position_embeddings": self.max_position_embeddings,
+            "tie_word_embeddings": self.tie_word_embeddings,
+            "attention_bias": self.attention_bias,
+        }
+        if self.model_type == "llama":
+            out["mlp_bias"] = self.mlp_bias
+        return out

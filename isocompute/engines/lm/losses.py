@@ -1,0 +1,123 @@
+"""Losses, token by token, and the ways to average them. Pure functions; each cites its equation.
+
+`logprobs_BT` are the trainer's and differentiable, `old_logprobs_BT` those that ratios are taken against (the
+sampler's, or the trainer's own before the first of several updates), constant. `advantages_BT` broadcasts from `_B1`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isocompute.errors import InputError
+
+__all__ = [
+    "aggregate",
+    "cispo_loss",
+    "clip_loss",
+    "entropy",
+    "gspo_loss",
+    "kl_to_base",
+    "reinforce_loss",
+    "truncated_importance",
+    "value_loss",
+]
+
+
+def reinforce_loss(logprobs_BT: Tensor, advantages_BT: Tensor) -> Tensor:
+    """REINFORCE (Williams 1992): -A log π."""
+    return -advantages_BT * logprobs_BT
+
+
+def clip_loss(
+    logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, *, low: float = 0.2, high: float = 0.2
+) -> Tensor:
+    """PPO's clipped surrogate (Schulman et al. 2017 eq. 7) with DAPO's own upper clip (arXiv 2503.14476 eq. 8)."""
+    ratio_BT = (logprobs_BT - old_logprobs_BT).exp()
+    clipped_BT = ratio_BT.clamp(1.0 - low, 1.0 + high)
+    return -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
+
+
+def gspo_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    *,
+    low: float = 3e-4,
+    high: float = 4e-4,
+) -> Tensor:
+    """GSPO (arXiv 2507.18071 eq. 5 and 7): the ratio of whole sequences, to the power 1 / length, clipped.
+
+    Every token of a sequence carries the sequence's term; average it by `sequence`.
+    """
+    mask_BT = mask_BT.to(logprobs_BT.dtype)
+    lengths_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
+    log_ratio_B1 = ((logprobs_BT - old_logprobs_BT) * mask_BT).sum(dim=1, keepdim=True) / lengths_B1
+    ratio_BT = log_ratio_B1.exp().expand_as(logprobs_BT)
+    clipped_BT = ratio_BT.clamp(1.0 - low, 1.0 + high)
+    return -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
+
+
+def cispo_loss(logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, *, cap: float = 5.0) -> Tensor:
+    """CISPO, ScaleRL eq. 4: REINFORCE whose importance ratio is truncated at `cap` and held constant.
+
+    Unlike a PPO clip, a truncated ratio still passes gradient, so no token is ever silenced.
+    """
+    ratio_BT = (logprobs_BT - old_logprobs_BT).exp().detach().clamp(max=cap)
+    return -ratio_BT * advantages_BT * logprobs_BT
+
+
+def truncated_importance(trainer_logprobs_BT: Tensor, sampler_logprobs_BT: Tensor, *, cap: float = 2.0) -> Tensor:
+    """Truncated importance weights min(π_trainer / π_sampler, cap), constant (Yao et al. 2025, TIS).
+
+    They correct for a sampler whose numerics differ from the trainer's; multiply the policy term by them.
+    """
+    return (trainer_logprobs_BT.detach() - sampler_logprobs_BT).exp().clamp(max=cap)
+
+
+def kl_to_base(logprobs_BT: Tensor, base_logprobs_BT: Tensor) -> Tensor:
+    """The k3 estimate of KL(π || base) (Schulman 2020): r - 1 - log r with r = base / π; never negative."""
+    log_ratio_BT = base_logprobs_BT - logprobs_BT
+    return log_ratio_BT.exp() - 1.0 - log_ratio_BT
+
+
+def entropy(logits_BTV: Tensor) -> Tensor:
+    """Entropy of the next-token distribution."""
+    logprobs_BTV = torch.log_softmax(logits_BTV, dim=-1)
+    return -(logprobs_BTV.exp() * logprobs_BTV).sum(dim=-1)
+
+
+def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, *, clip: float = 0.2) -> Tensor:
+    """PPO's clipped critic loss: half the larger of the two squared errors."""
+    near_BT = old_values_BT + (values_BT - old_values_BT).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values_BT - returns_BT) ** 2, (near_BT - returns_BT) ** 2)
+
+
+def aggregate(
+    loss_BT: Tensor, mask_BT: Tensor, *, how: str, rollouts_per_problem: int = 1, length: int | None = None
+) -> Tensor:
+    """One number from per-token losses; rows of a problem stand together.
+
+    - `token`: mean over all tokens of the batch (DAPO eq. 8);
+    - `sequence`: mean over each response's tokens, then over responses (GRPO, DeepSeekMath eq. 3);
+    - `prompt`: mean over all tokens of a problem's responses, then over problems (ScaleRL section 3.2);
+    - `fixed`: sum over tokens divided by a fixed `length`, then mean over responses (Dr. GRPO).
+
+    A response or problem without any token in the mask counts as zero, so that micro-batches add up.
+    """
+    mask_BT = mask_BT.to(loss_BT.dtype)
+    summed_B, tokens_B = (loss_BT * mask_BT).sum(dim=1), mask_BT.sum(dim=1)
+    if how == "token":
+        return summed_B.sum() / tokens_B.sum().clamp(min=1.0)
+    if how == "sequence":
+        return (summed_B / tokens_B.clamp(min=1.0)).mean()
+    if how == "prompt":
+        summed_P = summed_B.view(-1, rollouts_per_problem).sum(dim=1)
+        tokens_P = tokens_B.view(-1, rollouts_per_problem).sum(dim=1)
+        return (summed_P / tokens_P.clamp(min=1.0)).mean()
+    if how == "fixed":
+        if length is None:
+            raise InputError("aggregation 'fixed' needs the length to divide by, usually the largest response length.")
+        return (summed_B / length).mean()
+    raise InputError(f"aggregation '{how}' is not one of token, sequence, prompt, fixed.")
