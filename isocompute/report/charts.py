@@ -30,7 +30,7 @@ def law_chart(law: Law) -> Any:
 def reward_chart(law: Law) -> Any:
     """Reward against compute for each n with fits and the frontier (IsoCompute figure 6)."""
     rows = [
-        {"compute": float(c), "value": float(v), "setting": _name(run.fit)}
+        {"compute": float(c), "value": float(v), "setting": _name(run.fit), "n": _shade(run.fit)}
         for run in law.runs
         for c, v in zip(run.curve.compute_C, run.curve.values_C, strict=True)
         if c > 0
@@ -38,20 +38,24 @@ def reward_chart(law: Law) -> Any:
     lines = [row for fit in law.settings for row in _line(fit)]
     front = law.joint.frontier
     edge = [{"compute": float(c), "value": float(v)} for c, v in zip(front.compute_C, front.values_C, strict=True)]
-    names = list(dict.fromkeys(_name(fit) for fit in law.settings))
+    # Colour says n, the quantity that is optimised; settings that differ in Bp alone are separate lines of one colour.
+    shades = list(dict.fromkeys(_shade(fit) for fit in law.settings))
     colour = alt.Color(
-        "setting:N",
-        title=_legend(law),
-        scale=alt.Scale(domain=names, range=ordinal_colours(len(names))),
-        legend=alt.Legend(columns=1 + len(names) // 20),
+        "n:N",
+        title="run" if law.settings[0].setting[1] is None else "n",
+        scale=alt.Scale(domain=shades, range=ordinal_colours(len(shades))),
+        legend=alt.Legend(columns=1 + len(shades) // 20),
     )
+    which = alt.Detail("setting:N")
     y = alt.Y("value:Q", title=law.metric, scale=alt.Scale(zero=False))
     x = compute_axis(law.unit)
     frontier_line = _chart(edge).mark_line(color="black", strokeWidth=5, opacity=0.22)
     points = _chart(_thin(rows)).mark_circle(size=14, opacity=0.45)
     fits = _chart(lines).mark_line(strokeWidth=1.6)
     return alt.layer(
-        frontier_line.encode(x=x, y=y), points.encode(x=x, y=y, color=colour), fits.encode(x=x, y=y, color=colour)
+        frontier_line.encode(x=x, y=y),
+        points.encode(x=x, y=y, color=colour),
+        fits.encode(x=x, y=y, color=colour, detail=which),
     ).properties(width=_WIDTH, height=_HEIGHT, title=_title("Reward against compute", "thick grey: the frontier"))
 
 
@@ -199,17 +203,15 @@ def _name(fit: CurveFit) -> str:
     return f"{rollouts}" if problems is None else f"{problems} × {rollouts}"
 
 
-def _legend(law: Law) -> str:
-    problems, rollouts = law.settings[0].setting
-    if rollouts is None:
-        return "run"
-    return "n" if problems is None else "Bp × n"
+def _shade(fit: CurveFit) -> str:
+    """n where it is known, else the run."""
+    return fit.curves[0].name if fit.setting[1] is None else f"{fit.setting[1]}"
 
 
 def _line(fit: CurveFit) -> list[dict[str, Any]]:
     grid_C = np.geomspace(fit.first, max(fit.last, fit.first * 1.0001), 60)
     return [
-        {"compute": float(c), "value": float(v), "setting": _name(fit)}
+        {"compute": float(c), "value": float(v), "setting": _name(fit), "n": _shade(fit)}
         for c, v in zip(grid_C, fit.at(grid_C), strict=True)
     ]
 
