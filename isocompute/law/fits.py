@@ -40,6 +40,8 @@ SEEN = 0.8
 """A ceiling counts as seen when this share of the rise to it is done; below, it hangs on the form of the curve."""
 HUBER = 2.0
 _HUBER_PASSES = 3
+_FLOOR = 0.3
+"""The noise scale is at least this share of the residuals' root mean square: more than half of them may be equal."""
 _KMAX = max(len(family.parameters) for family in FAMILIES)
 
 
@@ -252,7 +254,8 @@ def _huber(rows: _Rows, fits_F: Sequence[Fits]) -> Array:
         ]
     )
     distance_GC = np.where(rows.weights_GC > 0, np.abs(residual_FGC).min(axis=0), np.nan)
-    scale_G1 = np.maximum(1.4826 * np.nanmedian(distance_GC, axis=1, keepdims=True), 1e-12)
+    spread_G1 = np.sqrt(np.nanmean(distance_GC**2, axis=1, keepdims=True))
+    scale_G1 = np.maximum(1.4826 * np.nanmedian(distance_GC, axis=1, keepdims=True), _FLOOR * spread_G1) + 1e-12
     return np.where(rows.weights_GC > 0, np.minimum(1.0, HUBER * scale_G1 / np.maximum(distance_GC, 1e-300)), 0.0)
 
 
@@ -358,7 +361,7 @@ def block_resample(residual_C: Array, free: int, count: int, rng: np.random.Gene
     n = len(residual_C)
     spare = max(n - free, 1)
     inflation = np.sqrt(n / spare) * stats.t.ppf(0.975, spare) / stats.norm.ppf(0.975)
-    scale = max(1.4826 * float(np.median(np.abs(residual_C - np.median(residual_C)))), 1e-12)
+    scale = max(1.4826 * float(np.median(np.abs(residual_C - np.median(residual_C)))), _FLOOR * float(residual_C.std()))
     clipped_C = np.clip(residual_C, -HUBER * scale, HUBER * scale)
     # An estimate that ignores the clipped part of some points leans on the others by so much more.
     inflation *= n / max(int((np.abs(residual_C) <= HUBER * scale).sum()), 1)

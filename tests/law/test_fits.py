@@ -58,6 +58,15 @@ def test_one_glitch_does_not_bend_the_curve() -> None:
     assert after.ceiling == pytest.approx(before.ceiling, abs=0.01)
 
 
+def test_equal_values_do_not_fake_certainty() -> None:
+    """Three zeros after one value: the median residual is 0, the doubt is not."""
+    fit = fit_groups(
+        [[Curve("fell", np.array([0.0, 3.0, 7.0, 11.0]), np.array([0.03, 0.0, 0.0, 0.0]))]], replicates=200
+    )[0]
+    low, high = fit.ceiling_interval()
+    assert high - low > 0.01
+
+
 def test_a_collapse_is_data() -> None:
     rise = hill(COMPUTE[:40], 0.3, 0.6, 8.0, 2.0)
     fall = np.maximum(0.05, rise[-1] - 0.08 * np.arange(1, 21))
