@@ -126,7 +126,9 @@ def _show(result: Comparison, name_a: str, name_b: str) -> None:
     )
     fast_low, fast_high = result.speed_ratio_interval
     speed = (
-        "neither is faster to half of the rise to the common ceiling"
+        "which is faster is undecided: a midpoint lies beyond the data"
+        if result.faster == "undecided"
+        else f"neither is faster to half of the rise to the common ceiling ({fast_low:.2f}–{fast_high:.2f}×)"
         if result.faster == "same"
         else f"{names[result.faster]} needs less compute for half of the rise to the common ceiling "
         f"({name_b} / {name_a}: {result.speed_ratio:.2f}×, {fast_low:.2f}–{fast_high:.2f})"

@@ -92,11 +92,17 @@ def show(law: Law) -> None:
         screen.print(f"… and {len(law.runs) - 60} more; --json has all", style="dim")
     if law.joint.frontier.switches:
         steps = [
-            [number(s.compute), _setting(law, s.before), _setting(law, s.after), value(s.value)]
+            [
+                number(s.compute),
+                _setting(law, s.before),
+                _setting(law, s.after),
+                value(s.value),
+                "overtakes" if s.crosses else "begins or goes on alone",
+            ]
             for s in law.joint.frontier.switches
         ]
         screen.print(heading(f"Switches on the frontier (compute in {law.unit})"))
-        screen.print(table(["at", "from", "to", "value"], steps))
+        screen.print(table(["at", "from", "to", "value", "the new one"], steps))
     for title, rows in (("at fixed problems per batch", _by_problems(law)), ("at fixed batch size", _by_batch(law))):
         if rows:
             axis = "C" if "problems" in title else "M"
@@ -119,13 +125,22 @@ def _answer(law: Law) -> str:
 
     best = law.joint.rollouts
     if best is None:
-        return f"{len(law.runs)} run(s); no n*(C): it needs runs with at least two known n"
+        return f"{len(law.runs)} run(s); no n*(C): it needs runs with at least two known n over the same compute"
     low, high = _low(best), _high(best)
     interval = f"95% {best.ceiling_interval[0]:.0f}–{best.ceiling_interval[1]:.0f}"
-    if not best.rises:
-        return f"n* does not rise with compute here: {high} throughout ({interval})"
+    if best.direction in ("flat", "unclear"):
+        values = sorted(set(best.estimate_C.tolist()))
+        if len(values) == 1:
+            return f"n* is {high} at every budget ({interval})"
+        spread = f"between {values[0]:.0f} and {values[-1]:.0f}"
+        chance = f"undecided: it rises in {best.probability_rises:.0%} of replicates"
+        why = "without a trend" if best.direction == "flat" else f"whether it rises with compute is {chance}"
+        return f"n* moves {spread}; {why} ({interval} at the end)"
     ends = "levels off inside the data" if best.saturates else "no levelling off inside the data"
-    return f"n* rises from {low} to {high} ({interval}), half-way at {number(10**best.log10_C0)} {law.unit}; {ends}"
+    return (
+        f"n* {best.direction} from {low} to {high} ({interval}), half-way at {number(10**best.log10_C0)} {law.unit}"
+        + (f"; {ends}" if best.rises else "")
+    )
 
 
 def _setting(law: Law, index: int) -> str:
@@ -136,8 +151,6 @@ def _setting(law: Law, index: int) -> str:
 
 
 def _by_problems(law: Law) -> list[list[str]]:
-    from isocompute.cli.show import number
-
     if len(law.by_problems) < 2:
         return []
     return [
@@ -146,7 +159,7 @@ def _by_problems(law: Law) -> list[list[str]]:
             _low(t.rollouts),
             _high(t.rollouts),
             f"{t.rollouts.ceiling_interval[0]:.0f}–{t.rollouts.ceiling_interval[1]:.0f}",
-            number(10**t.rollouts.log10_C0),
+            _middle(t.rollouts),
         ]
         for t in law.by_problems
         if t.rollouts is not None
@@ -154,41 +167,49 @@ def _by_problems(law: Law) -> list[list[str]]:
 
 
 def _by_batch(law: Law) -> list[list[str]]:
-    from isocompute.cli.show import number
-
     return [
         [
             f"B = {t.value}",
             _low(t.rollouts),
             _high(t.rollouts),
             f"{t.rollouts.ceiling_interval[0]:.0f}–{t.rollouts.ceiling_interval[1]:.0f}",
-            f"{number(10**t.rollouts.log10_C0)} updates",
+            f"{_middle(t.rollouts)} updates",
         ]
         for t in law.by_batch
         if t.rollouts is not None
     ]
 
 
+def at_end(value: float, bound: str | None, best: Optimum) -> str:
+    """The optimum at one end of the data, as a bound where it is one."""
+    if bound is None:
+        return f"{value:.0f}"
+    return f"≤ {best.smallest:.0f}" if bound == "<=" else f"≥ {best.largest:.0f}"
+
+
 def _low(best: Optimum) -> str:
-    """n* at the small end, as a bound where it is one."""
-    return f"≤ {best.smallest:.0f}" if best.floor_is_bound else f"{best.floor:.0f}"
+    return at_end(best.floor, best.floor_bound, best)
 
 
 def _high(best: Optimum) -> str:
-    """n* at the large end, as a bound where it is one."""
-    if best.ceiling <= best.smallest * 1.01:
-        return f"≤ {best.smallest:.0f}"
-    return f"≥ {best.largest:.0f}" if best.ceiling_is_bound else f"{best.ceiling:.0f}"
+    return at_end(best.ceiling, best.ceiling_bound, best)
+
+
+def _middle(best: Optimum) -> str:
+    from isocompute.cli.show import number
+
+    return number(10**best.log10_C0) if best.direction in ("rises", "falls") else "–"
 
 
 def _show_sensitivity(law: Law) -> None:
-    from isocompute.cli.show import console, pair, value
+    from isocompute.cli.show import console, number, pair, value
 
     for varied, symbol, other in (("rollouts_per_problem", "n", "Bp"), ("problems_per_batch", "Bp", "n")):
         first = next((s for s in law.slices if s.varied == varied), None)
         if first is not None:
             at = "" if first.fixed is None else f" at {other} = {first.fixed}"
+            order = sorted(zip(first.values, first.settings, strict=True))
             console().print(
-                f"\nSensitivity to {symbol}{at}: {value(first.range)} ({pair(first.range_interval)}) between "
-                f"{symbol} = {first.settings[0]} and {first.settings[-1]}"
+                f"\nSensitivity to {symbol}{at}, {number(first.compute)} {law.unit}: {value(first.range)} "
+                f"({pair(first.range_interval)}) from {symbol} = {order[0][1]} to {symbol} = {order[-1][1]}"
             )

@@ -61,7 +61,9 @@ def command(
     if json:
         options.print_json(forecast_json(made))
     else:
-        show(made)
+        from isocompute.law.from_runs import choose_metric, choose_unit
+
+        show(made, metric=choose_metric(loaded, metric), unit=choose_unit(loaded, unit))
         if chart:
             typer.echo(f"wrote {chart}")
 
@@ -112,14 +114,14 @@ def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
     return out
 
 
-def show(made: Forecast) -> None:
+def show(made: Forecast, *, metric: str, unit: str) -> None:
     """The forecast on a terminal."""
     from isocompute.cli.show import console, number, pair, value
 
     screen = console()
     screen.print(
-        f"{made.verdict}: {value(made.value)} at {number(made.at)} ({made.level:.0%}: {pair(made.interval)}); "
-        f"now {value(made.now)}",
+        f"{made.verdict}: {metric} {value(made.value)} at {number(made.at)} {unit} ({made.level:.0%}: "
+        f"{pair(made.interval)}); now {value(made.now)}",
         style="bold",
     )
     screen.print(made.reason)

@@ -192,7 +192,7 @@ def _at(best: Optimum, compute: float) -> str:
 
 def _levels(best: Optimum) -> str:
     if not best.rises:
-        return "does not rise"
+        return "falls" if best.direction == "falls" else "does not rise"
     return f"at {best.ceiling:.0f}" if best.saturates else "not inside the data"
 
 
@@ -214,8 +214,8 @@ def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool | None, str
         ),
         (
             "the hard set levels off at a smaller n",
-            hard.ceiling < easy.ceiling,
-            f"hard {_ceiling(hard)}, easy {_ceiling(easy)}{_overlap(hard, easy)}",
+            None if not (hard.saturates and easy.saturates) else _larger(easy, hard),
+            f"hard {_ceiling(hard)}, easy {_ceiling(easy)}; {_levels(hard)} and {_levels(easy)}",
         ),
     ]
     for name in ("easy", "hard"):
@@ -236,18 +236,22 @@ def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool | None, str
             out.append(
                 (
                     f"on the {name} set {larger} wants a larger n than {smaller}",
-                    wants.ceiling > other.ceiling,
-                    f"{larger} {_ceiling(wants)}, {smaller} {_ceiling(other)}{_overlap(wants, other)}",
+                    _larger(wants, other),
+                    f"{larger} {_ceiling(wants)}, {smaller} {_ceiling(other)}",
                 )
             )
     return out
 
 
-def _overlap(a: Optimum, b: Optimum) -> str:
-    """A word of caution where the intervals of two ceilings overlap."""
-    apart = a.ceiling_interval[0] > b.ceiling_interval[1] or b.ceiling_interval[0] > a.ceiling_interval[1]
-    return "" if apart else "; the intervals overlap"
+def _larger(a: Optimum, b: Optimum) -> bool | None:
+    """Whether a's optimum at large compute is above b's; None where their intervals overlap."""
+    if a.ceiling_interval[0] > b.ceiling_interval[1]:
+        return True
+    return False if a.ceiling_interval[1] < b.ceiling_interval[0] else None
 
 
 def _ceiling(best: Optimum) -> str:
-    return f"{best.ceiling:.0f} ({best.ceiling_interval[0]:.0f}–{best.ceiling_interval[1]:.0f})"
+    from isocompute.cli.fit import at_end
+
+    low, high = best.ceiling_interval
+    return f"{at_end(best.ceiling, best.ceiling_bound, best)} ({low:.0f}–{high:.0f})"

@@ -44,6 +44,7 @@ def number(x: float | None) -> str:
     """Compute with three digits and a suffix: 1.27M."""
     if x is None:
         return "–"
+    x = float(f"{x:.3g}")  # 999,600 is 1M
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(x) >= size:
             return f"{x / size:.3g}{suffix}"

@@ -2,9 +2,13 @@
 
 ScaleRL's reading of a pair of curves: the ceilings first; then, since ceiling and efficiency trade off in a fit, the
 efficiency of both at one common ceiling (section 4: B is compared after refitting at the mean A). Seeds are pooled on
-each side. With one seed a side the bootstrap cannot see the spread between seeds, so the error of a ceiling's
-difference is at least ScaleRL's ±.02, what three repetitions of one run gave them. A ceiling that a curve has not
-come near is a guess by its form: then the question which is higher stays undecided.
+each side.
+
+With one seed a side the bootstrap cannot see the spread between seeds. The error of a ceiling's difference, and of the
+lead at the present, is then at least ScaleRL's ±.02 of the scale, what three repetitions of one run gave them, and a
+ratio of midpoints must exceed 1.5 either way: midpoints of repetitions differ by about 15%, their ratio by √2 of that,
+and two standard errors are a factor of 1.5. A ceiling that a curve has not come near is a guess by its form: then the
+question which is higher stays undecided.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.law.curve import MINIMUM_POINTS, Curve, upper_bound
+from isocompute.law.curve import MINIMUM_POINTS, Curve, scale_of, upper_bound
 from isocompute.law.families import HILL
 from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around, percentiles
@@ -25,6 +29,8 @@ from isocompute.law.solver import Batch, solve
 __all__ = ["Comparison", "Efficiency", "Overtaking", "compare"]
 
 ONE_SEED_ERROR = 0.02
+"""Of the scale the values lie on."""
+ONE_SEED_FACTOR = 1.5
 _FAR = 4.0
 """Overtaking is looked for up to this many times the compute seen."""
 
@@ -62,7 +68,7 @@ class Comparison:
     """Ceiling of a minus ceiling of b."""
     interval: tuple[float, float]
     error_rule: str
-    """`bootstrap`, or `one seed: at least ±.02`."""
+    """`bootstrap`, or `one seed: at least ±…` with the number applied."""
     common_ceiling: float
     efficiency_a: Efficiency
     efficiency_b: Efficiency
@@ -75,6 +81,7 @@ class Comparison:
     higher: str
     """`a`, `b`, `same`, or `undecided` where a curve has not yet come near its ceiling."""
     faster: str
+    """The same; `undecided` where a midpoint lies beyond the data."""
     ahead_now: str
 
 
@@ -82,6 +89,13 @@ def compare(
     a: Sequence[Curve], b: Sequence[Curve], *, replicates: int = 1000, seed: int = 0, level: float = 0.95
 ) -> Comparison:
     """Compare two recipes, each given by its runs (seeds)."""
+    for side in (a, b):
+        mixed = {curve.setting for curve in side}
+        if len(mixed) > 1:
+            raise InputError(
+                f"runs '{side[0].name}' and others have different Bp or n; a side holds the seeds of one recipe: name "
+                "its runs as PATH::NAME or with --where."
+            )
     sides = [[usable_points(curve) for curve in side] for side in (a, b)]
     for side in sides:
         for curve in side:
@@ -89,23 +103,23 @@ def compare(
                 raise InputError(
                     f"run '{curve.name}': {len(curve.compute_C)} usable points; a comparison needs {MINIMUM_POINTS}."
                 )
-    upper = upper_bound(np.concatenate([c.values_C for side in (a, b) for c in side]))
+    values = np.concatenate([c.values_C for side in (a, b) for c in side])
+    upper = upper_bound(values)
     fit_a, fit_b = fit_groups(sides, replicates=replicates, seed=seed, upper=upper)
     difference = fit_a.ceiling - fit_b.ceiling
     interval = around(difference, fit_a.ensemble.ceiling_B - fit_b.ensemble.ceiling_B, level)
-    rule = "bootstrap"
-    if min(len(side) for side in sides) == 1:
-        rule = "one seed: at least ±.02"
-        interval = (
-            min(interval[0], difference - ONE_SEED_ERROR),
-            max(interval[1], difference + ONE_SEED_ERROR),
-        )
+    alone = min(len(side) for side in sides) == 1
+    floor = ONE_SEED_ERROR * scale_of(values) if alone else 0.0
+    rule = f"one seed: at least ±{floor:g}" if alone else "bootstrap"
+    interval = min(interval[0], difference - floor), max(interval[1], difference + floor)
     common = _common_ceiling(fit_a, fit_b, upper)
-    theta_a, theta_b = (_pinned(fit, common, replicates, seed + i) for i, fit in enumerate((fit_a, fit_b)))
+    theta_a, theta_b = (_pinned(fit, common) for fit in (fit_a, fit_b))
     efficiency_B = np.exp(theta_a[:, 1] - theta_b[:, 1])
     unit_ratio = fit_b.unit / fit_a.unit
     speed_B = np.exp(theta_b[:, 0] - theta_a[:, 0]) * unit_ratio
     speed = around(float(speed_B[0]), speed_B[1:], level)
+    if alone:
+        speed = min(speed[0], float(speed_B[0]) / ONE_SEED_FACTOR), max(speed[1], float(speed_B[0]) * ONE_SEED_FACTOR)
     return Comparison(
         a=fit_a,
         b=fit_b,
@@ -121,8 +135,8 @@ def compare(
         speed_ratio_interval=speed,
         overtakings=_overtakings(fit_a, fit_b, level),
         higher=_sign(interval, 0.0) if min(fit_a.rise_done, fit_b.rise_done) >= SEEN else "undecided",
-        faster=_sign(speed, 1.0),
-        ahead_now=_ahead(fit_a, fit_b),
+        faster="undecided" if _unseen(fit_a, theta_a) or _unseen(fit_b, theta_b) else _sign(speed, 1.0),
+        ahead_now=_ahead(fit_a, fit_b, floor),
     )
 
 
@@ -132,27 +146,29 @@ def _common_ceiling(a: CurveFit, b: CurveFit, upper: float) -> float:
     return min(max(0.5 * (a.ceiling + b.ceiling), reached + 1e-6), upper)
 
 
-def _pinned(fit: CurveFit, ceiling: float, replicates: int, seed: int) -> Array:
-    """θ of the Hill curve with the given ceiling: first for the data, then for residual-bootstrap replicates."""
-    rng = np.random.default_rng(seed)
+def _pinned(fit: CurveFit, ceiling: float) -> Array:
+    """θ of the Hill curve with the given ceiling through the data, then through every replicate of the bootstrap.
+
+    The ensemble's curves carry what it resampled, points, seeds and form; a Hill curve through each passes it on.
+    """
     compute_C = np.concatenate([c.compute_C for c in fit.curves])
     values_C = np.concatenate([c.values_C for c in fit.curves])
-    own_C = fit.at(compute_C)
-    residual_C = values_C - own_C
-    drawn_BC = rng.integers(0, len(values_C), size=(replicates, len(values_C)))
-    spare = np.sqrt(len(values_C) / max(len(values_C) - HILL.free, 1))
-    values_RC = np.concatenate([values_C[None], own_C[None] + spare * residual_C[drawn_BC]])
-    rows = len(values_RC)
+    values_RC = np.concatenate([values_C[None], fit.ensemble.at(compute_C)])
     batch = Batch(
         (compute_C / fit.unit)[None],
         np.array([max(fit.last / fit.unit, 1.0 + 1e-9)]),
-        np.zeros(rows, dtype=np.int64),
+        np.zeros(len(values_RC), dtype=np.int64),
         values_RC,
         np.ones_like(values_RC),
         ceiling,
         pinned=True,
     )
     return solve(HILL, batch).theta_RK
+
+
+def _unseen(fit: CurveFit, theta_RK: Array) -> bool:
+    """Whether the midpoint is a guess: beyond the last point."""
+    return float(np.exp(theta_RK[0, 0])) * fit.unit > fit.last
 
 
 def _efficiency(fit: CurveFit, theta_RK: Array, level: float) -> Efficiency:
@@ -171,10 +187,12 @@ def _sign(interval: tuple[float, float], even: float) -> str:
     return "b" if interval[1] < even else "same"
 
 
-def _ahead(a: CurveFit, b: CurveFit) -> str:
+def _ahead(a: CurveFit, b: CurveFit, floor: float) -> str:
     at = np.array([min(a.last, b.last)])
     lead_B = a.ensemble.at(at)[:, 0] - b.ensemble.at(at)[:, 0]
-    return _sign(percentiles(lead_B), 0.0)
+    low, high = percentiles(lead_B)
+    middle = float(np.median(lead_B))
+    return _sign((min(low, middle - floor), max(high, middle + floor)), 0.0)
 
 
 def _overtakings(a: CurveFit, b: CurveFit, level: float) -> tuple[Overtaking, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from isocompute.arrays import Array
 
-__all__ = ["MINIMUM_POINTS", "Curve", "Setting", "lasting_fall", "noise_level", "upper_bound"]
+__all__ = ["MINIMUM_POINTS", "Curve", "Setting", "lasting_fall", "noise_level", "scale_of", "upper_bound"]
 
 MINIMUM_POINTS = 4
 
@@ -27,6 +27,8 @@ class Curve:
     problems_per_batch: int | None = None
     rollouts_per_problem: int | None = None
     seed: int | None = None
+    recipe: str = ""
+    """What else is known of how the run was made; runs that differ in it are not seeds of each other."""
 
     @property
     def setting(self) -> Setting:
@@ -42,14 +44,7 @@ class Curve:
 
     def until(self, end: int) -> Curve:
         """The curve's first `end` points."""
-        return Curve(
-            self.name,
-            self.compute_C[:end],
-            self.values_C[:end],
-            self.problems_per_batch,
-            self.rollouts_per_problem,
-            self.seed,
-        )
+        return replace(self, compute_C=self.compute_C[:end], values_C=self.values_C[:end])
 
 
 def noise_level(values_C: Array) -> float:
@@ -82,8 +77,19 @@ def lasting_fall(values_C: Array) -> int | None:
 
 
 def upper_bound(values: Array) -> float:
-    """What a ceiling may be at most: 1 for rates, else ten times the range seen above the best value."""
+    """What a ceiling may be at most: 1 for values in [0, 1] or [-1, 1], 100 for what looks like percent or points, and
+    never further above the best value than ten times the range seen.
+    """
     low, high = float(values.min()), float(values.max())
-    if low >= 0.0 and high <= 1.0:
+    if low >= -1.0 and high <= 1.0:
         return 1.0
-    return high + 10.0 * max(high - low, 1e-12)
+    far = high + 10.0 * max(high - low, 1e-12)
+    return min(100.0, far) if low >= 0.0 and high <= 100.0 else far
+
+
+def scale_of(values: Array) -> float:
+    """The length of the scale that values lie on: 1 for rates, 2 for [-1, 1], 100 for percent, else the range seen."""
+    low, high = float(values.min()), float(values.max())
+    if low >= -1.0 and high <= 1.0:
+        return 1.0 if low >= 0.0 else 2.0
+    return 100.0 if low >= 0.0 and 20.0 < high <= 100.0 else max(high - low, 1e-12)

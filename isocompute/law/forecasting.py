@@ -103,6 +103,9 @@ def forecast(curve: Curve, at: float, *, level: float = LEVEL, seed: int = 0) ->
     now = float(curve.values_C[-3:].mean())
     verdict, reason = _verdict(curve, value, deviation, now)
     asymptote, asymptote_interval, form = _asymptote(curve, seed)
+    if asymptote_interval is not None:
+        # The average of all members may expect more than the best family's ceiling; the ceiling's interval holds that.
+        asymptote_interval = asymptote_interval[0], max(asymptote_interval[1], value)
     return Forecast(
         at=at,
         value=value,
@@ -203,7 +206,7 @@ def _drift(curve: Curve, at: float) -> float:
 
 
 def _floor(curve: Curve) -> float:
-    return 0.0 if upper_bound(curve.values_C) == 1.0 else -np.inf
+    return 0.0 if float(curve.values_C.min()) >= 0.0 else -1.0 if upper_bound(curve.values_C) == 1.0 else -np.inf
 
 
 def _clipped(curve: Curve, value: float, half: float) -> tuple[float, float]:
@@ -238,6 +241,8 @@ def _verdict(curve: Curve, value: float, deviation: float, now: float) -> tuple[
 
 
 def _asymptote(curve: Curve, seed: int) -> tuple[float | None, tuple[float, float] | None, str | None]:
+    if lasting_fall(curve.values_C) is not None:
+        return None, None, None  # a run that fell has no ceiling ahead of it
     usable = usable_points(curve)
     if len(usable.compute_C) < MINIMUM_POINTS or np.ptp(usable.values_C) == 0:
         return None, None, None
@@ -268,13 +273,13 @@ class Backtest:
         return self.forecast.interval[0] <= self.target <= self.forecast.interval[1]
 
 
-def backtest(curve: Curve, *, fit_until: float | None = None, level: float = LEVEL) -> Backtest:
+def backtest(curve: Curve, *, level: float = LEVEL) -> Backtest:
     """Fit on the first half of the compute, predict the mean over the last tenth of it.
 
     The baselines are "the mean of the last three evaluations" and one Hill fit to all points of the first half.
     """
     last = float(curve.compute_C[-1])
-    end = int((curve.compute_C <= (0.5 * last if fit_until is None else fit_until) * (1 + 1e-12)).sum())
+    end = int((curve.compute_C <= 0.5 * last * (1 + 1e-12)).sum())
     tail = curve.compute_C > 0.9 * last
     seen = curve.until(end)
     at = float(curve.compute_C[tail].mean())

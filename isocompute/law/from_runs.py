@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 
@@ -163,7 +164,13 @@ def _curve(run: Run, metric: str, unit: str) -> Curve:
             "leave the run out."
         )
     s = run.settings
-    return Curve(run.name, compute_C, values_C, s.problems_per_batch, s.rollouts_per_problem, s.seed)
+    return Curve(run.name, compute_C, values_C, s.problems_per_batch, s.rollouts_per_problem, s.seed, _recipe(run))
+
+
+def _recipe(run: Run) -> str:
+    """Everything of `run.json` but the allocation and the seed, as text to compare by."""
+    apart = {"problems_per_batch", "rollouts_per_problem", "update_steps", "seed", "gpus", "versions"}
+    return json.dumps(run.settings.model_dump(exclude=apart, exclude_none=True), sort_keys=True, default=str)
 
 
 def _floats(series: pl.Series) -> Array:

@@ -1,6 +1,7 @@
 """The compute-optimal frontier: the upper envelope of the fitted curves, where it switches, and how sure that is.
 
 IsoCompute section 4.1: at every budget C the best value any setting reaches with at most C. A setting takes part from
+compute 0 on if its base model was evaluated, else from
 a quarter below its first evaluated compute on (a fit says little about what came before its points), and keeps its
 last value beyond its last point: with a larger budget one can still stop there.
 """
@@ -16,10 +17,12 @@ from scipy.optimize import brentq
 from isocompute.arrays import Array, Bools, Ints
 from isocompute.law.fits import CurveFit
 
-__all__ = ["Frontier", "Switch", "compute_grid", "frontier"]
+__all__ = ["Frontier", "Switch", "compared", "compute_grid", "frontier", "live"]
 
 REACH = 1.25
 GRID_POINTS = 120
+_SLACK = 1.02  # budgets that differ by a batch are the same budget
+_ENOUGH = 3.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Switch:
     after: int
     value: float
     crosses: bool
-    """False where the new setting simply begins there, already above the old one."""
+    """True where both settings were running and the lead changed; False where the new one simply begins there, already
+    above the old one, or the old one had ended."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,23 @@ def compute_grid(fits: Sequence[CurveFit], size: int = GRID_POINTS) -> Array:
 
 def live(fits: Sequence[CurveFit], compute_C: Array) -> Bools:
     """Which settings (rows) take part at which compute."""
-    first_S = np.array([fit.first for fit in fits])
-    return np.asarray(compute_C[None, :] >= first_S[:, None] / REACH)
+    starts_S = np.array([fit.starts for fit in fits])
+    return np.asarray(compute_C[None, :] >= starts_S[:, None] / REACH)
+
+
+def compared(fits: Sequence[CurveFit], compute_C: Array) -> tuple[slice, bool]:
+    """The range of the grid on which settings can be compared, and whether all of them are there.
+
+    All settings must have begun and none have ended. Where that leaves less than a factor of three of compute (runs of
+    very different ranges), the range where at least two are running stands in, and only crossings count as movement.
+    """
+    last_S = np.array([fit.last for fit in fits])
+    running_SC = live(fits, compute_C) & (compute_C[None, :] <= last_S[:, None] * _SLACK)
+    for all_of_them, needed in ((True, len(fits)), (False, min(2, len(fits)))):
+        there = np.flatnonzero(running_SC.sum(axis=0) >= needed)
+        if len(there) and (not all_of_them or compute_C[there[-1]] >= _ENOUGH * compute_C[there[0]]):
+            return slice(int(there[0]), int(there[-1]) + 1), all_of_them
+    return slice(0, 0), False
 
 
 def reached(fit: CurveFit, compute_C: Array) -> Array:
@@ -107,8 +126,9 @@ def _switches(fits: Sequence[CurveFit], compute_C: Array, best_C: Ints, live_SC:
         low, high = float(np.log(compute_C[i])), float(np.log(compute_C[i + 1]))
         if not live_SC[new, i]:
             low = max(low, float(np.log(fits[new].first / REACH)))
-        crosses = lead(low) < 0 < lead(high)
-        at = float(np.exp(brentq(lead, low, high, xtol=1e-9) if crosses else low))
+        changes = lead(low) < 0 < lead(high)
+        at = float(np.exp(brentq(lead, low, high, xtol=1e-9) if changes else low))
+        crosses = changes and at <= min(fits[old].last, fits[new].last) * _SLACK
         value = float(reached(fits[new], np.array([at]))[0])
         out.append(Switch(at, old, new, value, crosses))
     return tuple(out)

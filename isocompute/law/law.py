@@ -20,7 +20,7 @@ from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting, lasting_fall, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
-from isocompute.law.frontier import Frontier, frontier
+from isocompute.law.frontier import Frontier, compared, frontier
 from isocompute.law.optimum import Optimum, fit_optimum
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.sensitivity import Slice, sensitivity
@@ -110,9 +110,12 @@ def fit_law(
         )
         for curve, fit in zip(curves, single, strict=True)
     )
-    joint = _tradeoff(None, None, setting_fits)
-    by_problems = _slices_of(setting_fits, "problems_per_batch")
-    by_batch = _slices_of(setting_fits, "batch_size") if unit == "rollouts" else ()
+    iso = unit != "steps" or len({fit.curves[0].batch_size for fit in setting_fits}) < 2
+    if unit == "steps" and len({fit.setting[1] for fit in setting_fits}) > 1:
+        iso = False  # a step of n = 32 costs four times one of n = 8, whatever Bp is
+    joint = _tradeoff(None, None, setting_fits, iso=iso)
+    by_problems = _slices_of(setting_fits, "problems_per_batch", iso=iso)
+    by_batch = _slices_of(setting_fits, "batch_size", iso=iso) if unit == "rollouts" else ()
     surface = fit_surface(setting_fits, upper=upper, replicates=replicates, seed=seed)
     return Law(
         metric=metric,
@@ -149,100 +152,81 @@ def _check(curve: Curve, kept: Curve, points: str, metric: str) -> None:
 
 
 def _settings(curves: Sequence[Curve]) -> list[list[int]]:
-    """Indices of the runs of each setting, smaller n and Bp first; a run whose n is unknown is a setting of its own."""
-    out: dict[tuple[Setting, str], list[int]] = {}
+    """Indices of the runs of each setting, smaller n and Bp first.
+
+    Seeds share Bp, n and all that is known of their recipe; a run whose n is unknown is a setting of its own.
+    """
+    out: dict[tuple[Setting, str, str], list[int]] = {}
     order = sorted(
         range(len(curves)), key=lambda i: (curves[i].rollouts_per_problem or 0, curves[i].problems_per_batch or 0)
     )
     for i in order:
         known = curves[i].rollouts_per_problem is not None
-        out.setdefault((curves[i].setting, "" if known else curves[i].name), []).append(i)
+        out.setdefault((curves[i].setting, curves[i].recipe, "" if known else curves[i].name), []).append(i)
     return list(out.values())
 
 
 def _falls_after(curve: Curve) -> float | None:
     start = lasting_fall(curve.values_C)
-    return float(curve.compute_C[start - 1]) if start is not None and start >= MINIMUM_POINTS else None
+    return None if start is None else float(curve.compute_C[start - 1])
 
 
-def _slices_of(fits: Sequence[CurveFit], fixed: str) -> tuple[Tradeoff, ...]:
+def _slices_of(fits: Sequence[CurveFit], fixed: str, *, iso: bool) -> tuple[Tradeoff, ...]:
     groups: dict[int, list[CurveFit]] = {}
     for fit in fits:
         curve = fit.curves[0]
         value = curve.problems_per_batch if fixed == "problems_per_batch" else curve.batch_size
         if value is not None:
             groups.setdefault(value, []).append(fit)
-    return tuple(_tradeoff(fixed, value, tuple(group)) for value, group in sorted(groups.items()) if len(group) > 1)
+    return tuple(
+        _tradeoff(fixed, value, tuple(group), iso=iso) for value, group in sorted(groups.items()) if len(group) > 1
+    )
 
 
-def _tradeoff(fixed: str | None, value: int | None, fits: tuple[CurveFit, ...]) -> Tradeoff:
+def _tradeoff(fixed: str | None, value: int | None, fits: tuple[CurveFit, ...], *, iso: bool) -> Tradeoff:
     front = frontier(fits)
     scale = float(value or 1) if fixed == "batch_size" else 1.0
-    rollouts = _optimum(front, fits, 1, scale)
+    rollouts = _optimum(front, fits, 1, scale) if iso else None
     problems = _optimum(front, fits, 0, scale) if fixed == "batch_size" else None
     return Tradeoff(fixed, value, fits, front, rollouts, problems)
 
 
 def _optimum(front: Frontier, fits: tuple[CurveFit, ...], axis: int, scale: float) -> Optimum | None:
-    """The optimal n (axis 1) or Bp (axis 0) along compute / scale."""
+    """The optimal n (axis 1) or Bp (axis 0) along compute / scale, where settings can be compared."""
     values = [fit.setting[axis] for fit in fits]
     if any(v is None for v in values) or len(set(values)) < 2:
         return None
+    part, everyone = compared(fits, front.compute_C)
+    if not everyone and front.switches and all(s.crosses for s in front.switches):
+        # Every setting that took the lead began behind: what came before its beginning is not in doubt.
+        part = slice(0, len(front.compute_C))
+    if part.stop - part.start < 2:
+        return None
     tried: Array = np.array([float(v or 0) for v in values])
-    if axis == 0:
-        # Bp*(M) falls where n*(M) rises: fit 1/Bp, whose log2 rises, and turn it over.
-        return _turned(
-            fit_optimum(front.compute_C / scale, 1 / tried[front.best_C], 1 / tried[front.best_BC], tried=1 / tried)
-        )
-    return fit_optimum(front.compute_C / scale, tried[front.best_C], tried[front.best_BC], tried=tried)
-
-
-def _turned(o: Optimum) -> Optimum:
-    """The optimum of 1/x read as the optimum of x."""
-    return Optimum(
-        x_C=o.x_C,
-        estimate_C=1 / o.estimate_C,
-        interval_C2=1 / o.interval_C2[:, ::-1],
-        sigmoid_C=1 / o.sigmoid_C,
-        sigmoid_interval_C2=1 / o.sigmoid_interval_C2[:, ::-1],
-        L=-o.L,
-        k=o.k,
-        log10_C0=o.log10_C0,
-        b=-o.b,
-        k_at_bound=o.k_at_bound,
-        L_interval=(-o.L_interval[1], -o.L_interval[0]),
-        k_interval=o.k_interval,
-        b_interval=(-o.b_interval[1], -o.b_interval[0]),
-        floor_interval=(1 / o.floor_interval[1], 1 / o.floor_interval[0]),
-        ceiling_interval=(1 / o.ceiling_interval[1], 1 / o.ceiling_interval[0]),
-        midpoint_interval=o.midpoint_interval,
-        rises=o.rises,
-        probability_rises=o.probability_rises,
-        saturates=o.saturates,
-        floor_is_bound=o.floor_is_bound,
-        ceiling_is_bound=o.ceiling_is_bound,
-        smallest=1 / o.largest,
-        largest=1 / o.smallest,
+    crossings = {"rises" if tried[s.after] > tried[s.before] else "falls" for s in front.switches if s.crosses}
+    return fit_optimum(
+        front.compute_C[part] / scale,
+        tried[front.best_C[part]],
+        tried[front.best_BC[:, part]],
+        tried=tried,
+        moves=frozenset({"rises", "falls"} if everyone else crossings),
     )
 
 
 def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tradeoff, unit: str) -> list[str]:
-    out = []
-    best = joint.rollouts
-    if best is not None:
-        if best.floor_is_bound:
-            out.append(f"n* ≤ {best.smallest:.0f} at small compute: run smaller n to find it")
-        if best.ceiling_is_bound:
-            out.append(f"n* ≥ {best.largest:.0f} at large compute: run larger n to find where it levels off")
-        if best.k_at_bound:
-            out.append("n* moves in one jump: its slope k is only known to be large")
-    elif any(run.curve.rollouts_per_problem is None for run in runs):
-        out.append("rollouts per problem are unknown for some runs: no n*(C); name the column with --columns")
-    if len(settings) > 1 and all(len(group) == 1 for group in settings):
+    out = _optimum_notes(joint.rollouts) if joint.rollouts is not None else _missing_notes(runs, unit)
+    shared = [group for group in settings if len(group) > 1]
+    if len(settings) > 1 and not shared:
         out.append(
-            "one seed a setting: intervals hold evaluation noise and the doubt about the form, not the "
-            "spread between seeds"
+            "one seed a setting: intervals hold evaluation noise and the doubt about the form, not the spread between "
+            "seeds"
         )
+    unnamed = [group for group in shared if any(runs[i].curve.seed is None for i in group)]
+    if unnamed:
+        names = " and ".join(f"'{runs[i].curve.name}'" for i in unnamed[0][:2])
+        out.append(f"runs with the same Bp and n, such as {names}, are taken as seeds of one setting")
+    if len({run.curve.setting for run in runs}) < len(settings) and joint.rollouts is not None:
+        out.append("several recipes share a Bp and n; the frontier takes the best of them: fit one with --where")
     for run in runs:
         if run.falls_after is not None:
             out.append(
@@ -250,3 +234,28 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
                 "its fit uses the points up to there"
             )
     return out
+
+
+def _optimum_notes(best: Optimum) -> list[str]:
+    out = []
+    for where, bound in (("small", best.floor_bound), ("large", best.ceiling_bound)):
+        if bound == "<=":
+            out.append(f"n* ≤ {best.smallest:.0f} at {where} compute: run smaller n to find it")
+        elif bound == ">=":
+            out.append(f"n* ≥ {best.largest:.0f} at {where} compute: run larger n to find it")
+    if best.k_at_bound:
+        out.append("n* moves in one jump: its slope k is only known to be large")
+    if best.direction == "unclear":
+        out.append("whether n* moves with compute is undecided: run seeds, or the settings over one range of compute")
+    return out
+
+
+def _missing_notes(runs: Sequence[RunFit], unit: str) -> list[str]:
+    known = {run.curve.rollouts_per_problem for run in runs}
+    if None in known:
+        return ["rollouts per problem are unknown for some runs: no n*(C); name the column with --columns"]
+    if len(known) < 2:
+        return []
+    if unit == "steps":
+        return ["steps of different n do not cost the same: no n*(C); say --problems-per-batch to count rollouts"]
+    return ["no two settings were run over the same compute: no n*(C)"]

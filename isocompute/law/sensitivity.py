@@ -49,6 +49,7 @@ def sensitivity(fits: Sequence[CurveFit]) -> list[Slice]:
 def _slice(varied: str, axis: int, fixed: int | None, group: list[CurveFit]) -> Slice:
     group = sorted(group, key=lambda fit: fit.setting[axis] or 0)
     compute = min(fit.last for fit in group)
+    group = [fit for fit in group if fit.first <= compute]
     at = np.array([compute])
     values = [float(fit.at(at)[0]) for fit in group]
     replicates_SB: Array = np.stack([fit.ensemble.at(at)[:, 0] for fit in group])

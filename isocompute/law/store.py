@@ -21,7 +21,7 @@ from isocompute.law.fits import CurveFit, Ensemble
 from isocompute.law.law import Law, Tradeoff
 from isocompute.law.optimum import Optimum
 from isocompute.law.sensitivity import Slice
-from isocompute.law.surface import Surface
+from isocompute.law.surface import LeftOut, Surface, Terms
 from isocompute.runs import files
 
 __all__ = ["StoredLaw", "law_to_json", "read_law", "write_law"]
@@ -35,6 +35,7 @@ class StoredLaw:
 
     summary: dict[str, Any]
     settings: tuple[CurveFit, ...]
+    surface: Surface | None
 
 
 def law_to_json(law: Law) -> dict[str, Any]:
@@ -87,14 +88,18 @@ def _tradeoff(t: Tradeoff) -> dict[str, Any]:
     front = t.frontier
     low_C, high_C = np.percentile(front.values_BC, [2.5, 97.5], axis=0)
     labels = [str(_label(fit)) for fit in t.fits]
+    tried = [fit.setting[1] for fit in t.fits]
+    interval_C2: Any = [None] * len(front.compute_C)
+    if None not in tried:
+        n_BC = np.array(tried)[front.best_BC]
+        interval_C2 = np.percentile(n_BC, [2.5, 97.5], axis=0, method="inverted_cdf").T.tolist()
     best = []
     for i, compute in enumerate(front.compute_C):
         probability: dict[str, float] = {}
         for index, count in zip(*np.unique(front.best_BC[:, i], return_counts=True), strict=True):
             label = labels[int(index)]
             probability[label] = probability.get(label, 0.0) + float(count) / len(front.best_BC)
-        interval = None if t.rollouts is None else t.rollouts.interval_C2[i].tolist()
-        best.append({"compute": float(compute), "probability": probability, "interval": interval})
+        best.append({"compute": float(compute), "probability": probability, "interval": interval_C2[i]})
     return {
         "frontier": [
             {
@@ -147,11 +152,12 @@ def _optimum(o: Optimum, axis: str) -> dict[str, Any]:
         "b_interval": list(o.b_interval),
         "floor": o.floor,
         "floor_interval": list(o.floor_interval),
-        "floor_is_bound": o.floor_is_bound,
+        "floor_bound": o.floor_bound,
         "ceiling": o.ceiling,
         "ceiling_interval": list(o.ceiling_interval),
-        "ceiling_is_bound": o.ceiling_is_bound,
+        "ceiling_bound": o.ceiling_bound,
         "k_at_bound": o.k_at_bound,
+        "direction": o.direction,
         "rises": o.rises,
         "probability_rises": o.probability_rises,
         "saturates": o.saturates,
@@ -212,7 +218,7 @@ def write_law(law: Law, path: str | Path) -> None:
     data = {"format": _FORMAT, "version": _VERSION, **law_to_json(law)}
     data["settings"] = [_setting(fit) for fit in law.settings]
     if law.surface is not None:
-        data["surface"]["replicates"] = _rounded(law.surface.replicates_BQ)
+        data["surface"] |= {"replicates": _rounded(law.surface.replicates_BQ), "upper": _finite(law.surface.upper)}
     files.write_atomically(Path(path), json.dumps(data, allow_nan=False).encode() + b"\n")
 
 
@@ -239,6 +245,7 @@ def _setting(fit: CurveFit) -> dict[str, Any]:
         "unit": fit.unit,
         "first": fit.first,
         "last": fit.last,
+        "starts": fit.starts,
         "ensemble": {
             "families": [family.name for family in FAMILIES],
             "family": e.family_B.tolist(),
@@ -263,9 +270,33 @@ def read_law(path: str | Path) -> StoredLaw:
         )
     try:
         settings = tuple(_read_setting(s) for s in data.pop("settings"))
+        surface = _read_surface(data["surface"]) if data.get("surface") else None
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"{path}: 'settings' is damaged ({error}); fit again.") from error
-    return StoredLaw(data, settings)
+        raise InputError(f"{path}: its settings are damaged ({error}); fit again.") from error
+    return StoredLaw(data, settings, surface)
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _read_surface(s: dict[str, Any]) -> Surface:
+    terms = Terms(
+        centre=(float(s["centre"][0]), float(s["centre"][1])),
+        **{
+            name: tuple((int(i), int(j)) for i, j in s["terms"][name]) for name in ("ceiling", "midpoint", "efficiency")
+        },
+    )
+    return Surface(
+        family=next(f for f in FAMILIES if f.name == s["form"]),
+        terms=terms,
+        unit=float(s["unit"]),
+        coefficients_Q=np.array(s["coefficients"], dtype=np.float64),
+        replicates_BQ=np.array(s["replicates"], dtype=np.float64),
+        rmse=float(s["rmse"]),
+        left_out=tuple(LeftOut(**left) for left in s["leave_one_out"]),
+        upper=np.inf if s["upper"] is None else float(s["upper"]),
+    )
 
 
 def _read_setting(s: dict[str, Any]) -> CurveFit:
@@ -285,6 +316,7 @@ def _read_setting(s: dict[str, Any]) -> CurveFit:
         unit=float(s["unit"]),
         first=float(s["first"]),
         last=float(s["last"]),
+        starts=float(s["starts"]),
         ensemble=Ensemble(
             float(s["unit"]),
             np.array(order, dtype=np.int64)[np.array(e["family"], dtype=np.int64)],

@@ -25,7 +25,7 @@ from isocompute.law.curve import Curve
 from isocompute.law.families import EXPONENTIAL, HILL, Family
 from isocompute.law.fits import CurveFit, block_resample
 
-__all__ = ["LeftOut", "Surface", "fit_surface"]
+__all__ = ["LeftOut", "Surface", "Terms", "fit_surface"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class _Terms:
+class Terms:
     """Which powers of (log2 n, log2 Bp), centred, each of the three functions uses."""
 
     centre: tuple[float, float]
@@ -50,6 +50,7 @@ class _Terms:
     efficiency: tuple[tuple[int, int], ...]
 
     def design(self, powers: tuple[tuple[int, int], ...], n: Array, bp: Array) -> Array:
+        """The design matrix of some of the powers."""
         u, v = np.log2(n) - self.centre[0], np.log2(bp) - self.centre[1]
         return np.stack([u**i * v**j for i, j in powers], axis=-1)
 
@@ -59,7 +60,7 @@ class Surface:
     """The fitted surface; `replicates_BQ` are its coefficients over the bootstrap."""
 
     family: Family
-    terms: _Terms
+    terms: Terms
     unit: float
     coefficients_Q: Array
     replicates_BQ: Array
@@ -142,13 +143,13 @@ class _Data:
         )
 
 
-def _terms(data: _Data) -> _Terms:
+def _terms(data: _Data) -> Terms:
     """As many powers as the number of values run can hold."""
     n_values, bp_values = len(np.unique(data.n_I)), len(np.unique(data.bp_I))
     linear = [(0, 0), (1, 0)] + ([(0, 1)] if bp_values > 1 else [])
     square = [(2, 0)] if n_values > 3 else []
     wide = ([(0, 2)] if bp_values > 3 else []) + ([(1, 1)] if bp_values > 2 else [])
-    return _Terms(
+    return Terms(
         centre=(float(np.log2(data.n_I).mean()), float(np.log2(data.bp_I).mean())),
         ceiling=tuple(linear + square + wide),
         midpoint=tuple(linear + square + wide),
@@ -156,13 +157,13 @@ def _terms(data: _Data) -> _Terms:
     )
 
 
-def _split(family: Family, terms: _Terms) -> tuple[int, int, int]:
+def _split(family: Family, terms: Terms) -> tuple[int, int, int]:
     """Numbers of coefficients: 1 + ceiling, midpoint, efficiency."""
     shape_terms = len(terms.efficiency) if family is HILL else 0
     return 1 + len(terms.ceiling), len(terms.midpoint), shape_terms
 
 
-def _kept(family: Family, terms: _Terms, fewer: _Terms) -> list[int]:
+def _kept(family: Family, terms: Terms, fewer: Terms) -> list[int]:
     """Positions, among the coefficients of `terms`, of those that `fewer` has too."""
     pairs = [(terms.ceiling, fewer.ceiling), (terms.midpoint, fewer.midpoint)]
     if family is HILL:
@@ -174,7 +175,7 @@ def _kept(family: Family, terms: _Terms, fewer: _Terms) -> list[int]:
     return out
 
 
-def _model(family: Family, terms: _Terms, coefficients_Q: Array, c: Array, n: Array, bp: Array) -> tuple[Array, Array]:
+def _model(family: Family, terms: Terms, coefficients_Q: Array, c: Array, n: Array, bp: Array) -> tuple[Array, Array]:
     """Values and their derivatives by the coefficients (columns: R0, ceiling, midpoint, efficiency)."""
     a, m, e = _split(family, terms)
     ceiling_design = terms.design(terms.ceiling, n, bp)
@@ -202,14 +203,14 @@ def _pointwise(family: Family, c: Array, theta_IK: Array) -> tuple[Array, list[A
 @dataclass(frozen=True)
 class _Fitted:
     family: Family
-    terms: _Terms
+    terms: Terms
     coefficients_Q: Array
     residual_I: Array
     jacobian_IQ: Array
     aic: float
 
 
-def _fit(family: Family, terms: _Terms, data: _Data, start_Q: Array) -> _Fitted:
+def _fit(family: Family, terms: Terms, data: _Data, start_Q: Array) -> _Fitted:
     def residual(q: Array) -> Array:
         return _model(family, terms, q, data.compute_I, data.n_I, data.bp_I)[0] - data.values_I
 
@@ -225,7 +226,7 @@ def _fit(family: Family, terms: _Terms, data: _Data, start_Q: Array) -> _Fitted:
     return _Fitted(family, terms, coefficients_Q, residual_I, jacobian_IQ, aic)
 
 
-def _start(family: Family, terms: _Terms, fits: Sequence[CurveFit], unit: float) -> Array:
+def _start(family: Family, terms: Terms, fits: Sequence[CurveFit], unit: float) -> Array:
     """Polynomials through what the single settings' fits say: ceiling, and the compute of half their rise."""
     n = np.array([float(f.setting[1] or 1) for f in fits])
     bp = np.array([float(f.setting[0] or 1) for f in fits])
@@ -261,7 +262,7 @@ def _replicates(fitted: _Fitted, data: _Data, replicates: int, rng: np.random.Ge
     return np.asarray(fitted.coefficients_Q + resampled_BI @ step_QI.T)
 
 
-def _leave_one_out(fitted: _Fitted, terms: _Terms, data: _Data) -> tuple[LeftOut, ...]:
+def _leave_one_out(fitted: _Fitted, terms: Terms, data: _Data) -> tuple[LeftOut, ...]:
     values = np.unique(data.n_I)
     if len(values) < 4:
         return ()

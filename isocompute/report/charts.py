@@ -12,7 +12,7 @@ from isocompute.law.comparison import Comparison
 from isocompute.law.curve import Curve
 from isocompute.law.fits import CurveFit
 from isocompute.law.forecasting import Forecast
-from isocompute.law.law import Law, Tradeoff
+from isocompute.law.law import Law
 from isocompute.report.style import ACCENT, GREY, compute_axis, ordinal_colours
 
 __all__ = ["comparison_chart", "forecast_chart", "law_chart", "optimum_chart", "reward_chart"]
@@ -59,10 +59,9 @@ def reward_chart(law: Law) -> Any:
     ).properties(width=_WIDTH, height=_HEIGHT, title=_title("Reward against compute", "thick grey: the frontier"))
 
 
-def optimum_chart(law: Law, tradeoff: Tradeoff | None = None) -> Any:
+def optimum_chart(law: Law) -> Any:
     """n*(C) with its 95% interval and the fitted sigmoid (IsoCompute figure 7)."""
-    tradeoff = tradeoff or law.joint
-    best = tradeoff.rollouts
+    best = law.joint.rollouts
     if best is None:
         raise ValueError("this law has no n*(C)")
     rows = [
@@ -77,7 +76,7 @@ def optimum_chart(law: Law, tradeoff: Tradeoff | None = None) -> Any:
         for x, n, (low, high), s in zip(best.x_C, best.estimate_C, best.interval_C2, best.sigmoid_C, strict=True)
     ]
     domain = [best.smallest / 1.6, best.largest * 1.6]
-    ticks = sorted({float(fit.setting[1] or 0) for fit in tradeoff.fits})
+    ticks = sorted({float(fit.setting[1] or 0) for fit in law.joint.fits})
 
     def y(field: str) -> alt.Y:
         return alt.Y(

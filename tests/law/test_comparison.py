@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from isocompute.errors import InputError
 from isocompute.law import Curve, compare
 from tests.law.made_up import hill, noisy
 
@@ -59,3 +60,37 @@ def test_swapping_sides_swaps_the_answer() -> None:
     assert one.difference == pytest.approx(-other.difference, abs=1e-9)
     assert (one.higher, other.higher) == ("a", "b")
     assert one.overtakings[0].compute == pytest.approx(other.overtakings[0].compute, rel=1e-6)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_same_recipe_twice_is_the_same(seeds: int) -> None:
+    """Repetitions that differ by .01 in their ceiling and 15% in their midpoint must not often count as two recipes."""
+    rng = np.random.default_rng(seeds)
+    wrong = 0
+    for draw in range(12):
+        sides = []
+        for name in "ab":
+            truths = [
+                hill(COMPUTE, 0.3, 0.6 + 0.01 * rng.standard_normal(), 8.0 * np.exp(0.15 * rng.standard_normal()), 1.6)
+                for _ in range(seeds)
+            ]
+            sides.append(
+                [noisy(f"{name}{i}", COMPUTE, t, noise=0.005, seed=31 * draw + i) for i, t in enumerate(truths)]
+            )
+        result = compare(sides[0], sides[1], replicates=150)
+        wrong += (result.higher in "ab") + (result.faster in "ab")
+    assert wrong <= 5  # of 24
+
+
+def test_the_answer_does_not_depend_on_the_scale() -> None:
+    a, b = side(0.61, 6.0), side(0.60, 6.0, first=50)
+    percent = [[Curve(c.name, c.compute_C, 100 * c.values_C) for c in s] for s in (a, b)]
+    small, large = compare(a, b, replicates=200), compare(*percent, replicates=200)
+    assert small.higher == large.higher == "same"
+    assert "±0.02" in small.error_rule and "±2" in large.error_rule
+
+
+def test_a_side_holds_one_setting() -> None:
+    curves = [Curve(f"{n}", COMPUTE, hill(COMPUTE, 0.3, 0.6, 8.0, 1.5), 32, n) for n in (8, 16)]
+    with pytest.raises(InputError, match="different Bp or n"):
+        compare(curves, side(0.6, 6.0), replicates=60)

@@ -24,7 +24,7 @@ def test_figure_6_switches_and_midpoint() -> None:
     assert best is not None
     assert abs(best.log10_C0 - 5.84) < 0.2
     assert 452 / 1.5 < best.ceiling < 452 * 1.5
-    assert best.rises and best.ceiling_is_bound and not best.saturates  # 512 is the largest n of this figure
+    assert best.rises and best.ceiling_bound == ">=" and not best.saturates  # 512 is the largest n of this figure
 
     hard = fit_law(figure_6(FIGURE_6_HARD), metric="avg@4", replicates=100)
     (switch,) = hard.joint.frontier.switches
@@ -93,7 +93,7 @@ def test_interior_optimum_is_a_value_and_saturates() -> None:
         curves[-1] = Curve(f"{n}", compute, curves[-1].values_C, 32, n)
     best = fit_law(curves, metric="avg@4", replicates=200).joint.rollouts
     assert best is not None
-    assert best.saturates and not best.ceiling_is_bound
+    assert best.saturates and best.ceiling_bound is None
     assert best.ceiling_interval[0] <= 64 * 1.01 and 40 < best.ceiling < 100
 
 
@@ -104,11 +104,72 @@ def test_edges_are_bounds_not_values() -> None:
         Curve(f"{n}", compute, hill(compute, 0.3, 0.7 - 0.02 * np.log2(n), 1e5, 1.5), 32, n) for n in (8, 32, 128)
     ]
     law = fit_law(curves, metric="avg@4", replicates=100)
-    assert law.joint.rollouts is not None and law.joint.rollouts.floor_is_bound
+    assert law.joint.rollouts is not None and law.joint.rollouts.floor_bound == law.joint.rollouts.ceiling_bound == "<="
     assert not law.joint.rollouts.rises
     data = law_to_json(law)
     assert {row["bound"] for row in data["frontier"]} == {"<="}
     assert any("n* ≤ 8" in note and "run smaller n" in note for note in data["notes"])
+
+
+def test_no_effect_of_n_is_not_a_rise() -> None:
+    """The same curve for every n, evaluated every ten steps or on a log grid: n* must not be said to rise."""
+    verdicts = []
+    for draw in range(6):
+        for spacing in ("steps", "log"):
+            curves = []
+            for n in (8, 16, 32, 64, 128):
+                steps = np.arange(0, 401, 10) if spacing == "steps" else np.geomspace(2, 1e6 / (32 * n), 40)
+                compute = steps * 32.0 * n
+                truth = hill(np.maximum(compute, 1e-9), 0.3, 0.6, 6e4, 1.3)
+                curve = noisy(f"{n}", compute, truth, noise=0.01, seed=100 * draw + n)
+                curves.append(Curve(f"{n}", compute, curve.values_C, 32, n))
+            best = fit_law(curves, metric="avg@4", replicates=100).joint.rollouts
+            assert best is not None
+            verdicts.append(best.direction)
+            assert best.probability_rises < 0.97
+    assert verdicts.count("rises") <= 2
+
+
+def test_a_falling_optimum_falls() -> None:
+    compute = np.geomspace(1e4, 1e7, 50)
+    curves = [
+        Curve(f"{n}", compute, hill(compute, 0.3, ceiling, midpoint, 1.5), 32, n)
+        for n, ceiling, midpoint in ((8, 0.70, 4e5), (16, 0.62, 1.2e5), (32, 0.55, 4e4))
+    ]
+    best = fit_law(curves, metric="avg@4", replicates=100).joint.rollouts
+    assert best is not None
+    assert best.direction == "falls" and not best.rises and not best.saturates
+    assert (best.floor_bound, best.ceiling_bound) == (">=", "<=")
+    assert best.floor == pytest.approx(32, rel=0.3) and best.ceiling == pytest.approx(8, rel=0.3)
+
+
+def test_steps_of_different_n_are_not_compared() -> None:
+    steps = np.arange(1.0, 41.0)
+    curves = [Curve(f"{n}", steps, hill(steps * n, 0.3, 0.6, 100.0, 1.5), None, n) for n in (8, 32)]
+    law = fit_law(curves, metric="avg@4", unit="steps", replicates=100)
+    assert law.joint.rollouts is None
+    assert any("--problems-per-batch" in note for note in law.notes)
+
+
+def test_recipes_are_not_seeds_of_each_other() -> None:
+    compute = np.geomspace(1e4, 1e6, 30)
+    slow, fast = (
+        Curve(name, compute, hill(compute, 0.3, ceiling, 5e4, 1.5), 32, 8, 0, recipe)
+        for name, ceiling, recipe in (("slow", 0.4, "lr 1e-6"), ("fast", 0.7, "lr 1e-5"))
+    )
+    assert len(fit_law([slow, fast], metric="avg@4", replicates=60).settings) == 2
+    pooled = fit_law(
+        [slow, Curve("again", compute, slow.values_C + 0.01, 32, 8, 1, "lr 1e-6")], metric="a", replicates=60
+    )
+    assert len(pooled.settings) == 1
+
+
+def test_a_run_that_only_falls_is_said_to() -> None:
+    compute = np.linspace(1e4, 1e6, 30)
+    curve = noisy("down", compute, 0.5 - 0.2 * compute / 1e6, noise=0.003, seed=0)
+    (run,) = fit_law([curve], metric="reward", replicates=60).runs
+    assert run.falls_after is not None
+    assert run.fit.ceiling == pytest.approx(0.49, abs=0.02)
 
 
 def test_sigmoid_recovers_the_papers_parameters() -> None:
@@ -193,6 +254,11 @@ def test_law_file_round_trip(tmp_path) -> None:
         assert mine.setting == theirs.setting
         np.testing.assert_allclose(theirs.at(compute), mine.at(compute), rtol=1e-12)
         np.testing.assert_allclose(theirs.ensemble.at(compute), mine.ensemble.at(compute), rtol=1e-4)
+    assert law.surface is not None and stored.surface is not None
+    n, bp = np.array([24.0]), np.array([64.0])
+    np.testing.assert_allclose(stored.surface.at(compute, n, bp), law.surface.at(compute, n, bp), rtol=1e-9)
+    assert stored.surface.replicates_at(compute, n, bp).shape == (60, 9)
+    assert stored.surface.left_out == law.surface.left_out
 
 
 @pytest.mark.parametrize(

@@ -164,9 +164,27 @@ def test_decoupled_baseline_counts_all_rollouts(tmp_path: Path) -> None:
 
 def test_solved_problems_are_retired_for_good(tmp_path: Path) -> None:
     spec = cell(steps=3000, problems={"size": 40, "noise": 0.0}, recipe={"name": "grpo", "no_positive_resampling": 0.6})
-    retired = [p["retired"] for p in run(tmp_path, spec)]
+    control = Patient()
+    points = run(tmp_path, spec, control)
+    retired = [p["retired"] for p in points]
     assert retired == sorted(retired)
     assert retired[-1] > 0
+    # Batches shrink when few problems are left: what is counted is what was sampled.
+    assert control.rollouts == points[-1]["rollouts"] <= points[-1]["step"] * 16 * 8
+
+
+def test_a_run_with_nothing_left_ends_with_a_last_point(tmp_path: Path) -> None:
+    spec = cell(
+        bp=16,
+        steps=5000,
+        problems={"set": "very_easy", "size": 24, "noise": 0.0},
+        recipe={"name": "grpo", "no_positive_resampling": 0.5},
+    )
+    points = run(tmp_path, spec)
+    assert points[-1]["retired"] == 24
+    assert points[-1]["step"] < 5000
+    assert points[-1]["rollouts"] < points[-1]["step"] * 16 * 8
+    assert (tmp_path / FINISHED).exists()
 
 
 def test_sampler_visits_every_problem_once_an_epoch() -> None:

@@ -143,8 +143,11 @@ def _drive(training: _Training, recorder: Recorder, control: Control) -> bool:
                 recorder.checkpoint(*training.state())
                 last_saved = time.monotonic()
         if not training.update():
+            # Every problem is retired: the run ends here, with a last look at what it became.
+            if training.step > training.last_evaluated:
+                recorder.append(training.evaluate())
             control.advanced(training.rollouts - reported)
-            return True  # every problem is retired: nothing is left to train on
+            return True
 
 
 class _Training:
@@ -158,15 +161,13 @@ class _Training:
         self.steps = schedule(cell.update_steps, evaluation.points)
         self.base_log_PK = np.log(softmax(world.train.base_PK))
         self.step = 0
+        self.rollouts = 0
+        """Sampled so far; a decoupled baseline's are all counted, and batches shrink when few problems are left."""
         self.evaluated = 0
         self.sampled_per_problem = recipe.baseline_rollouts or cell.rollouts_per_problem
         self._sums = np.zeros(3)
         self._spread = np.nan
-
-    @property
-    def rollouts(self) -> int:
-        """Rollouts sampled so far; a decoupled baseline's are all counted."""
-        return self.step * self.cell.problems_per_batch * self.sampled_per_problem
+        self.last_evaluated = -1
 
     def due(self) -> bool:
         """Whether this step is on the evaluation grid and not evaluated yet."""
@@ -183,7 +184,7 @@ class _Training:
         batch, right_P = self._rollouts(sampler_PK, correct_P)
         base_log_PK = self.base_log_PK[index_P] if recipe.kl_coef else sampler_PK
         self.sampler.record(index_P, right_P, self.sampled_per_problem)
-        rate = learning_rate(recipe, batch_size=cell.batch_size, step=self.step)
+        rate = learning_rate(recipe, batch_size=len(index_P) * cell.rollouts_per_problem, step=self.step)
         policy_PK, norm = sampler_PK, 0.0
         watched = self.evaluated < len(self.steps) and self.step + 1 >= self.steps[self.evaluated]
         before = self.policy.copy() if watched else None
@@ -195,6 +196,7 @@ class _Training:
         if before is not None:
             self._spread = interference(before, self.policy, train, index_P)
         self.step += 1
+        self.rollouts += len(index_P) * self.sampled_per_problem
         reward = float(right_P.mean()) / self.sampled_per_problem
         self._sums += (reward, 1.0 - float(batch.mixed_P.mean()), norm)
         return True
@@ -220,7 +222,7 @@ class _Training:
             ks=self.evaluation.k,
             rng=self.rng,
         )
-        since = self.step - (int(self.steps[self.evaluated - 1]) if self.evaluated else 0)
+        since = self.step - max(self.last_evaluated, 0)
         if since > 0:
             names = ("train/avg", "zero_variance", "grad_norm")
             point |= {name: float(total) / since for name, total in zip(names, self._sums, strict=True)}
@@ -229,6 +231,7 @@ class _Training:
         point["retired"] = self.sampler.retired
         self._sums[:] = 0.0
         self.evaluated += 1
+        self.last_evaluated = self.step
         return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -236,7 +239,9 @@ class _Training:
         arrays = {"sums": self._sums, **self.policy.state(), **self.sampler.state()}
         meta = {
             "step": self.step,
+            "rollouts": self.rollouts,
             "evaluated": self.evaluated,
+            "last_evaluated": self.last_evaluated,
             "sampler_at": self.sampler.at,
             "policy_steps": self.policy.steps,
             "rng": self.rng.bit_generator.state,
@@ -245,7 +250,8 @@ class _Training:
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.step, self.evaluated = meta["step"], meta["evaluated"]
+        self.step, self.rollouts, self.evaluated = meta["step"], meta["rollouts"], meta["evaluated"]
+        self.last_evaluated = meta["last_evaluated"]
         self._sums = arrays["sums"].copy()
         self.policy.restore(arrays, meta["policy_steps"])
         self.sampler.restore(arrays, meta["sampler_at"])
