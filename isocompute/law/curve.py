@@ -29,6 +29,8 @@ class Curve:
     seed: int | None = None
     recipe: str = ""
     """What else is known of how the run was made; runs that differ in it are not seeds of each other."""
+    one_update: float | None = None
+    """Compute of one update, where steps are known."""
 
     @property
     def setting(self) -> Setting:

@@ -90,7 +90,8 @@ class CurveFit:
     last: float
     """Largest compute with a value."""
     starts: float
-    """Where the curve is known from: 0 if the base model was evaluated, else `first`."""
+    """Where the curve is known from: one update, if the base model was evaluated (the fit then interpolates between it
+    and the first point), else `first`."""
     ensemble: Ensemble
 
     @property
@@ -231,7 +232,9 @@ def fit_groups(
                 unit=float(rows.unit_G[g]),
                 first=float(rows.unit_G[g]),
                 last=max(float(c.compute_C[-1]) for c in group),
-                starts=0.0 if any(c.compute_C[0] <= 0 for c in group) else float(rows.unit_G[g]),
+                starts=min(
+                    [float(rows.unit_G[g]), *[c.one_update for c in group if c.compute_C[0] <= 0 and c.one_update]]
+                ),
                 ensemble=ensembles[g],
             )
         )

@@ -1,9 +1,9 @@
 """The compute-optimal frontier: the upper envelope of the fitted curves, where it switches, and how sure that is.
 
-IsoCompute section 4.1: at every budget C the best value any setting reaches with at most C. A setting takes part from
-compute 0 on if its base model was evaluated, else from
-a quarter below its first evaluated compute on (a fit says little about what came before its points), and keeps its
-last value beyond its last point: with a larger budget one can still stop there.
+IsoCompute section 4.1: at every budget C the best value any setting reaches with at most C. A setting takes part from a
+quarter below its first evaluated compute on (a fit says little about what came before its points), or from one update
+on if its base model was evaluated too, and keeps its last value beyond its last point: with a larger budget one can
+still stop there.
 """
 
 from __future__ import annotations

@@ -224,7 +224,9 @@ def test_forecast_verdicts(call: Call, tmp_path: Path, shape: Callable[[int], fl
 def test_forecast_on_a_terminal(call: Call, sweep: Path) -> None:
     result = call("forecast", f"{sweep / 'runs'}::easy-32x64", "--fit-until", "0.3")
     assert (result.code, result.err) == (0, "")
-    assert re.match(r"(improving|flat|too_early): \.\d{3} at \d[\d.]*[kM] \(80%: \.\d{3}–\.\d{3}\)", result.out)
+    assert re.match(
+        r"(improving|flat|too_early): avg@4 \.\d{3} at \d[\d.]*[kM] rollouts \(80%: \.\d{3}–\.\d{3}\)", result.out
+    )
 
 
 def test_backtest_json(call: Call, sweep: Path, tmp_path: Path) -> None:
