@@ -122,6 +122,12 @@ class CurveFit:
             )
         }
 
+    def at_bound(self) -> list[str]:
+        """Parameters that ended on the edge of the box they were searched in: known only to be that far out."""
+        box_K2 = self.family.bounds(max(self.last / self.unit, 1.0 + 1e-9))
+        near_K = np.abs(self.theta_K[:, None] - box_K2).min(axis=1) < 1e-6
+        return [name for name, near in zip(self.family.parameters, near_K, strict=True) if near]
+
     def ceiling_interval(self, level: float = 0.95) -> tuple[float, float]:
         """Percentile interval of the ceiling over the ensemble, always around the estimate."""
         return around(self.ceiling, self.ensemble.ceiling_B, level)

@@ -60,6 +60,7 @@ def law_to_json(law: Law) -> dict[str, Any]:
                 "rise_done": run.fit.rise_done,
                 "parameters": run.fit.parameters(),
                 "parameter_intervals": {k: list(v) for k, v in run.fit.parameter_intervals().items()},
+                "at_bound": run.fit.at_bound(),
                 "rmse": run.fit.rmse,
                 "points": len(run.curve.compute_C),
                 "records": run.records,

@@ -67,6 +67,14 @@ def test_equal_values_do_not_fake_certainty() -> None:
     assert high - low > 0.01
 
 
+def test_parameters_on_the_edge_are_named() -> None:
+    jump = Curve("jump", COMPUTE, hill(COMPUTE, 0.3, 0.6, 30.0, 60.0))  # steeper than any family reaches
+    inside = noisy("inside", COMPUTE, hill(COMPUTE, 0.3, 0.6, 12.0, 1.5), noise=0.003, seed=0)
+    first, second = fit_groups([[jump], [inside]], replicates=60)
+    assert first.at_bound() == ["efficiency"]
+    assert not second.at_bound()
+
+
 def test_a_collapse_is_data() -> None:
     rise = hill(COMPUTE[:40], 0.3, 0.6, 8.0, 2.0)
     fall = np.maximum(0.05, rise[-1] - 0.08 * np.arange(1, 21))
