@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from isocompute.errors import InputError
 
-__all__ = ["Allocation", "grid"]
+__all__ = ["Allocation", "Spending", "grid"]
 
 
-@dataclass(frozen=True, order=True)
-class Allocation:
-    """How a budget of rollouts is spent."""
+class Spending:
+    """What follows from Bp, n and M, for everything that has the three."""
 
     problems_per_batch: int
     rollouts_per_problem: int
@@ -25,8 +24,17 @@ class Allocation:
 
     @property
     def compute(self) -> int:
-        """C = Bp · n · M."""
+        """C = Bp · n · M, in rollouts."""
         return self.batch_size * self.update_steps
+
+
+@dataclass(frozen=True, order=True)
+class Allocation(Spending):
+    """How a budget of rollouts is spent."""
+
+    problems_per_batch: int
+    rollouts_per_problem: int
+    update_steps: int
 
 
 def grid(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from isocompute.allocation import Spending
 from isocompute.runs import files
 from isocompute.runs.folder import POINTS, RunWriter
 from isocompute.runs.model import RunSettings
@@ -29,7 +30,7 @@ _META = "__meta__"
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Spending):
     """One run of a study as plain data: the allocation, and the tables of the study's spec that apply to it."""
 
     name: str
@@ -42,16 +43,6 @@ class Cell:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def batch_size(self) -> int:
-        """B = Bp · n."""
-        return self.problems_per_batch * self.rollouts_per_problem
-
-    @property
-    def compute(self) -> int:
-        """C = Bp · n · M, in rollouts."""
-        return self.batch_size * self.update_steps
 
 
 class Control(Protocol):

@@ -15,6 +15,7 @@ from isocompute.engines.command import CommandEngine
 from isocompute.engines.command_log import LogTail, PointsFile
 from isocompute.errors import InputError
 from isocompute.runs.model import RunSettings
+from tests.sim.helpers import Patient
 from tests.study.tools import ROOT, finish, start, until, write_spec
 
 TRAINER = str(ROOT / "tests" / "study" / "trainer.py")
@@ -39,19 +40,6 @@ def make_cell(engine: dict[str, Any], **changes: Any) -> Cell:
     return Cell(**fields)
 
 
-class Free:
-    """A control that counts and never stops."""
-
-    def __init__(self) -> None:
-        self.rollouts = 0
-
-    def stopping(self) -> bool:
-        return False
-
-    def advanced(self, rollouts: int) -> None:
-        self.rollouts += rollouts
-
-
 def read(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
 
@@ -60,7 +48,7 @@ EXPECTED = [{"step": s, "rollouts": 4 * s, "avg@4": round(1 - 1 / s, 4)} for s i
 
 
 def test_a_trainer_fills_a_run(tmp_path: Path):
-    control = Free()
+    control = Patient()
     cell = make_cell(options("--torn"), recipe={"learning_rate": 1e-3, "lr_batch": 1})
     assert CommandEngine().run(cell, tmp_path, control)
     assert read(tmp_path) == EXPECTED
@@ -72,7 +60,7 @@ def test_a_trainer_fills_a_run(tmp_path: Path):
 
 def test_a_csv_log(tmp_path: Path):
     logs = {"path": "{folder}/metrics.csv", "format": "csv", "columns": {"step": "global_step", "avg@4": "val"}}
-    assert CommandEngine().run(make_cell(options("--format", "csv", **logs)), tmp_path, Free())
+    assert CommandEngine().run(make_cell(options("--format", "csv", **logs)), tmp_path, Patient())
     assert read(tmp_path) == EXPECTED
 
 
@@ -170,14 +158,14 @@ def test_placeholders_of_problems_and_of_the_users_own_recipe_fields(tmp_path: P
     engine = {"command": command, "logs": {"path": "{folder}/log", "format": "points"}}
     cell = make_cell(engine, problems={"path": "a b.json"}, recipe={"muon": True, "name": "grpo"})
     CommandEngine().check(cell)
-    assert CommandEngine().run(cell, tmp_path, Free())
+    assert CommandEngine().run(cell, tmp_path, Patient())
     assert (tmp_path / "output.log").read_text() == "['a b.json; rm -rf /', 'True', '0.001']\n"
 
 
 def test_a_command_that_logs_nothing_fails(tmp_path: Path):
     engine = {"command": [sys.executable, "-c", ""], "logs": {"path": "{folder}/log", "columns": COLUMNS}}
     with pytest.raises(RuntimeError, match="has no row with 'global_step' and 'val/acc'"):
-        CommandEngine().run(make_cell(engine), tmp_path, Free())
+        CommandEngine().run(make_cell(engine), tmp_path, Patient())
 
 
 def test_the_tail_of_a_log_that_grows_tears_and_begins_anew(tmp_path: Path):
