@@ -42,6 +42,7 @@ HUBER = 2.0
 _HUBER_PASSES = 3
 _FLOOR = 0.3
 """The noise scale is at least this share of the residuals' root mean square: more than half of them may be equal."""
+_BOOTSTRAP_VALUES = 5_000_000
 _KMAX = max(len(family.parameters) for family in FAMILIES)
 
 
@@ -280,25 +281,30 @@ def _bootstrap(
     theta_GBK = np.zeros((n_groups, replicates, _KMAX))
     base_GB, ceiling_GB = np.empty((n_groups, replicates)), np.empty((n_groups, replicates))
     seed_fits = _seed_fits(rows, upper)
-    for index, family in enumerate(FAMILIES):
-        drawn_GB = family_GB == index
-        group_R = np.repeat(np.arange(n_groups, dtype=np.int64), drawn_GB.sum(axis=1))
-        if not len(group_R):
-            continue
-        values_RC, weights_RC = np.zeros((len(group_R), width)), np.zeros((len(group_R), width))
-        start = 0
-        for g in range(n_groups):
-            count = int(drawn_GB[g].sum())
-            if count:
-                size = int(rows.weights_GC[g].sum())
-                block = slice(start, start + count)
-                values_RC[block, :size], weights_RC[block, :size] = _resample(
-                    rows, g, fits_F[index][g : g + 1], seed_fits[index].get(g), family, count, rng
-                )
-                start += count
-        solved = solve(family, rows.batch(group_R, values_RC, weights_RC, upper))
-        theta_GBK[drawn_GB, : len(family.parameters)] = solved.theta_RK
-        base_GB[drawn_GB], ceiling_GB[drawn_GB] = solved.base_R, solved.ceiling_R
+    # A few groups at a time: the rows of thousands of runs would not fit memory together.
+    stride = max(1, _BOOTSTRAP_VALUES // (replicates * width))
+    for first in range(0, n_groups, stride):
+        part = np.arange(first, min(first + stride, n_groups), dtype=np.int64)
+        for index, family in enumerate(FAMILIES):
+            drawn_GB = family_GB[part] == index
+            group_R = np.repeat(part, drawn_GB.sum(axis=1))
+            if not len(group_R):
+                continue
+            values_RC, weights_RC = np.zeros((len(group_R), width)), np.zeros((len(group_R), width))
+            start = 0
+            for g, count in zip(part.tolist(), drawn_GB.sum(axis=1).tolist(), strict=True):
+                if count:
+                    size = int(rows.weights_GC[g].sum())
+                    block = slice(start, start + count)
+                    values_RC[block, :size], weights_RC[block, :size] = _resample(
+                        rows, g, fits_F[index][g : g + 1], seed_fits[index].get(g), family, count, rng
+                    )
+                    start += count
+            solved = solve(family, rows.batch(group_R, values_RC, weights_RC, upper))
+            where = np.zeros_like(family_GB, dtype=np.bool_)
+            where[part] = drawn_GB
+            theta_GBK[where, : len(family.parameters)] = solved.theta_RK
+            base_GB[where], ceiling_GB[where] = solved.base_R, solved.ceiling_R
     return [
         Ensemble(float(rows.unit_G[g]), family_GB[g], theta_GBK[g], base_GB[g], ceiling_GB[g]) for g in range(n_groups)
     ]
