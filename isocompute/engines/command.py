@@ -30,8 +30,8 @@ from isocompute.engines.processes import start_of
 from isocompute.engines.threads import outside
 from isocompute.errors import InputError
 from isocompute.recipes import Recipe, learning_rate, make_recipe
-from isocompute.runs.folder import POINTS
-from isocompute.runs.model import RunSettings
+from isocompute.runs.settings import RunSettings
+from isocompute.runs.writer import POINTS
 
 __all__ = ["CommandEngine"]
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from isocompute.logs.literals import scalars
 from isocompute.runs import files
-from isocompute.runs.folder import POINTS, RunWriter
-from isocompute.runs.model import RunSettings
+from isocompute.runs.settings import RunSettings
+from isocompute.runs.writer import POINTS, RunWriter
 
 __all__ = ["LogTail", "PointsFile"]
 
@@ -57,7 +58,7 @@ class LogTail:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 return {}  # torn by a kill, or something else printed into the log
-            return _flat(row) if isinstance(row, dict) else {}
+            return scalars(row) if isinstance(row, dict) else {}
         cells = next(csv.reader(io.StringIO(line)), [])
         if self._header is None:
             self._header = [cell.strip() for cell in cells]
@@ -74,17 +75,6 @@ class LogTail:
         if step is None or step < 0 or step != int(step) or len(out) < 2:
             return None
         return {**out, "step": int(step)}
-
-
-def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested objects as `outer/inner`, which is how trackers write them."""
-    out: dict[str, Any] = {}
-    for key, value in row.items():
-        if isinstance(value, dict):
-            out |= _flat(value, f"{prefix}{key}/")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
 
 
 def _number(value: Any) -> float | None:

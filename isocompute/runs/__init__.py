@@ -1,7 +1,34 @@
-"""Runs: settings and points of training runs, read from folders and tables and written by engines."""
+"""Runs: settings and points of training runs, read from folders and tables and written by engines.
 
-from isocompute.runs.folder import RunWriter
-from isocompute.runs.load import load
-from isocompute.runs.model import Run, RunSet, RunSettings, RunWarning
+Names load on first use: engines write runs on machines without the table library that reading them needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isocompute.runs.load import load
+    from isocompute.runs.model import Run, RunSet, RunWarning
+    from isocompute.runs.settings import RunSettings
+    from isocompute.runs.writer import RunWriter
+
+_HOMES = {
+    "Run": "isocompute.runs.model",
+    "RunSet": "isocompute.runs.model",
+    "RunSettings": "isocompute.runs.settings",
+    "RunWarning": "isocompute.runs.model",
+    "RunWriter": "isocompute.runs.writer",
+    "load": "isocompute.runs.load",
+}
 
 __all__ = ["Run", "RunSet", "RunSettings", "RunWarning", "RunWriter", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value  # importing the module `load` would otherwise stand in for the function
+        return value
+    raise AttributeError(f"module 'isocompute.runs' has no attribute '{name}'")

@@ -1,67 +1,24 @@
-"""The run folder: `run.json` (settings) and `points.jsonl` (append-only, one evaluation a line)."""
+"""Reading the run folder: `run.json` (settings) and `points.jsonl` (append-only, one evaluation a line)."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import warnings
-from pathlib import Path
-from typing import Any
 
 import polars as pl
 from pydantic import ValidationError
 
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.model import Run, RunSettings, RunWarning
+from isocompute.runs.model import Run, RunWarning
+from isocompute.runs.settings import RunSettings
+from isocompute.runs.writer import POINTS, SETTINGS, RunWriter, whole_lines
 
 __all__ = ["POINTS", "SETTINGS", "RunWriter", "parse_lines", "read_run", "steps_of", "tidy"]
 
-SETTINGS = "run.json"
-POINTS = "points.jsonl"
 _SAMPLE = 100
 """Lines that tell the columns of a file; whatever they do not tell is noticed and read the slower way."""
-
-
-class RunWriter:
-    """Appends points to a run folder. Each point is one line, flushed as a whole, so a reader sees at most one torn
-    line.
-
-    Opening a folder whose last line is torn (the writer was killed) cuts that line off first.
-    """
-
-    def __init__(self, folder: str | Path, settings: RunSettings) -> None:
-        self.folder = Path(folder)
-        data = json.dumps(settings.model_dump(exclude_none=True), indent=1, allow_nan=False)
-        files.write_atomically(self.folder / SETTINGS, data.encode() + b"\n")
-        path = self.folder / POINTS
-        whole = b""
-        if path.exists():
-            whole = path.read_bytes()
-            whole = whole[: _whole(whole)]
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
-        self._file = path.open("ab", buffering=0)
-        if whole and not whole.endswith(b"\n"):
-            self._file.write(b"\n")
-
-    def append(self, point: dict[str, Any]) -> None:
-        """Add one evaluation; NaN and infinity are refused, leave a metric out instead."""
-        for name, value in point.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"{self.folder / POINTS}: '{name}' is {value}; leave it out of the point.")
-        self._file.write(json.dumps(point, allow_nan=False).encode() + b"\n")
-
-    def close(self) -> None:
-        """Close the file; the folder is complete after every `append` already."""
-        self._file.close()
-
-    def __enter__(self) -> RunWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def read_run(address: str, *, name: str | None = None) -> Run:
@@ -80,26 +37,9 @@ def read_run(address: str, *, name: str | None = None) -> Run:
     return Run(name or files.last_part(address), settings, tidy(points))
 
 
-def _whole(data: bytes) -> int:
-    """How many bytes are whole lines: all of them, unless the last line is not JSON."""
-    end = len(data)
-    while end and data[end - 1 : end].isspace():
-        end -= 1
-    start = data.rfind(b"\n", 0, end) + 1
-    return len(data) if start == end or _is_json(data[start:end]) else start
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def parse_lines(data: bytes, address: str) -> pl.DataFrame:
     """A table from JSON lines, a torn last line dropped."""
-    end = _whole(data)
+    end = whole_lines(data)
     if end < len(data):
         warnings.warn(f"{address}: the last line is torn and was dropped", RunWarning, stacklevel=2)
         data = data[:end]

@@ -21,7 +21,7 @@ import numpy as np
 
 from isocompute.engines.base import CHECKPOINT, ERROR, FINISHED, Cell, Control, Engine
 from isocompute.runs import files
-from isocompute.runs.folder import POINTS, SETTINGS
+from isocompute.runs.writer import POINTS, SETTINGS
 from isocompute.study import remote
 from isocompute.study.claim import RUNNING, STALE_SECONDS, Claim, HeldError
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from isocompute.engines.base import CHECKPOINT, ERROR, FINISHED, Cell
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.folder import POINTS
+from isocompute.runs.writer import POINTS
 from isocompute.study import remote
 from isocompute.study.claim import RUNNING, STALE_SECONDS, Claim, HeldError, holder_of, is_alive
 from isocompute.study.spec import StudySpec, parse_spec

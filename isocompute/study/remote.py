@@ -20,7 +20,7 @@ from typing import Any
 from isocompute.engines.base import CHECKPOINT, FINISHED, Control
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.folder import POINTS
+from isocompute.runs.writer import POINTS
 from isocompute.study.claim import BEAT_SECONDS, RUNNING, STALE_SECONDS, Holder, is_alive, myself
 
 _CARRY_SECONDS = 60.0
