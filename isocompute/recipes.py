@@ -1,16 +1,19 @@
 """Recipes as data: one set of fields for the simulator and the language-model engine.
 
-The IsoCompute paper's healthy recipe (table 1) is GRPO with KL and entropy terms on easy sets and neither on hard ones,
-no zero-variance filter, learning rate ∝ √B from 1e-6 at B = 1,024, ten warm-up steps, AdamW. The paper prints no KL or
-entropy coefficient; ours (.001 both, what trainers commonly ship) are our choice.
+The IsoCompute paper's healthy recipe (table 1, appendix A) is GRPO with KL and entropy terms on easy sets and none on
+hard ones, no zero-variance filter, learning rate ∝ √B from 1e-6 at B = 1,024, ten warm-up steps, AdamW, temperature .6,
+top-p 1, truncated importance sampling. The paper prints no KL or entropy coefficient and no cap of the importance
+weights; ours (.001 both, 2; what trainers commonly ship) are our choice. The simulator has neither tokens nor a second
+set of numerics, and reads past aggregation, temperature, top_p, tis_cap, ratio_anchor and fp32_head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from isocompute.errors import InputError
 
@@ -25,14 +28,33 @@ class Recipe(BaseModel):
     loss: Literal["reinforce", "clip", "gspo", "cispo"] = Field(
         default="clip", description="REINFORCE; PPO/GRPO clip; GSPO's sequence-level clip; CISPO's truncated ratio"
     )
-    advantage: Literal["group_std", "group_mean", "batch_std", "none"] = Field(
+    advantage: Literal["group_std", "group_mean", "batch_std", "none", "gae"] = Field(
         default="group_std",
         description="reward minus the group's mean, over the group's std (GRPO), over nothing (Dr. GRPO), over the "
-        "batch's std (ScaleRL); or the bare reward",
+        "batch's std (ScaleRL); the bare reward; or from a critic (PPO)",
+    )
+    aggregation: Literal["token", "sequence", "prompt", "fixed"] = Field(
+        default="token",
+        description="mean over tokens (DAPO); over each response, then responses (GRPO); over each problem's tokens, "
+        "then problems (ScaleRL); or tokens over the response budget (Dr. GRPO)",
     )
     clip_low: float = Field(default=0.2, gt=0, le=1, description="lower clip of the ratio, 1 - clip_low")
     clip_high: float = Field(default=0.2, gt=0, description="upper clip of the ratio, 1 + clip_high")
     ratio_cap: float = Field(default=5.0, gt=0, description="CISPO: the ratio is truncated here")
+    ratio_anchor: Literal["trainer", "sampler"] = Field(
+        default="trainer",
+        description="whose log-probs the ratio is taken against: the trainer's before the first update on the batch, "
+        "or those the tokens were sampled with",
+    )
+    tis_cap: float | None = Field(
+        default=None,
+        gt=0,
+        description="truncated importance sampling: the policy term is weighted by trainer over sampler probability, "
+        "at most this",
+    )
+    temperature: float = Field(default=1.0, gt=0, description="of sampling; the trainer's log-probs use it too")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus of sampling")
+    fp32_head: bool = Field(default=True, description="logits in FP32 on sampler and trainer alike")
     updates_per_batch: int = Field(default=1, ge=1, description="gradient steps on one batch of rollouts")
     kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL divergence to the base model")
     entropy_coef: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
@@ -60,23 +82,45 @@ class Recipe(BaseModel):
         description="decoupled baseline (IsoCompute appendix G): sample this many, estimate the advantage on all, and "
         "train on rollouts_per_problem of them",
     )
+    schedule: tuple[tuple[PositiveInt, PositiveInt], ...] | None = Field(
+        default=None,
+        description="n that changes on the way: (rollouts_from, n), the grid's n before the first; the learning rate "
+        "follows the batch",
+    )
+    gae_discount: float = Field(default=1.0, gt=0, le=1, description="GAE: discount of a later token's reward")
+    gae_trace: float = Field(default=1.0, ge=0, le=1, description="GAE: λ; 1 compares whole returns with the critic")
+    critic_learning_rate: float | None = Field(
+        default=None, gt=0, description="GAE: the critic's learning rate at lr_batch; ten times the policy's if not set"
+    )
+    value_clip: float = Field(default=0.2, gt=0, description="GAE: how far the critic's loss lets a value move")
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         if self.advantage == "none" and self.zero_variance_filter != "off":
             raise ValueError("zero_variance_filter needs a group baseline; advantage = 'none' has none")
+        if self.baseline_rollouts is not None and self.advantage in ("none", "gae"):
+            raise ValueError(f"baseline_rollouts needs a group baseline; advantage = '{self.advantage}' has none")
+        starts = [start for start, _ in self.schedule or ()]
+        if any(later <= start for start, later in pairwise(starts)):
+            raise ValueError(f"schedule changes n at {starts} rollouts; give them in rising order, each once")
         return self
 
+    @property
+    def compares_groups(self) -> bool:
+        """Whether an advantage needs at least two rollouts of a problem."""
+        return self.advantage in ("group_std", "group_mean", "batch_std")
 
-_HEALTHY: dict[str, Any] = {"loss": "clip", "advantage": "group_std"}
+
+_HEALTHY: dict[str, Any] = {"loss": "clip", "advantage": "group_std", "temperature": 0.6, "top_p": 1.0, "tis_cap": 2.0}
 RECIPES: dict[str, dict[str, Any]] = {
     "isocompute-easy": {**_HEALTHY, "kl_coef": 1e-3, "entropy_coef": 1e-3},
     "isocompute-hard": dict(_HEALTHY),
-    "grpo": {**_HEALTHY, "kl_coef": 1e-3},
-    "dr-grpo": {"loss": "clip", "advantage": "group_mean"},
+    "grpo": {"loss": "clip", "advantage": "group_std", "aggregation": "sequence", "kl_coef": 1e-3},
+    "dr-grpo": {"loss": "clip", "advantage": "group_mean", "aggregation": "fixed"},
     "dapo": {"loss": "clip", "advantage": "group_std", "clip_high": 0.28, "zero_variance_filter": "policy"},
-    "gspo": {"loss": "gspo", "advantage": "group_std", "clip_low": 3e-4, "clip_high": 4e-4},
-    "cispo": {"loss": "cispo", "advantage": "batch_std"},
+    "gspo": {"loss": "gspo", "advantage": "group_std", "aggregation": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    "cispo": {"loss": "cispo", "advantage": "batch_std", "aggregation": "prompt", "ratio_anchor": "sampler"},
+    "ppo": {"loss": "clip", "advantage": "gae"},
     "reinforce": {"loss": "reinforce", "advantage": "group_mean"},
 }
 

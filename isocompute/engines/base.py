@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,14 +18,17 @@ import numpy as np
 
 from isocompute.allocation import Spending
 from isocompute.runs import files
-from isocompute.runs.folder import POINTS, RunWriter
-from isocompute.runs.model import RunSettings
+from isocompute.runs.settings import RunSettings
+from isocompute.runs.writer import POINTS, RunWriter
 
-__all__ = ["CHECKPOINT", "ERROR", "FINISHED", "Cell", "Control", "Engine", "Recorder"]
+__all__ = ["CHECKPOINT", "ERROR", "FINISHED", "PASS_RATES", "Cell", "Control", "Engine", "Recorder"]
 
 CHECKPOINT = "checkpoint.npz"
 FINISHED = "finished.json"
 ERROR = "error.txt"
+PASS_RATES = "pass_rates.jsonl"
+_APPENDED = {POINTS: "points_bytes", PASS_RATES: "pass_rates_bytes"}
+"""Files that only grow, and where a checkpoint keeps how long they were."""
 _META = "__meta__"
 
 
@@ -72,23 +75,26 @@ class Engine(Protocol):
 class Recorder:
     """Points and checkpoint of one cell."""
 
-    def __init__(self, folder: Path, settings: RunSettings) -> None:
+    def __init__(
+        self, folder: Path, settings: RunSettings, *, on_point: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> None:
         self.folder = folder
-        self._settings = settings
+        self._settings, self._on_point = settings, on_point
         self._writer: RunWriter | None = None
 
     def resume(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """Open the folder; the last checkpoint's arrays and meta, or None to start from the beginning."""
-        state = self._read_checkpoint()
-        points = self.folder / POINTS
-        if points.exists():
-            length = state[1].pop("points_bytes") if state else 0
-            with points.open("r+b") as file:
-                file.truncate(length)
+        state = self.last_checkpoint()
+        for name, key in _APPENDED.items():
+            length = state[1].pop(key, 0) if state else 0
+            if (self.folder / name).exists():
+                with (self.folder / name).open("r+b") as file:
+                    file.truncate(length)
         self._writer = RunWriter(self.folder, self._settings)
         return state
 
-    def _read_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    def last_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+        """Arrays and meta of the last checkpoint, where there is one."""
         path = self.folder / CHECKPOINT
         if not path.exists():
             return None
@@ -101,11 +107,19 @@ class Recorder:
         """Add an evaluation."""
         assert self._writer is not None, "resume() opens the folder"
         self._writer.append(point)
+        if self._on_point is not None:
+            self._on_point(point)
+
+    def append_rates(self, row: Mapping[str, Any]) -> None:
+        """Keep per-problem counts of an evaluation (docs/runs.md)."""
+        with (self.folder / PASS_RATES).open("ab") as file:
+            file.write(json.dumps(row).encode() + b"\n")
 
     def checkpoint(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Replace the checkpoint by this state, whole or not at all."""
-        length = (self.folder / POINTS).stat().st_size
-        text = json.dumps({**meta, "points_bytes": length}).encode()
+        paths = {key: self.folder / name for name, key in _APPENDED.items()}
+        lengths = {key: path.stat().st_size for key, path in paths.items() if path.exists()}
+        text = json.dumps({**meta, **lengths}).encode()
         buffer = io.BytesIO()
         named: dict[str, Any] = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
         np.savez(buffer, **named)

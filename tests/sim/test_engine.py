@@ -9,7 +9,7 @@ import pytest
 
 from isocompute.engines.base import CHECKPOINT, FINISHED
 from isocompute.engines.sim import SimEngine
-from isocompute.engines.sim.sampler import ProblemSampler
+from isocompute.engines.problem_sampler import ProblemSampler
 from isocompute.errors import InputError
 from isocompute.runs import load
 from tests.sim.helpers import Patient, StopAfter, cell, run

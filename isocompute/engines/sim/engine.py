@@ -17,16 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.arrays import Array, Ints
 from isocompute.engines.base import Cell, Control, Recorder
+from isocompute.engines.problem_sampler import ProblemSampler
 from isocompute.engines.sim.evaluation import evaluate, interference
 from isocompute.engines.sim.gradients import Batch, advantages, logit_gradient, subsample
+from isocompute.engines.sim.growth import growth
 from isocompute.engines.sim.policy import Policy
-from isocompute.engines.sim.sampler import ProblemSampler
 from isocompute.engines.sim.world import World, WorldSpec, make_world, softmax
 from isocompute.errors import InputError
 from isocompute.recipes import Recipe, learning_rate, make_recipe
-from isocompute.runs.model import RunSettings
+from isocompute.runs.settings import RunSettings
 
-__all__ = ["SIM_DEFAULTS", "Evaluation", "SimEngine", "schedule"]
+__all__ = ["SIM_DEFAULTS", "Evaluation", "SimEngine"]
 
 SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
 """The anchor at B = 1,024, found as the paper found its own: a grid search at Bp = 128, n = 8 (docs/simulator.md)."""
@@ -57,11 +58,6 @@ class Evaluation(BaseModel):
         return out
 
 
-def schedule(update_steps: int, points: int) -> Ints:
-    """Update steps to evaluate at: 0, then log-spaced up to the last."""
-    return np.unique(np.concatenate([[0], np.geomspace(1, update_steps, points).round()]).astype(np.int64))
-
-
 @lru_cache(maxsize=4)
 def _world(spec_json: str) -> World:
     """Cells of a study share their world; a worker makes it once."""
@@ -80,16 +76,22 @@ class SimEngine:
                 f"grid.problems_per_batch: {cell.problems_per_batch} is more than the {spec.size} problems of the set; "
                 "raise problems.size."
             )
-        if cell.rollouts_per_problem < 2 and recipe.advantage in ("group_std", "group_mean", "batch_std"):
+        if recipe.advantage == "gae":
+            raise InputError("recipe.advantage: the simulator has no critic; 'gae' (PPO) needs engine = 'lm'.")
+        smallest = min([cell.rollouts_per_problem, *(n for _, n in recipe.schedule or ())])
+        if smallest < 2 and recipe.compares_groups:
             raise InputError(
-                "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, or "
-                "recipe.advantage = 'none'."
+                "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, there and in "
+                "recipe.schedule, or recipe.advantage = 'none'."
             )
         if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
             raise InputError(
                 f"recipe.baseline_rollouts: {recipe.baseline_rollouts} is less than the {cell.rollouts_per_problem} "
                 "rollouts to train on."
             )
+        if recipe.baseline_rollouts is not None and recipe.schedule:
+            raise InputError("recipe.schedule: n cannot change under baseline_rollouts; leave one of them out.")
+        growth(cell, recipe.schedule)
 
     @staticmethod
     def _recipe(cell: Cell) -> Recipe:
@@ -115,8 +117,9 @@ class SimEngine:
 def _settings(cell: Cell, spec: WorldSpec, recipe: Recipe) -> RunSettings:
     return RunSettings(
         problems_per_batch=cell.problems_per_batch,
-        rollouts_per_problem=cell.rollouts_per_problem,
-        update_steps=cell.update_steps,
+        # A run with a schedule has no n of its own, and a fit must not take it for a run of its first n.
+        rollouts_per_problem=None if recipe.schedule else cell.rollouts_per_problem,
+        update_steps=growth(cell, recipe.schedule).update_steps,
         seed=cell.seed,
         engine="sim",
         problems=spec.set,
@@ -131,7 +134,7 @@ def _drive(training: _Training, recorder: Recorder, control: Control) -> bool:
     while True:
         if training.due():
             recorder.append(training.evaluate())
-        if training.step >= training.cell.update_steps:
+        if training.step >= training.update_steps:
             control.advanced(training.rollouts - reported)
             return True
         if training.step % _PULSE == 0:
@@ -158,13 +161,14 @@ class _Training:
         self.rng = np.random.default_rng(np.random.SeedSequence([cell.seed, world.spec.seed, 1]))
         self.policy = Policy(world.spec, len(world.train), recipe)
         self.sampler = ProblemSampler(len(world.train), recipe.no_positive_resampling)
-        self.steps = schedule(cell.update_steps, evaluation.points)
+        self.growth = growth(cell, recipe.schedule)
+        self.update_steps = self.growth.update_steps
+        self.steps = self.growth.evaluated(evaluation.points)
         self.base_log_PK = np.log(softmax(world.train.base_PK))
         self.step = 0
         self.rollouts = 0
         """Sampled so far; a decoupled baseline's are all counted, and batches shrink when few problems are left."""
         self.evaluated = 0
-        self.sampled_per_problem = recipe.baseline_rollouts or cell.rollouts_per_problem
         self._sums = np.zeros(3)
         self._spread = np.nan
         self.last_evaluated = -1
@@ -176,15 +180,17 @@ class _Training:
     def update(self) -> bool:
         """One batch of rollouts and the updates it allows; False when no problem is left."""
         cell, recipe, train = self.cell, self.recipe, self.world.train
+        rollouts = self.growth.at(self.step)
+        sampled = recipe.baseline_rollouts or rollouts
         index_P = self.sampler.draw(cell.problems_per_batch, self.rng)
         if not len(index_P):
             return False
         features_PF, base_PK, correct_P = train.features_PF[index_P], train.base_PK[index_P], train.correct_P[index_P]
         sampler_PK = self.policy.probabilities(features_PF, base_PK, index_P)
-        batch, right_P = self._rollouts(sampler_PK, correct_P)
+        batch, right_P = self._rollouts(sampler_PK, correct_P, rollouts, sampled)
         base_log_PK = self.base_log_PK[index_P] if recipe.kl_coef else sampler_PK
-        self.sampler.record(index_P, right_P, self.sampled_per_problem)
-        rate = learning_rate(recipe, batch_size=len(index_P) * cell.rollouts_per_problem, step=self.step)
+        self.sampler.record(index_P, right_P, sampled)
+        rate = learning_rate(recipe, batch_size=len(index_P) * rollouts, step=self.step)
         policy_PK, norm = sampler_PK, 0.0
         watched = self.evaluated < len(self.steps) and self.step + 1 >= self.steps[self.evaluated]
         before = self.policy.copy() if watched else None
@@ -196,19 +202,20 @@ class _Training:
         if before is not None:
             self._spread = interference(before, self.policy, train, index_P)
         self.step += 1
-        self.rollouts += len(index_P) * self.sampled_per_problem
-        reward = float(right_P.mean()) / self.sampled_per_problem
+        self.rollouts += len(index_P) * sampled
+        reward = float(right_P.mean()) / sampled
         self._sums += (reward, 1.0 - float(batch.mixed_P.mean()), norm)
         return True
 
-    def _rollouts(self, sampler_PK: Array, correct_P: Ints) -> tuple[Batch, Ints]:
+    def _rollouts(self, sampler_PK: Array, correct_P: Ints, rollouts: int, sampled: int) -> tuple[Batch, Ints]:
+        """Draw `sampled` rollouts a problem and keep `rollouts` of them, with advantages from all."""
         rows = np.arange(len(correct_P))
-        counts_PK = self.rng.multinomial(self.sampled_per_problem, sampler_PK)
+        counts_PK = self.rng.multinomial(sampled, sampler_PK)
         right_P = counts_PK[rows, correct_P]
-        right_advantage_P, wrong_advantage_P = advantages(self.recipe, right_P, self.sampled_per_problem)
-        if self.sampled_per_problem > self.cell.rollouts_per_problem:
-            counts_PK = subsample(counts_PK, self.cell.rollouts_per_problem, self.rng)
-        mixed_P = (right_P > 0) & (right_P < self.sampled_per_problem)
+        right_advantage_P, wrong_advantage_P = advantages(self.recipe, right_P, sampled)
+        if sampled > rollouts:
+            counts_PK = subsample(counts_PK, rollouts, self.rng)
+        mixed_P = (right_P > 0) & (right_P < sampled)
         return Batch(counts_PK, correct_P, sampler_PK, right_advantage_P, wrong_advantage_P, mixed_P), right_P
 
     def evaluate(self) -> dict[str, Any]:
