@@ -15,6 +15,7 @@ __all__ = ["ENGINES", "check_name", "load_engine"]
 
 ENGINES = {
     "sim": "isocompute.engines.sim:SimEngine",
+    "lm": "isocompute.engines.lm.engine:LmEngine",
     "command": "isocompute.engines.command:CommandEngine",
 }
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -22,8 +23,6 @@ _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def check_name(name: str) -> None:
     """Refuse a name that cannot be an engine, without importing anything."""
-    if name == "lm":
-        raise InputError("'lm', the language-model engine, is not available yet; use 'sim' or 'command'")
     if name not in ENGINES and not _DOTTED.fullmatch(name):
         raise InputError(f"'{name}' is not one of {', '.join(ENGINES)}; your own is written package.module:Class")
 
@@ -38,5 +37,7 @@ def load_engine(name: str) -> Engine:
     try:
         made = getattr(import_module(module), attribute)()
     except (ImportError, AttributeError) as error:
+        if name == "lm" and isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("isocompute"):
+            raise InputError(f"engine 'lm' needs {error.name}; pip install 'isocompute[lm]'.") from error
         raise InputError(f"engine '{name}' cannot be loaded: {error}.") from error
     return cast(Engine, made)

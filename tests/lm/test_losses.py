@@ -70,7 +70,7 @@ def test_gradients_match_the_equations(kind: str, data: dict[str, Tensor]) -> No
             "gspo": lambda: losses.gspo_loss(x, data["old"], data["advantages"], data["mask"], low=0.1, high=0.1),
             "cispo": lambda: losses.cispo_loss(x, data["old"], data["advantages"], cap=1.5),
         }[kind]()
-        return losses.aggregate(per_token, data["mask"], how="sequence")
+        return (per_token * losses.token_weights(data["mask"].double(), how="sequence")).sum()
 
     expected = gradient(lambda x: by_hand(kind, data, x), data["logprobs"])
     torch.testing.assert_close(gradient(ours, data["logprobs"]), expected)
@@ -94,12 +94,25 @@ def test_aggregations_differ_as_defined(data: dict[str, Tensor]) -> None:
         "prompt": torch.stack([torch.cat(rows[:3]).mean(), torch.cat(rows[3:]).mean()]).mean(),
         "fixed": torch.stack([row.sum() / 7 for row in rows]).mean(),
     }
-    got = {how: losses.aggregate(loss, mask, how=how, rollouts_per_problem=3, length=7) for how in expected}
+    mask = mask.double()
+    got = {
+        how: (loss * losses.token_weights(mask, how=how, rollouts_per_problem=3, length=7)).sum() for how in expected
+    }
     for how, value in expected.items():
         torch.testing.assert_close(got[how], value)
     assert len({round(float(v), 9) for v in got.values()}) == 4
     with pytest.raises(InputError, match="'median' is not one of"):
-        losses.aggregate(loss, mask, how="median")
+        losses.token_weights(mask, how="median")
+
+
+@pytest.mark.parametrize("how", ["token", "sequence", "prompt", "fixed"])
+def test_rows_left_out_do_not_count(how: str, data: dict[str, Tensor]) -> None:
+    """A batch with one problem filtered out has the weights of the batch without it."""
+    mask = data["mask"].double()
+    keep = torch.tensor([False] * 3 + [True] * 3)
+    weights = losses.token_weights(mask, how=how, rollouts_per_problem=3, length=7, keep_B=keep)
+    assert (weights[:3] == 0).all()
+    torch.testing.assert_close(weights[3:], losses.token_weights(mask[3:], how=how, rollouts_per_problem=3, length=7))
 
 
 def test_k3_is_unbiased_and_never_negative() -> None:

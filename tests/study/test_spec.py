@@ -45,7 +45,6 @@ def test_defaults_and_free_tables_reach_the_cell():
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"sim"', '"lm"', "engine: 'lm', the language-model engine, is not available yet"),
         ('"sim"', '"simm"', "engine: 'simm' is not one of sim, command"),
         ('engine = "sim"', "", "engine: field required"),
         ("[8, 16]", "[8, 0]", "grid.rollouts_per_problem.1: input should be greater than or equal to 1"),

@@ -30,6 +30,7 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "generation_config.json",
     "chat_template.jinja",
+    "isocompute.json",
 )
 _SHARD_BYTES = 4 * 2**30
 
@@ -107,6 +108,8 @@ def save_decoder(
             if source.exists():
                 shutil.copy(source, scratch / name)
         scratch.chmod(0o755)
+        for path in scratch.iterdir():
+            path.chmod(0o644)  # safetensors writes for the owner alone
         if folder.exists():
             old = folder.with_name(f".{folder.name}.old")
             shutil.rmtree(old, ignore_errors=True)

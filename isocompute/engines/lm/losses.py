@@ -1,4 +1,4 @@
-"""Losses, token by token, and the ways to average them. Pure functions; each cites its equation.
+"""Losses, token by token, and the weights that average them. Pure functions; each cites its equation.
 
 `logprobs_BT` are the trainer's and differentiable, `old_logprobs_BT` those that ratios are taken against (the
 sampler's, or the trainer's own before the first of several updates), constant. `advantages_BT` broadcasts from `_B1`.
@@ -12,13 +12,13 @@ from torch import Tensor
 from isocompute.errors import InputError
 
 __all__ = [
-    "aggregate",
     "cispo_loss",
     "clip_loss",
     "entropy",
     "gspo_loss",
     "kl_to_base",
     "reinforce_loss",
+    "token_weights",
     "truncated_importance",
     "value_loss",
 ]
@@ -49,7 +49,7 @@ def gspo_loss(
 ) -> Tensor:
     """GSPO (arXiv 2507.18071 eq. 5 and 7): the ratio of whole sequences, to the power 1 / length, clipped.
 
-    Every token of a sequence carries the sequence's term; average it by `sequence`.
+    Every token of a sequence carries the sequence's term; aggregated by `sequence` that is the paper's mean.
     """
     mask_BT = mask_BT.to(logprobs_BT.dtype)
     lengths_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
@@ -94,30 +94,34 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, *, 
     return 0.5 * torch.maximum((values_BT - returns_BT) ** 2, (near_BT - returns_BT) ** 2)
 
 
-def aggregate(
-    loss_BT: Tensor, mask_BT: Tensor, *, how: str, rollouts_per_problem: int = 1, length: int | None = None
+def token_weights(
+    mask_BT: Tensor, *, how: str, rollouts_per_problem: int = 1, length: int | None = None, keep_B: Tensor | None = None
 ) -> Tensor:
-    """One number from per-token losses; rows of a problem stand together.
+    """The weight of every token in the batch's loss; the loss is the weighted sum, so micro-batches just add up.
 
     - `token`: mean over all tokens of the batch (DAPO eq. 8);
     - `sequence`: mean over each response's tokens, then over responses (GRPO, DeepSeekMath eq. 3);
     - `prompt`: mean over all tokens of a problem's responses, then over problems (ScaleRL section 3.2);
     - `fixed`: sum over tokens divided by a fixed `length`, then mean over responses (Dr. GRPO).
 
-    A response or problem without any token in the mask counts as zero, so that micro-batches add up.
+    Rows of a problem stand together. Rows outside `keep_B` (a zero-variance filter) count neither above nor below; a
+    response or problem without a token counts as zero.
     """
-    mask_BT = mask_BT.to(loss_BT.dtype)
-    summed_B, tokens_B = (loss_BT * mask_BT).sum(dim=1), mask_BT.sum(dim=1)
+    mask_BT = mask_BT if mask_BT.is_floating_point() else mask_BT.to(torch.float32)
+    keep_B = torch.ones_like(mask_BT[:, 0]) if keep_B is None else keep_B.to(mask_BT.dtype)
+    mask_BT = mask_BT * keep_B[:, None]
+    tokens_B = mask_BT.sum(dim=1)
     if how == "token":
-        return summed_B.sum() / tokens_B.sum().clamp(min=1.0)
+        return mask_BT / tokens_B.sum().clamp(min=1.0)
+    rows = keep_B.sum().clamp(min=1.0)
     if how == "sequence":
-        return (summed_B / tokens_B.clamp(min=1.0)).mean()
+        return mask_BT / (tokens_B.clamp(min=1.0) * rows)[:, None]
     if how == "prompt":
-        summed_P = summed_B.view(-1, rollouts_per_problem).sum(dim=1)
-        tokens_P = tokens_B.view(-1, rollouts_per_problem).sum(dim=1)
-        return (summed_P / tokens_P.clamp(min=1.0)).mean()
+        tokens_P = tokens_B.view(-1, rollouts_per_problem).sum(dim=1).clamp(min=1.0)
+        problems = (rows / rollouts_per_problem).clamp(min=1.0)
+        return mask_BT / (tokens_P.repeat_interleave(rollouts_per_problem) * problems)[:, None]
     if how == "fixed":
         if length is None:
             raise InputError("aggregation 'fixed' needs the length to divide by, usually the largest response length.")
-        return (summed_B / length).mean()
+        return mask_BT / (length * rows)
     raise InputError(f"aggregation '{how}' is not one of token, sequence, prompt, fixed.")

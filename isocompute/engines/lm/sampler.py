@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.engines.lm.decoder import Cache, Decoder
 from isocompute.errors import InputError
 
-__all__ = ["Rollouts", "SamplingSettings", "sample", "uniforms"]
+__all__ = ["Rollouts", "SamplingSettings", "left_padded", "sample", "uniforms"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,45 @@ class Rollouts:
         """Tokens of each response."""
         return self.mask_BT.sum(dim=1)
 
+    def __len__(self) -> int:
+        return len(self.responses_BT)
+
+    def take(self, rows: Tensor) -> Rollouts:
+        """Some of the rows, without columns that none of them uses."""
+        mask_BT = self.mask_BT[rows]
+        used, lengths_B = int(mask_BT.any(dim=0).sum()), self.prompt_lengths_B[rows]
+        start = self.prompts_BT.shape[1] - int(lengths_B.max())
+        return Rollouts(
+            self.prompts_BT[rows, start:],
+            lengths_B,
+            self.responses_BT[rows, :used],
+            self.logprobs_BT[rows, :used],
+            mask_BT[:, :used],
+            self.stopped_B[rows],
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[Rollouts], *, pad_token: int = 0) -> Rollouts:
+        """Several batches as one, padded to common widths."""
+        if len(parts) == 1:
+            return parts[0]
+        prompt = max(part.prompts_BT.shape[1] for part in parts)
+        new = max(part.responses_BT.shape[1] for part in parts)
+
+        def right(name: str, value: float) -> Tensor:
+            tensors = [getattr(part, name) for part in parts]
+            return torch.cat([F.pad(t, (0, new - t.shape[1]), value=value) for t in tensors])
+
+        prompts = [F.pad(p.prompts_BT, (prompt - p.prompts_BT.shape[1], 0), value=pad_token) for p in parts]
+        return cls(
+            torch.cat(prompts),
+            torch.cat([p.prompt_lengths_B for p in parts]),
+            right("responses_BT", pad_token),
+            right("logprobs_BT", 0.0),
+            right("mask_BT", False),
+            torch.cat([p.stopped_B for p in parts]),
+        )
+
 
 def uniforms(seed: int, rows_B: Tensor, position: int) -> Tensor:
     """One number in (0, 1) for each row at a position: a counter-based generator (SplitMix64's finaliser)."""
@@ -81,60 +121,94 @@ def sample(
     settings: SamplingSettings,
     *,
     seed: int,
-    row_numbers: Sequence[int] | None = None,
+    per_prompt: int = 1,
+    row_numbers: Sequence[int] | Tensor | None = None,
     pad_token: int = 0,
 ) -> Rollouts:
-    """One response to every prompt. `row_numbers` name the rows for the random numbers; by default 0, 1, 2, …"""
+    """`per_prompt` responses to every prompt, those of a prompt together; a prompt is read once for all of them.
+
+    `row_numbers` name the rows for the random numbers; by default 0, 1, 2, …
+    """
     device = decoder.embed_tokens.weight.device
     lengths = [len(prompt) for prompt in prompts]
     _check(decoder, lengths, settings)
-    batch, width, new = len(prompts), max(lengths), settings.max_new_tokens
-    prompts_BT = torch.full((batch, width), pad_token, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        prompts_BT[row, width - len(prompt) :] = torch.tensor(list(prompt), dtype=torch.long)
-    prompts_BT = prompts_BT.to(device)
-    padding_B = torch.tensor([width - n for n in lengths], device=device)
-    numbers_B = torch.tensor(list(row_numbers) if row_numbers is not None else range(batch), device=device)
-    responses_BT = torch.full((batch, new), pad_token, dtype=torch.long, device=device)
-    logprobs_BT = torch.zeros((batch, new), device=device)
-    mask_BT = torch.zeros((batch, new), dtype=torch.bool, device=device)
-    stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
+    width, new, rows = max(lengths), settings.max_new_tokens, len(prompts) * per_prompt
+    prompts_PT = left_padded(prompts, pad_token).to(device)
+    padding_P = torch.tensor([width - n for n in lengths], device=device)
+    numbers_B = torch.as_tensor(list(range(rows)) if row_numbers is None else row_numbers, device=device)
+    logits_PV, cache = _prefill(decoder, prompts_PT, padding_P, slots=width + new, fp32_head=settings.fp32_head)
+    problem_B = torch.arange(len(prompts), device=device).repeat_interleave(per_prompt)
+    logits_BV, padding_B = logits_PV[problem_B], padding_P[problem_B]
+    if per_prompt > 1:
+        cache = cache.keep(problem_B)
 
-    cache = Cache.empty(decoder.config, batch, width + new, decoder.embed_tokens.weight)
+    responses_BT = torch.full((rows, new), pad_token, dtype=torch.long, device=device)
+    logprobs_BT = torch.zeros((rows, new), device=device)
+    mask_BT = torch.zeros((rows, new), dtype=torch.bool, device=device)
+    stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
     slots = torch.arange(width + new, device=device)
-    visible_BTS = (slots[None, None, :width] <= slots[None, :width, None]) & (slots[:width] >= padding_B[:, None])[
-        :, None
-    ]
-    # A padding token sees nothing; let it see itself, so that no row of the softmax is empty.
-    visible_BTS = visible_BTS | torch.eye(width, dtype=torch.bool, device=device)
-    positions_BT = (slots[None, :width] - padding_B[:, None]).clamp(min=0)
-    hidden_BTD = decoder(prompts_BT, positions_BT=positions_BT, mask_BTS=visible_BTS, cache=cache)
-    logits_BV = decoder.logits(hidden_BTD[:, -1], fp32=settings.fp32_head)
-    active = torch.arange(batch, device=device)
+    padded = min(lengths) < width
+    active = torch.arange(rows, device=device)  # rows in the cache
+    going = torch.ones(rows, dtype=torch.bool, device=device)  # of these, the ones that have not stopped
+    used = 0
     for step in range(new):
         tokens_B, chosen_B = _draw(logits_BV, settings, uniforms(seed, numbers_B[active], step))
-        responses_BT[active, step], logprobs_BT[active, step], mask_BT[active, step] = tokens_B, chosen_B, True
-        going = ~torch.isin(tokens_B, stops) if len(stops) else torch.ones_like(tokens_B, dtype=torch.bool)
-        if step + 1 == new or not bool(going.any()):
+        responses_BT[active, step] = torch.where(going, tokens_B, pad_token)
+        logprobs_BT[active, step] = torch.where(going, chosen_B, 0.0)
+        mask_BT[active, step] = going
+        used = step + 1
+        if len(stops):
+            going = going & ~torch.isin(tokens_B, stops)
+        left = int(going.sum())
+        if used == new or not left:
             break
-        if not bool(going.all()):
-            rows = going.nonzero()[:, 0]
-            active, tokens_B, cache = active[rows], tokens_B[rows], cache.keep(rows)
-        seen_B1S = (slots[: cache.length + 1] >= padding_B[active, None])[:, None]
+        if left < _KEEP * len(active):
+            rows_left = going.nonzero()[:, 0]
+            active, tokens_B, going = active[rows_left], tokens_B[rows_left], going[rows_left]
+            cache = cache.keep(rows_left)
+        seen_B1S = (slots[: cache.length + 1] >= padding_B[active, None])[:, None] if padded else None
         positions_B1 = cache.length - padding_B[active, None]
         hidden_B1D = decoder(tokens_B[:, None], positions_BT=positions_B1, mask_BTS=seen_B1S, cache=cache)
         logits_BV = decoder.logits(hidden_B1D[:, -1], fp32=settings.fp32_head)
-    last_B = responses_BT.gather(1, (mask_BT.sum(dim=1, keepdim=True) - 1).clamp(min=0))[:, 0]
-    stopped_B = torch.isin(last_B, stops) if len(stops) else torch.zeros(batch, dtype=torch.bool, device=device)
-    used = int(mask_BT.any(dim=0).sum())
+    mask_BT = mask_BT[:, :used]
+    last_B = responses_BT.gather(1, mask_BT.sum(dim=1, keepdim=True) - 1)[:, 0]
+    stopped_B = torch.isin(last_B, stops) if len(stops) else torch.zeros(rows, dtype=torch.bool, device=device)
     return Rollouts(
-        prompts_BT,
-        torch.tensor(lengths, device=device),
+        prompts_PT[problem_B],
+        torch.tensor(lengths, device=device)[problem_B],
         responses_BT[:, :used],
         logprobs_BT[:, :used],
-        mask_BT[:, :used],
+        mask_BT,
         stopped_B,
     )
+
+
+_KEEP = 0.75
+"""Finished rows are dropped from the cache when they are a quarter of it: dropping copies what stays."""
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> Tensor:
+    """Prompts of unequal length as one array, ending together."""
+    width = max(len(prompt) for prompt in prompts)
+    return torch.tensor([[pad_token] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.long)
+
+
+def _prefill(
+    decoder: Decoder, prompts_PT: Tensor, padding_P: Tensor, *, slots: int, fp32_head: bool
+) -> tuple[Tensor, Cache]:
+    """Read the prompts: logits of the first new token, and the cache."""
+    problems, width = prompts_PT.shape
+    cache = Cache.empty(decoder.config, problems, slots, decoder.embed_tokens.weight)
+    if not bool(padding_P.any()):
+        hidden_PTD = decoder(prompts_PT, cache=cache)
+    else:
+        at = torch.arange(width, device=prompts_PT.device)
+        visible_PTS = (at[None, None, :] <= at[None, :, None]) & (at >= padding_P[:, None])[:, None]
+        # A padding token sees nothing; let it see itself, so that no row of the softmax is empty.
+        visible_PTS = visible_PTS | torch.eye(width, dtype=torch.bool, device=at.device)
+        positions_PT = (at[None] - padding_P[:, None]).clamp(min=0)
+        hidden_PTD = decoder(prompts_PT, positions_BT=positions_PT, mask_BTS=visible_PTS, cache=cache)
+    return decoder.logits(hidden_PTD[:, -1], fp32=fp32_head), cache
 
 
 def _check(decoder: Decoder, lengths: Sequence[int], settings: SamplingSettings) -> None:

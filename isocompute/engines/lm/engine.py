@@ -1,0 +1,214 @@
+"""The language-model engine: reinforcement learning of a decoder on one machine, as cells of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from isocompute.engines.base import Cell, Control, Recorder
+from isocompute.engines.drive import drive
+from isocompute.engines.lm.checkpoint import save_decoder
+from isocompute.engines.lm.config import DecoderConfig
+from isocompute.engines.lm.evaluation import EvaluationSpec
+from isocompute.engines.lm.memory import memory_budget, sampling_rows, training_rows
+from isocompute.engines.lm.model import TINY, Model, load_model, model_folder, read_anchor, stop_tokens
+from isocompute.engines.lm.tasks import ProblemsSpec, Tasks, make_tasks
+from isocompute.engines.lm.training import LmTraining, Sizes
+from isocompute.engines.lm.update import DivergedError
+from isocompute.errors import InputError
+from isocompute.recipes import Recipe, make_recipe
+from isocompute.runs.settings import RunSettings
+
+__all__ = ["EngineSpec", "LmEngine"]
+
+MODEL = "model"
+"""Folder of a finished run with its weights."""
+_SECONDS = 20.0  # between checkpoints
+
+
+class EngineSpec(BaseModel):
+    """The `[engine_options]` table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(default=TINY, description="checkpoint folder, name on the hub, or tiny: the built-in one")
+    device: str = Field(default="auto", description="cpu, cuda, cuda:1; auto takes a GPU where there is one")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="what the model computes in; auto: bfloat16 on a GPU, float32 on a CPU"
+    )
+    micro_batch: int | None = Field(default=None, ge=1, description="rollouts in one forward and backward pass")
+    sample_batch: int | None = Field(default=None, ge=1, description="rollouts sampled at a time")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of a cell; torch's own choice if not set")
+    save_model: bool = Field(default=False, description="write the trained weights as a checkpoint into the run")
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> EngineSpec:
+        """From a table; errors name the field."""
+        try:
+            spec = cls(**table)
+        except ValidationError as error:
+            first = error.errors()[0]
+            known = f"; fields are {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else ""
+            raise InputError(f"engine.{'.'.join(map(str, first['loc']))}: {first['msg']}{known}.") from error
+        if spec.device.startswith("cuda") and not torch.cuda.is_available():
+            raise InputError(f"engine.device: '{spec.device}', but torch sees no GPU on this machine; use cpu.")
+        return spec
+
+    @property
+    def where(self) -> str:
+        """The device by name."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        if self.dtype == "auto":
+            return torch.bfloat16 if self.where.startswith("cuda") else torch.float32
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+
+
+@lru_cache(maxsize=1)
+def _model(name: str, dtype: torch.dtype, device: str) -> Model:
+    """Cells of a study share their base; a worker loads it once."""
+    return load_model(name, dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=8)
+def _tasks(spec_json: str, folder: Path, device: str) -> Tasks:
+    return make_tasks(ProblemsSpec.model_validate_json(spec_json), folder, torch.device(device))
+
+
+class LmEngine:
+    """Runs cells of a study on a language model; `on_point` is told every evaluation."""
+
+    def __init__(self, *, on_point: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+        self.on_point = on_point
+
+    def check(self, cell: Cell) -> None:
+        """Refuse what cannot run, before any weight is loaded."""
+        engine, recipe = EngineSpec.of(cell.engine), lm_recipe(cell)
+        EvaluationSpec.of(cell.evaluation)
+        folder = model_folder(engine.model)
+        DecoderConfig.read(folder)
+        stop_tokens(folder)
+        tasks = _tasks(ProblemsSpec.of(cell.problems).model_dump_json(), folder, engine.where)
+        if cell.problems_per_batch > len(tasks.train):
+            raise InputError(
+                f"grid.problems_per_batch: {cell.problems_per_batch} is more than the {len(tasks.train)} problems of "
+                "the set; raise problems.size."
+            )
+        if cell.rollouts_per_problem < 2 and recipe.compares_groups:
+            raise InputError(
+                "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, or "
+                "recipe.advantage = 'none' or 'gae'."
+            )
+        if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
+            raise InputError(
+                f"recipe.baseline_rollouts: {recipe.baseline_rollouts} is less than the {cell.rollouts_per_problem} "
+                "rollouts to train on."
+            )
+
+    def run(self, cell: Cell, folder: Path, control: Control) -> bool:
+        """Train the cell; True when it reached its last update, or diverged and stopped there."""
+        engine, recipe = EngineSpec.of(cell.engine), lm_recipe(cell)
+        if engine.threads is not None:
+            torch.set_num_threads(engine.threads)
+        model = _model(engine.model, engine.torch_dtype, engine.where)
+        problems = ProblemsSpec.of(cell.problems)
+        tasks = _tasks(problems.model_dump_json(), model.folder, engine.where)
+        sizes = choose_sizes(engine, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
+        recorder = Recorder(folder, _settings(cell, engine, problems, recipe, sizes), on_point=self.on_point)
+        evaluation = EvaluationSpec.of(cell.evaluation)
+        training = LmTraining(cell, model, tasks, recipe, evaluation, sizes, keep_rates=recorder.append_rates)
+        saved = recorder.resume()
+        if saved is not None:
+            training.restore(*saved)
+        diverged: str | None = None
+        try:
+            with _named_memory_errors(sizes):
+                finished = drive(training, recorder, control, pulse=1, seconds=_SECONDS)
+        except DivergedError as error:
+            diverged = f"diverged at update {training.step + 1}: {error}"
+            _back_to_the_last_good(training, recorder)
+            finished = True
+        if finished:
+            if engine.save_model or diverged:
+                save_decoder(training.decoder, folder / MODEL, tokenizer_from=model.folder)
+            summary: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
+            recorder.finish(summary if diverged is None else {**summary, "diverged": diverged})
+        else:
+            recorder.checkpoint(*training.state())
+            recorder.close()
+        return finished
+
+
+def lm_recipe(cell: Cell) -> Recipe:
+    """The cell's recipe; fields it does not name come from the model's own folder, such as a learning rate."""
+    return make_recipe(cell.recipe, defaults=read_anchor(model_folder(EngineSpec.of(cell.engine).model)))
+
+
+def choose_sizes(engine: EngineSpec, model: Model, tasks: Tasks, rollouts_per_problem: int) -> Sizes:
+    """Micro-batches that fit, where none are given; a problem's rollouts are sampled together."""
+    longest = max(len(prompt) for task in (tasks.train, tasks.validation) for prompt in task.prompts)
+    tokens, config, dtype = longest + tasks.max_new_tokens, model.decoder.config, engine.torch_dtype
+    budget = memory_budget(model.device)
+    train = engine.micro_batch or training_rows(config, tokens=tokens, dtype=dtype, budget=budget)
+    sampled = engine.sample_batch or sampling_rows(config, tokens=tokens, dtype=dtype, budget=budget)
+    return Sizes(micro_batch=train, sample_batch=max(sampled, rollouts_per_problem))
+
+
+def _back_to_the_last_good(training: LmTraining, recorder: Recorder) -> None:
+    """The weights of the last checkpoint, or the base; the points stay up to the divergence."""
+    saved = recorder.last_checkpoint()
+    if saved is not None:
+        arrays, _ = saved
+        training.optimizer.restore(arrays, "policy/")
+    else:
+        training.decoder.load_state_dict(training.model.decoder.state_dict())
+
+
+@contextmanager
+def _named_memory_errors(sizes: Sizes) -> Iterator[None]:
+    """Out of memory is the user's to mend: say which number to set."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises a plain one
+        text = str(error)
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in text:
+            raise
+        raise InputError(
+            f"out of memory with micro_batch = {sizes.micro_batch} and sample_batch = {sizes.sample_batch}; set "
+            f"engine_options.micro_batch = {max(1, sizes.micro_batch // 2)} and sample_batch = "
+            f"{max(1, sizes.sample_batch // 2)} (the result does not depend on them)."
+        ) from error
+
+
+def _settings(cell: Cell, engine: EngineSpec, problems: ProblemsSpec, recipe: Recipe, sizes: Sizes) -> RunSettings:
+    return RunSettings(
+        problems_per_batch=cell.problems_per_batch,
+        rollouts_per_problem=cell.rollouts_per_problem,
+        update_steps=cell.update_steps,
+        seed=cell.seed,
+        gpus=1 if engine.where.startswith("cuda") else None,
+        engine="lm",
+        model=engine.model,
+        problems=problems.set or problems.source,
+        recipe=recipe.model_dump(),
+        versions={name: version(name) for name in ("torch", "numpy")},
+    ).model_copy(
+        update={
+            "problem_set": problems.model_dump(exclude_none=True),
+            "device": engine.where,
+            "dtype": str(engine.torch_dtype).removeprefix("torch."),
+            "micro_batch": sizes.micro_batch,
+        }
+    )

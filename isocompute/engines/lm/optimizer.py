@@ -1,0 +1,90 @@
+"""AdamW on FP32 weights, whatever the model computes in.
+
+A bf16 model keeps FP32 masters: a step of 1e-6 would vanish in bf16. An FP32 model is its own master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isocompute.recipes import Recipe
+
+__all__ = ["Optimizer"]
+
+
+class Optimizer:
+    """Collects gradients of micro-batches, clips, steps."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], recipe: Recipe) -> None:
+        self.parameters = list(parameters)
+        self.grad_clip = recipe.grad_clip
+        self.masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters]
+        self.inner: torch.optim.Optimizer
+        if recipe.optimizer == "sgd":
+            self.inner = torch.optim.SGD(self.masters, lr=recipe.learning_rate)
+        else:
+            self.inner = torch.optim.AdamW(
+                self.masters,
+                lr=recipe.learning_rate,
+                betas=(recipe.beta1, recipe.beta2),
+                eps=recipe.epsilon,
+                weight_decay=recipe.weight_decay,
+                fused=True,
+            )
+
+    def collect(self) -> None:
+        """Fold the gradients of a micro-batch into the masters'; those of FP32 parameters add up by themselves."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if parameter is not master and parameter.grad is not None:
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad + gradient
+                parameter.grad = None
+
+    def step(self, rate: float) -> float:
+        """One step at this learning rate; the gradient's norm before clipping. A norm that is no number changes
+        nothing: the weights stay good.
+        """
+        gradients = [m.grad for m in self.masters if m.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if bool(torch.isfinite(norm)):
+            if self.grad_clip is not None:
+                torch.nn.utils.clip_grads_with_norm_(self.masters, self.grad_clip, norm)
+            for group in self.inner.param_groups:
+                group["lr"] = rate
+            self.inner.step()
+            with torch.no_grad():
+                for parameter, master in zip(self.parameters, self.masters, strict=True):
+                    if parameter is not master:
+                        parameter.copy_(master)
+        self.inner.zero_grad(set_to_none=True)
+        return float(norm)
+
+    def state(self, prefix: str) -> dict[str, np.ndarray]:
+        """Weights and moments for a checkpoint."""
+        out: dict[str, np.ndarray] = {}
+        for i, master in enumerate(self.masters):
+            out[f"{prefix}{i}"] = _array(master)
+            for name, value in self.inner.state[master].items():
+                out[f"{prefix}{i}.{name}"] = _array(value)
+        return out
+
+    @torch.no_grad()
+    def restore(self, arrays: dict[str, np.ndarray], prefix: str) -> None:
+        """Go on from a checkpoint."""
+        for i, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
+            master.copy_(torch.from_numpy(arrays[f"{prefix}{i}"]))
+            if parameter is not master:
+                parameter.copy_(master)
+            start = f"{prefix}{i}."
+            names = [key.removeprefix(start) for key in arrays if key.startswith(start)]
+            self.inner.state[master] = {
+                name: torch.from_numpy(arrays[start + name].copy()).to(master.device) for name in names
+            }
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy().copy()

@@ -1,0 +1,188 @@
+"""From a batch of rollouts to new weights: what the batch holds constant, its objective, and the step itself.
+
+The loss is a weighted sum over tokens whose weights are fixed for the whole batch (`losses.token_weights`), so any cut
+into micro-batches gives the same gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from isocompute.engines.lm import losses
+from isocompute.engines.lm.advantages import group_advantages, mixed_groups
+from isocompute.engines.lm.decoder import Decoder
+from isocompute.engines.lm.optimizer import Optimizer
+from isocompute.engines.lm.sampler import Rollouts
+from isocompute.engines.lm.scoring import micro_batches, score
+from isocompute.recipes import Recipe
+
+__all__ = ["Batch", "DivergedError", "UpdateStats", "make_batch", "objective", "score_all", "update"]
+
+
+class DivergedError(Exception):
+    """Training has left the numbers: NaN, infinity, or a policy that has become uniform noise."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts of one batch with all that its updates hold constant; rows of a problem stand together."""
+
+    rollouts: Rollouts
+    advantages_BT: Tensor
+    """Or `_B1`, where every token of a response has the same."""
+    policy_weights_BT: Tensor
+    extra_weights_BT: Tensor
+    """Weights of the KL and entropy terms."""
+    old_logprobs_BT: Tensor | None = None
+    """The trainer's before the first update; None where there is only one update and its own will do."""
+    base_logprobs_BT: Tensor | None = None
+
+    def take(self, rows: Tensor) -> Batch:
+        """Some of the rows; weights stay those of the whole batch."""
+        rollouts = self.rollouts.take(rows)
+        used = rollouts.mask_BT.shape[1]
+
+        def part(x_BT: Tensor) -> Tensor:
+            return x_BT[rows, :used]
+
+        return Batch(
+            rollouts,
+            part(self.advantages_BT),
+            part(self.policy_weights_BT),
+            part(self.extra_weights_BT),
+            None if self.old_logprobs_BT is None else part(self.old_logprobs_BT),
+            None if self.base_logprobs_BT is None else part(self.base_logprobs_BT),
+        )
+
+
+def make_batch(
+    recipe: Recipe, rollouts: Rollouts, rewards_PN: Tensor, *, max_new_tokens: int, advantages_BT: Tensor | None = None
+) -> Batch:
+    """Advantages and token weights; advantages from a critic or a decoupled baseline are given."""
+    if advantages_BT is None:
+        advantages_BT = group_advantages(rewards_PN, kind=recipe.advantage).reshape(-1, 1)
+    n = rewards_PN.shape[1]
+    mixed_B = mixed_groups(rewards_PN).repeat_interleave(n)
+
+    def weights(*, filtered: bool) -> Tensor:
+        return losses.token_weights(
+            rollouts.mask_BT,
+            how=recipe.aggregation,
+            rollouts_per_problem=n,
+            length=max_new_tokens,
+            keep_B=mixed_B if filtered else None,
+        )
+
+    policy_weights_BT = weights(filtered=recipe.zero_variance_filter != "off")
+    extra_weights_BT = weights(filtered=recipe.zero_variance_filter == "all")
+    return Batch(rollouts, advantages_BT, policy_weights_BT, extra_weights_BT)
+
+
+def objective(recipe: Recipe, batch: Batch, logprobs_BT: Tensor, entropies_BT: Tensor) -> Tensor:
+    """What a (micro-)batch adds to the loss."""
+    sampled_BT, advantages_BT = batch.rollouts.logprobs_BT, batch.advantages_BT
+    old_BT = logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
+    anchor_BT = sampled_BT if recipe.ratio_anchor == "sampler" else old_BT
+    if recipe.loss == "reinforce":
+        loss_BT = losses.reinforce_loss(logprobs_BT, advantages_BT)
+    elif recipe.loss == "clip":
+        loss_BT = losses.clip_loss(logprobs_BT, anchor_BT, advantages_BT, low=recipe.clip_low, high=recipe.clip_high)
+    elif recipe.loss == "gspo":
+        loss_BT = losses.gspo_loss(
+            logprobs_BT,
+            anchor_BT,
+            advantages_BT,
+            batch.rollouts.mask_BT,
+            low=recipe.clip_low,
+            high=recipe.clip_high,
+        )
+    else:
+        loss_BT = losses.cispo_loss(logprobs_BT, anchor_BT, advantages_BT, cap=recipe.ratio_cap)
+    if recipe.tis_cap is not None:
+        loss_BT = loss_BT * losses.truncated_importance(old_BT, sampled_BT, cap=recipe.tis_cap)
+    total = (loss_BT * batch.policy_weights_BT).sum()
+    if batch.base_logprobs_BT is not None and recipe.kl_coef:
+        kl_BT = losses.kl_to_base(logprobs_BT, batch.base_logprobs_BT)
+        total = total + recipe.kl_coef * (kl_BT * batch.extra_weights_BT).sum()
+    if recipe.entropy_coef:
+        total = total - recipe.entropy_coef * (entropies_BT * batch.extra_weights_BT).sum()
+    return total
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """Means over the batch's tokens, seen by the first update on it."""
+
+    loss: float
+    grad_norm: float
+    entropy: float
+    logprob_gap: float
+    """Mean distance between the trainer's and the sampler's log-probs."""
+
+
+def update(
+    decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, rate: float, micro_batch: int
+) -> UpdateStats:
+    """The gradient steps that the recipe takes on one batch."""
+    rollouts = batch.rollouts
+    if recipe.updates_per_batch > 1 and batch.old_logprobs_BT is None:
+        old_BT = score_all(decoder, rollouts, recipe, micro_batch=micro_batch)
+        batch = replace(batch, old_logprobs_BT=old_BT)
+    first: UpdateStats | None = None
+    for _ in range(recipe.updates_per_batch):
+        sums_3 = torch.zeros(3, dtype=torch.float64, device=rollouts.mask_BT.device)
+        for rows in micro_batches(rollouts, micro_batch):
+            part = batch.take(rows)
+            with torch.set_grad_enabled(True):
+                logprobs_BT, entropies_BT = _scored(decoder, part.rollouts, recipe)
+                loss = objective(recipe, part, logprobs_BT, entropies_BT)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+            optimizer.collect()
+            gap_BT = (logprobs_BT.detach() - part.rollouts.logprobs_BT).abs()
+            sums_3 += torch.stack([loss.detach(), entropies_BT.detach().sum(), gap_BT.sum()]).double()
+        norm = optimizer.step(rate)
+        if first is None:
+            tokens = int(rollouts.mask_BT.sum())
+            loss_sum, entropy_sum, gap_sum = sums_3.tolist()
+            first = UpdateStats(loss_sum, norm, entropy_sum / tokens, gap_sum / tokens)
+    assert first is not None
+    _refuse_divergence(first, decoder.config.vocab_size)
+    return first
+
+
+def _scored(decoder: Decoder, rollouts: Rollouts, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    return score(decoder, rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
+
+
+_UNIFORM = 0.98
+"""Share of the largest possible entropy above which a policy is noise."""
+
+
+def _refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
+    numbers = torch.tensor([stats.loss, stats.grad_norm, stats.entropy], dtype=torch.float64)
+    if not bool(torch.isfinite(numbers).all()):
+        raise DivergedError(f"loss {stats.loss:.3g}, gradient norm {stats.grad_norm:.3g}")
+    if stats.entropy > _UNIFORM * float(torch.tensor(float(vocabulary)).log()):
+        raise DivergedError(f"the policy has become uniform noise (entropy {stats.entropy:.2f})")
+
+
+@torch.no_grad()
+def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int) -> Tensor:
+    """Log-probs of a whole batch, without gradient."""
+    out_BT = torch.zeros_like(rollouts.logprobs_BT)
+    for rows in micro_batches(rollouts, micro_batch):
+        part = rollouts.take(rows)
+        logprobs_BT, _ = score(
+            decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head, entropies=False
+        )
+        out_BT[rows, : logprobs_BT.shape[1]] = logprobs_BT
+    return out_BT
+
+
+def parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Every parameter once; tied ones are one."""
+    return list({id(p): p for module in modules for p in module.parameters()}.values())

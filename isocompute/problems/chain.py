@@ -1,0 +1,158 @@
+"""Chains of arithmetic modulo a prime: `7 + 3 * 5 =` is answered step by step, `10 4 <eos>` modulo 23.
+
+Operations apply from left to right. A response writes every result and ends; its last number is the answer.
+Numbers are single tokens, so a verifier is one comparison and runs where the tokens are. Difficulty is the number of
+operations: a model that errs once in a while errs more often on a longer chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from isocompute.arrays import Ints
+from isocompute.errors import InputError
+from isocompute.problems.model import Problem, ProblemSet
+
+__all__ = ["LEVELS", "ChainSpec", "Chains", "distinct_chains", "load_chain", "make_chains", "parse_chain", "vocabulary"]
+
+OPERATIONS = "+-*"
+SPECIAL = ("<pad>", "<eos>", "=")
+LEVELS = {"very-easy": (1, 2), "easy": (3, 5), "hard": (8, 10), "extremely-hard": (14, 16), "all": (1, 16)}
+"""Operations of the chains of a level, from and to."""
+DEFAULT_SIZE = 2000
+
+
+@dataclass(frozen=True)
+class ChainSpec:
+    """Which chains."""
+
+    modulus: int = 23
+    shortest: int = 1
+    longest: int = 16
+
+    def __post_init__(self) -> None:
+        if self.modulus < 3 or any(self.modulus % d == 0 for d in range(2, int(self.modulus**0.5) + 1)):
+            raise InputError(f"chain: modulus {self.modulus} is not a prime of at least 3; try 23 or 97.")
+        if not 1 <= self.shortest <= self.longest:
+            raise InputError(f"chain: steps {self.shortest}-{self.longest}; give the shorter first, at least 1.")
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Problems as arrays; rows shorter than the longest are padded with -1 on the right."""
+
+    spec: ChainSpec
+    operands_PS: Ints
+    """The first number and then one for each operation."""
+    operations_PS: Ints
+    """Places in OPERATIONS."""
+    results_PS: Ints
+    """What each operation gives; the last one of a row is the answer."""
+    steps_P: Ints
+
+    def __len__(self) -> int:
+        return len(self.steps_P)
+
+    @property
+    def answers_P(self) -> Ints:
+        """The last results."""
+        return np.asarray(self.results_PS[np.arange(len(self)), self.steps_P - 1])
+
+    def take(self, rows: Ints) -> Chains:
+        """Some of the problems."""
+        parts = (a[rows] for a in (self.operands_PS, self.operations_PS, self.results_PS, self.steps_P))
+        return Chains(self.spec, *parts)
+
+    def question(self, row: int) -> str:
+        """The text of a problem."""
+        words = [str(self.operands_PS[row, 0])]
+        for s in range(int(self.steps_P[row])):
+            words += [OPERATIONS[self.operations_PS[row, s]], str(self.operands_PS[row, s + 1])]
+        return " ".join([*words, "="])
+
+
+def parse_chain(source: str) -> ChainSpec:
+    """`chain:easy`, `chain:8-10`, `chain:easy?modulus=97`.
+
+    >>> parse_chain("chain:8-10?modulus=97")
+    ChainSpec(modulus=97, shortest=8, longest=10)
+    """
+    text, _, options = source.removeprefix("chain").removeprefix(":").partition("?")
+    spec = ChainSpec()
+    for option in filter(None, options.split("&")):
+        name, _, value = option.partition("=")
+        if name != "modulus" or not value.isdecimal():
+            raise InputError(f"{source}: '{option}' is not an option of chain; there is modulus=PRIME.")
+        spec = replace(spec, modulus=int(value))
+    level = text or "all"
+    if level in LEVELS:
+        shortest, longest = LEVELS[level]
+    else:
+        first, dash, last = level.partition("-")
+        if not (first.isdecimal() and (last.isdecimal() if dash else True)):
+            raise InputError(f"{source}: '{level}' is not one of {', '.join(LEVELS)} nor a range of steps such as 3-5.")
+        shortest, longest = int(first), int(last or first)
+    return replace(spec, shortest=shortest, longest=longest)
+
+
+def vocabulary(modulus: int) -> list[str]:
+    """The words of the language, in the order of their ids."""
+    return [*SPECIAL, *OPERATIONS, *(str(i) for i in range(modulus))]
+
+
+def apply(operation: Ints, left: Ints, right: Ints, modulus: int) -> Ints:
+    """One operation, elementwise."""
+    return np.asarray(np.choose(operation, [left + right, left - right, left * right]) % modulus)
+
+
+def make_chains(spec: ChainSpec, size: int, *, seed: int) -> Chains:
+    """Random chains; lengths are uniform over the spec's range. Repetitions are possible where few chains exist."""
+    rng = np.random.default_rng([seed, spec.modulus, spec.shortest, spec.longest])
+    steps_P = rng.integers(spec.shortest, spec.longest + 1, size)
+    operands_PS = rng.integers(0, spec.modulus, (size, spec.longest + 1))
+    operations_PS = rng.integers(0, len(OPERATIONS), (size, spec.longest))
+    results_PS = np.empty_like(operations_PS)
+    value_P = operands_PS[:, 0]
+    for s in range(spec.longest):
+        value_P = apply(operations_PS[:, s], value_P, operands_PS[:, s + 1], spec.modulus)
+        results_PS[:, s] = value_P
+    past_PS = np.arange(spec.longest) >= steps_P[:, None]
+    operations_PS[past_PS] = results_PS[past_PS] = -1
+    operands_PS[:, 1:][past_PS] = -1
+    return Chains(spec, operands_PS, operations_PS, results_PS, steps_P)
+
+
+def distinct_chains(spec: ChainSpec, size: int, *, seed: int, without: Chains | None = None) -> Chains:
+    """So many chains, none twice and none of `without`."""
+    taken = set() if without is None else {without.question(i) for i in range(len(without))}
+    drawn = make_chains(spec, 4 * size + 64, seed=seed)
+    rows: list[int] = []
+    for row in range(len(drawn)):
+        question = drawn.question(row)
+        if question not in taken:
+            taken.add(question)
+            rows.append(row)
+        if len(rows) == size:
+            return drawn.take(np.array(rows))
+    raise InputError(
+        f"chain: there are not {size} different problems of {spec.shortest} to {spec.longest} steps modulo "
+        f"{spec.modulus}; ask for fewer or for longer ones."
+    )
+
+
+def load_chain(source: str, *, size: int | None = None, seed: int = 0) -> ProblemSet:
+    """A chain set as text, for tools that read text; the engine uses the arrays."""
+    chains = distinct_chains(parse_chain(source), size or DEFAULT_SIZE, seed=seed)
+    answers_P = chains.answers_P
+    problems = tuple(
+        Problem(id=f"chain-{i}", question=chains.question(i), answer=str(answers_P[i]), source=source)
+        for i in range(len(chains))
+    )
+    return ProblemSet(name=source, problems=problems, verify=_last_number)
+
+
+def _last_number(problem: Problem, response: str) -> float:
+    words = response.replace("<eos>", "").split()
+    return float(bool(words) and words[-1] == problem.answer)
