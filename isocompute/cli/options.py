@@ -26,6 +26,7 @@ __all__ = [
     "Where",
     "load_runs",
     "pairs",
+    "plain_value",
     "print_json",
 ]
 
@@ -62,6 +63,16 @@ def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
             if not key:
                 raise InputError(f"{option} {text}: give NAME=VALUE pairs, such as {option} value=reward.")
     return out
+
+
+def plain_value(text: str) -> Any:
+    """Text as TOML would read it: a number, true or false, a list; else the text itself."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def load_runs(

@@ -1,0 +1,77 @@
+"""`isocompute lm pretrain`: tools around the language-model engine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from isocompute.cli import options
+from isocompute.errors import InputError
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Base models and measurements of the language-model engine.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.callback()
+def _lm() -> None:
+    """Base models and measurements of the language-model engine."""
+
+
+@app.command("pretrain")
+def pretrain(
+    out: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the checkpoint goes.")],
+    problems: Annotated[str, typer.Option(help="Chains to learn, such as chain:all or chain:1-8?modulus=97.")] = (
+        "chain:all"
+    ),
+    wrong: Annotated[float, typer.Option(min=0.0, max=0.99, help="Share of wrong steps in the traces.")] = 0.2,
+    steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 6000,
+    batch: Annotated[int, typer.Option(min=1, help="Traces an update.")] = 512,
+    learning_rate: Annotated[float, typer.Option(min=1e-8, help="Peak learning rate.")] = 3e-3,
+    layers: Annotated[int, typer.Option(min=1)] = 3,
+    width: Annotated[int, typer.Option(min=8)] = 64,
+    heads: Annotated[int, typer.Option(min=1)] = 4,
+    feed_forward: Annotated[int, typer.Option(min=8)] = 192,
+    context: Annotated[int, typer.Option(min=8, help="Longest question and trace, in tokens.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json: options.Json = False,
+) -> None:
+    """Train a base model on chains whose author errs, so that pass rates spread over problems."""
+    from pathlib import Path
+
+    from isocompute.engines.lm.engine import EngineSpec
+    from isocompute.engines.lm.pretrain import PretrainSettings, pretrain
+
+    if Path(out).exists():
+        raise InputError(f"{out}: is there already; give another folder.")
+    if width % heads or (width // heads) % 2:
+        raise InputError(f"--width {width} must be an even multiple of --heads {heads}.")
+    settings = PretrainSettings(
+        problems=problems,
+        wrong=wrong,
+        steps=steps,
+        batch=batch,
+        learning_rate=learning_rate,
+        layers=layers,
+        width=width,
+        heads=heads,
+        feed_forward=feed_forward,
+        context=context,
+        seed=seed,
+    )
+    every = max(1, steps // 10)
+
+    def report(step: int, loss: object) -> None:
+        if step % every == 0 and not json:
+            typer.echo(f"{step:>8} of {steps}  loss {float(loss):.4f}")  # type: ignore[arg-type]  # a 0-d tensor
+
+    decoder = pretrain(out, settings, device=EngineSpec.of({"device": device}).where, report=report)
+    parameters = sum(p.numel() for p in decoder.parameters())
+    if json:
+        options.print_json({"folder": out, "parameters": parameters, "steps": steps})
+    else:
+        typer.echo(f"{out}: {parameters:,} parameters; try isocompute train --model {out} --problems chain:easy")

@@ -1,0 +1,144 @@
+"""`isocompute train`: reinforcement learning of a language model on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isocompute.cli import options
+from isocompute.errors import InputError
+
+if TYPE_CHECKING:
+    from isocompute.train import Trained
+
+__all__ = ["command"]
+
+STOPPED = 130
+
+
+def command(
+    spec: Annotated[str | None, typer.Argument(metavar="[TRAIN.toml]", help="The run's settings (docs/lm.md).")] = None,
+    recipe: Annotated[str | None, typer.Option(help="isocompute-easy, isocompute-hard, grpo, dapo, …")] = None,
+    problems: Annotated[str | None, typer.Option(help="chain:easy, gym:TASK, hf:NAME, or a file.")] = None,
+    model: Annotated[str | None, typer.Option(help="Checkpoint folder or hub name; a tiny one is built in.")] = None,
+    problems_per_batch: Annotated[int | None, typer.Option(min=1, help="Bp; 32 by default.")] = None,
+    rollouts_per_problem: Annotated[int | None, typer.Option(min=1, help="n; 16 by default.")] = None,
+    update_steps: Annotated[int | None, typer.Option(min=1, help="M; 60 by default.")] = None,
+    rollouts: Annotated[float | None, typer.Option(min=1, help="C instead of M, such as 2e6.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of problems, samples and order.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any field: recipe.learning_rate=3e-4. May be repeated.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Folder of the run; the same command goes on after a stop.")] = "train",
+    json: options.Json = False,
+) -> None:
+    """Train a model by reinforcement learning, evaluate it on the way, and write the run and the weights."""
+    from isocompute.train import read_train_spec, train
+
+    given: dict[str, Any] = {
+        "problems_per_batch": problems_per_batch,
+        "rollouts_per_problem": rollouts_per_problem,
+        "update_steps": update_steps,
+        "rollouts": None if rollouts is None else round(rollouts),
+        "seed": seed,
+        "recipe": None if recipe is None else {"name": recipe},
+        "problems": None if problems is None else {"source": problems},
+        "engine_options": None if model is None else {"model": model},
+    }
+    overrides = {key: value for key, value in given.items() if value is not None}
+    for name, value in options.pairs("--set", set_).items():
+        table, dot, field = name.partition(".")
+        if not dot:
+            raise InputError(f"--set {name}={value}: name the table too, such as recipe.{name} or problems.{name}.")
+        overrides[table] = {**overrides.get(table, {}), field: options.plain_value(value)}
+    stop = _StopOnInterrupt()
+    told = _Lines(quiet=json)
+    with stop:
+        result = train(read_train_spec(spec, overrides), out=out, on_point=told, stopping=stop.asked)
+    if json:
+        options.print_json(result_json(result))
+    else:
+        _show(result)
+    if result.diverged is not None:
+        typer.echo(f"error: {result.diverged}; {result.model} holds the last good weights. Lower the learning rate.")
+        raise typer.Exit(1)
+    if not result.finished:
+        typer.echo("stopped; the same command goes on from here.", err=True)
+        raise typer.Exit(STOPPED)
+
+
+def result_json(result: Trained) -> dict[str, Any]:
+    """The keys of `train --json` (docs/lm.md)."""
+    return {
+        "folder": result.folder,
+        "model": result.model,
+        "points": result.points,
+        "finished": result.finished,
+        "diverged": result.diverged,
+        "first": result.first,
+        "last": result.last,
+    }
+
+
+def _show(result: Trained) -> None:
+    from isocompute.cli.show import number, value
+    from isocompute.cli.study_display import duration
+
+    metric = next((name for name in result.last if name.startswith("avg@") and "/" not in name), None)
+    if metric is not None:
+        before, after = result.first[metric], result.last[metric]
+        typer.echo(
+            f"{metric} {value(before)} → {value(after)} ({after - before:+.3f}) in {number(result.last['rollouts'])} "
+            f"rollouts, {result.last['step']} updates, {duration(result.last['seconds'])} of training"
+        )
+    typer.echo(f"run: {result.folder}" + (f" · weights: {result.model}" if result.model else ""))
+
+
+class _Lines:
+    """A line for every evaluation."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet, self.started = quiet, False
+
+    def __call__(self, point: Any) -> None:
+        from isocompute.cli.show import number, value
+
+        if self.quiet:
+            return
+        k = next(name.removeprefix("avg@") for name in point if name.startswith("avg@"))
+        if not self.started:
+            self.started = True
+            names = ("update", "rollouts", f"avg@{k}", f"best@{k}", f"worst@{k}", "train", "entropy", "KL", "seconds")
+            typer.echo("".join(f"{name:>10}" for name in names))
+        cells = [str(point["step"]), number(point["rollouts"])]
+        cells += [value(point.get(name)) for name in (f"avg@{k}", f"best@{k}", f"worst@{k}", "train/avg")]
+        cells += [value(point.get(name)) for name in ("entropy", "kl")]
+        typer.echo("".join(f"{cell:>10}" for cell in [*cells, f"{point['seconds']:.1f}"]))
+
+
+class _StopOnInterrupt:
+    """The first Ctrl-C writes a checkpoint and ends; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def asked(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._asked
+
+    def __enter__(self) -> None:
+        import signal
+
+        def handle(*_: object) -> None:
+            if self._asked:
+                raise KeyboardInterrupt
+            self._asked = True
+            typer.echo("stopping after this update; Ctrl-C again ends at once", err=True)
+
+        self._before = signal.signal(signal.SIGINT, handle)
+
+    def __exit__(self, *_: object) -> None:
+        import signal
+
+        signal.signal(signal.SIGINT, self._before)

@@ -1,0 +1,163 @@
+"""`isocompute.train(...)`: one run of the language-model engine, from a TOML file or from arguments."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from isocompute.engines.base import CHECKPOINT, FINISHED, Cell
+from isocompute.errors import InputError
+from isocompute.runs import files
+
+__all__ = ["TrainSpec", "Trained", "read_train_spec", "train"]
+
+
+class TrainSpec(BaseModel):
+    """`train.toml`: an allocation and the tables of a study that apply to one run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    problems_per_batch: int = Field(default=32, ge=1, description="Bp")
+    rollouts_per_problem: int = Field(default=16, ge=1, description="n")
+    update_steps: int | None = Field(default=None, ge=1, description="M; or give rollouts")
+    rollouts: int | None = Field(default=None, ge=1, description="C: update_steps is what it pays for")
+    seed: int = Field(default=0, ge=0)
+    problems: dict[str, Any] = Field(default={}, description="as in a study's [problems] (docs/lm.md)")
+    recipe: dict[str, Any] = Field(default={}, description="name of a recipe and fields that differ")
+    evaluation: dict[str, Any] = Field(default={}, description="points, samples, k, temperature")
+    engine_options: dict[str, Any] = Field(default={}, description="model, device, dtype, micro_batch, …")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainSpec:
+        if self.update_steps is not None and self.rollouts is not None:
+            raise ValueError("give update_steps or rollouts, not both")
+        if self.rollouts is not None and self.rollouts < self.problems_per_batch * self.rollouts_per_problem:
+            raise ValueError(
+                f"rollouts = {self.rollouts} is less than one batch of "
+                f"{self.problems_per_batch * self.rollouts_per_problem}"
+            )
+        return self
+
+    def cell(self) -> Cell:
+        """The run as an engine takes it."""
+        steps = self.update_steps or _DEFAULT_STEPS
+        if self.rollouts is not None:
+            steps = self.rollouts // (self.problems_per_batch * self.rollouts_per_problem)
+        return Cell(
+            name="run",
+            problems_per_batch=self.problems_per_batch,
+            rollouts_per_problem=self.rollouts_per_problem,
+            update_steps=steps,
+            seed=self.seed,
+            problems=self.problems,
+            recipe=self.recipe,
+            evaluation={"points": 10, "samples": 4, **self.evaluation},
+            engine={"save_model": True, **self.engine_options},
+        )
+
+
+_DEFAULT_STEPS = 60
+
+
+def read_train_spec(path: str | Path | None, overrides: Mapping[str, Any]) -> TrainSpec:
+    """The file, where there is one, with what was given beside it; tables are merged field by field."""
+    table: dict[str, Any] = {}
+    where = "train"
+    if path is not None:
+        where = str(path)
+        try:
+            table = tomllib.loads(files.read_bytes(where).decode())
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"{where}: not TOML: {error}.") from error
+    for key, value in overrides.items():
+        table[key] = {**table.get(key, {}), **value} if isinstance(value, Mapping) else value
+    if "rollouts" in overrides:
+        table.pop("update_steps", None)
+    if "update_steps" in overrides:
+        table.pop("rollouts", None)
+    try:
+        return TrainSpec.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        text = str(first["msg"]).removeprefix("Value error, ")
+        known = f"; fields are {', '.join(TrainSpec.model_fields)}" if first["type"] == "extra_forbidden" else ""
+        place = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where}: {f'{place}: ' if place else ''}{text}{known}.") from error
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a run ended."""
+
+    folder: str
+    first: dict[str, Any]
+    """The base's evaluation."""
+    last: dict[str, Any]
+    points: int
+    finished: bool
+    diverged: str | None
+    model: str | None
+    """Folder of the trained weights."""
+
+
+def train(
+    spec: TrainSpec,
+    *,
+    out: str | Path,
+    on_point: Callable[[Mapping[str, Any]], None] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Trained:
+    """Run, or go on with, one training; everything is written under `out`."""
+    import json
+
+    from isocompute.engines.lm.engine import MODEL, LmEngine
+
+    folder, cell = Path(out), spec.cell()
+    _refuse_another_run(folder, spec)
+    engine = LmEngine(on_point=on_point)
+    engine.check(cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode() + b"\n")
+    if not (folder / FINISHED).exists():
+        engine.run(cell, folder, _Alone(stopping))
+    points = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
+    finished = folder / FINISHED
+    summary = json.loads(finished.read_text()) if finished.exists() else {}
+    return Trained(
+        folder=str(folder),
+        first=points[0] if points else {},
+        last=points[-1] if points else {},
+        points=len(points),
+        finished=finished.exists(),
+        diverged=summary.get("diverged"),
+        model=str(folder / MODEL) if (folder / MODEL).exists() else None,
+    )
+
+
+SPEC = "train.json"
+
+
+def _refuse_another_run(folder: Path, spec: TrainSpec) -> None:
+    """A folder goes on with the run it holds, never with another."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: there is a file of that name; give another --out.")
+    if (folder / SPEC).exists():
+        if TrainSpec.model_validate_json((folder / SPEC).read_bytes()) != spec:
+            raise InputError(f"{folder}: holds a run with other settings ({SPEC}); give another --out, or remove it.")
+    elif any((folder / name).exists() for name in ("run.json", CHECKPOINT, FINISHED)):
+        raise InputError(f"{folder}: holds a run of something else; give another --out.")
+
+
+class _Alone:
+    """A run without a runner."""
+
+    def __init__(self, stopping: Callable[[], bool]) -> None:
+        self.stopping = stopping
+
+    def advanced(self, rollouts: int) -> None:
+        """Nobody counts."""
