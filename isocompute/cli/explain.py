@@ -1,0 +1,48 @@
+"""`isocompute explain CONFIG`: what a trainer's config really is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isocompute.cli import options
+
+if TYPE_CHECKING:
+    from isocompute.export import Explanation
+
+__all__ = ["command", "explain_json"]
+
+
+def command(
+    config: Annotated[str, typer.Argument(help="A config, script or argument list of any trainer that export knows.")],
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs it is started on, where it does not say.")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Problems in its data, where it counts epochs.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Say what Bp, n, M, B and C a config is, whether it is on-policy, and what is odd about it."""
+    from isocompute.export import explain
+
+    found = explain(config, gpus=gpus, problems=problems)
+    if json:
+        options.print_json(explain_json(found))
+    else:
+        typer.echo(found.text)
+
+
+def explain_json(found: Explanation) -> dict[str, Any]:
+    """The keys of `explain --json` (docs/export.md)."""
+    setup = found.setup
+    fields = asdict(setup)
+    assumed = fields.pop("assumed")
+    return {
+        **fields,
+        "batch_size": setup.batch_size,
+        "compute": setup.compute,
+        "on_policy": setup.on_policy,
+        "form": found.form,
+        "assumed": list(assumed),
+        "odd": [{"code": note.code, "message": note.message} for note in found.odd],
+        "text": found.text,
+    }

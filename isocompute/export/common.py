@@ -1,0 +1,122 @@
+"""What every exporter has to say about a recipe, whatever the trainer."""
+
+from __future__ import annotations
+
+from isocompute.export.plan_input import Plan
+from isocompute.export.result import Notes
+
+__all__ = ["NO_CLIP", "general", "grad_clip", "model", "no_option", "train_file", "truncation", "val_file"]
+
+NO_CLIP = 1e9
+"""A gradient norm that is never reached: trainers disagree on how to say 'do not clip'."""
+
+
+def grad_clip(plan: Plan) -> float:
+    """The largest gradient norm."""
+    return NO_CLIP if plan.recipe.grad_clip is None else plan.recipe.grad_clip
+
+
+def general(plan: Plan, notes: Notes) -> None:
+    """What had to be chosen because the plan does not say it, and parts of a recipe that no trainer here has."""
+    recipe = plan.recipe
+    chosen = {
+        "recipe": "not in the plan: the playbook's, GRPO with truncated importance sampling; KL and entropy as the "
+        "plan has them, or off.",
+        "learning_rate": f"not in the plan: {plan.learning_rate:.3g}, from {recipe.learning_rate:g} at a batch of "
+        f"{recipe.lr_batch:,} by the {recipe.lr_scaling} rule.",
+        "max_prompt_length": f"not in the plan: {plan.max_prompt_length}.",
+        "max_response_length": f"not in the plan: {plan.max_response_length}.",
+    }
+    for name in plan.assumed:
+        notes.add(name, chosen[name])
+    if recipe.no_positive_resampling is not None:
+        notes.add(
+            "no_positive_resampling",
+            f"problems whose pass rate reached {recipe.no_positive_resampling} stay in: no option for it; leave them "
+            "out of the data between runs.",
+        )
+    if recipe.baseline_rollouts is not None:
+        notes.add(
+            "baseline_rollouts",
+            f"the baseline is estimated on the n rollouts that are trained on, not on {recipe.baseline_rollouts}: no "
+            "option for it.",
+        )
+    if recipe.schedule is not None:
+        notes.add(
+            "schedule", "n stays the same: no trainer changes it during a run. Stop, and go on with the next plan."
+        )
+    if recipe.optimizer != "adamw":
+        notes.add("optimizer", f"AdamW stands in for {recipe.optimizer}, which is for theory only.")
+
+
+def model(plan: Plan, notes: Notes) -> str:
+    """The model, or a place to fill it in."""
+    if plan.model is None:
+        notes.add("model", "fill in the model (or export with --model).")
+    return plan.model or "path/to/model"
+
+
+def train_file(plan: Plan, notes: Notes, suffix: str = ".parquet") -> str:
+    """The training problems, or a place to fill them in."""
+    if plan.train_file is None:
+        notes.add("train_file", "fill in the training problems.")
+    return plan.train_file or f"path/to/train{suffix}"
+
+
+def val_file(plan: Plan, notes: Notes, suffix: str = ".parquet") -> str:
+    """The validation problems, or a place to fill them in."""
+    if plan.val_file is None:
+        notes.add("val_file", "fill in the validation problems.")
+    return plan.val_file or f"path/to/validation{suffix}"
+
+
+def truncation(plan: Plan, notes: Notes) -> float | None:
+    """The cap on trainer over sampler probability. A ratio anchored to the sampler is written as one.
+
+    With one update a batch the trainer's own ratio is 1, so that min(π/π_sampler, cap) as a constant weight on the
+    log-probability's gradient is CISPO anchored to the sampler, exactly.
+    """
+    recipe = plan.recipe
+    if recipe.ratio_anchor == "trainer":
+        return recipe.tis_cap
+    if recipe.loss == "cispo":
+        message = (
+            "the sampler's ratio is capped by truncated importance sampling, which is the same at one update a batch."
+        )
+        notes.add("ratio_anchor", message)
+        notes.add("tis_cap", f"{recipe.ratio_cap:g}: the cap of the ratio to the sampler, see ratio_anchor.")
+        return recipe.ratio_cap
+    notes.add(
+        "ratio_anchor",
+        "the ratio is taken against the trainer's own log-probs; truncated importance sampling "
+        "corrects for the sampler's.",
+    )
+    return recipe.tis_cap
+
+
+def no_option(plan: Plan, notes: Notes, *fields: str) -> None:
+    """Note the recipe's fields that this trainer has no option for, where the recipe uses them."""
+    recipe = plan.recipe
+    uses = {
+        "kl_coef": recipe.kl_coef > 0,
+        "entropy_coef": recipe.entropy_coef > 0,
+        "top_p": recipe.top_p < 1,
+        "tis_cap": recipe.tis_cap is not None,
+        "epsilon": recipe.epsilon != 1e-8,
+        "fp32_head": recipe.fp32_head and "fp32_head" in recipe.model_fields_set,
+        "updates_per_batch": recipe.updates_per_batch > 1,
+        "seed": plan.seed is not None,
+    }
+    says = {
+        "kl_coef": f"no KL term to the base model; the plan asks for {recipe.kl_coef:g}.",
+        "entropy_coef": f"no entropy bonus; the plan asks for {recipe.entropy_coef:g}.",
+        "top_p": f"the nucleus is always 1; the plan asks for {recipe.top_p:g}.",
+        "tis_cap": f"no cap on trainer over sampler probability; the plan asks for {recipe.tis_cap}.",
+        "epsilon": f"AdamW's epsilon stays 1e-8; the plan asks for {recipe.epsilon:g}.",
+        "fp32_head": "no option for FP32 logits on both sides; on one side only they do harm.",
+        "updates_per_batch": f"one update a batch; the plan asks for {recipe.updates_per_batch}.",
+        "seed": f"no option for the seed; the plan asks for {plan.seed}.",
+    }
+    for field in fields:
+        if uses[field]:
+            notes.add(field, says[field])

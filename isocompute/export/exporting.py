@@ -1,0 +1,41 @@
+"""`export_plan`: a plan as one trainer's own config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+
+from isocompute.errors import InputError
+from isocompute.export.hardware import Hardware
+from isocompute.export.plan_input import Plan
+from isocompute.export.result import Exported
+
+__all__ = ["TRAINERS", "export_plan"]
+
+TRAINERS = {
+    "verl": "verl",
+    "trl": "trl",
+    "openrlhf": "openrlhf",
+    "prime-rl": "prime_rl",
+    "nemo-rl": "nemo_rl",
+    "skyrl": "skyrl",
+}
+"""Trainers and their modules here."""
+
+
+def export_plan(*, trainer: str, plan: Plan, hardware: Hardware | None = None) -> Exported:
+    """The plan as that trainer's config, so that one update sees exactly Bp · n rollouts of the current policy.
+
+    >>> from isocompute.export import make_plan
+    >>> made = export_plan(trainer="verl", plan=make_plan({"Bp": 32, "n": 8, "M": 100}))
+    >>> [file.name for file in made.files], made.micro_batch, made.accumulation
+    (['run_verl.sh', 'verl_overrides.txt'], 8, 4)
+    """
+    name = trainer.lower().replace("_", "-")
+    if name not in TRAINERS:
+        near = get_close_matches(name, TRAINERS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise InputError(f"'{trainer}' is no trainer here: there are {', '.join(TRAINERS)}{hint}")
+    write: Callable[[Plan, Hardware], Exported] = import_module(f"isocompute.export.{TRAINERS[name]}").export
+    return write(plan, hardware or Hardware())

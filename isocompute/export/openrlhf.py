@@ -1,0 +1,199 @@
+"""OpenRLHF 0.11: arguments of `openrlhf.cli.train_ppo_ray`.
+
+`rollout.batch_size` counts problems and `train.batch_size` rollouts. There is no step count: M is
+max_samples // Bp · episodes, and warm-up is a share of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from isocompute.export import common, render
+from isocompute.export.hardware import Hardware, Share, share_out
+from isocompute.export.plan_input import Plan
+from isocompute.export.result import Exported, File, Flat, Notes
+
+__all__ = ["ADVANTAGES", "VERSION", "export"]
+
+VERSION = "0.11.0"
+COMMIT = "3c3be6234e0cb353e76bb8019947db9dfe99fca7"
+ADVANTAGES = {
+    "group_std": "group_norm",
+    "group_mean": "dr_grpo",
+    "batch_std": "reinforce_baseline",
+    "none": "reinforce",
+    "gae": "gae",
+}
+
+
+def export(plan: Plan, hardware: Hardware) -> Exported:
+    """A script with the arguments, one a line."""
+    notes = Notes()
+    share = share_out(plan, hardware)
+    settings = _placement(plan, hardware) | _data(plan, notes) | _batches(plan, share) | _algorithm(plan, notes)
+    settings |= _optimizer(plan)
+    common.general(plan, notes)
+    notes.add("reward", "fill in --reward.remote_url: a reward function's Python file, or a server.")
+    return Exported(
+        "openrlhf",
+        VERSION,
+        (
+            File(
+                "run_openrlhf.sh",
+                render.shell_script(
+                    render.header(plan, f"OpenRLHF {VERSION}", notes),
+                    "python3 -m openrlhf.cli.train_ppo_ray",
+                    render.flags(settings),
+                ),
+            ),
+        ),
+        tuple(notes),
+        share.micro_batch,
+        share.accumulation,
+    )
+
+
+def _placement(plan: Plan, hardware: Hardware) -> Flat:
+    critic: Flat = {"critic.num_nodes": hardware.nodes, "critic.num_gpus_per_node": hardware.gpus_on_node}
+    return {
+        "actor.num_nodes": hardware.nodes,
+        "actor.num_gpus_per_node": hardware.gpus_on_node,
+        "ref.num_nodes": hardware.nodes,
+        "ref.num_gpus_per_node": hardware.gpus_on_node,
+        **(critic if plan.recipe.advantage == "gae" else {}),
+        "vllm.num_engines": hardware.gpus,
+        "vllm.tensor_parallel_size": 1,
+        "vllm.enable_sleep": True,
+        "ds.enable_sleep": True,
+        "train.colocate_all": True,
+    }
+
+
+def _data(plan: Plan, notes: Notes) -> Flat:
+    """Problems and how often: an episode is one pass over `max_samples` of them."""
+    episodes = 1
+    needed = plan.problems_per_batch * plan.update_steps
+    if plan.problems is None:
+        notes.add(
+            "problems",
+            f"needs {needed:,} problems in the data for {plan.update_steps} updates in one episode; with fewer, give "
+            "the plan its `problems` and export again.",
+        )
+    else:
+        least = math.ceil(needed / plan.problems)
+        episodes = next(e for e in range(least, plan.update_steps + 1) if plan.update_steps % e == 0)
+        used = needed // episodes
+        if used < plan.problems:
+            notes.add("problems", f"{used:,} of the {plan.problems:,} problems are used, so that M comes out exactly.")
+    settings: Flat = {
+        "actor.model_name_or_path": common.model(plan, notes),
+        "reward.remote_url": "path/to/reward.py",
+        "data.prompt_dataset": common.train_file(plan, notes, ".jsonl"),
+        "data.max_samples": needed // episodes,
+        "train.num_episodes": episodes,
+        "data.max_len": plan.max_prompt_length + plan.max_response_length,
+        "rollout.max_new_tokens": plan.max_response_length,
+        "data.apply_chat_template": True,
+    }
+    if plan.val_file is not None:
+        settings |= {"eval.dataset": plan.val_file, "eval.steps": plan.validation_every}
+    if plan.validation_samples is not None:
+        settings |= {
+            "eval.n_samples_per_prompt": plan.validation_samples,
+            "eval.temperature": plan.recipe.temperature,
+        }
+    if plan.seed is not None:
+        settings["train.seed"] = plan.seed
+    return settings
+
+
+def _batches(plan: Plan, share: Share) -> Flat:
+    settings: Flat = {
+        "rollout.batch_size": plan.problems_per_batch,
+        "rollout.n_samples_per_prompt": plan.rollouts_per_problem,
+        "train.batch_size": plan.batch_size,
+        "train.max_epochs": plan.recipe.updates_per_batch,
+        "rollout.temperature": plan.recipe.temperature,
+        "rollout.top_p": plan.recipe.top_p,
+    }
+    if share.tokens is not None:
+        return settings | {"train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": share.tokens}
+    return settings | {
+        "train.micro_batch_size": share.micro_batch,
+        "rollout.micro_batch_size": share.micro_batch,
+    }
+
+
+def _algorithm(plan: Plan, notes: Notes) -> Flat:
+    recipe = plan.recipe
+    loss = "gspo" if recipe.loss == "gspo" else "ppo"
+    if recipe.loss in ("reinforce", "cispo"):
+        notes.add("loss", f"PPO's clip stands in for {recipe.loss}; at one update a batch the gradients are equal.")
+        notes.add("ratio_cap", "see loss.")
+    wanted = "sequence" if loss == "gspo" else "token"
+    if recipe.aggregation != wanted:
+        notes.add("aggregation", f"{loss} is averaged by '{wanted}' here, not by '{recipe.aggregation}'.")
+    if recipe.advantage in ("batch_std", "none"):
+        notes.add("advantage", "advantages are whitened over the batch's tokens.")
+    settings: Flat = {
+        "actor.policy_loss_type": loss,
+        "actor.eps_clip_low_high": [recipe.clip_low, recipe.clip_high],
+        "algo.advantage.estimator": ADVANTAGES[recipe.advantage],
+        "algo.kl.init_coef": recipe.kl_coef,
+    }
+    if recipe.kl_coef > 0:
+        settings |= {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"}
+    if recipe.entropy_coef > 0:
+        settings["actor.entropy_coef"] = recipe.entropy_coef
+    if recipe.advantage == "gae":
+        settings |= {
+            "algo.advantage.gamma": recipe.gae_discount,
+            "algo.advantage.lambd": recipe.gae_trace,
+            "critic.adam.lr": recipe.critic_learning_rate or 10 * plan.learning_rate,
+            "critic.value_clip": recipe.value_clip,
+        }
+    if recipe.zero_variance_filter != "off":
+        notes.add(
+            "zero_variance_filter",
+            "zero-variance problems stay in the average: algo.dynamic_filtering would sample others in their place, "
+            "which spends more than the plan.",
+        )
+    common.no_option(plan, notes, "fp32_head")
+    return settings | _correction(plan, notes)
+
+
+def _correction(plan: Plan, notes: Notes) -> Flat:
+    """Truncated importance sampling; with GSPO the same flag anchors the sequence's ratio to the sampler instead."""
+    recipe = plan.recipe
+    if recipe.loss == "gspo":
+        if recipe.tis_cap is not None:
+            notes.add(
+                "tis_cap", "with gspo the correction is the ratio itself, taken against the sampler, without a cap."
+            )
+        return {"algo.advantage.is_correction_enable": True} if recipe.ratio_anchor == "sampler" else {}
+    cap = common.truncation(plan, notes)
+    if cap is None:
+        return {}
+    return {
+        "algo.advantage.is_correction_enable": True,
+        "algo.advantage.is_correction_type": "tis",
+        "algo.advantage.is_correction_threshold": [0.0, cap],
+    }
+
+
+def _optimizer(plan: Plan) -> Flat:
+    recipe = plan.recipe
+    steps = plan.update_steps * recipe.updates_per_batch
+    # The trainer rounds steps · ratio up: half a step less makes that exact whatever the rounding of the division.
+    ratio = (recipe.warmup_steps - 0.5) / steps if recipe.warmup_steps else 0.0
+    return {
+        "actor.adam.lr": plan.learning_rate,
+        "actor.adam.betas": [recipe.beta1, recipe.beta2],
+        "actor.adam.eps": recipe.epsilon,
+        "actor.adam.weight_decay": recipe.weight_decay,
+        "actor.lr_scheduler": "constant_with_warmup",
+        "actor.lr_warmup_ratio": ratio,
+        "actor.max_norm": common.grad_clip(plan),
+        "actor.gradient_checkpointing_enable": True,
+        "ckpt.save_steps": plan.validation_every,
+    }

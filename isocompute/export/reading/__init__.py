@@ -1,0 +1,64 @@
+"""`explain`: what a trainer's config really is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+from isocompute.errors import InputError
+from isocompute.export.reading import nemo_rl, openrlhf, prime_rl, skyrl, trl, verl
+from isocompute.export.reading.describe import describe
+from isocompute.export.reading.oddities import oddities
+from isocompute.export.reading.parse import parse, read_config
+from isocompute.export.reading.setup import Config, Odd, Setup
+
+__all__ = ["Explanation", "Setup", "explain", "explain_text"]
+
+_READERS: tuple[ModuleType, ...] = (verl, skyrl, nemo_rl, prime_rl, openrlhf, trl)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A config's setup, what is odd about it, and both in a paragraph."""
+
+    setup: Setup
+    odd: tuple[Odd, ...]
+    form: str
+    text: str
+
+
+def explain(path: str, *, gpus: int | None = None, problems: int | None = None) -> Explanation:
+    """Read a config of any trainer here and say what Bp, n, M, B and C it is.
+
+    `gpus` and `problems` (the size of the data) stand in where a config does not say them.
+    """
+    return _explain(read_config(path), path, gpus, problems)
+
+
+def explain_text(
+    text: str, *, source: str = "config", gpus: int | None = None, problems: int | None = None
+) -> Explanation:
+    """The same for a config's text."""
+    return _explain(parse(text, source=source), source, gpus, problems)
+
+
+def _explain(config: Config, source: str, gpus: int | None, problems: int | None) -> Explanation:
+    reader = max(_READERS, key=lambda module: module.matches(config))
+    if reader.matches(config) == 0:
+        seen = ", ".join(list(config.settings)[:3]) or "no settings at all"
+        raise InputError(
+            f"{source}: no trainer's config (read as {config.form}: {seen}); known are veRL overrides and YAML, TRL's "
+            "GRPOConfig in Python or YAML, OpenRLHF flags, prime-rl TOML, NeMo-RL YAML, SkyRL arguments."
+        )
+    setup, found = reader.read(config, gpus, problems)
+    odd = [*found, *oddities(setup)]
+    unresolved = [key for key in config.unresolved if key in reader.READ or key == "**"]
+    if unresolved:
+        keys = ", ".join(unresolved[:4]) + (" …" if len(unresolved) > 4 else "")
+        odd.append(Odd("unresolved", f"{keys}: set from outside the file, so unknown here."))
+    if config.parents:
+        odd.append(
+            Odd("builds_on", f"builds on {', '.join(config.parents)}, which was not read: what it sets is not seen.")
+        )
+    unique = tuple({(note.code, note.message): note for note in odd}.values())
+    return Explanation(setup, unique, config.form, describe(setup, unique))

@@ -1,0 +1,95 @@
+"""Plans as data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isocompute.errors import InputError
+from isocompute.export import make_plan, read_plan
+
+BARE = {"Bp": 32, "n": 8, "M": 100}
+
+
+def test_three_numbers_are_a_plan() -> None:
+    plan = make_plan(BARE)
+    assert (plan.batch_size, plan.compute) == (256, 25_600)
+    assert plan.learning_rate == pytest.approx(1e-6 * (256 / 1024) ** 0.5)
+    assert plan.recipe.temperature == 0.6 and plan.recipe.kl_coef == 0
+    assert "learning_rate" in plan.assumed
+
+
+def test_a_plan_of_the_planner() -> None:
+    """The keys of `isocompute plan --json`; those that are not needed are passed over."""
+    table = {
+        "problems_per_batch": 32,
+        "rollouts_per_problem": 256,
+        "update_steps": 244,
+        "batch_size": 8192,
+        "compute": 1_998_848,
+        "learning_rate": 2.83e-6,
+        "warmup_steps": 10,
+        "kl_coef": 0.001,
+        "entropy_coef": 0.001,
+        "temperature": 0.6,
+        "expected": {"metric": "avg@4", "value": 0.63, "interval": [0.61, 0.64]},
+        "probability_best": 0.58,
+        "alternatives": [],
+        "warnings": [{"code": "x", "message": "y"}],
+        "cost": {},
+        "law": {"name": "isocompute/bp32-easy"},
+    }
+    plan = make_plan(table)
+    assert plan.learning_rate == 2.83e-6
+    assert (plan.recipe.kl_coef, plan.recipe.warmup_steps, plan.validation_samples) == (0.001, 10, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"n": None}, "no rollouts_per_problem"),
+        ({"Bp": 0}, "problems_per_batch = 0"),
+        ({"M": "many"}, "update_steps = 'many'"),
+        ({"n": 1}, "n = 1 leaves nothing to compare"),
+        ({"compute": 5}, "compute = 5, but Bp, n and M give 25600"),
+        ({"learning_rate": -1}, "learning_rate = -1"),
+        ({"learning_rate": float("inf")}, "learning_rate"),
+        ({"recipe": "grppo"}, "'grppo' is not one of"),
+        ({"recipe": {"clip": 1}}, "recipe.clip"),
+        ({"recipe": 3}, "recipe is a table"),
+        ({"temperature": "hot"}, "recipe.temperature"),
+    ],
+)
+def test_what_is_wrong_is_refused(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as refused:
+        make_plan(BARE | change)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "it is empty"),
+        ("{'Bp': 1}", "not JSON"),
+        ("[1, 2]", "one object"),
+        ("Bp = ", "not JSON or TOML"),
+        ("{}", "no problems_per_batch"),
+    ],
+)
+def test_files_that_are_no_plan(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "plan"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says):
+        read_plan(str(path))
+
+
+def test_toml_and_json(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('Bp = 32\nn = 8\nM = 100\n[recipe]\nname = "cispo"\n')
+    (tmp_path / "a.json").write_text(json.dumps(BARE | {"recipe": {"name": "cispo"}}))
+    assert read_plan(str(tmp_path / "a.toml")) == read_plan(str(tmp_path / "a.json"))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_plan(str(tmp_path / "nowhere"))
