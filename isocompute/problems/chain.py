@@ -7,6 +7,7 @@ operations: a model that errs once in a while errs more often on a longer chain.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -124,9 +125,9 @@ def make_chains(spec: ChainSpec, size: int, *, seed: int) -> Chains:
     return Chains(spec, operands_PS, operations_PS, results_PS, steps_P)
 
 
-def distinct_chains(spec: ChainSpec, size: int, *, seed: int, without: Chains | None = None) -> Chains:
+def distinct_chains(spec: ChainSpec, size: int, *, seed: int, without: Sequence[Chains] = ()) -> Chains:
     """So many chains, none twice and none of `without`."""
-    taken = set() if without is None else {without.question(i) for i in range(len(without))}
+    taken = {chains.question(i) for chains in without for i in range(len(chains))}
     drawn = make_chains(spec, 4 * size + 64, seed=seed)
     rows: list[int] = []
     for row in range(len(drawn)):

@@ -1,0 +1,187 @@
+"""Rewards of responses: right and wrong ones, hostile ones, in threads and in worker processes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isocompute.errors import InputError
+from isocompute.problems import Problem, load_problems
+from isocompute.problems import grader as grader_module
+from isocompute.problems.answers import ExactVerifier, final_answer, same_answer
+from isocompute.problems.grader import MathVerifier
+from isocompute.problems.gym import parse_gym
+
+EXACT, MATH = ExactVerifier(), MathVerifier()
+
+
+def problem(answer: str) -> Problem:
+    return Problem("1", "?", answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"first \boxed{1}, then \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{2} and an open \boxed{3", "2"),
+        ("<answer> 7 </answer>", "7"),
+        ("12 apples\n#### 1,200\n", "1,200"),
+        ("The answer is: 5.", "5."),
+        ("**Answer:** 42", "42"),
+        ("nothing here", None),
+        ("", None),
+    ],
+)
+def test_final_answer(text: str, answer: str | None) -> None:
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "response", "reward"),
+    [
+        ("42", "6 * 7 = 42", 1),
+        ("42", "#### 42.0", 1),
+        ("1200", "it costs $1,200.", 1),
+        ("42", "42 or rather 43", 0),
+        ("42", r"\boxed{41}, not 42", 0),
+        ("-3", "x = -3", 1),
+        ("1/2", "the answer is 0.5", 1),
+        ("Monday", r"\boxed{\text{Monday}}", 1),
+        ("5", "15", 0),
+        ("5", "", 0),
+        ("18", "#### 18 dollars", 1),
+        ("18 dollars", "so 18", 1),
+        ("18 minutes", "#### 18 hours", 0),
+        ("2", r"\boxed{(1, 2)}", 0),
+        ("5", r"\boxed{5x}", 0),
+    ],
+)
+def test_exact(answer: str, response: str, reward: float) -> None:
+    assert EXACT(problem(answer), response) == reward
+
+
+@given(st.text(max_size=200), st.text(max_size=50))
+def test_exact_never_raises(response: str, answer: str) -> None:
+    assert EXACT(problem(answer), response) in (0.0, 1.0)
+
+
+@given(st.fractions(), st.integers(1, 50))
+def test_equal_numbers_are_equal(number: object, factor: int) -> None:
+    top, bottom = number.numerator, number.denominator  # type: ignore[attr-defined]
+    assert same_answer(f"{top}/{bottom}", f"{top * factor}/{bottom * factor}")
+    assert not same_answer(f"{top}/{bottom}", f"{top + bottom}/{bottom}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "response", "reward"),
+    [
+        (r"\frac{1}{2}", r"so \boxed{0.5}", 1),
+        (r"\sqrt{193}", r"$d = \sqrt{144+49}$, that is \boxed{\sqrt{193}}", 1),
+        (r"\sqrt{8}", r"\boxed{2\sqrt{2}}", 1),
+        ("18", "#### 18 dollars", 1),
+        ("2", r"\boxed{(1, 2)}", 0),
+        ("18", "She makes $18 a day. The answer is 18 dollars.", 1),
+        ("(1,2)", r"\boxed{(1, 2)}", 1),
+        ("x^2+2x+1", r"\boxed{(x+1)^2}", 1),
+        ("18", r"\boxed{19}", 0),
+        (r"\text{Monday}", r"\boxed{\text{Tuesday}}", 0),
+        ("18", "I do not know", 0),
+        ("18", "", 0),
+    ],
+)
+def test_math(answer: str, response: str, reward: float) -> None:
+    assert MATH(problem(answer), response) == reward
+
+
+HOSTILE = [
+    r"\boxed{9^{9^{9^{9}}}}",
+    r"\boxed{" + "(" * 3000 + "1" + ")" * 3000 + "}",
+    "\\boxed{\x00\udcff}",
+    r"\frac{\frac{\frac{",
+    "$" * 1001,
+    "{" * 50_000,
+]
+
+
+def test_math_survives_what_models_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grader_module, "TIMEOUT_SECONDS", 0.5)
+    assert [MATH(problem("18"), text) for text in HOSTILE] == [0.0] * len(HOSTILE)
+    assert MATH(problem("18"), r"\boxed{18}") == 1.0
+
+
+def _in_worker(answers: list[str]) -> list[float]:
+    return [MATH(problem("1/2"), rf"\boxed{{{answer}}}") for answer in answers]
+
+
+def test_math_in_threads_and_processes() -> None:
+    answers, rewards = ["0.5", "0.6", r"\frac{2}{4}"], [1.0, 0.0, 1.0]
+    assert _in_worker(answers) == rewards
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(_in_worker, [answers] * 3)) == [rewards] * 3
+    with multiprocessing.get_context("spawn").Pool(
+        1
+    ) as pool:  # its workers are daemons: no children by multiprocessing
+        assert pool.map(_in_worker, [answers]) == [rewards]
+
+
+# reasoning-gym
+
+
+def test_gym() -> None:
+    found = load_problems("gym:chain_sum?min_terms=2&max_terms=2", size=20, seed=5)
+    first = found.problems[0]
+    assert (len(found), first.source, first.id) == (20, "chain_sum", "chain_sum-0")
+    for p in found.problems[:5]:
+        words = p.question.rstrip(" =").split(": ")[1].replace(" ", "")
+        left, right = int(words.replace("-", "+-").split("+")[0]), int(words.replace("-", "+-").split("+")[1])
+        assert int(p.answer) == left + right
+        assert found.verify(p, f"I think so.\n<answer>{p.answer}</answer>") == 1.0
+        assert found.verify(p, "<answer>x</answer>") < 0.1
+    assert load_problems("gym:chain_sum?min_terms=2&max_terms=2", size=5, seed=5).problems == found.problems[:5]
+    assert load_problems("gym:chain_sum?min_terms=2&max_terms=2", size=5, seed=6).problems != found.problems[:5]
+
+
+@pytest.mark.parametrize("task", ["word_ladder", "ransom_note"])
+def test_gym_is_the_same_in_every_process(task: str) -> None:
+    """These iterate over sets of strings, which Python orders anew in every process unless told otherwise."""
+    first = load_problems(f"gym:{task}", size=3).problems
+    with ThreadPoolExecutor(1) as other:  # a thread of its own has a grading process of its own
+        assert other.submit(load_problems, f"gym:{task}", size=3).result().problems == first
+
+
+def test_gym_source_reads_back() -> None:
+    asked = parse_gym('gym:basic_arithmetic?operators=["%2B","-"]&allow_parentheses=false', size=7, seed=3)
+    assert dict(asked.params) == {"operators": ["+", "-"], "allow_parentheses": False}
+    assert parse_gym(asked.name) == asked
+
+
+def test_file_that_names_a_gym_verifier(tmp_path: Path) -> None:
+    made = load_problems("gym:chain_sum", size=5)
+    path = tmp_path / "a.jsonl"
+    name = made.verify.name  # type: ignore[attr-defined]
+    rows = [{"id": p.id, "question": p.question, "answer": p.answer, "verifier": name} for p in made.problems[2:4]]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    again = load_problems(str(path))
+    assert again.verify == made.verify
+    assert [again.verify(p, p.answer) for p in again.problems] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("gym:chain_sums", "no task 'chain_sums'; there are chain_sum"),
+        ("gym:chain_sum?terms=3", "'terms' is no setting of chain_sum; there are min_terms"),
+        ("gym:chain_sum?min_terms=-3", "refuses these settings .*positive"),
+        ("gym:chain_sum?min_terms", "NAME=VALUE"),
+        ("gym:chain_sum?size=x", "size = 'x' is not a whole number"),
+    ],
+)
+def test_wrong_gym(source: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_problems(source)
