@@ -1,0 +1,142 @@
+"""A run whose n grows: the law's n*(C) as stages of one run.
+
+n* rises with compute, so the best n for the first tenth of a budget is smaller than for the whole of it. The schedule
+follows the frontier: at C rollouts, the n with the highest expected value over the law's members there. n never falls
+(where the frontier goes back, the smaller n is kept until it no longer does), and every stage is a whole number of
+updates. Whether this beats one n for the whole run is measured, not assumed: docs/schedule.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isocompute.arrays import Array
+from isocompute.errors import InputError
+from isocompute.plan.model import PlanningLaw
+
+__all__ = ["Schedule", "Stage", "schedule"]
+
+_GRID = 256
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of updates with one n."""
+
+    rollouts_from: int
+    rollouts_per_problem: int
+    update_steps: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Stages in order; n rises from one to the next."""
+
+    problems_per_batch: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def update_steps(self) -> int:
+        """M of the whole run."""
+        return sum(stage.update_steps for stage in self.stages)
+
+    @property
+    def compute(self) -> int:
+        """C of the whole run, in rollouts."""
+        return sum(s.update_steps * s.rollouts_per_problem for s in self.stages) * self.problems_per_batch
+
+    @property
+    def changes(self) -> list[list[int]]:
+        """`recipe.schedule` of a study: (rollouts_from, n) after the first stage, whose n is the grid's."""
+        return [[stage.rollouts_from, stage.rollouts_per_problem] for stage in self.stages[1:]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "problems_per_batch": self.problems_per_batch,
+            "update_steps": self.update_steps,
+            "compute": self.compute,
+            "stages": [
+                {
+                    "rollouts_from": stage.rollouts_from,
+                    "rollouts_per_problem": stage.rollouts_per_problem,
+                    "update_steps": stage.update_steps,
+                    "batch_size": self.problems_per_batch * stage.rollouts_per_problem,
+                }
+                for stage in self.stages
+            ],
+        }
+
+
+def schedule(
+    *,
+    law: PlanningLaw,
+    budget: float,
+    problems_per_batch: int,
+    rollouts_per_problem: Sequence[int] | None = None,
+    unit_per_rollout: float = 1.0,
+) -> Schedule:
+    """The stages of a run of `budget` rollouts along the law's frontier.
+
+    `rollouts_per_problem` are the n allowed, by default those of the law at this Bp (a law of one Bp answers for any);
+    `unit_per_rollout` is what a rollout costs in the law's unit, where that is not rollouts.
+    """
+    known = law.model.settings()
+    bps = {bp for bp, _ in known}
+    own = next(iter(bps)) if len(bps) == 1 else problems_per_batch
+    allowed = sorted(set(rollouts_per_problem or (n for bp, n in known if bp == own)))
+    if not allowed:
+        listed = ", ".join(map(str, sorted(bps)))
+        raise InputError(
+            f"problems_per_batch = {problems_per_batch}: the law has Bp = {listed}; plan with one of them."
+        )
+    if budget < problems_per_batch * allowed[0]:
+        raise InputError(
+            f"--budget: {budget:,.0f} rollouts are less than one batch of {problems_per_batch} × {allowed[0]}."
+        )
+    n_N = np.array(allowed, dtype=np.float64)
+    compute_C = np.geomspace(problems_per_batch * n_N[0], budget, _GRID)
+    best_C = _frontier(law, float(own), n_N, compute_C * unit_per_rollout)
+    # The smallest n that is still to come: n rises only to where it stays.
+    rising_C = np.minimum.accumulate(best_C[::-1])[::-1]
+    starts = [0, *(np.flatnonzero(np.diff(rising_C)) + 1).tolist()]
+    changes = [(0.0 if i == 0 else float(compute_C[i]), int(n_N[rising_C[i]])) for i in starts]
+    return Schedule(problems_per_batch, _stages(changes, int(budget), problems_per_batch))
+
+
+def _frontier(law: PlanningLaw, bp: float, n_N: Array, compute_C: Array) -> Array:
+    """Index of the best n at each compute, among those that the law knows anything about there."""
+    bp_A = np.full(len(n_N) * len(compute_C), bp)
+    n_A, compute_A = np.repeat(n_N, len(compute_C)), np.tile(compute_C, len(n_N))
+    shape = (len(n_N), len(compute_C))
+    values_NC = law.model.values(bp_A, n_A, compute_A).mean(axis=1).reshape(shape)
+    begun_NC = law.model.begun(bp_A, n_A, compute_A).astype(np.bool_).reshape(shape)
+    begun_NC[0] |= ~begun_NC.any(axis=0)  # before everything, the smallest n
+    return np.asarray(np.where(begun_NC, values_NC, -np.inf).argmax(axis=0))
+
+
+def _stages(changes: Sequence[tuple[float, int]], budget: int, bp: int) -> tuple[Stage, ...]:
+    """Whole updates: a change waits for the update under way, a stage without room for one is left out, and what the
+    last stage leaves of the budget goes to the first, whose batches are the smallest.
+    """
+    ends = [*(int(np.ceil(start)) for start, _ in changes[1:]), None]
+    counted: list[tuple[int, int]] = []
+    made = 0
+    for (_, n), end in zip(changes, ends, strict=True):
+        batch = bp * n
+        most = (budget - made) // batch
+        updates = most if end is None else min(-(-max(end - made, 0) // batch), most)
+        if updates > 0:
+            counted.append((n, updates))
+            made += updates * batch
+    first_n, first_updates = counted[0]
+    counted[0] = (first_n, first_updates + (budget - made) // (bp * first_n))
+    out, made = [], 0
+    for n, updates in counted:
+        out.append(Stage(made, n, updates))
+        made += updates * bp * n
+    return tuple(out)

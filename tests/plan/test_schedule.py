@@ -1,0 +1,149 @@
+"""Schedules along the frontier, and runs whose n grows: exact compute, the learning rate, resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import isocompute.study
+from isocompute.allocation import Allocation
+from isocompute.engines.base import FINISHED
+from isocompute.engines.sim import engine as sim
+from isocompute.engines.sim.growth import growth
+from isocompute.errors import InputError
+from isocompute.plan.published import published
+from isocompute.plan.schedule import schedule
+from isocompute.runs import load
+from tests.sim.helpers import StopAfter, cell, run
+
+EASY, HARD, JOINT = (published(f"isocompute/{name}") for name in ("bp32-easy", "bp32-hard", "joint-easy"))
+
+
+def test_changes_are_where_the_paper_draws_them() -> None:
+    """Figure 6 at Bp = 32: easy 8→32 at .25–.27M, 32→128 at .81–.85M, 128→256 at 1.27M, 256→512 at 2.69M; hard 8→128 at
+    .76M.
+    """
+    easy = schedule(law=EASY, budget=4e6, problems_per_batch=32)
+    assert [s.rollouts_per_problem for s in easy.stages] == [8, 32, 128, 256, 512]
+    assert [c for c, _ in easy.changes] == pytest.approx([0.26e6, 0.83e6, 1.27e6, 2.69e6], rel=0.05)
+    hard = schedule(law=HARD, budget=4e6, problems_per_batch=32)
+    assert [n for _, n in hard.changes] == [128]
+    assert hard.changes[0][0] == pytest.approx(0.76e6, rel=0.05)
+    assert len(schedule(law=EASY, budget=2e5, problems_per_batch=32).stages) == 1
+
+
+@settings(max_examples=40)
+@given(
+    law=st.sampled_from([EASY, HARD, JOINT]),
+    budget=st.floats(3e3, 1e7),
+    bp=st.sampled_from([1, 8, 32, 48]),
+    allowed=st.sets(st.sampled_from([8, 16, 32, 64, 128, 256, 512]), min_size=1),
+)
+def test_stages_are_whole_and_spend_the_budget(law: Any, budget: float, bp: int, allowed: set[int]) -> None:
+    known = {n for _, n in law.model.settings()}
+    allowed = {n for n in allowed if n in known} or {8}
+    if law is JOINT:
+        bp = 32
+    if budget < bp * min(allowed):
+        return
+    made = schedule(law=law, budget=budget, problems_per_batch=bp, rollouts_per_problem=sorted(allowed))
+    ns = [s.rollouts_per_problem for s in made.stages]
+    assert ns == sorted(set(ns)) and set(ns) <= allowed
+    assert made.compute <= budget < made.compute + bp * ns[0]
+    assert all(s.update_steps >= 1 for s in made.stages)
+    # The simulator makes of the recipe's field exactly these stages.
+    ran = growth(Allocation(bp, ns[0], int(budget) // (bp * ns[0])), [(c, n) for c, n in made.changes])
+    assert ran.rollouts_per_problem_S == tuple(ns)
+    assert ran.before_S == tuple(s.rollouts_from for s in made.stages)
+    assert (ran.update_steps, ran.compute) == (made.update_steps, made.compute)
+    assert json.loads(json.dumps(made.to_json()))["compute"] == made.compute
+
+
+def test_bad_input() -> None:
+    with pytest.raises(InputError, match="less than one batch of 32 × 8"):
+        schedule(law=EASY, budget=100, problems_per_batch=32)
+    with pytest.raises(InputError, match=r"problems_per_batch = 7: the law has Bp = 32, 64"):
+        schedule(law=JOINT, budget=1e6, problems_per_batch=7)
+    engine = sim.SimEngine()
+    wrong: list[tuple[Any, str]] = [
+        ([[2000, 16], [1000, 32]], "rising order"),
+        ([[0, 16]], "greater than 0"),
+        ([[1000, 1]], "no group to compare with"),
+        ([[38_000, 64]], "n = 64 begins at 38,016 rollouts and has no room for an update of 1,024 up to 38,400"),
+        ([[90_000, 64]], "no room"),
+    ]
+    for changes, message in wrong:
+        with pytest.raises(InputError, match=message):
+            engine.check(cell(recipe={"name": "grpo", "schedule": changes}))
+    with pytest.raises(InputError, match="n cannot change under baseline_rollouts"):
+        engine.check(cell(recipe={"name": "grpo", "schedule": [[9000, 16]], "baseline_rollouts": 32}))
+
+
+GROWING = {"name": "grpo", "schedule": [[10_000, 32], [60_000, 128]]}
+
+
+def test_compute_is_counted_exactly(tmp_path: Path) -> None:
+    spec = cell(n=8, steps=1200, recipe=GROWING)
+    points = run(tmp_path, spec)
+    stages = growth(spec, [(10_000, 32), (60_000, 128)])
+    # 79 updates of 128 pass 10,000; 98 of 512 pass 60,000; 45 of 2,048 fit what is left of 153,600.
+    assert (stages.first_S, stages.before_S) == ((0, 79, 177), (0, 10_112, 60_288))
+    assert (points[-1]["step"], points[-1]["rollouts"]) == (stages.update_steps, stages.compute) == (222, 152_448)
+    assert [p["rollouts"] for p in points if p["step"] <= 79] == [128 * p["step"] for p in points if p["step"] <= 79]
+    assert points[-1]["rollouts"] <= spec.compute < points[-1]["rollouts"] + 16 * 128
+    (loaded,) = load(tmp_path)
+    assert loaded.settings.rollouts_per_problem is None and loaded.settings.update_steps == 222
+    assert loaded.settings.recipe is not None and loaded.settings.recipe["schedule"] == [[10_000, 32], [60_000, 128]]
+
+
+def test_a_change_to_the_same_n_changes_nothing(tmp_path: Path) -> None:
+    run(tmp_path / "fixed", cell(n=8, steps=640))
+    run(tmp_path / "changed", cell(n=8, steps=640, recipe={"name": "grpo", "schedule": [[20_480, 8]]}))
+    fixed, changed = ((tmp_path / x / "points.jsonl").read_bytes() for x in ("fixed", "changed"))
+    assert fixed == changed
+
+
+def test_the_learning_rate_follows_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def spy(recipe: Any, *, batch_size: int, step: int) -> float:
+        seen.append(batch_size)
+        return plain(recipe, batch_size=batch_size, step=step)
+
+    plain = sim.learning_rate
+    monkeypatch.setattr(sim, "learning_rate", spy)
+    run(tmp_path, cell(n=8, steps=1200, recipe=GROWING))
+    assert seen == [16 * 8] * 79 + [16 * 32] * 98 + [16 * 128] * 45
+
+
+def test_resumed_runs_are_identical(tmp_path: Path) -> None:
+    spec = cell(n=4, steps=4800, recipe={"name": "isocompute-easy", "schedule": [[20_000, 8], [100_000, 32]]})
+    run(tmp_path / "whole", spec)
+    for _ in range(20):
+        run(tmp_path / "pieces", spec, StopAfter(1))
+        if (tmp_path / "pieces" / FINISHED).exists():
+            break
+    whole, pieces = ((tmp_path / x / "points.jsonl").read_bytes() for x in ("whole", "pieces"))
+    assert whole == pieces
+
+
+def test_a_study_runs_a_schedule(tmp_path: Path) -> None:
+    spec = tmp_path / "study.toml"
+    spec.write_text(
+        'engine = "sim"\nseeds = [0, 1]\n'
+        "problems = {size = 200, features = 8, responses = 8, validation = 50, out_of_distribution = 0}\n"
+        'recipe = {name = "grpo", schedule = [[5e3, 16], [2e4, 64]]}\n'
+        "grid = {problems_per_batch = [8], rollouts_per_problem = [4]}\n"
+        "budget = {rollouts = 5e4}\nevaluation = {points = 8}\n"
+    )
+    result = isocompute.study.run(spec=spec, out=tmp_path / "out", workers=1)
+    assert result.finished == 2 and not result.failed
+    for made in load(tmp_path / "out"):
+        last = made.points["rollouts"][-1]
+        assert last <= 50_000 < last + 8 * 64
+        assert made.points["step"][-1] == made.settings.update_steps
