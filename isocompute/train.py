@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,18 +37,21 @@ class TrainSpec(BaseModel):
     def _one_length(self) -> TrainSpec:
         if self.update_steps is not None and self.rollouts is not None:
             raise ValueError("give update_steps or rollouts, not both")
-        if self.rollouts is not None and self.rollouts < self.problems_per_batch * self.rollouts_per_problem:
-            raise ValueError(
-                f"rollouts = {self.rollouts} is less than one batch of "
-                f"{self.problems_per_batch * self.rollouts_per_problem}"
-            )
+        if self.rollouts is not None and self.rollouts < self.rollouts_per_update:
+            raise ValueError(f"rollouts = {self.rollouts} is less than one batch of {self.rollouts_per_update}")
         return self
+
+    @property
+    def rollouts_per_update(self) -> int:
+        """What an update costs: with a decoupled baseline, all rollouts that estimate it."""
+        sampled = self.recipe.get("baseline_rollouts")
+        return self.problems_per_batch * (sampled if isinstance(sampled, int) else self.rollouts_per_problem)
 
     def cell(self) -> Cell:
         """The run as an engine takes it."""
         steps = self.update_steps or _DEFAULT_STEPS
         if self.rollouts is not None:
-            steps = self.rollouts // (self.problems_per_batch * self.rollouts_per_problem)
+            steps = self.rollouts // self.rollouts_per_update
         return Cell(
             name="run",
             problems_per_batch=self.problems_per_batch,
@@ -75,7 +79,8 @@ def read_train_spec(path: str | Path | None, overrides: Mapping[str, Any]) -> Tr
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"{where}: not TOML: {error}.") from error
     for key, value in overrides.items():
-        table[key] = {**table.get(key, {}), **value} if isinstance(value, Mapping) else value
+        known = table.get(key, {})
+        table[key] = {**known, **value} if isinstance(value, Mapping) and isinstance(known, Mapping) else value
     if "rollouts" in overrides:
         table.pop("update_steps", None)
     if "update_steps" in overrides:
@@ -121,10 +126,16 @@ def train(
     _refuse_another_run(folder, spec)
     engine = LmEngine(on_point=on_point)
     engine.check(cell)
+    fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode() + b"\n")
     if not (folder / FINISHED).exists():
-        engine.run(cell, folder, _Alone(stopping))
+        try:
+            engine.run(cell, folder, _Alone(stopping))
+        except InputError:
+            if fresh and not (folder / CHECKPOINT).exists():
+                shutil.rmtree(folder)  # nothing to go on from
+            raise
     points = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
     finished = folder / FINISHED
     summary = json.loads(finished.read_text()) if finished.exists() else {}
@@ -147,10 +158,17 @@ def _refuse_another_run(folder: Path, spec: TrainSpec) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: there is a file of that name; give another --out.")
     if (folder / SPEC).exists():
-        if TrainSpec.model_validate_json((folder / SPEC).read_bytes()) != spec:
+        if _identity(TrainSpec.model_validate_json((folder / SPEC).read_bytes())) != _identity(spec):
             raise InputError(f"{folder}: holds a run with other settings ({SPEC}); give another --out, or remove it.")
     elif any((folder / name).exists() for name in ("run.json", CHECKPOINT, FINISHED)):
         raise InputError(f"{folder}: holds a run of something else; give another --out.")
+
+
+def _identity(spec: TrainSpec) -> TrainSpec:
+    """Without what changes speed and memory alone: a run that ran out of memory goes on with smaller micro-batches."""
+    sizes = ("micro_batch", "sample_batch", "threads")
+    options = {name: value for name, value in spec.engine_options.items() if name not in sizes}
+    return spec.model_copy(update={"engine_options": options})
 
 
 class _Alone:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 STOPPED = 130
+_TABLES = ("recipe", "problems", "evaluation", "engine_options")
 
 
 def command(
@@ -49,8 +50,8 @@ def command(
     overrides = {key: value for key, value in given.items() if value is not None}
     for name, value in options.pairs("--set", set_).items():
         table, dot, field = name.partition(".")
-        if not dot:
-            raise InputError(f"--set {name}={value}: name the table too, such as recipe.{name} or problems.{name}.")
+        if not dot or table not in _TABLES:
+            raise InputError(f"--set {name}={value}: name a table and its field, such as {_TABLES[0]}.{field or name}.")
         overrides[table] = {**overrides.get(table, {}), field: options.plain_value(value)}
     stop = _StopOnInterrupt()
     told = _Lines(quiet=json)
@@ -61,7 +62,8 @@ def command(
     else:
         _show(result)
     if result.diverged is not None:
-        typer.echo(f"error: {result.diverged}; {result.model} holds the last good weights. Lower the learning rate.")
+        text = f"error: {result.diverged}; {result.model} holds the last good weights. Lower the learning rate."
+        typer.echo(text, err=True)
         raise typer.Exit(1)
     if not result.finished:
         typer.echo("stopped; the same command goes on from here.", err=True)

@@ -238,9 +238,10 @@ def ours(
         weights.append(weights_of(decoder))
 
     class Watched(Optimizer):
-        def step(self, rate: float) -> float:
-            norms.append(super().step(rate))
-            return norms[-1]
+        def step(self) -> Tensor:
+            norm = super().step()
+            norms.append(float(norm))
+            return norm
 
     optimizer = Watched(list(decoder.parameters()), recipe)
     optimizer.inner.register_step_pre_hook(watch)

@@ -48,6 +48,8 @@ def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, devi
     for name, tensor in _tensors(folder):
         if name in wanted:
             found[name] = tensor.to(device=device, dtype=dtype)
+        elif name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):  # tied; computed from config.json
+            raise InputError(f"{folder}: '{name}' has no place in the model that config.json describes.")
     missing = sorted(wanted - set(found))
     if missing:
         raise InputError(f"{folder}: the weight '{missing[0]}' is missing ({len(missing)} in all); is a shard absent?")
@@ -78,7 +80,10 @@ def _empty(config: DecoderConfig, dtype: torch.dtype, device: str) -> Decoder:
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Names as the decoder has them: without the leading `model.`."""
     index = folder / _INDEX
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [_WEIGHTS]
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [_WEIGHTS]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index}: damaged ({error}); fetch it again.") from error
     for name in names:
         path = folder / name
         if not path.exists():

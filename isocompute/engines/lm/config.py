@@ -61,6 +61,8 @@ class DecoderConfig:
                 f"{where}: model_type '{kind}' is not supported; this engine reads {', '.join(ARCHITECTURES)}. "
                 "Use an outside trainer through engine = 'command'."
             )
+        if data.get("hidden_act", "silu") != "silu":
+            raise InputError(f"{where}: hidden_act '{data['hidden_act']}' is not supported; these families use silu.")
         if data.get("use_sliding_window"):
             raise InputError(f"{where}: sliding-window attention is not supported; set use_sliding_window to false.")
         try:

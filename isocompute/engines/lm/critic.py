@@ -55,6 +55,7 @@ def judge(critic: Critic, rollouts: Rollouts, rewards_B: Tensor, recipe: Recipe,
     """GAE with the reward at the last token; advantages are whitened over the batch's tokens, as PPO trainers do."""
     values_BT = torch.zeros_like(rollouts.logprobs_BT)
     for rows in micro_batches(rollouts, micro_batch):
+        assert rows is not None
         part = critic(rollouts.take(rows))
         values_BT[rows, : part.shape[1]] = part
     rewards_BT = torch.zeros_like(values_BT).scatter(1, rollouts.lengths_B[:, None] - 1, rewards_B[:, None])
@@ -77,9 +78,11 @@ def update_critic(
     micro_batch: int,
 ) -> None:
     """As many steps as the policy takes on the batch."""
+    optimizer.rate.fill_(rate)
     weights_BT = token_weights(rollouts.mask_BT, how="token")
     for _ in range(recipe.updates_per_batch):
         for rows in micro_batches(rollouts, micro_batch):
+            assert rows is not None
             part = rollouts.take(rows)
             used = part.mask_BT.shape[1]
             loss_BT = value_loss(
@@ -90,4 +93,4 @@ def update_critic(
             )
             (loss_BT * weights_BT[rows, :used]).sum().backward()  # type: ignore[no-untyped-call]  # torch's own gap
             optimizer.collect()
-        optimizer.step(rate)
+        optimizer.step()

@@ -2,12 +2,14 @@
 
 Shapes: `_B` sequences, `_T` tokens, `_D` width, `_H` heads, `_G` key-value heads, `_K` head size, `_V` vocabulary.
 The head always computes in FP32, for the sampler and the trainer alike (ScaleRL section 3.2: a bf16 head makes their
-log-probs disagree); everything else runs in the parameters' own type.
+log-probs disagree). Of the rest, matrix products and attention run in the parameters' own type; the residual stream,
+norms and rotations are FP32, so that two implementations round in the same few places.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from isocompute.engines.lm.config import DecoderConfig
 
-__all__ = ["Cache", "Decoder", "rope_frequencies"]
+__all__ = ["Block", "Cache", "Decoder", "head_logits", "rope_frequencies"]
 
 
 class Norm(nn.Module):
@@ -28,10 +30,10 @@ class Norm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last axis."""
+        """Normalise the last axis; the result has the weights' type."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
-        return self.weight * wide.to(x.dtype)
+        return (self.weight.float() * wide).to(self.weight.dtype)
 
 
 def rope_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
@@ -140,9 +142,10 @@ class Attention(nn.Module):
 
 def _rotate(x_BHTK: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:
     """RoPE in the half-split layout that these families use."""
-    first, second = x_BHTK.chunk(2, dim=-1)
+    wide = x_BHTK.float()
+    first, second = wide.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
-    return x_BHTK * cos_BTK[:, None] + turned * sin_BTK[:, None]
+    return (wide * cos_BTK[:, None] + turned * sin_BTK[:, None]).to(x_BHTK.dtype)
 
 
 class Mlp(nn.Module):
@@ -171,6 +174,14 @@ class Block(nn.Module):
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
 
+    def forward(
+        self, x_BTD: Tensor, cos_BTK: Tensor, sin_BTK: Tensor, mask_BTS: Tensor | None, cache: Cache | None, layer: int
+    ) -> Tensor:
+        """Attend, then mix; both are added to the residual stream."""
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_BTK, sin_BTK, mask_BTS, cache, layer)
+        out_BTD: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        return out_BTD
+
 
 class Decoder(nn.Module):
     """A causal language model. `forward` gives hidden states; `logits` applies the FP32 head to those one wants."""
@@ -186,6 +197,10 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
+        self.block: Callable[..., Tensor] | None = None
+        """A compiled `Block.forward`, used where there is no cache."""
+        self.head_scores: Callable[..., tuple[Tensor, Tensor]] | None = None
+        """A compiled `scoring.head_scores`."""
         self.rope_scale = 1.0
         self.register_buffer("rope_speeds", torch.empty(config.head_dim // 2), persistent=False)
         self.reset_rope()
@@ -203,7 +218,20 @@ class Decoder(nn.Module):
         mask_BTS: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Hidden states of the tokens.
+        """Hidden states of the tokens, ready for the head (see `residual`)."""
+        residual_BTD = self.residual(tokens_BT, positions_BT=positions_BT, mask_BTS=mask_BTS, cache=cache)
+        out_BTD: Tensor = self.norm(residual_BTD)
+        return out_BTD
+
+    def residual(
+        self,
+        tokens_BT: Tensor,
+        *,
+        positions_BT: Tensor | None = None,
+        mask_BTS: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The residual stream after the last layer.
 
         `mask_BTS` is True where a token may look at a slot (the cache's slots first); None is plain causal attention
         without a cache, or one new token that sees the whole cache. The cache, if given, grows by the tokens.
@@ -212,22 +240,26 @@ class Decoder(nn.Module):
         if positions_BT is None:
             start = cache.length if cache is not None else 0
             positions_BT = torch.arange(start, start + length, device=tokens_BT.device).expand(batch, -1)
-        x_BTD = self.embed_tokens(tokens_BT)
+        x_BTD: Tensor = self.embed_tokens(tokens_BT).float()
         angles = positions_BT[..., None].float() * self.rope_speeds.float()
         angles = torch.cat([angles, angles], dim=-1)
-        cos_BTK, sin_BTK = ((f(angles) * self.rope_scale).to(x_BTD.dtype) for f in (torch.cos, torch.sin))
+        cos_BTK, sin_BTK = (f(angles) * self.rope_scale for f in (torch.cos, torch.sin))
         for index, layer in enumerate(self.layers):
-            assert isinstance(layer, Block)
-            normed = layer.input_layernorm(x_BTD)
-            x_BTD = x_BTD + layer.self_attn(normed, cos_BTK, sin_BTK, mask_BTS, cache, index)
-            x_BTD = x_BTD + layer.mlp(layer.post_attention_layernorm(x_BTD))
+            if cache is None and self.block is not None:
+                x_BTD = self.block(layer, x_BTD, cos_BTK, sin_BTK, mask_BTS, None, 0)
+            else:
+                x_BTD = layer(x_BTD, cos_BTK, sin_BTK, mask_BTS, cache, index)
         if cache is not None:
             cache.length += length
-        out_BTD: Tensor = self.norm(x_BTD)
-        return out_BTD
+        return x_BTD
 
     def logits(self, hidden: Tensor, *, fp32: bool = True) -> Tensor:
         """The head, in FP32 unless told otherwise."""
-        if not fp32:
-            return F.linear(hidden, self.lm_head.weight).float()
-        return F.linear(hidden.float(), self.lm_head.weight.float())
+        return head_logits(hidden, self.lm_head.weight, fp32=fp32)
+
+
+def head_logits(hidden: Tensor, weight_VD: Tensor, *, fp32: bool) -> Tensor:
+    """The language-model head as FP32 numbers; `fp32` says whether it also computes in FP32."""
+    if not fp32:
+        return F.linear(hidden, weight_VD).float()
+    return F.linear(hidden.float(), weight_VD.float())

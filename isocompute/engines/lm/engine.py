@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -45,7 +46,8 @@ class EngineSpec(BaseModel):
     )
     micro_batch: int | None = Field(default=None, ge=1, description="rollouts in one forward and backward pass")
     sample_batch: int | None = Field(default=None, ge=1, description="rollouts sampled at a time")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of a cell; torch's own choice if not set")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads; 1 for small models, else torch's choice")
+    fast: bool = Field(default=True, description="on a GPU, whole steps as CUDA graphs where the cell allows it")
     save_model: bool = Field(default=False, description="write the trained weights as a checkpoint into the run")
 
     @classmethod
@@ -57,6 +59,8 @@ class EngineSpec(BaseModel):
             first = error.errors()[0]
             known = f"; fields are {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else ""
             raise InputError(f"engine.{'.'.join(map(str, first['loc']))}: {first['msg']}{known}.") from error
+        if spec.device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", spec.device):
+            raise InputError(f"engine.device: '{spec.device}' is not cpu, cuda, cuda:1 or auto.")
         if spec.device.startswith("cuda") and not torch.cuda.is_available():
             raise InputError(f"engine.device: '{spec.device}', but torch sees no GPU on this machine; use cpu.")
         return spec
@@ -106,11 +110,13 @@ class LmEngine:
                 f"grid.problems_per_batch: {cell.problems_per_batch} is more than the {len(tasks.train)} problems of "
                 "the set; raise problems.size."
             )
-        if cell.rollouts_per_problem < 2 and recipe.compares_groups:
+        if (recipe.baseline_rollouts or cell.rollouts_per_problem) < 2 and recipe.compares_groups:
             raise InputError(
                 "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, or "
                 "recipe.advantage = 'none' or 'gae'."
             )
+        if recipe.schedule:
+            raise InputError("recipe.schedule: n does not change on the way in this engine; leave the field out.")
         if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
             raise InputError(
                 f"recipe.baseline_rollouts: {recipe.baseline_rollouts} is less than the {cell.rollouts_per_problem} "
@@ -120,35 +126,54 @@ class LmEngine:
     def run(self, cell: Cell, folder: Path, control: Control) -> bool:
         """Train the cell; True when it reached its last update, or diverged and stopped there."""
         engine, recipe = EngineSpec.of(cell.engine), lm_recipe(cell)
-        if engine.threads is not None:
-            torch.set_num_threads(engine.threads)
         model = _model(engine.model, engine.torch_dtype, engine.where)
+        _set_threads(engine, model)
         problems = ProblemsSpec.of(cell.problems)
         tasks = _tasks(problems.model_dump_json(), model.folder, engine.where)
         sizes = choose_sizes(engine, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
         recorder = Recorder(folder, _settings(cell, engine, problems, recipe, sizes), on_point=self.on_point)
         evaluation = EvaluationSpec.of(cell.evaluation)
-        training = LmTraining(cell, model, tasks, recipe, evaluation, sizes, keep_rates=recorder.append_rates)
-        saved = recorder.resume()
-        if saved is not None:
-            training.restore(*saved)
-        diverged: str | None = None
-        try:
-            with _named_memory_errors(sizes):
-                finished = drive(training, recorder, control, pulse=1, seconds=_SECONDS)
-        except DivergedError as error:
-            diverged = f"diverged at update {training.step + 1}: {error}"
-            _back_to_the_last_good(training, recorder)
-            finished = True
-        if finished:
-            if engine.save_model or diverged:
-                save_decoder(training.decoder, folder / MODEL, tokenizer_from=model.folder)
-            summary: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
-            recorder.finish(summary if diverged is None else {**summary, "diverged": diverged})
-        else:
-            recorder.checkpoint(*training.state())
-            recorder.close()
+        kind = _kind_of_training(engine, cell, model, tasks, recipe)
+        training = kind(cell, model, tasks, recipe, evaluation, sizes, keep_rates=recorder.append_rates)
+        with closing(recorder):
+            saved = recorder.resume()
+            if saved is not None:
+                training.restore(*saved)
+            diverged: str | None = None
+            try:
+                with _named_memory_errors(sizes):
+                    finished = drive(training, recorder, control, pulse=1, seconds=_SECONDS)
+                    if not finished:
+                        recorder.checkpoint(*training.state())
+            except DivergedError as error:
+                diverged = f"diverged at update {training.step + 1}: {error}"
+                _back_to_the_last_good(training, recorder)
+                finished = True
+            if finished:
+                if engine.save_model or diverged:
+                    save_decoder(training.decoder, folder / MODEL, tokenizer_from=model.folder)
+                summary: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
+                recorder.finish(summary if diverged is None else {**summary, "diverged": diverged})
         return finished
+
+
+def _kind_of_training(engine: EngineSpec, cell: Cell, model: Model, tasks: Tasks, recipe: Recipe) -> type[LmTraining]:
+    """Whole captured steps on a GPU where the cell allows it, the plain loop otherwise."""
+    if not engine.fast or model.device.type != "cuda":
+        return LmTraining
+    from isocompute.engines.lm.fast.training import FastTraining, can_be_fast
+
+    return FastTraining if can_be_fast(cell, model, tasks, recipe) else LmTraining
+
+
+_SMALL = 4_000_000
+
+
+def _set_threads(engine: EngineSpec, model: Model) -> None:
+    """A small model's operations are too short to share: threads would mostly wait for each other."""
+    small = sum(p.numel() for p in model.decoder.parameters()) < _SMALL
+    if engine.threads is not None or (small and model.device.type == "cpu"):
+        torch.set_num_threads(engine.threads or 1)
 
 
 def lm_recipe(cell: Cell) -> Recipe:
@@ -158,7 +183,8 @@ def lm_recipe(cell: Cell) -> Recipe:
 
 def choose_sizes(engine: EngineSpec, model: Model, tasks: Tasks, rollouts_per_problem: int) -> Sizes:
     """Micro-batches that fit, where none are given; a problem's rollouts are sampled together."""
-    longest = max(len(prompt) for task in (tasks.train, tasks.validation) for prompt in task.prompts)
+    measured = (tasks.train, tasks.validation, *tasks.out_of_distribution.values())
+    longest = max(len(prompt) for task in measured for prompt in task.prompts)
     tokens, config, dtype = longest + tasks.max_new_tokens, model.decoder.config, engine.torch_dtype
     budget = memory_budget(model.device)
     train = engine.micro_batch or training_rows(config, tokens=tokens, dtype=dtype, budget=budget)

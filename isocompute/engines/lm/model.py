@@ -86,7 +86,7 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
     """Ids that end a response: of generation_config.json, else config.json, else the tokenizer's own eos."""
     for name in ("generation_config.json", "config.json"):
         ids = _json(folder / name).get("eos_token_id")
-        if ids is not None:
+        if ids is not None and ids != []:
             return tuple(ids) if isinstance(ids, list) else (int(ids),)
     eos = _json(folder / "tokenizer_config.json").get("eos_token")
     eos = eos.get("content") if isinstance(eos, dict) else eos

@@ -17,51 +17,59 @@ __all__ = ["Optimizer"]
 
 
 class Optimizer:
-    """Collects gradients of micro-batches, clips, steps."""
+    """Collects gradients of micro-batches, clips, steps. Nothing here asks the device for an answer, so that a CUDA
+    graph can hold it.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], recipe: Recipe) -> None:
         self.parameters = list(parameters)
         self.grad_clip = recipe.grad_clip
         self.masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters]
+        pairs = zip(self.parameters, self.masters, strict=True)
+        self._cast = [(p, m) for p, m in pairs if p is not m]
+        device = self.parameters[0].device
+        self.rate = torch.tensor(recipe.learning_rate, device=device)
         self.inner: torch.optim.Optimizer
         if recipe.optimizer == "sgd":
-            self.inner = torch.optim.SGD(self.masters, lr=recipe.learning_rate)
+            self.inner = torch.optim.SGD(self.masters, lr=self.rate, fused=True)
         else:
             self.inner = torch.optim.AdamW(
                 self.masters,
-                lr=recipe.learning_rate,
+                lr=self.rate,
                 betas=(recipe.beta1, recipe.beta2),
                 eps=recipe.epsilon,
                 weight_decay=recipe.weight_decay,
                 fused=True,
+                capturable=device.type == "cuda",
             )
 
     def collect(self) -> None:
         """Fold the gradients of a micro-batch into the masters'; those of FP32 parameters add up by themselves."""
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if parameter is not master and parameter.grad is not None:
-                gradient = parameter.grad.float()
-                master.grad = gradient if master.grad is None else master.grad + gradient
+        for parameter, master in self._cast:
+            if parameter.grad is not None:
+                if master.grad is None:
+                    master.grad = parameter.grad.float()
+                else:
+                    master.grad += parameter.grad
                 parameter.grad = None
 
-    def step(self, rate: float) -> float:
-        """One step at this learning rate; the gradient's norm before clipping. A norm that is no number changes
-        nothing: the weights stay good.
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """One step at the learning rate in `rate`; the gradient's norm before clipping. A norm that is no number
+        changes nothing: the weights stay good.
         """
         gradients = [m.grad for m in self.masters if m.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if bool(torch.isfinite(norm)):
-            if self.grad_clip is not None:
-                torch.nn.utils.clip_grads_with_norm_(self.masters, self.grad_clip, norm)
-            for group in self.inner.param_groups:
-                group["lr"] = rate
-            self.inner.step()
-            with torch.no_grad():
-                for parameter, master in zip(self.parameters, self.masters, strict=True):
-                    if parameter is not master:
-                        parameter.copy_(master)
+        if self.grad_clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.masters, self.grad_clip, norm)
+        # The fused optimisers leave everything as it is where this is not 0, as they do for a gradient scaler.
+        self.inner.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]  # torch declares it late
+        self.inner.grad_scale = None  # type: ignore[attr-defined]  # likewise
+        self.inner.step()
+        for parameter, master in self._cast:
+            parameter.copy_(master)
         self.inner.zero_grad(set_to_none=True)
-        return float(norm)
+        return norm
 
     def state(self, prefix: str) -> dict[str, np.ndarray]:
         """Weights and moments for a checkpoint."""
@@ -80,10 +88,13 @@ class Optimizer:
             if parameter is not master:
                 parameter.copy_(master)
             start = f"{prefix}{i}."
-            names = [key.removeprefix(start) for key in arrays if key.startswith(start)]
-            self.inner.state[master] = {
-                name: torch.from_numpy(arrays[start + name].copy()).to(master.device) for name in names
-            }
+            here = self.inner.state[master]
+            for name in (key.removeprefix(start) for key in arrays if key.startswith(start)):
+                value = torch.from_numpy(arrays[start + name].copy()).to(master.device)
+                if name in here:
+                    here[name].copy_(value)  # in place: a captured step keeps its addresses
+                else:
+                    here[name] = value
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -174,5 +174,10 @@ def _initialise(decoder: Decoder) -> None:
 def _save(decoder: Decoder, folder: Path, settings: PretrainSettings, modulus: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         write_chain_tokenizer(Path(scratch), modulus=modulus, context=settings.context)
-        (Path(scratch) / ANCHOR).write_text(json.dumps({"pretrain": asdict(settings)}, indent=1) + "\n")
+        # Reinforcement learning starts from a tenth of the rate that made the weights, which suits models this small.
+        anchor = {
+            "recipe": {"learning_rate": settings.learning_rate / 10, "lr_batch": 1024},
+            "pretrain": asdict(settings),
+        }
+        (Path(scratch) / ANCHOR).write_text(json.dumps(anchor, indent=1) + "\n")
         save_decoder(decoder, folder, tokenizer_from=scratch)

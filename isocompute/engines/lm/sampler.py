@@ -54,11 +54,13 @@ class Rollouts:
     def __len__(self) -> int:
         return len(self.responses_BT)
 
-    def take(self, rows: Tensor) -> Rollouts:
-        """Some of the rows, without columns that none of them uses."""
-        mask_BT = self.mask_BT[rows]
-        used, lengths_B = int(mask_BT.any(dim=0).sum()), self.prompt_lengths_B[rows]
-        start = self.prompts_BT.shape[1] - int(lengths_B.max())
+    def take(self, rows: Tensor, *, trim: bool = True) -> Rollouts:
+        """Some of the rows; `trim` drops columns that none of them uses."""
+        mask_BT, lengths_B = self.mask_BT[rows], self.prompt_lengths_B[rows]
+        used, start = mask_BT.shape[1], 0
+        if trim:
+            used = int(mask_BT.any(dim=0).sum())
+            start = self.prompts_BT.shape[1] - int(lengths_B.max())
         return Rollouts(
             self.prompts_BT[rows, start:],
             lengths_B,
@@ -239,7 +241,7 @@ def _draw(logits_BV: Tensor, settings: SamplingSettings, uniform_B: Tensor) -> t
     cumulative_BV = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
     # The smallest set of most likely tokens whose probability reaches top_p, as everywhere: the first is always in.
     inside_BV = (cumulative_BV - ordered.exp().double()) < settings.top_p
-    kept_B = inside_BV.sum(dim=-1)
+    kept_B = inside_BV.sum(dim=-1).clamp(min=1)
     mass_B = cumulative_BV.gather(1, kept_B[:, None] - 1)[:, 0]
     place_B = _place(cumulative_BV, uniform_B * mass_B).minimum(kept_B - 1)
     tokens_B = order_BV.gather(1, place_B[:, None])[:, 0]

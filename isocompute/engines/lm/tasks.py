@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,12 +17,12 @@ from isocompute.engines.lm.model import context_length, read_tokenizer
 from isocompute.engines.lm.sampler import Rollouts
 from isocompute.errors import InputError
 from isocompute.problems.chain import DEFAULT_SIZE, LEVELS, Chains, distinct_chains, parse_chain, vocabulary
-from isocompute.problems.model import Problem, ProblemSet
+from isocompute.problems.model import Problem, ProblemSet, draw
 
-__all__ = ["ChainVerifier", "ProblemsSpec", "Task", "Tasks", "TextVerifier", "make_tasks"]
+__all__ = ["ChainVerifier", "ProblemsSpec", "Task", "Tasks", "TextVerifier", "make_tasks", "whole_task"]
 
 _HELD_OUT = 7_000_003
-"""Seed of validation chains: the same for every training set."""
+"""Seed of validation problems: the same for every training set."""
 
 
 class ProblemsSpec(BaseModel):
@@ -96,8 +96,9 @@ class Tasks:
 class ChainVerifier:
     """Right when the response ends by itself and the number before its end is the answer; runs on any device."""
 
-    def __init__(self, chains: Chains, number_zero: int, device: torch.device) -> None:
-        self.answers_P = torch.from_numpy(chains.answers_P + number_zero).to(device)
+    def __init__(self, answers_P: Ints, device: torch.device) -> None:
+        self.answers_P = torch.from_numpy(answers_P).to(device)
+        """Token of each problem's answer."""
 
     def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
         """One comparison a rollout."""
@@ -131,94 +132,134 @@ class TextVerifier:
 def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device) -> Tasks:
     """Everything a run needs of its problems, checked against the model's context."""
     assert spec.source is not None
-    chain = spec.source.split(":")[0] == "chain"
-    tasks = _chain_tasks(spec, folder, device) if chain else _text_tasks(spec, folder)
-    room = context_length(folder)
+    tasks = _chain_tasks(spec, folder, device) if _is_chain(spec.source) else _text_tasks(spec, folder)
     for task in (tasks.train, tasks.validation, *tasks.out_of_distribution.values()):
-        if not len(task):
-            raise InputError(f"problems: {task.name} holds no problems.")
-        longest = max(range(len(task)), key=lambda i: len(task.prompts[i]))
-        need = len(task.prompts[longest]) + tasks.max_new_tokens
-        if need > room:
-            raise InputError(
-                f"problems: {task.name}, problem {task.ids[longest]}: {len(task.prompts[longest])} tokens and "
-                f"{tasks.max_new_tokens} new ones do not fit the model's context of {room}; lower "
-                "problems.max_new_tokens, or leave the problem out."
-            )
+        _check_room(task, tasks.max_new_tokens, folder)
     return tasks
+
+
+def whole_task(spec: ProblemsSpec, folder: Path, device: torch.device) -> tuple[Task, int]:
+    """All problems of a source as one task, none held out, and the response budget: for measuring a model."""
+    assert spec.source is not None
+    if _is_chain(spec.source):
+        chains = distinct_chains(parse_chain(spec.source), spec.size or DEFAULT_SIZE, seed=spec.seed)
+        task, budget = _chain_task("all", chains, folder, device), _chain_budget(spec, [chains])
+    else:
+        problems = _load_text(spec, spec.source, spec.size)
+        task, budget = _text_task("all", problems, _Prompts(spec, folder), folder), _text_budget(spec)
+    _check_room(task, budget, folder)
+    return task, budget
+
+
+def _is_chain(source: str) -> bool:
+    return source.partition(":")[0] == "chain"
+
+
+def _check_room(task: Task, max_new_tokens: int, folder: Path) -> None:
+    if not len(task):
+        raise InputError(f"problems: {task.name} holds no problems.")
+    room = context_length(folder)
+    longest = max(range(len(task)), key=lambda i: len(task.prompts[i]))
+    if len(task.prompts[longest]) + max_new_tokens > room:
+        raise InputError(
+            f"problems: {task.name}, problem {task.ids[longest]}: {len(task.prompts[longest])} tokens and "
+            f"{max_new_tokens} new ones do not fit the model's context of {room}; lower "
+            "problems.max_new_tokens, or leave the problem out."
+        )
+
+
+# Chains
 
 
 def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device) -> Tasks:
     assert spec.source is not None
-    chain = parse_chain(spec.source)
-    tokenizer = read_tokenizer(folder)
-    words = vocabulary(chain.modulus)
-    unknown = [word for word in words if tokenizer.token_to_id(word) is None]
-    number_zero = tokenizer.token_to_id("0")
-    if unknown or number_zero is None:
-        raise InputError(
-            f"problems.source: the tokenizer of {folder.name} has no word '{unknown[0]}'; chain modulo "
-            f"{chain.modulus} needs a model of `isocompute lm pretrain`."
-        )
-    validation_spec = parse_chain(spec.validation_source or spec.source)
-    validation = distinct_chains(validation_spec, spec.validation, seed=_HELD_OUT)
-    train = distinct_chains(chain, spec.size or DEFAULT_SIZE, seed=spec.seed, without=validation)
+    validation = distinct_chains(parse_chain(spec.validation_source or spec.source), spec.validation, seed=_HELD_OUT)
     outside = {
         name: distinct_chains(parse_chain(source), spec.validation, seed=_HELD_OUT)
         for name, source in spec.out_of_distribution.items()
     }
-
-    def task(name: str, chains: Chains) -> Task:
-        prompts = [tokenizer.encode(chains.question(i)).ids for i in range(len(chains))]
-        verify = ChainVerifier(chains, number_zero, device)
-        return Task(name, [f"chain-{i}" for i in range(len(chains))], prompts, verify)
-
-    longest = max(int(c.steps_P.max()) for c in (train, validation, *outside.values()))
+    held_out = [validation, *outside.values()]
+    train = distinct_chains(parse_chain(spec.source), spec.size or DEFAULT_SIZE, seed=spec.seed, without=held_out)
     return Tasks(
-        task("train", train),
-        task("validation", validation),
-        {name: task(name, chains) for name, chains in outside.items()},
-        spec.max_new_tokens or longest + 3,
+        _chain_task("train", train, folder, device),
+        _chain_task("validation", validation, folder, device),
+        {name: _chain_task(name, chains, folder, device) for name, chains in outside.items()},
+        _chain_budget(spec, [train, *held_out]),
     )
 
 
-def _text_tasks(spec: ProblemsSpec, folder: Path) -> Tasks:
-    from isocompute.problems.load import load_problems
-
-    def load(source: str, size: int | None) -> ProblemSet:
-        return load_problems(
-            source, size=size, seed=spec.seed, question=spec.question, answer=spec.answer, verifier=spec.verifier
+def _chain_task(name: str, chains: Chains, folder: Path, device: torch.device) -> Task:
+    tokenizer, modulus = read_tokenizer(folder), chains.spec.modulus
+    ids = {word: tokenizer.token_to_id(word) for word in vocabulary(modulus)}
+    unknown = [word for word, token in ids.items() if token is None]
+    if unknown:
+        raise InputError(
+            f"problems: {name}: the tokenizer of {folder.name} has no word '{unknown[0]}'; chain modulo {modulus} "
+            "needs a model of `isocompute lm pretrain`."
         )
+    prompts = [tokenizer.encode(chains.question(i)).ids for i in range(len(chains))]
+    number_ids = np.array([ids[str(number)] for number in range(modulus)])
+    verify = ChainVerifier(number_ids[chains.answers_P], device)
+    return Task(name, [f"chain-{i}" for i in range(len(chains))], prompts, verify)
 
+
+def _chain_budget(spec: ProblemsSpec, sets: Sequence[Chains]) -> int:
+    return spec.max_new_tokens or max(int(chains.steps_P.max()) for chains in sets) + 3
+
+
+# Text
+
+
+def _text_tasks(spec: ProblemsSpec, folder: Path) -> Tasks:
     assert spec.source is not None
+    own = spec.validation_source is None
+    # A generator is told how many; of a file, the validation problems are the same whatever is trained on.
+    generated = spec.size + spec.validation * own if spec.size and spec.source.startswith("gym:") else None
+    whole = _load_text(spec, spec.source, generated)
     if spec.validation_source is not None:
-        train, validation = load(spec.source, spec.size), load(spec.validation_source, spec.validation)
+        validation = _load_text(spec, spec.validation_source, spec.validation)
     else:
-        whole = load(spec.source, None if spec.size is None else spec.size + spec.validation)
-        if len(whole.problems) <= spec.validation:
-            raise InputError(
-                f"problems: {spec.source} has {len(whole.problems)} problems, {spec.validation} of them wanted for "
-                "validation; lower problems.validation or name problems.validation_source."
-            )
-        order = np.random.default_rng([spec.seed, 3]).permutation(len(whole.problems))
-        validation, train = _part(whole, order[: spec.validation]), _part(whole, order[spec.validation :])
+        validation = replace(whole, problems=draw(whole.problems, spec.validation, seed=_HELD_OUT))
+    outside = {name: _load_text(spec, source, spec.validation) for name, source in spec.out_of_distribution.items()}
+    left = _without(whole, [validation, *outside.values()])
+    if len(left) < (spec.size or 1):
+        raise InputError(
+            f"problems: {spec.source} has {len(whole)} problems, of which {len(left)} are left to train on when "
+            f"{spec.validation} are held out; lower problems.size or problems.validation."
+        )
+    train = left if spec.size is None else replace(left, problems=draw(left.problems, spec.size, seed=spec.seed))
     encode = _Prompts(spec, folder)
     return Tasks(
         _text_task("train", train, encode, folder),
         _text_task("validation", validation, encode, folder),
-        {
-            name: _text_task(name, load(source, spec.validation), encode, folder)
-            for name, source in spec.out_of_distribution.items()
-        },
-        spec.max_new_tokens or _DEFAULT_BUDGET,
+        {name: _text_task(name, problems, encode, folder) for name, problems in outside.items()},
+        _text_budget(spec),
     )
 
 
 _DEFAULT_BUDGET = 512
 
 
-def _part(whole: ProblemSet, rows: Ints) -> ProblemSet:
-    return ProblemSet(whole.name, tuple(whole.problems[i] for i in rows.tolist()), whole.verify)
+def _text_budget(spec: ProblemsSpec) -> int:
+    return spec.max_new_tokens or _DEFAULT_BUDGET
+
+
+def _load_text(spec: ProblemsSpec, source: str, size: int | None) -> ProblemSet:
+    from isocompute.problems.load import load_problems
+
+    return load_problems(
+        source, size=size, seed=spec.seed, question=spec.question, answer=spec.answer, verifier=spec.verifier
+    )
+
+
+def _without(whole: ProblemSet, held_out: Sequence[ProblemSet]) -> ProblemSet:
+    """What is measured on is not trained on: by question, since two files number their problems apart."""
+    taken = {_words(problem) for part in held_out for problem in part.problems}
+    return replace(whole, problems=tuple(p for p in whole.problems if _words(p) not in taken))
+
+
+def _words(problem: Problem) -> str:
+    return " ".join(problem.question.split())
 
 
 def _text_task(name: str, problems: ProblemSet, encode: _Prompts, folder: Path) -> Task:
@@ -243,11 +284,11 @@ class _Prompts:
                 raise InputError(f"problems.template: the tokenizer of {folder} has no chat template; use plain.")
 
     def __call__(self, problem: Problem) -> list[int]:
-        question = problem.question + (f"\n{self.instruction}" if self.instruction else "")
         if self.chat is None:
+            question = problem.question + (f"\n{self.instruction}" if self.instruction else "")
             return list(self.tokenizer.encode(question).ids)
-        messages = problem.messages or ({"role": "user", "content": question},)
-        text = self.chat.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-        )
+        messages = [dict(message) for message in problem.messages or ({"role": "user", "content": problem.question},)]
+        if self.instruction:
+            messages[-1]["content"] += f"\n{self.instruction}"
+        text = self.chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -21,21 +21,21 @@ from isocompute.engines.base import Cell
 from isocompute.engines.drive import schedule
 from isocompute.engines.lm.advantages import decoupled_advantages, mixed_groups
 from isocompute.engines.lm.critic import Critic, Judgement, judge, update_critic
-from isocompute.engines.lm.evaluation import EvaluationSpec, count_right, metrics_of
+from isocompute.engines.lm.evaluation import Counts, EvaluationSpec, count_right, metrics_of
 from isocompute.engines.lm.losses import kl_to_base
 from isocompute.engines.lm.model import Model
 from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, sample
-from isocompute.engines.lm.tasks import Tasks
-from isocompute.engines.lm.update import Batch, make_batch, score_all, update
+from isocompute.engines.lm.tasks import Task, Tasks
+from isocompute.engines.lm.update import Batch, make_batch, refuse_foreign, refuse_unsound, score_all, update
 from isocompute.engines.problem_sampler import ProblemSampler
 from isocompute.recipes import Recipe, learning_rate
 
-__all__ = ["LmTraining", "Sizes"]
+__all__ = ["MEANS", "LmTraining", "Sizes"]
 
-_EVALUATION = 1 << 40
-"""Added to the seed of evaluations, whose random numbers are not those of training."""
-_MEANS = (
+_EVALUATION, _SEED_APART = 1 << 40, 1 << 20
+"""Evaluations have random numbers of their own: not those of training, nor of another seed's evaluations."""
+MEANS = (
     "train/avg",
     "zero_variance",
     "grad_norm",
@@ -57,6 +57,9 @@ class Sizes:
 
 class LmTraining:
     """The state of one cell and the two things done with it: `update` and `evaluate`."""
+
+    fixed = False
+    """Whether every shape is independent of what was sampled."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class LmTraining:
         self.seconds = 0.0
         self.last_evaluated = -1
         self.sampled_per_problem = recipe.baseline_rollouts or cell.rollouts_per_problem
-        self._sums = np.zeros(len(_MEANS))
+        self._sums = np.zeros(len(MEANS))
         self._right_P, self._seen_P = (np.zeros(len(tasks.train), dtype=np.int64) for _ in "ab")
         self._last: Rollouts | None = None
 
@@ -92,7 +95,9 @@ class LmTraining:
         return self.cell.update_steps
 
     def due(self) -> bool:
-        """Whether this step is on the evaluation grid and not evaluated yet."""
+        """Whether this step is on the evaluation grid and not evaluated yet; after the last problem, it is the last."""
+        if not self.sampler.active_P.any():
+            return self.step > self.last_evaluated
         return self.evaluated < len(self.steps) and self.step >= self.steps[self.evaluated]
 
     # Training
@@ -175,13 +180,8 @@ class LmTraining:
             )
             first_P1 = torch.arange(len(rewards_PN), device=rewards_PN.device)[:, None] * self.sampled_per_problem
             rollouts = rollouts.take((first_P1 + places_PN).reshape(-1))
-            batch = make_batch(
-                recipe,
-                rollouts,
-                rewards_PN.gather(1, places_PN),
-                max_new_tokens=new,
-                advantages_BT=advantages_PN.reshape(-1, 1),
-            )
+            advantages_B1 = advantages_PN.reshape(-1, 1)
+            batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=new, advantages_BT=advantages_B1)
         else:
             batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=new)
         if recipe.kl_coef:
@@ -209,14 +209,7 @@ class LmTraining:
         settings = self._settings(self.recipe.temperature if wanted is None else wanted)
         sets = {"": self.tasks.validation, **{f"{k}/": t for k, t in self.tasks.out_of_distribution.items()}}
         for prefix, task in sets.items():
-            counts = count_right(
-                self.decoder,
-                task,
-                settings,
-                samples=self.evaluation.samples,
-                seed=self.cell.seed + _EVALUATION + self.step,
-                rows=self.sizes.sample_batch,
-            )
+            counts = self._count(task, settings, seed=_EVALUATION + self.cell.seed * _SEED_APART + self.step)
             point |= metrics_of(counts, self.evaluation.k, prefix=prefix)
             if not prefix:
                 point |= {"val/response_length": counts.response_length, "val/truncated": counts.truncated}
@@ -229,22 +222,25 @@ class LmTraining:
                 }
             )
         point |= self._since_last()
+        refuse_foreign(point["kl"], "to the base")
         self.evaluated += 1
         self.last_evaluated = self.step
         return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
+
+    def _count(self, task: Task, settings: SamplingSettings, *, seed: int) -> Counts:
+        samples, rows = self.evaluation.samples, self.sizes.sample_batch
+        return count_right(self.decoder, task, settings, samples=samples, seed=seed, rows=rows)
 
     def _since_last(self) -> dict[str, Any]:
         """Means over the updates since the last point, and the counts of training problems seen in them."""
         since = self.step - max(self.last_evaluated, 0)
         if since <= 0:
-            return {}
-        out = {name: float(total) / since for name, total in zip(_MEANS, self._sums, strict=True)}
+            return {"kl": 0.0}  # nothing is trained yet: the policy is the base
+        out = {name: float(total) / since for name, total in zip(MEANS, self._sums, strict=True)}
         if self._last is not None:
-            now_BT, base_BT = (
-                score_all(decoder, self._last, self.recipe, micro_batch=self.sizes.micro_batch)
-                for decoder in (self.decoder, self.model.decoder)
-            )
-            out["kl"] = float(kl_to_base(now_BT, base_BT).sum() / self._last.mask_BT.sum())
+            # Of the policy that sampled them: on another policy's samples k3 has a heavy tail and no meaning.
+            base_BT = score_all(self.model.decoder, self._last, self.recipe, micro_batch=self.sizes.micro_batch)
+            out["kl"] = float(kl_to_base(self._last.logprobs_BT, base_BT).sum() / self._last.mask_BT.sum())
         if self.recipe.no_positive_resampling is not None:
             out["retired"] = self.sampler.retired
         seen = np.flatnonzero(self._seen_P)
@@ -264,7 +260,10 @@ class LmTraining:
     # Checkpoints
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Everything `restore` needs."""
+        """Everything `restore` needs. Weights that give no numbers any more are refused: a checkpoint is a good one."""
+        if self._last is not None:
+            size = self.sizes.micro_batch
+            refuse_unsound(self.decoder, self._last, self.recipe, micro_batch=size, fixed=self.fixed)
         arrays = {
             "sums": self._sums,
             "right_since": self._right_P,

@@ -6,11 +6,10 @@ into micro-batches gives the same gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from isocompute.engines.lm import losses
 from isocompute.engines.lm.advantages import group_advantages, mixed_groups
@@ -20,7 +19,17 @@ from isocompute.engines.lm.sampler import Rollouts
 from isocompute.engines.lm.scoring import micro_batches, score
 from isocompute.recipes import Recipe
 
-__all__ = ["Batch", "DivergedError", "UpdateStats", "make_batch", "objective", "score_all", "update"]
+__all__ = [
+    "Batch",
+    "DivergedError",
+    "UpdateStats",
+    "make_batch",
+    "objective",
+    "refuse_foreign",
+    "refuse_unsound",
+    "score_all",
+    "update",
+]
 
 
 class DivergedError(Exception):
@@ -41,9 +50,9 @@ class Batch:
     """The trainer's before the first update; None where there is only one update and its own will do."""
     base_logprobs_BT: Tensor | None = None
 
-    def take(self, rows: Tensor) -> Batch:
+    def take(self, rows: Tensor, *, trim: bool = True) -> Batch:
         """Some of the rows; weights stay those of the whole batch."""
-        rollouts = self.rollouts.take(rows)
+        rollouts = self.rollouts.take(rows, trim=trim)
         used = rollouts.mask_BT.shape[1]
 
         def part(x_BT: Tensor) -> Tensor:
@@ -62,10 +71,13 @@ class Batch:
 def make_batch(
     recipe: Recipe, rollouts: Rollouts, rewards_PN: Tensor, *, max_new_tokens: int, advantages_BT: Tensor | None = None
 ) -> Batch:
-    """Advantages and token weights; advantages from a critic or a decoupled baseline are given."""
+    """Advantages and token weights; advantages from a critic or a decoupled baseline are given.
+
+    `rewards_PN` are all that were sampled: under a decoupled baseline more than the rollouts trained on.
+    """
     if advantages_BT is None:
         advantages_BT = group_advantages(rewards_PN, kind=recipe.advantage).reshape(-1, 1)
-    n = rewards_PN.shape[1]
+    n = len(rollouts) // len(rewards_PN)
     mixed_B = mixed_groups(rewards_PN).repeat_interleave(n)
 
     def weights(*, filtered: bool) -> Tensor:
@@ -127,42 +139,56 @@ class UpdateStats:
 def update(
     decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, rate: float, micro_batch: int
 ) -> UpdateStats:
-    """The gradient steps that the recipe takes on one batch."""
+    """The gradient steps that the recipe takes on one batch; raises where training has left the numbers."""
+    optimizer.rate.fill_(rate)
+    stats = UpdateStats(*descend(decoder, optimizer, batch, recipe, micro_batch=micro_batch).tolist())
+    refuse_divergence(stats, decoder.config.vocab_size)
+    return stats
+
+
+def descend(
+    decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, micro_batch: int, fixed: bool = False
+) -> Tensor:
+    """`update` without its questions to the device: the numbers of `UpdateStats` as an array.
+
+    `fixed` keeps every shape independent of what was sampled, as a CUDA graph needs it.
+    """
     rollouts = batch.rollouts
     if recipe.updates_per_batch > 1 and batch.old_logprobs_BT is None:
-        old_BT = score_all(decoder, rollouts, recipe, micro_batch=micro_batch)
+        old_BT = score_all(decoder, rollouts, recipe, micro_batch=micro_batch, fixed=fixed)
         batch = replace(batch, old_logprobs_BT=old_BT)
-    first: UpdateStats | None = None
+    tokens = rollouts.mask_BT.sum()
+    first: Tensor | None = None
     for _ in range(recipe.updates_per_batch):
-        sums_3 = torch.zeros(3, dtype=torch.float64, device=rollouts.mask_BT.device)
-        for rows in micro_batches(rollouts, micro_batch):
-            part = batch.take(rows)
-            with torch.set_grad_enabled(True):
-                logprobs_BT, entropies_BT = _scored(decoder, part.rollouts, recipe)
+        sums_3 = torch.zeros(3, device=rollouts.mask_BT.device)
+        for rows in micro_batches(rollouts, micro_batch, fixed=fixed):
+            part = batch if rows is None else batch.take(rows, trim=not fixed)
+            with torch.enable_grad():
+                logprobs_BT, entropies_BT = _scored(decoder, part.rollouts, recipe, fixed=fixed)
                 loss = objective(recipe, part, logprobs_BT, entropies_BT)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
             optimizer.collect()
             gap_BT = (logprobs_BT.detach() - part.rollouts.logprobs_BT).abs()
-            sums_3 += torch.stack([loss.detach(), entropies_BT.detach().sum(), gap_BT.sum()]).double()
-        norm = optimizer.step(rate)
+            sums_3 += torch.stack([loss.detach(), entropies_BT.detach().sum() / tokens, gap_BT.sum() / tokens])
+        norm = optimizer.step()
         if first is None:
-            tokens = int(rollouts.mask_BT.sum())
-            loss_sum, entropy_sum, gap_sum = sums_3.tolist()
-            first = UpdateStats(loss_sum, norm, entropy_sum / tokens, gap_sum / tokens)
+            first = torch.stack([sums_3[0], norm, sums_3[1], sums_3[2]])
+        else:
+            first[1] = torch.where(torch.isfinite(norm), first[1], norm)  # a later step that left the numbers shows too
     assert first is not None
-    _refuse_divergence(first, decoder.config.vocab_size)
     return first
 
 
-def _scored(decoder: Decoder, rollouts: Rollouts, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    return score(decoder, rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
+def _scored(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, fixed: bool) -> tuple[Tensor, Tensor]:
+    return score(decoder, rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head, fixed=fixed)
 
 
 _UNIFORM = 0.98
 """Share of the largest possible entropy above which a policy is noise."""
 
 
-def _refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
+def refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
+    """Raise where a batch's numbers are none, or its policy is noise."""
     numbers = torch.tensor([stats.loss, stats.grad_norm, stats.entropy], dtype=torch.float64)
     if not bool(torch.isfinite(numbers).all()):
         raise DivergedError(f"loss {stats.loss:.3g}, gradient norm {stats.grad_norm:.3g}")
@@ -171,18 +197,42 @@ def _refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
 
 
 @torch.no_grad()
-def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int) -> Tensor:
+def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: bool = False) -> Tensor:
     """Log-probs of a whole batch, without gradient."""
     out_BT = torch.zeros_like(rollouts.logprobs_BT)
-    for rows in micro_batches(rollouts, micro_batch):
-        part = rollouts.take(rows)
+    for rows in micro_batches(rollouts, micro_batch, fixed=fixed):
+        part = rollouts if rows is None else rollouts.take(rows, trim=not fixed)
         logprobs_BT, _ = score(
-            decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head, entropies=False
+            decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head, entropies=False, fixed=fixed
         )
+        if rows is None:
+            return logprobs_BT
         out_BT[rows, : logprobs_BT.shape[1]] = logprobs_BT
     return out_BT
 
 
-def parameters_of(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """Every parameter once; tied ones are one."""
-    return list({id(p): p for module in modules for p in module.parameters()}.values())
+@torch.no_grad()
+def refuse_unsound(
+    decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: bool = False
+) -> None:
+    """Raise `DivergedError` for weights that an update on these rollouts has spoilt, seen on a micro-batch of them.
+
+    An update can only judge the weights it starts from; a checkpoint holds those it ends with.
+    """
+    rows = next(micro_batches(rollouts, micro_batch, fixed=fixed))
+    part = rollouts if rows is None else rollouts.take(rows, trim=not fixed)
+    logprobs_BT, entropies_BT = _scored(decoder, part, recipe, fixed=fixed)
+    tokens = part.mask_BT.sum()
+    moved = float((part.logprobs_BT - logprobs_BT).sum() / tokens)
+    refuse_divergence(UpdateStats(moved, 0.0, float(entropies_BT.sum() / tokens), 0.0), decoder.config.vocab_size)
+    refuse_foreign(moved, "since the last update")
+
+
+_FOREIGN = 20.0
+"""Nats a token from one policy to another above which the second has forgotten the first; healthy runs stay below 1."""
+
+
+def refuse_foreign(kl: float, to: str) -> None:
+    """Raise where a policy has collapsed onto what another would never write."""
+    if not kl < _FOREIGN:
+        raise DivergedError(f"the policy has collapsed (KL {to} {kl:.3g} a token)")

@@ -1,0 +1,204 @@
+"""The kernels of the fast path, run by Triton's interpreter on the CPU, against the plain path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+
+import pytest
+import torch
+
+from isocompute.engines.base import Cell
+from isocompute.engines.lm.config import DecoderConfig
+from isocompute.engines.lm.decoder import Decoder
+from isocompute.engines.lm.evaluation import EvaluationSpec
+from isocompute.engines.lm.fast.generate import Generator, fits_kernels, tiles_for
+from isocompute.engines.lm.fast.training import FastTraining, can_be_fast
+from isocompute.engines.lm.fast.weights import join_weights
+from isocompute.engines.lm.model import Model
+from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, left_padded, sample
+from isocompute.engines.lm.scoring import score
+from isocompute.engines.lm.tasks import ChainVerifier, Task, Tasks
+from isocompute.engines.lm.training import LmTraining, Sizes
+from isocompute.problems.chain import distinct_chains, parse_chain, vocabulary
+from isocompute.recipes import make_recipe
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+interpreter = pytest.importorskip("triton.runtime.interpreter", reason="Triton runs on Linux alone")
+WORDS = vocabulary(5)
+
+
+@pytest.fixture(autouse=True)
+def _loops_over_run_time_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter turns one-element arrays into ints, which numpy has stopped to allow."""
+    before = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        before(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
+
+
+def tiny(**changes: Any) -> Decoder:
+    values: dict[str, Any] = {
+        "model_type": "qwen3",
+        "vocab_size": len(WORDS),
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "max_position_embeddings": 32,
+        "tie_word_embeddings": True,
+    }
+    torch.manual_seed(1)
+    decoder = Decoder(DecoderConfig(**{**values, **changes}))
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.normal_(std=0.3)
+    return decoder.eval()
+
+
+PROMPTS = [[6, 3, 7, 2], [9, 4, 8, 5, 6, 2], [7, 2]]
+
+
+def generated(decoder: Decoder, *, stops: tuple[int, ...], per_prompt: int = 3, new: int = 5) -> Rollouts:
+    width = max(map(len, PROMPTS))
+    generator = Generator(
+        decoder,
+        problems=len(PROMPTS),
+        per_prompt=per_prompt,
+        prompt_slots=width,
+        new_slots=new,
+        stop_tokens=stops,
+        temperature=0.8,
+    )
+    generator.prompts_PT.copy_(left_padded(PROMPTS, 0))
+    generator.padding_P.copy_(torch.tensor([width - len(prompt) for prompt in PROMPTS]))
+    generator.seed.fill_(5)
+    generator.first_row.fill_(1000)
+    return generator.run()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model_type": "qwen2", "attention_bias": True, "num_key_value_heads": 1},
+        {"model_type": "llama", "tie_word_embeddings": False, "num_key_value_heads": 4, "head_dim": 16},
+    ],
+    ids=["qwen3-gqa", "qwen2-bias", "llama-untied"],
+)
+def test_kernels_sample_what_the_plain_sampler_samples(changes: dict[str, Any]) -> None:
+    decoder, stops = tiny(**changes), (1, 4, 8, 9)
+    settings = SamplingSettings(5, temperature=0.8, stop_tokens=stops)
+    numbers = list(range(1000, 1009))
+    plain = sample(decoder, PROMPTS, settings, seed=5, per_prompt=3, row_numbers=numbers)
+    fast = generated(decoder, stops=stops)
+    used = plain.mask_BT.shape[1]
+    assert fast.mask_BT[:, :used].equal(plain.mask_BT)
+    assert not fast.mask_BT[:, used:].any()
+    assert (fast.responses_BT[:, :used] * plain.mask_BT).equal(plain.responses_BT * plain.mask_BT)
+    torch.testing.assert_close(fast.logprobs_BT[:, :used], plain.logprobs_BT, atol=1e-5, rtol=0)
+    assert fast.stopped_B.equal(plain.stopped_B)
+    assert fast.lengths_B.unique().numel() > 1, "rows should stop at different times"
+    with torch.no_grad():
+        again, _ = score(decoder, fast, temperature=0.8, fixed=True)
+    torch.testing.assert_close(again, fast.logprobs_BT, atol=1e-5, rtol=0)
+
+
+def test_fixed_and_packed_scores_agree() -> None:
+    decoder = tiny()
+    rollouts = sample(decoder, PROMPTS, SamplingSettings(6, stop_tokens=(1, 8)), seed=2, per_prompt=4)
+    for name, packed, fixed in zip(
+        ("log-probs", "entropies"), score(decoder, rollouts), score(decoder, rollouts, fixed=True), strict=True
+    ):
+        torch.testing.assert_close(packed, fixed, atol=1e-5, rtol=0, msg=name)
+
+
+def test_joined_weights_stay_the_parameters() -> None:
+    decoder = tiny()
+    before = decoder(torch.tensor([PROMPTS[1]]))
+    joined = join_weights(decoder)
+    assert decoder(torch.tensor([PROMPTS[1]])).equal(before)
+    with torch.no_grad():
+        decoder.layers[1].self_attn.k_proj.weight.fill_(7.0)  # type: ignore[union-attr, operator]  # a Block
+    heads, groups, size = 4, 2, 12
+    assert (joined[1].qkv[heads * size : (heads + groups) * size] == 7.0).all()
+
+
+def cell_of(**recipe: Any) -> Cell:
+    return Cell(
+        name="c",
+        problems_per_batch=2,
+        rollouts_per_problem=4,
+        update_steps=2,
+        seed=3,
+        recipe={"name": "isocompute-easy", "learning_rate": 1e-2, "temperature": 1.0, **recipe},
+    )
+
+
+def training(kind: type[LmTraining], cell: Cell, folder: Path) -> LmTraining:
+    chains = distinct_chains(parse_chain("chain:1-2?modulus=5"), 8, seed=0)
+    ids = {word: i for i, word in enumerate(WORDS)}
+    prompts = [[ids[word] for word in chains.question(i).split()] for i in range(8)]
+    verify = ChainVerifier(chains.answers_P + ids["0"], torch.device("cpu"))
+    task = Task("train", [str(i) for i in range(8)], prompts, verify)
+    tasks = Tasks(task, task, {}, 3)
+    model = Model(folder, tiny(num_hidden_layers=1), (1,))
+    recipe = make_recipe(cell.recipe)
+    assert can_be_fast(cell, model, tasks, recipe)
+    evaluation = EvaluationSpec(points=2, samples=2, k=[2])
+    return kind(cell, model, tasks, recipe, evaluation, Sizes(micro_batch=16, sample_batch=12))
+
+
+def test_fast_training_is_the_plain_training(tmp_path: Path) -> None:
+    cell = cell_of()
+    plain, fast = training(LmTraining, cell, tmp_path), training(FastTraining, cell, tmp_path)
+    points = []
+    for run in (plain, fast):
+        first = run.evaluate()
+        run.update()
+        run.update()
+        points.append((first, run.evaluate()))
+    for before, after in zip(plain.decoder.parameters(), fast.decoder.parameters(), strict=True):
+        torch.testing.assert_close(before, after, atol=2e-5, rtol=1e-4)
+    for plain_point, fast_point in zip(*points, strict=True):
+        assert plain_point.keys() == fast_point.keys()
+        for name in plain_point.keys() - {"seconds"}:
+            assert fast_point[name] == pytest.approx(plain_point[name], rel=1e-3, abs=1e-5), name
+
+
+def test_micro_batches_of_fixed_shape(tmp_path: Path) -> None:
+    whole, cut = (training(FastTraining, cell_of(), tmp_path) for _ in "ab")
+    cut.sizes.micro_batch = cut._step.micro_batch = 3  # type: ignore[attr-defined]  # a FastTraining
+    for run in (whole, cut):
+        run.update()
+    for one, other in zip(whole.decoder.parameters(), cut.decoder.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_warming_up_leaves_no_trace(tmp_path: Path) -> None:
+    first, second = (training(FastTraining, cell_of(), tmp_path) for _ in "ab")
+    assert isinstance(second, FastTraining)
+    second._step.prepare(torch.arange(2).numpy(), rate=1e-2, first_row=0, seed=3)
+    second._step.warm_up()
+    for run in (first, second):
+        run.update()
+    for one, other in zip(first.decoder.parameters(), second.decoder.parameters(), strict=True):
+        assert one.equal(other)
+
+
+def test_what_the_kernels_do_not_know() -> None:
+    config = tiny().config
+    assert not fits_kernels(config, top_p=0.9, temperature=1.0)
+    assert not fits_kernels(config, top_p=1.0, temperature=0.0)
+    assert fits_kernels(config, top_p=1.0, temperature=1.0)
+    large = DecoderConfig(**{**config.__dict__, "vocab_size": 150_000})
+    assert not fits_kernels(large, top_p=1.0, temperature=1.0)
+    assert tiles_for(256).rows < tiles_for(8192).rows
