@@ -23,17 +23,20 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The environment is rebuilt only when the lock or the project's own metadata changes.
-$(STAMP): requirements.lock pyproject.toml
+# The environment is rebuilt only when the lock or the project's own metadata changes. veRL stands apart: only its
+# configuration schema is read, and its own requirements would pull the others back.
+$(STAMP): requirements.lock pyproject.toml tests/export/requirements-verl.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/verl --requirement tests/export/requirements-verl.txt
 	touch $@
 
 # A local build's suffix (torch 2.13.0+cpu) is cut: every machine takes the build of that version that suits it.
 lock: $(STAMP)
 	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-options \
-	    --extra dev --extra remote --extra ray --extra lm --output-file requirements.lock pyproject.toml
+	    --extra dev --extra remote --extra ray --extra lm --extra problems \
+	    --output-file requirements.lock pyproject.toml
 	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements.lock
 
 clean:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from isocompute.engines.base import CHECKPOINT, FINISHED
-from isocompute.engines.sim import SimEngine
 from isocompute.engines.problem_sampler import ProblemSampler
+from isocompute.engines.sim import SimEngine
 from isocompute.errors import InputError
 from isocompute.runs import load
 from tests.sim.helpers import Patient, StopAfter, cell, run
