@@ -74,7 +74,7 @@ class Recipe(BaseModel):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled decay (towards the base)")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled decay")
     grad_clip: float | None = Field(default=1.0, gt=0, description="largest norm of a gradient")
     baseline_rollouts: int | None = Field(
         default=None,
