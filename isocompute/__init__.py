@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from isocompute.api import backtest, compare, fit, forecast
+    from isocompute.api import backtest, compare, fit, forecast, plan
     from isocompute.errors import InputError
+    from isocompute.export import explain, export_plan
+    from isocompute.logs import import_logs
+    from isocompute.problems.split import split
     from isocompute.runs import Run, RunSet, RunSettings, RunWriter, load
 
 _HOMES = {
@@ -26,7 +29,12 @@ _HOMES = {
     "compare": "isocompute.api",
     "fit": "isocompute.api",
     "forecast": "isocompute.api",
+    "plan": "isocompute.api",
     "InputError": "isocompute.errors",
+    "explain": "isocompute.export",
+    "export_plan": "isocompute.export",
+    "split": "isocompute.problems.split",
+    "import_logs": "isocompute.logs",
     "Run": "isocompute.runs",
     "RunSet": "isocompute.runs",
     "RunSettings": "isocompute.runs",
@@ -43,9 +51,14 @@ __all__ = [
     "__version__",
     "backtest",
     "compare",
+    "explain",
+    "export_plan",
     "fit",
     "forecast",
+    "import_logs",
     "load",
+    "plan",
+    "split",
 ]
 
 

@@ -30,10 +30,11 @@ from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.forecasting import LEVEL
 from isocompute.law.from_runs import choose_metric
 from isocompute.law.records import DEFAULT_BIN
+from isocompute.plan.api import plan
 from isocompute.runs import Run, RunSet, load
 from isocompute.runs.model import listing
 
-__all__ = ["BACKTEST_POINTS", "Source", "backtest", "compare", "fit", "forecast"]
+__all__ = ["BACKTEST_POINTS", "Source", "backtest", "compare", "fit", "forecast", "plan"]
 
 Source = RunSet | str | Path | Sequence[str | Path]
 """Runs that are loaded, or where they lie."""

@@ -8,7 +8,7 @@ import warnings
 import typer
 
 from isocompute import __version__
-from isocompute.cli import compare, fit, forecast, quickstart, study
+from isocompute.cli import compare, explain, export, fit, forecast, import_, lm, plan, quickstart, split, study, train
 from isocompute.errors import InputError
 
 __all__ = ["app", "main"]
@@ -23,8 +23,15 @@ app = typer.Typer(
 app.command("fit")(fit.command)
 app.command("forecast")(forecast.command)
 app.command("compare")(compare.command)
+app.command("plan")(plan.command)
+app.command("import")(import_.command)
 app.command("quickstart")(quickstart.command)
+app.command("export")(export.command)
+app.command("explain")(explain.command)
+app.command("split")(split.command)
+app.command("train")(train.command)
 app.add_typer(study.app, name="study")
+app.add_typer(lm.app, name="lm")
 
 
 def _version(asked: bool) -> None:

@@ -76,7 +76,19 @@ class Surface:
     def replicates_at(self, compute: Array, rollouts_per_problem: Array, problems_per_batch: Array) -> Array:
         """The same over the bootstrap, replicates first."""
         c, n, bp = np.broadcast_arrays(compute, rollouts_per_problem, problems_per_batch)
-        return np.stack([self._values(q, c, n, bp) for q in self.replicates_BQ])
+        members, points = len(self.replicates_BQ), c.size
+        a, m, _ = _split(self.family, self.terms)
+        used = (self.terms.midpoint, self.terms.efficiency)[: len(self.family.parameters)]
+        parts = np.split(self.replicates_BQ[:, a:], [m], axis=1)
+        theta_K = [
+            part @ self.terms.design(powers, n.ravel(), bp.ravel()).T for powers, part in zip(used, parts, strict=False)
+        ]
+        theta_IK = np.stack([each_BI.ravel() for each_BI in theta_K], axis=-1)
+        g_BI = _pointwise(self.family, np.tile(c.ravel() / self.unit, members), theta_IK)[0].reshape(members, points)
+        base_B1 = self.replicates_BQ[:, :1]
+        ceiling_BI = self.replicates_BQ[:, 1:a] @ self.terms.design(self.terms.ceiling, n.ravel(), bp.ravel()).T
+        values_BI = base_B1 + (ceiling_BI - base_B1) * g_BI
+        return np.minimum(values_BI, self.upper).reshape(members, *c.shape)
 
     def _values(self, coefficients_Q: Array, c: Array, n: Array, bp: Array) -> Array:
         value, _ = _model(self.family, self.terms, coefficients_Q, c.ravel() / self.unit, n.ravel(), bp.ravel())

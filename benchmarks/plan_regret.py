@@ -1,0 +1,284 @@
+"""How good plans are, on problem sets drawn at random for the simulator.
+
+    python benchmarks/plan_regret.py FOLDER [--sets 10] [--first 200] [--population wide|small] [--budget 1000000]
+
+For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 on held-out problems, two seeds); a
+second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives the law that plans C. Printed are
+
+- the regret of the planned cell against the best cell of the exhaustive sweep, by best and by last checkpoint;
+- whether the planned n beats n = 8 and n = 16 at the same Bp, where it differs from them;
+- the rank correlation of true n* and the n that `--law simulate` plans from size and sampled pass rates alone;
+- the share of the exhaustive sweep's rollouts after which `plan --next` has, and keeps, the whole sweep's decision;
+- the time of a plan over the paper's full grid with 1,000 bootstrap laws.
+
+Sweeps and plans are kept in FOLDER, so that a second call only prints: after a change to the planner delete its
+`planned.json` and `simulated.json` files. What was tuned was tuned on other seeds (docs/planning.md).
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from plan_sets import (
+    LAW_SEEDS,
+    MAX_BATCH,
+    POPULATIONS,
+    PROBLEMS_PER_BATCH,
+    TRUTH_SEEDS,
+    ProblemSet,
+    Setting,
+    Truth,
+    draw,
+    sweep,
+    truth,
+)
+from scipy import stats
+
+import isocompute
+from isocompute.law import Curve, curves_of, fit_law
+from isocompute.plan.api import next_cells
+from isocompute.plan.load_law import load_law
+from isocompute.plan.planner import Plan
+from isocompute.runs import files, load
+
+PILOT = 1 / 16
+"""Share of the budget to which every cell is run before `--next` is asked."""
+CELLS, ROUNDS, MOST, WORTH = 3, 9, 0.5, 1e-4
+"""`--next` is asked for so many cells at a time, so often, until so much of the sweep is spent or a run gains less."""
+REPLICATES, NEXT_REPLICATES = 300, 100
+NEAR = 0.002
+"""A decision whose true value is so near that of the whole sweep's counts as the same."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How much of the exhaustive sweep `--next` took; 1 where it did not get there."""
+
+    same: float
+    """Until the decision is that of the whole sweep, or one whose true value is within `NEAR` of it, for good."""
+    equal: float
+    """Until it is one that the plan of the whole sweep has within one standard error, for good."""
+    runs: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one set gave."""
+
+    problems: ProblemSet
+    truth: Truth
+    planned: Setting
+    expected: tuple[float, float, float]
+    simulated: int
+    asked: Asked
+
+    @property
+    def best(self) -> Setting:
+        return max(self.truth.best, key=lambda key: self.truth.best[key])
+
+    @property
+    def best_rollouts(self) -> int:
+        """True n* at the smallest Bp, on which the simulator is asked too."""
+        at = {n: value for (bp, n), value in self.truth.best.items() if bp == PROBLEMS_PER_BATCH[0]}
+        return max(at, key=lambda n: at[n])
+
+    def regret(self, values: dict[Setting, float]) -> float:
+        return max(values.values()) - values[self.planned]
+
+    def beats(self, n: int) -> float | None:
+        """Lead of the planned cell over the same Bp with another n; None where it is the same."""
+        other = (self.planned[0], n)
+        if n == self.planned[1] or other not in self.truth.best:
+            return None
+        return self.truth.best[self.planned] - self.truth.best[other]
+
+
+def setting(plan: Plan) -> Setting:
+    return plan.allocation.problems_per_batch, plan.allocation.rollouts_per_problem
+
+
+def plan_curves(curves: list[Curve], budget: int) -> Plan:
+    law = fit_law(curves, metric="avg@4", unit="rollouts", replicates=NEXT_REPLICATES)
+    return isocompute.plan(budget=budget, law=load_law(law), extrapolate=True)
+
+
+def ask_next(folder: Path, true: Truth, budget: int) -> Asked:
+    """Go on from a pilot with what `--next` proposes, and compare each decision with that of the whole sweep."""
+    runs = load(folder)
+    curves, _, _ = curves_of(runs, metric="avg@4", unit="rollouts")
+    whole = {
+        (int(c.problems_per_batch or 0), int(c.rollouts_per_problem or 0)): c
+        for c in curves
+        if c.seed == TRUTH_SEEDS[0]
+    }
+    last = plan_curves(list(whole.values()), budget)
+    goal = setting(last)
+    ties = {goal} | {
+        (o.allocation.problems_per_batch, o.allocation.rollouts_per_problem) for o in last.alternatives if o.ranked.ties
+    }
+    everything = sum(float(c.compute_C[-1]) for c in whole.values())
+
+    def until(curve: Curve, compute: float) -> Curve:
+        keep = curve.compute_C <= compute * 1.001
+        return replace(curve, compute_C=curve.compute_C[keep], values_C=curve.values_C[keep])
+
+    done = {key: until(c, budget * PILOT) for key, c in whole.items()}
+    done = {key: c for key, c in done.items() if len(c.compute_C) >= 5}
+    spent = sum(float(c.compute_C[-1]) for c in done.values())
+    shares: list[float] = []
+    same: list[bool] = []
+    equal: list[bool] = []
+    proposed = 0
+    for _ in range(ROUNDS):
+        plan = plan_curves(list(done.values()), budget)
+        shares.append(spent / everything)
+        same.append(setting(plan) == goal or true.best[setting(plan)] >= true.best[goal] - NEAR)
+        equal.append(setting(plan) in ties)
+        proposals = [p for p in next_cells(plan, CELLS) if p.gain > WORTH]
+        if not proposals or spent > MOST * everything:
+            break
+        for cell in (p.allocation for p in proposals):
+            key = (cell.problems_per_batch, cell.rollouts_per_problem)
+            spent += cell.compute
+            proposed += 1
+            longer = until(whole[key], cell.compute)
+            if key not in done or len(longer.compute_C) > len(done[key].compute_C):
+                done[key] = longer
+    return Asked(_from(shares, same), _from(shares, equal), proposed)
+
+
+def _from(shares: list[float], right: list[bool]) -> float:
+    """The share from which on all decisions were right; 1 where the last was not."""
+    if not right[-1]:
+        return 1.0
+    return shares[len(right) - next((i for i, ok in enumerate(reversed(right)) if not ok), len(right))]
+
+
+def simulated(path: Path, problems: ProblemSet, budget: int) -> int:
+    """The n that `--law simulate` plans from the set's size and sampled pass rates."""
+    if not path.exists():
+        plan = isocompute.plan(
+            budget=budget,
+            law="simulate",
+            pass_rates=problems.measured_rates(),
+            problems=problems.size,
+            max_batch=MAX_BATCH,
+            replicates=REPLICATES,
+        )
+        found = {"rollouts_per_problem": plan.allocation.rollouts_per_problem, "expected": plan.chosen.ranked.value}
+        files.write_atomically(path, json.dumps(found).encode())
+    return int(json.loads(path.read_text())["rollouts_per_problem"])
+
+
+def measure(folder: Path, seed: int, budget: int, population: str) -> Row:
+    problems = draw(seed, population)
+    sweep(folder / "law", problems, budget=budget // 8, seeds=LAW_SEEDS)
+    sweep(folder / "truth", problems, budget=budget, seeds=TRUTH_SEEDS)
+    true = truth(folder / "truth")
+    kept = folder / "planned.json"
+    if not kept.exists():
+        law = folder / "law"
+        plan = isocompute.plan(budget=budget, law=law, metric="avg@4", replicates=REPLICATES, extrapolate=True)
+        expected = (plan.chosen.ranked.value, *plan.chosen.ranked.interval)
+        found = {
+            "planned": setting(plan),
+            "expected": expected,
+            "next": asdict(ask_next(folder / "truth", true, budget)),
+        }
+        files.write_atomically(kept, json.dumps(found).encode())
+    found = json.loads(kept.read_text())
+    first = simulated(folder / "simulated.json", problems, budget)
+    return Row(problems, true, tuple(found["planned"]), tuple(found["expected"]), first, Asked(**found["next"]))
+
+
+def show(rows: list[Row]) -> None:
+    print(
+        "set   D     kind    pass  true best   planned    regret  (last)  expected             n=8    n=16   n* sim "
+        " --next"
+    )
+    for row in rows:
+        p = row.problems
+        lead = [row.beats(n) for n in (8, 16)]
+        leads = "  ".join("  –  " if x is None else f"{x:+.3f}" for x in lead)
+        print(
+            f"{p.seed:<5d} {p.size:<5d} {p.kind:7s} {p.rates_P.mean():.3f}  {row.best[0]:>3d} × {row.best[1]:<4d}  "
+            f"{row.planned[0]:>3d} × {row.planned[1]:<4d}  {row.regret(row.truth.best):.4f}  "
+            f"{row.regret(row.truth.final):.4f}  {row.expected[0]:.3f} ({row.expected[1]:.3f}–{row.expected[2]:.3f})  "
+            f"{leads}  {row.best_rollouts:>3d} {row.simulated:>3d}  "
+            f"{row.asked.same:.2f} {row.asked.equal:.2f} ({row.asked.runs} runs)"
+        )
+    regret = np.array([row.regret(row.truth.best) for row in rows])
+    final = np.array([row.regret(row.truth.final) for row in rows])
+    print(f"\nregret, best checkpoint: median {np.median(regret):.4f}, 90th percentile {np.quantile(regret, 0.9):.4f}")
+    print(f"regret, last checkpoint: median {np.median(final):.4f}, 90th percentile {np.quantile(final, 0.9):.4f}")
+    print(f"spread of a cell between seeds: {np.median([row.truth.seed_sd for row in rows]):.4f}")
+    for n in (8, 16):
+        leads_n = [x for row in rows if (x := row.beats(n)) is not None]
+        won = sum(x > 0 for x in leads_n)
+        print(f"planned n beats n = {n} in {won} of {len(leads_n)} sets where they differ, by {np.mean(leads_n):+.4f}")
+    both = [x for row in rows for n in (8, 16) if (x := row.beats(n)) is not None]
+    error = 2 * np.median([row.truth.seed_sd for row in rows])  # of a difference of means over two seeds, twice
+    clear = [x for x in both if abs(x) > error]
+    print(f"together {sum(x > 0 for x in both)} of {len(both)}; {sum(x > 0 for x in clear)} of the {len(clear)} that")
+    print(f"differ by more than two standard errors ({error:.4f})")
+    held = np.mean([row.expected[1] <= row.truth.best[row.planned] <= row.expected[2] for row in rows])
+    print(f"80% interval of the planned cell holds its true value in {held:.0%} of sets")
+    true_n, sim_n = [row.best_rollouts for row in rows], [row.simulated for row in rows]
+    print(f"--law simulate: rank correlation of n* {stats.spearmanr(true_n, sim_n).statistic:.2f}")
+    same, equal = ([getattr(row.asked, name) for row in rows] for name in ("same", "equal"))
+    print(
+        f"--next: median share of the sweep {np.median(same):.2f} to the same decision, {np.median(equal):.2f} to one"
+    )
+    print("that the whole sweep has within one standard error")
+
+
+def speed() -> None:
+    """A plan over the paper's full grid, inside the law's range and at five times it."""
+    rng = np.random.default_rng(0)
+    curves = []
+    for bp in (32, 64, 128, 256, 512, 1024):
+        for n in (8, 16, 32, 64, 128, 256, 512, 1024, 2048):
+            if bp * n <= 65536:
+                compute_C = np.geomspace(bp * n, 4e6, 30)
+                top = 0.6 + 0.01 * np.log2(n)
+                value_C = 0.4 + (top - 0.4) / (1 + (6e4 * n**0.6 / compute_C) ** 1.2) + 0.004 * rng.standard_normal(30)
+                curves.append(Curve(f"{bp}x{n}", compute_C, value_C, bp, n, seed=0))
+    law = fit_law(curves, metric="avg@4", replicates=1000)
+    for budget in (2e6, 2e7):
+        started, cpu = time.perf_counter(), time.process_time()
+        plan = isocompute.plan(budget=budget, law=law)
+        took, used = time.perf_counter() - started, time.process_time() - cpu
+        members = plan.values_AB.shape[1]
+        print(
+            f"plan of {budget:.0e}, {len(plan.targets)} settings × {members} laws: {took:.2f} s ({used:.2f} s of CPU)"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--sets", type=int, default=10)
+    parser.add_argument("--first", type=int, default=200)
+    parser.add_argument("--budget", type=int, default=1_000_000)
+    parser.add_argument("--population", choices=sorted(POPULATIONS), default="wide")
+    args = parser.parse_args()
+    rows = []
+    for seed in range(args.first, args.first + args.sets):
+        rows.append(measure(args.folder / f"{seed}", seed, args.budget, args.population))
+        print(f"set {seed} done", flush=True)
+    show(rows)
+    speed()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Problem sets drawn at random for `plan_regret.py`, and their sweeps on the simulator (kept in a folder)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isocompute import study
+from isocompute.plan.difficulty import classify
+from isocompute.runs import files, load
+
+PROBLEMS_PER_BATCH = (32, 128)
+ROLLOUTS = (4, 8, 16, 32, 64, 128)
+MAX_BATCH = 4096
+LAW_SEEDS, TRUTH_SEEDS = (0, 1), (10, 11)
+POPULATIONS: dict[str, tuple[tuple[int, int], list[float]]] = {
+    "wide": ((200, 8000), [1.0, 0.9, 0.7]),
+    "small": ((100, 3000), [1.0, 1.0, 1.0, 0.9]),
+}
+"""Range of set sizes and choices of interference. In `small`, a budget of 1M rollouts exhausts most sets."""
+Setting = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """A drawn set: what the simulator is told of it, and what a user would know (pass rates, size)."""
+
+    seed: int
+    kind: str
+    table: dict[str, Any]
+    rates_P: np.ndarray
+
+    @property
+    def size(self) -> int:
+        return int(self.table["size"])
+
+    def measured_rates(self, samples: int = 16) -> np.ndarray:
+        """What a user measures: the share of right answers among 16, for every problem of the set."""
+        rng = np.random.default_rng([self.seed, 16])
+        return np.asarray(rng.binomial(samples, np.resize(self.rates_P, self.size)) / samples)
+
+
+def draw(seed: int, population: str = "wide") -> ProblemSet:
+    """Size, difficulty, features, responses, interference, alignment and noise are all random."""
+    rng = np.random.default_rng([seed, 77])
+    kind = ("easy", "hard", "mixed", "skewed")[int(rng.integers(4))]
+    span, shared = POPULATIONS[population]
+    size = int(np.exp(rng.uniform(np.log(span[0]), np.log(span[1]))))
+    count = 2000
+    if kind == "easy":
+        rates_P = rng.uniform(0.3, 0.6, count)
+    elif kind == "hard":
+        rates_P = rng.uniform(0, 0.0625, count)
+    elif kind == "mixed":
+        share = rng.uniform(0.2, 0.8)
+        rates_P = np.where(rng.random(count) < share, rng.uniform(0.3, 0.6, count), rng.uniform(0, 0.0625, count))
+    else:
+        rates_P = rng.beta(rng.uniform(0.3, 1.5), rng.uniform(0.5, 3), count)
+    table = {
+        "set": f"set{seed}",
+        "size": size,
+        "features": int(rng.choice([32, 64, 128])),
+        "responses": int(rng.choice([16, 32, 64])),
+        "interference": float(rng.choice(shared)),
+        "alignment": round(float(rng.uniform(0.3, 0.7)), 3),
+        "noise": round(float(rng.uniform(0.2, 0.7)), 3),
+        "out_of_distribution": 0,
+        "seed": seed,
+    }
+    return ProblemSet(seed, kind, table, np.round(rates_P, 4))
+
+
+def sweep(folder: Path, of: ProblemSet, *, budget: int, seeds: tuple[int, ...]) -> None:
+    """Run what is missing of a sweep."""
+    recipe = f"isocompute-{classify(of.rates_P).difficulty}"
+    problems = [bp for bp in PROBLEMS_PER_BATCH if bp <= of.size]
+    lines = ['engine = "sim"', f"seeds = {list(seeds)}", "[problems]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in of.table.items()]
+    lines += [f"pass_rates = {of.rates_P.tolist()}", "[recipe]", f'name = "{recipe}"', "[grid]"]
+    lines += [f"problems_per_batch = {problems}", f"rollouts_per_problem = {list(ROLLOUTS)}"]
+    lines += [f"max_batch = {MAX_BATCH}", "[budget]", f"rollouts = {budget}"]
+    spec = folder.with_suffix(".toml")
+    files.write_atomically(spec, ("\n".join(lines) + "\n").encode())
+    result = study.run(spec=spec, out=folder, workers=1)
+    if result.failed or result.stopped:
+        raise SystemExit(f"{folder}: {result.failed or 'stopped'}")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Exact avg@4 on held-out problems of every cell at the full budget, mean over seeds."""
+
+    best: dict[Setting, float]
+    """Of the best checkpoint up to the budget: the paper's "highest reward achievable with at most C"."""
+    final: dict[Setting, float]
+    """Of the last checkpoint."""
+    seed_sd: float
+
+
+def truth(folder: Path) -> Truth:
+    curves: dict[Setting, list[np.ndarray]] = {}
+    for run in load(folder):
+        key = (int(run.settings.problems_per_batch or 0), int(run.settings.rollouts_per_problem or 0))
+        curves.setdefault(key, []).append(run.points["exact/avg@4"].to_numpy())
+    best = {key: float(np.mean(of, axis=0).max()) for key, of in curves.items()}
+    final = {key: float(np.mean([values[-1] for values in of])) for key, of in curves.items()}
+    spread = float(np.sqrt(np.mean([np.var([values[-1] for values in of], ddof=1) for of in curves.values()])))
+    return Truth(best, final, spread)

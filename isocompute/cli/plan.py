@@ -1,0 +1,188 @@
+"""`isocompute plan`: from a law and a budget to an allocation, a recipe, a cost and how sure that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isocompute.cli import options
+from isocompute.errors import InputError
+
+if TYPE_CHECKING:
+    from isocompute.plan.next_cells import Proposal
+    from isocompute.plan.planner import Plan
+
+__all__ = ["command"]
+
+
+def command(
+    budget: Annotated[
+        str | None, typer.Option(help="2e6 (rollouts), 3e9tok (tokens), 500h (GPU-hours) or $2000.")
+    ] = None,
+    law: Annotated[
+        str | None, typer.Option(help="A published law's name, a law.json, runs to fit, or 'simulate'.")
+    ] = None,
+    laws: Annotated[bool, typer.Option("--laws", help="List the published laws.")] = False,
+    metric: Annotated[str | None, typer.Option(help="avg@k, best@k or worst@k; the law's own by default.")] = None,
+    difficulty: Annotated[str | None, typer.Option(help="easy or hard: decides KL and entropy.")] = None,
+    pass_rates: Annotated[
+        str | None, typer.Option(help="Per-problem pass rates of the base model: CSV, JSONL or parquet.")
+    ] = None,
+    pass_rate_column: Annotated[str | None, typer.Option(help="Their column, where it is not plain.")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="D: problems in your training set.")] = None,
+    problems_per_batch: Annotated[
+        int | None, typer.Option(min=1, help="Hold Bp: the choice is n against updates.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Hold B = Bp · n: the choice is Bp against n.")] = None,
+    n: Annotated[str | None, typer.Option("--n", help="Allowed n, such as 8,16,32.")] = None,
+    stable_problems: Annotated[str | None, typer.Option(help="Range of Bp that is stable, such as 32-256.")] = None,
+    max_batch: Annotated[int | None, typer.Option(min=1, help="Largest B = Bp · n the hardware takes.")] = None,
+    min_updates: Annotated[int, typer.Option(min=1, help="Fewest updates.")] = 1,
+    lr_anchor: Annotated[str | None, typer.Option(help="A learning rate that works and its batch: 1e-6@1024.")] = None,
+    truncated: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of the base model's responses that are cut off.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs; a batch must divide by them.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU by name, such as H200, for the cost model.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's config.json, for the cost model.")] = None,
+    prompt_tokens: Annotated[float | None, typer.Option(help="Tokens of a prompt, on average.")] = None,
+    response_tokens: Annotated[float | None, typer.Option(help="Tokens of a response, on average.")] = None,
+    rollouts_per_second: Annotated[
+        float | None, typer.Option(help="Measured throughput, on all GPUs, training included.")
+    ] = None,
+    throughput_from: Annotated[str | None, typer.Option(help="Runs that log seconds: take the throughput.")] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Money for one GPU-hour.")] = None,
+    extrapolate: Annotated[bool, typer.Option("--extrapolate", help="Plan far outside the law's range.")] = False,
+    next_: Annotated[int | None, typer.Option("--next", min=1, help="Propose this many cells to run next.")] = None,
+    out: Annotated[str, typer.Option(help="Where --next writes its study.")] = "next.toml",
+    schedule: Annotated[bool, typer.Option("--schedule", help="Also: an n that grows during the run.")] = False,
+    replicates: options.Replicates = 1000,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Spend a budget: how many problems, rollouts and updates, which recipe, what to expect and how sure that is."""
+    if laws:
+        _laws(json)
+        return
+    if budget is None or law is None:
+        lacking = "--budget 2e6" if budget is None else "--law NAME"
+        raise InputError(
+            f"plan needs a budget and a law; say {lacking} (`isocompute plan --laws` lists published ones)."
+        )
+    from isocompute import api
+    from isocompute.plan.api import stages
+
+    plan = api.plan(
+        budget=budget,
+        law=law,
+        metric=metric,
+        difficulty=difficulty,
+        pass_rates=pass_rates,
+        pass_rate_column=pass_rate_column,
+        problems=problems,
+        problems_per_batch=problems_per_batch,
+        batch_size=batch,
+        rollouts_per_problem=_whole_numbers(n),
+        stable_problems=_range(stable_problems),
+        max_batch=max_batch,
+        min_updates=min_updates,
+        lr_anchor=lr_anchor,
+        truncated=truncated,
+        gpus=gpus,
+        gpu=gpu,
+        model=model,
+        prompt_tokens=prompt_tokens,
+        response_tokens=response_tokens,
+        rollouts_per_second=rollouts_per_second,
+        timed_runs=throughput_from,
+        price_per_gpu_hour=price_per_gpu_hour,
+        extrapolate=extrapolate,
+        replicates=replicates,
+        seed=seed,
+        tell=lambda text: typer.echo(text, err=True),
+    )
+    proposals = _propose(plan, next_, law, out, seed) if next_ else []
+    if json:
+        from isocompute.plan.present import plan_to_json, proposal_to_json
+
+        extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals], "study": out} if next_ else {}
+        if schedule:
+            extra["schedule"] = stages(plan).to_json()
+        options.print_json(plan_to_json(plan) | extra)
+        return
+    from isocompute.cli.plan_display import show, show_next, show_schedule
+
+    show(plan)
+    if schedule:
+        show_schedule(stages(plan))
+    if next_:
+        show_next(proposals, out)
+
+
+def _whole_numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = [0]
+    if min(values) < 1:
+        raise InputError(f"--n {text}: give whole numbers of at least 1, such as 8,16,32.")
+    return values
+
+
+def _range(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    low, dash, high = text.partition("-")
+    if not (dash and low.strip().isdigit() and high.strip().isdigit() and int(low) >= 1):
+        raise InputError(f"--stable-problems {text}: give the smallest and the largest Bp, such as 32-256.")
+    return int(low), int(high)
+
+
+def _laws(json: bool) -> None:
+    from isocompute.cli.plan_display import show_laws
+    from isocompute.plan.published import entries
+
+    if json:
+        options.print_json(
+            {
+                "laws": [
+                    {
+                        "name": e.name,
+                        "title": e.title,
+                        "source": e.source,
+                        "setup": e.setup,
+                        "metric": e.metric,
+                        "unit": e.unit,
+                        "range": list(e.range),
+                        "uncertainty": e.uncertainty,
+                    }
+                    for e in entries()
+                ]
+            }
+        )
+        return
+    show_laws(entries())
+
+
+def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Proposal]:
+    """The cells of `--next`, written as a study where there are any."""
+    from pathlib import Path
+
+    from isocompute.plan.api import next_cells
+    from isocompute.plan.study_file import study_of, study_text
+    from isocompute.runs import files
+
+    proposals = next_cells(plan, count)
+    if proposals:
+        text = study_text(
+            proposals,
+            before=study_of(law),
+            recipe={"name": f"isocompute-{plan.difficulty or 'easy'}"},
+            seed=seed,
+            why=f"What to run to plan {plan.budget} better (law: {plan.law.name}); `isocompute study run {out}`.",
+        )
+        files.write_atomically(Path(out), text.encode())
+    return proposals

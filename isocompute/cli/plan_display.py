@@ -1,0 +1,142 @@
+"""How a plan looks on a terminal: the answer first, then what it rests on and what to be careful about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isocompute.cli.show import console, heading, number, pair, table, value
+
+if TYPE_CHECKING:
+    from isocompute.allocation import Allocation
+    from isocompute.plan.next_cells import Proposal
+    from isocompute.plan.planner import Plan
+    from isocompute.plan.published import Entry
+    from isocompute.plan.schedule import Schedule
+
+__all__ = ["show", "show_laws", "show_next", "show_schedule"]
+
+
+def show(plan: Plan) -> None:
+    """The plan on a terminal: the answer, then what it rests on and what to be careful about."""
+    screen = console()
+    a, ranked = plan.allocation, plan.chosen.ranked
+    second = plan.alternatives[0] if plan.alternatives else None
+    screen.print(
+        f" Use  {a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps} updates   "
+        f"({a.compute:,} rollouts)",
+        style="bold",
+    )
+    next_best = ""
+    if second is not None:
+        b = second.allocation
+        next_best = (
+            f"; best of {len(plan.targets)} with probability {value(ranked.probability_best)}; next: "
+            f"{b.problems_per_batch} × {b.rollouts_per_problem}, −{value(second.ranked.regret)}"
+        )
+    screen.print(f" Expect {plan.law.metric} {value(ranked.value)} ({pair(ranked.interval)}, 80%){next_best}")
+    for line in _recipe(plan):
+        screen.print(f" {line}")
+    for line in _cost(plan):
+        screen.print(f" {line}")
+    ties = [o for o in (plan.chosen, *plan.alternatives) if o.ranked.ties]
+    if len(ties) > 1:
+        rows = [
+            [
+                _cell(o.allocation),
+                value(o.ranked.value),
+                pair(o.ranked.interval),
+                value(o.ranked.probability_best),
+                value(o.ranked.regret),
+                "cheapest to run" if o.cheapest else "",
+            ]
+            for o in ties
+        ]
+        screen.print(heading("Within one standard error"))
+        screen.print(table(["Bp × n × M", plan.law.metric, "80%", "best", "regret", ""], rows))
+    screen.print(heading("Recipe"))
+    for part in plan.recipe.lines:
+        screen.print(f" {part.setting} = {part.value}: {part.reason} ({part.source})")
+    screen.print(heading(f"Law: {plan.law.name} ({plan.law.source})"))
+    screen.print(f" intervals: {plan.law.uncertainty}")
+    limit = plan.regime.regime or "none"
+    screen.print(f" limit {'found' if plan.regime.diagnosis else 'assumed'}: {limit} ({plan.regime.reason})")
+    if plan.mix is not None:
+        shares = ", ".join(f"{share:.0%} {name.replace('_', ' ')}" for name, share in plan.mix.shares.items())
+        screen.print(f" your {plan.mix.problems:,} problems: mean pass rate {value(plan.mix.mean)}; {shares}")
+    for warning in plan.warnings:
+        screen.print(f" Careful: {warning.message}", style="yellow")
+
+
+def _cell(a: Allocation) -> str:
+    return f"{a.problems_per_batch} × {a.rollouts_per_problem} × {a.update_steps}"
+
+
+def _recipe(plan: Plan) -> list[str]:
+    recipe, b = plan.recipe.recipe, plan.allocation.batch_size
+    scaled = f" = {recipe.learning_rate:g} × √({b}/{recipe.lr_batch})" if recipe.lr_scaling == "sqrt" else ""
+    kind = f"{plan.difficulty} set" if plan.difficulty else "difficulty unknown"
+    terms = "on" if recipe.kl_coef else "off"
+    return [
+        f"Learning rate {plan.recipe.learning_rate:.2g}{scaled}, {recipe.warmup_steps} warm-up steps · KL and entropy "
+        f"{terms} ({kind})"
+    ]
+
+
+def _cost(plan: Plan) -> list[str]:
+    cost = plan.prices.cost(plan.allocation)
+    parts = []
+    if cost["seconds"] is not None:
+        parts.append(f"{cost['seconds'] / 3600:,.3g} h on {cost['gpus']} GPU{'s' if cost['gpus'] > 1 else ''}")
+    if cost["gpu_hours"] is not None:
+        parts.append(f"{cost['gpu_hours']:,.4g} GPU-hours")
+    if cost["money"] is not None:
+        parts.append(f"${cost['money']:,.0f}")
+    if cost["tokens"] is not None:
+        parts.append(f"{number(cost['tokens'])} tokens")
+    if not parts:
+        return []
+    source = f"; throughput: {cost['source']}" if cost["source"] else ""
+    bound = f"; a step is bound by {str(cost['bound']).replace('_', ' ')}" if cost.get("bound") else ""
+    return [f"Costs {', '.join(parts)}{source}{bound}"]
+
+
+def show_schedule(found: Schedule) -> None:
+    """A run whose n grows, stage by stage."""
+    rows = [
+        [number(s.rollouts_from), f"{found.problems_per_batch} × {s.rollouts_per_problem}", f"{s.update_steps}"]
+        for s in found.stages
+    ]
+    screen = console()
+    screen.print(heading(f"As a run whose n grows ({found.update_steps} updates, {found.compute:,} rollouts)"))
+    screen.print(table(["from", "Bp × n", "updates"], rows))
+
+
+def show_next(proposals: list[Proposal], out: str) -> None:
+    """The cells of `--next`."""
+    screen = console()
+    if not proposals:
+        screen.print("\nNo run up to this budget would change the decision.")
+        return
+    rows = [
+        [
+            _cell(p.allocation),
+            number(p.allocation.compute),
+            f"{p.gain:.4f}",
+            f"{p.gain_per_million:.4f}",
+        ]
+        for p in proposals
+    ]
+    screen.print(heading("What to run next"))
+    screen.print(table(["Bp × n × M", "rollouts", "expected gain", "for each 1M rollouts"], rows))
+    screen.print(f"wrote {out}: isocompute study run {out}")
+
+
+def show_laws(entries: list[Entry]) -> None:
+    """The published laws with source and range."""
+    screen = console()
+    for e in entries:
+        unit = e.unit.replace("gpu_hours", "GPU-hours")
+        screen.print(e.name, style="bold")
+        screen.print(f"  {e.title}; {e.metric}, {number(e.range[0])}–{number(e.range[1])} {unit}")
+        screen.print(f"  {e.setup}; {e.source}", style="dim")
+    screen.print("\nTheir intervals are ours, the papers print none: `--laws --json` says for each how.")

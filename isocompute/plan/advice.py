@@ -1,0 +1,145 @@
+"""What to know before running a plan: warnings with a code, a sentence and, where there is one, its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isocompute.allocation import Allocation
+from isocompute.arrays import Array
+from isocompute.plan.difficulty import Mix, zero_variance_share
+
+__all__ = ["Warned", "data_advice", "metric_advice", "run_advice"]
+
+SMALL_SET = 1000
+"""Between the paper's D = 500, where n = 512 overfits, and D = 6,000, where it does not."""
+SMALL_SET_ROLLOUTS = 256
+MANY_EPOCHS = 100.0
+"""The paper's own longest easy run at n = 8, 4M rollouts over 6,000 problems, is 83 epochs."""
+WARMUP_SHARE = 10
+_WASTED = 0.5
+_UNSTABLE_TRUNCATION = 0.10
+_HEALTHY_TRUNCATION = 0.05
+_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Warned:
+    """A warning: `code` for programs, `message` for people."""
+
+    code: str
+    message: str
+
+
+def run_advice(allocation: Allocation, *, problems: int | None, warmup_steps: int) -> list[Warned]:
+    """Epochs over the set, a set too small for this n, too few updates for the warm-up."""
+    out = []
+    n, m = allocation.rollouts_per_problem, allocation.update_steps
+    if problems is not None:
+        epochs = allocation.problems_per_batch * m / problems
+        if problems <= SMALL_SET and n > SMALL_SET_ROLLOUTS:
+            out.append(
+                Warned(
+                    "small_set",
+                    f"{problems:,} problems: on 500 the paper's frontier ends at n = {SMALL_SET_ROLLOUTS} and n = 512 "
+                    f"overfits (figure 13); cap it with --n or add problems",
+                )
+            )
+        if epochs > MANY_EPOCHS:
+            out.append(
+                Warned(
+                    "many_epochs",
+                    f"{epochs:,.0f} passes over {problems:,} problems: expect overfitting; watch the gap between "
+                    "training and validation reward and keep the best checkpoint",
+                )
+            )
+        elif epochs < 1:
+            out.append(
+                Warned("under_one_epoch", f"{epochs:.0%} of the {problems:,} problems are seen; the rest plays no part")
+            )
+    if m < WARMUP_SHARE * max(warmup_steps, 1) or m < 2 * WARMUP_SHARE:
+        out.append(
+            Warned(
+                "few_updates",
+                f"{m} updates with {warmup_steps} of warm-up: little is learned at the full rate; a smaller batch "
+                "gives more updates (--max-batch, --min-updates)",
+            )
+        )
+    return out
+
+
+def data_advice(
+    *, allocation: Allocation, mix: Mix | None, rates_P: Array | None, truncated: float | None, filtered: bool
+) -> list[Warned]:
+    """Zero-variance groups, hard-only and very easy sets, truncation."""
+    out = []
+    if rates_P is not None:
+        n = allocation.rollouts_per_problem
+        share = zero_variance_share(rates_P, n)
+        if share > _WASTED:
+            useful = next(
+                (2**i for i in range(1, 12) if 2**i > n and zero_variance_share(rates_P, 2**i) <= _WASTED), None
+            )
+            more = f"n = {useful} would bring it under a half" if useful else "no n brings it under a half"
+            kept = (
+                "the filter drops them"
+                if filtered
+                else "their rollouts give no gradient but their KL and entropy terms count"
+            )
+            out.append(
+                Warned(
+                    "zero_variance",
+                    f"{share:.0%} of groups are expected to be all right or all wrong at n = {n}, at the start; "
+                    f"{kept}; {more}",
+                )
+            )
+    if mix is not None:
+        if mix.shares["hard"] > 0.9:
+            out.append(
+                Warned(
+                    "hard_only",
+                    f"{mix.shares['hard']:.0%} of the problems are hard: training on hard ones alone forgets easy "
+                    "ones; mixing easy ones in costs little on the hard (IsoCompute figure 14)",
+                )
+            )
+        if mix.shares["very_easy"] > 0.25:
+            out.append(
+                Warned(
+                    "very_easy",
+                    f"{mix.shares['very_easy']:.0%} of the problems are above a pass rate of .6: such data does not "
+                    "help and can hurt (IsoCompute figure 14); leave them out",
+                )
+            )
+        if mix.shares["unsolved"] > _SHARE:
+            out.append(
+                Warned(
+                    "no_coverage",
+                    f"{mix.shares['unsolved']:.0%} of the problems were never solved by the base model: they teach "
+                    "nothing until a rollout succeeds; larger n, or easier problems first",
+                )
+            )
+    if truncated is not None and truncated > _HEALTHY_TRUNCATION:
+        state = "10–15% is what unstable runs show" if truncated >= _UNSTABLE_TRUNCATION else "healthy runs show less"
+        out.append(
+            Warned(
+                "truncation",
+                f"{truncated:.0%} of responses are cut off: {state}, ScaleRL stays under 5% (arXiv 2510.13786); raise "
+                "the response length or shorten the responses",
+            )
+        )
+    return out
+
+
+def metric_advice(metric: str, difficulty: str | None, *, law_metric: str) -> list[Warned]:
+    """Coverage (best@k) against sharpening (worst@k): figure 8 of the paper, where the law is of another metric."""
+    kind = metric.rpartition("/")[2].partition("@")[0]
+    if kind not in ("best", "worst") or metric == law_metric:
+        return []
+    larger = (kind == "best") == (difficulty == "hard")
+    what = "coverage (best@k)" if kind == "best" else "sharpening (worst@k)"
+    return [
+        Warned(
+            "metric_differs",
+            f"the law is of {law_metric}; {what} wants a {'larger' if larger else 'smaller'} n than the average on "
+            f"{'hard' if difficulty == 'hard' else 'easy'} sets (IsoCompute figure 8): fit runs on {metric} instead",
+        )
+    ]

@@ -1,0 +1,205 @@
+"""`isocompute.plan(...)`: what `isocompute plan` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from isocompute.arrays import Array
+from isocompute.errors import InputError
+from isocompute.plan.advised_recipe import parse_anchor
+from isocompute.plan.budget import Budget, parse_budget
+from isocompute.plan.candidates import Constraints
+from isocompute.plan.curves import Curves
+from isocompute.plan.difficulty import read_pass_rates
+from isocompute.plan.load_law import LawSource, load_law
+from isocompute.plan.model import PlanningLaw
+from isocompute.plan.next_cells import Proposal, candidate_cells, propose
+from isocompute.plan.planner import Plan, make_plan
+from isocompute.plan.regime import diagnose
+from isocompute.plan.schedule import Schedule, schedule
+from isocompute.plan.spending import Hardware, prices
+from isocompute.runs import RunSet, files
+
+__all__ = ["next_cells", "plan", "stages"]
+
+_NOISE = 0.003
+"""The least that two runs of one cell differ by, seeds and evaluation together."""
+
+
+def plan(
+    *,
+    budget: str | float | Budget,
+    law: LawSource,
+    metric: str | None = None,
+    difficulty: str | None = None,
+    pass_rates: str | Path | Sequence[float] | Array | None = None,
+    pass_rate_column: str | None = None,
+    problems: int | None = None,
+    problems_per_batch: int | None = None,
+    batch_size: int | None = None,
+    rollouts_per_problem: Sequence[int] | None = None,
+    stable_problems: tuple[int, int] | None = None,
+    max_batch: int | None = None,
+    min_updates: int = 1,
+    lr_anchor: str | None = None,
+    truncated: float | None = None,
+    gpus: int | None = None,
+    gpu: str | None = None,
+    model: str | None = None,
+    prompt_tokens: float | None = None,
+    response_tokens: float | None = None,
+    rollouts_per_second: float | None = None,
+    timed_runs: RunSet | str | Path | None = None,
+    price_per_gpu_hour: float | None = None,
+    extrapolate: bool = False,
+    replicates: int = 1000,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """From a law and a budget to an allocation, a recipe, a cost and how sure that is.
+
+    `law` is a published law's name, a `law.json`, runs, a `Law`, or `simulate` (with `pass_rates`). `timed_runs` log
+    `seconds` and give the throughput. The options are those of `isocompute plan`; docs/planning.md explains them.
+
+    >>> chosen = plan(budget="2e6", law="isocompute/bp32-easy").allocation
+    >>> chosen.problems_per_batch, chosen.rollouts_per_problem, chosen.update_steps
+    (32, 256, 244)
+    """
+    asked = parse_budget(budget)
+    if difficulty not in (None, "easy", "hard"):
+        raise InputError(f"--difficulty {difficulty}: it is easy or hard; or give --pass-rates FILE.")
+    rates_P = _rates(pass_rates, pass_rate_column)
+    held = Constraints(
+        problems_per_batch=problems_per_batch,
+        batch_size=batch_size,
+        rollouts_per_problem=tuple(sorted(set(rollouts_per_problem))) if rollouts_per_problem else None,
+        problems_range=stable_problems,
+        max_batch=max_batch,
+        min_updates=min_updates,
+        gpus=gpus,
+        problems=problems,
+    )
+    held.check()
+    hardware = Hardware(
+        gpus=gpus,
+        gpu=gpu,
+        model=model,
+        prompt_tokens=prompt_tokens,
+        response_tokens=response_tokens,
+        rollouts_per_second=rollouts_per_second,
+        price_per_gpu_hour=price_per_gpu_hour,
+    )
+    timed, runs = _timed(timed_runs), None
+    if isinstance(law, str) and law == "simulate":
+        from isocompute.plan.simulate import simulate_law
+
+        if rates_P is None:
+            raise InputError("--law simulate: the simulator is calibrated to pass rates; say --pass-rates FILE.")
+        bp = problems_per_batch or 32
+        found: PlanningLaw = simulate_law(
+            rates_P,
+            problems=problems,
+            budget=prices(hardware, runs=timed).rates(bp, 8).rollouts(asked),
+            metric=metric or "avg@4",
+            problems_per_batch=problems_per_batch,
+            difficulty=difficulty,
+            replicates=replicates,
+            seed=seed,
+            tell=tell,
+        )
+    else:
+        source, runs = _with_runs(law)
+        found = load_law(source, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed)
+    return make_plan(
+        law=found,
+        budget=asked,
+        prices=prices(
+            hardware,
+            runs=timed,
+            law_gpu_hours_per_rollout=found.gpu_hours_per_rollout,
+            law_response_tokens=found.response_tokens,
+            law_source=found.rate_source,
+        ),
+        constraints=held,
+        metric=metric,
+        difficulty=difficulty,
+        rates_P=rates_P,
+        truncated=truncated,
+        anchor=parse_anchor(lr_anchor),
+        extrapolate=extrapolate,
+        diagnosis=None if runs is None else diagnose(runs, metric=found.metric),
+    )
+
+
+def stages(plan: Plan) -> Schedule:
+    """The plan as a run whose n grows along the law's frontier (docs/schedule.md says whether that helps)."""
+    a = plan.allocation
+    return schedule(
+        law=plan.law,
+        budget=plan.budget_rollouts,
+        problems_per_batch=a.problems_per_batch,
+        rollouts_per_problem=plan.constraints.rollouts_per_problem,
+        unit_per_rollout=plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem).amount(1.0, plan.law.unit),
+    )
+
+
+def next_cells(plan: Plan, count: int) -> list[Proposal]:
+    """The `count` cells whose results would improve this plan's decision most for each rollout they cost."""
+    model = plan.law.model
+    if not isinstance(model, Curves):
+        raise InputError(
+            f"--next: {plan.law.name} knows where n* is, not what single settings reach, so it cannot say what a run "
+            "would teach; use a law of curves, such as isocompute/bp32-easy or your own runs."
+        )
+    per_unit = plan.prices.rates(plan.allocation.problems_per_batch, plan.allocation.rollouts_per_problem).amount(
+        1.0, plan.law.unit
+    )
+    cells = candidate_cells(model, plan.targets, per_unit=per_unit)
+    if not cells:
+        return []
+    looks_EB = model.values(
+        np.array([float(c.problems_per_batch) for c in cells]),
+        np.array([float(c.rollouts_per_problem) for c in cells]),
+        np.array([c.compute * per_unit for c in cells]),
+    )
+    return propose(
+        values_AB=plan.values_AB,
+        looks_EB=looks_EB,
+        cells=cells,
+        count=count,
+        noise=max(_NOISE, model.noise()),
+    )
+
+
+def _with_runs(law: LawSource) -> tuple[LawSource, RunSet | None]:
+    """Runs are read once, for the law and for what limits them."""
+    if isinstance(law, RunSet):
+        return law, law
+    if isinstance(law, str | Path) and not str(law).endswith(".json") and files.exists(str(law)):
+        from isocompute.runs import load
+
+        runs = load(law)
+        return runs, runs
+    return law, None
+
+
+def _rates(given: str | Path | Sequence[float] | Array | None, column: str | None) -> Array | None:
+    if given is None:
+        return None
+    if isinstance(given, str | Path):
+        return read_pass_rates(str(given), column=column)
+    rates_P = np.asarray(given, dtype=np.float64)
+    if rates_P.ndim != 1 or not len(rates_P) or not ((rates_P >= 0) & (rates_P <= 1)).all():
+        raise InputError("pass_rates: give a list of numbers in [0, 1].")
+    return rates_P
+
+
+def _timed(runs: RunSet | str | Path | None) -> RunSet | None:
+    if runs is None or isinstance(runs, RunSet):
+        return runs
+    from isocompute.runs import load
+
+    return load(runs)

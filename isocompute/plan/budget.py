@@ -1,0 +1,106 @@
+"""Budgets as people have them: rollouts, tokens, GPU-hours or money, and what turns one into another.
+
+The pivot is a rollout: tokens follow from the length of a response, GPU-hours from a throughput, money from a price.
+A conversion that lacks one of the three is refused with the option that would supply it; none has a silent default.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from isocompute.errors import InputError
+
+__all__ = ["Budget", "Rates", "parse_budget"]
+
+_FORM = re.compile(r"(?P<money>\$)?\s*(?P<number>[0-9_,.]+(?:e[+-]?\d+)?)\s*(?P<suffix>[a-z]*)", re.IGNORECASE)
+_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
+_UNITS = {"": "rollouts", "tok": "tokens", "h": "gpu_hours"}
+_EXAMPLES = "2e6 (rollouts), 3e9tok (tokens), 500h (GPU-hours) or $2000 (money)"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An amount and its unit: `rollouts`, `tokens`, `gpu_hours` or `money`."""
+
+    amount: float
+    unit: str
+
+    def __str__(self) -> str:
+        if self.unit == "money":
+            return f"${self.amount:,.0f}"
+        return f"{self.amount:,.0f} {self.unit.replace('gpu_hours', 'GPU-hours')}"
+
+
+def parse_budget(text: str | float | Budget) -> Budget:
+    """A budget from what a user writes; `k`, `M` and `B` scale.
+
+    >>> parse_budget("2e6"), parse_budget("3Btok"), parse_budget("500h"), parse_budget("$2,000")
+    ... # doctest: +NORMALIZE_WHITESPACE
+    (Budget(amount=2000000.0, unit='rollouts'), Budget(amount=3000000000.0, unit='tokens'),
+     Budget(amount=500.0, unit='gpu_hours'), Budget(amount=2000.0, unit='money'))
+    """
+    if isinstance(text, Budget):
+        return text
+    match = _FORM.fullmatch(str(text).strip())
+    amount, unit = math.nan, ""
+    if match:
+        suffix = match["suffix"].lower()
+        unit = next((u for u in ("tok", "h") if suffix.endswith(u)), "")
+        scale = _SCALES.get(suffix.removesuffix(unit), math.nan)
+        try:
+            amount = float(match["number"].replace(",", "").replace("_", "")) * scale
+        except ValueError:
+            amount = math.nan
+        if match["money"] and unit:
+            amount = math.nan
+    if not (math.isfinite(amount) and amount > 0):
+        raise InputError(f"--budget {text}: give a positive amount such as {_EXAMPLES}.")
+    return Budget(amount, "money" if match and match["money"] else _UNITS[unit])
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rollout costs here; None where it is not known."""
+
+    response_tokens: float | None = None
+    """Tokens generated for one rollout, on average."""
+    gpu_hours_per_rollout: float | None = None
+    price_per_gpu_hour: float | None = None
+    source: str = "given"
+    """Where the throughput comes from: given, measured, modelled, or a published run."""
+
+    def rollouts(self, budget: Budget) -> float:
+        """The budget in rollouts."""
+        return budget.amount / self._per_rollout(budget.unit, f"--budget {budget}")
+
+    def amount(self, rollouts: float, unit: str) -> float:
+        """So many rollouts in another unit."""
+        return rollouts * self._per_rollout(unit, f"a law in {unit}")
+
+    def known(self, unit: str) -> bool:
+        """Whether rollouts convert to this unit."""
+        try:
+            self._per_rollout(unit, unit)
+        except InputError:
+            return False
+        return True
+
+    def _per_rollout(self, unit: str, what: str) -> float:
+        if unit == "rollouts":
+            return 1.0
+        if unit == "tokens":
+            if self.response_tokens is None:
+                raise InputError(f"{what}: tokens need the length of a response; say --response-tokens 1500.")
+            return self.response_tokens
+        if self.gpu_hours_per_rollout is None:
+            raise InputError(
+                f"{what}: GPU-hours need a throughput; say --rollouts-per-second 12 --gpus 8, or --model and --gpu to "
+                "model one."
+            )
+        if unit == "gpu_hours":
+            return self.gpu_hours_per_rollout
+        if self.price_per_gpu_hour is None:
+            raise InputError(f"{what}: money needs a price; say --price-per-gpu-hour 2.5.")
+        return self.gpu_hours_per_rollout * self.price_per_gpu_hour

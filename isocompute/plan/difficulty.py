@@ -1,0 +1,135 @@
+"""How hard a problem set is for the base model: pass rates from a file, the mix they make, and what n will see of it.
+
+The bands are the IsoCompute paper's (section 3, figure 14): easy .3–.6, hard up to .0625, very easy from .6.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from isocompute.arrays import Array
+from isocompute.errors import InputError
+from isocompute.runs import files
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["Mix", "classify", "read_pass_rates", "zero_variance_share"]
+
+HARD = 0.0625
+EASY = 0.3
+VERY_EASY = 0.6
+_MOST = 0.5
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A problem set in the paper's bands."""
+
+    problems: int
+    mean: float
+    shares: dict[str, float]
+    """Shares of `unsolved` (exactly 0), `hard` (up to .0625, unsolved ones included), `between` (.0625–.3), `easy`
+    (.3–.6) and `very_easy` (from .6)."""
+    difficulty: str
+    """`hard` when more than half of the problems are, else `easy`: it decides the regularisers."""
+
+
+def classify(rates_P: Array) -> Mix:
+    """The mix of a set of pass rates.
+
+    >>> classify(np.array([0.0, 0.05, 0.02, 0.5])).difficulty
+    'hard'
+    """
+    hard_P = rates_P <= HARD
+    shares = {
+        "unsolved": float((rates_P <= 0).mean()),
+        "hard": float(hard_P.mean()),
+        "between": float((~hard_P & (rates_P < EASY)).mean()),
+        "easy": float(((rates_P >= EASY) & (rates_P <= VERY_EASY)).mean()),
+        "very_easy": float((rates_P > VERY_EASY).mean()),
+    }
+    return Mix(len(rates_P), float(rates_P.mean()), shares, "hard" if shares["hard"] > _MOST else "easy")
+
+
+def zero_variance_share(rates_P: Array, rollouts_per_problem: int) -> float:
+    """Expected share of groups whose n rollouts all score the same: p^n + (1 - p)^n, averaged.
+
+    >>> round(zero_variance_share(np.array([0.5]), 2), 3)
+    0.5
+    """
+    n = rollouts_per_problem
+    return float(np.mean(rates_P**n + (1.0 - rates_P) ** n))
+
+
+def read_pass_rates(path: str, *, column: str | None = None) -> Array:
+    """Pass rates from a CSV, JSON-lines or parquet table: a column of rates, or `correct` and `samples`."""
+    import polars as pl
+
+    data = files.read_bytes(path)
+    suffix = path.rsplit(".", 1)[-1].lower()
+    try:
+        if suffix == "parquet":
+            table = pl.read_parquet(io.BytesIO(data))
+        elif suffix in ("jsonl", "ndjson"):
+            table = pl.read_ndjson(io.BytesIO(data), infer_schema_length=None)
+        elif suffix in ("csv", "tsv"):
+            table = pl.read_csv(io.BytesIO(data), separator="\t" if suffix == "tsv" else ",", infer_schema_length=None)
+        else:
+            raise InputError(f"{path}: pass rates are read from .csv, .tsv, .jsonl or .parquet.")
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: not a readable {suffix} table ({str(error).splitlines()[0]}).") from error
+    rates = _rates(table, path, column).cast(pl.Float64, strict=False)
+    if rates.null_count() or not len(rates):
+        row = rates.is_null().arg_max() or 0
+        what = f"row {row + 1} of '{rates.name}' is not a number" if len(rates) else "the table has no rows"
+        raise InputError(f"{path}: {what}; mend or delete it.")
+    rates_P = rates.to_numpy().astype(np.float64)
+    wrong = np.flatnonzero(~((rates_P >= 0) & (rates_P <= 1)))
+    if len(wrong):
+        i = int(wrong[0])
+        percent = bool(np.nanmax(rates_P) > 1 and np.nanmin(rates_P) >= 0 and np.nanmax(rates_P) <= 100)
+        hint = "; these look like percent: divide by 100" if percent else ""
+        raise InputError(f"{path}: row {i + 1} of '{rates.name}' is {rates_P[i]:g}, a pass rate lies in [0, 1]{hint}.")
+    return rates_P
+
+
+def _flat(table: pl.DataFrame) -> pl.DataFrame:
+    """Fields of structs as columns `struct.field`: veRL's data keep pass rates in `extra_info`."""
+    import polars as pl
+
+    structs = [name for name, kind in table.schema.items() if isinstance(kind, pl.Struct)]
+    fields = [
+        pl.col(name).struct.field(field.name).alias(f"{name}.{field.name}")
+        for name in structs
+        for field in table.schema[name].fields  # type: ignore[attr-defined]
+    ]
+    return table.select(pl.exclude(structs), *fields) if structs else table
+
+
+def _rates(table: pl.DataFrame, path: str, column: str | None) -> pl.Series:
+    import polars as pl
+
+    table = _flat(table)
+    if column is not None:
+        column = next((name for name in table.columns if name.endswith(f".{column}")), column)
+        if column not in table.columns:
+            raise InputError(f"{path}: no column '{column}'; there are {', '.join(table.columns[:12])}.")
+        return table[column]
+    if {"correct", "samples"} <= set(table.columns):
+        return (table["correct"].cast(pl.Float64) / table["samples"].cast(pl.Float64)).alias("correct / samples")
+    numeric = [name for name, kind in table.schema.items() if kind.is_numeric() and not name.startswith("__")]
+    words = ("pass_rate", "passrate", "pass@1", "solve_rate", "accuracy", "avg@")
+    named = [name for name in numeric if any(word in name.lower() for word in words)]
+    if len(named) == 1 or (not named and len(numeric) == 1):
+        return table[(named or numeric)[0]]
+    names = named or numeric
+    raise InputError(
+        f"{path}: which column holds pass rates? Say --pass-rate-column with one of {', '.join(names[:12]) or 'them'}."
+    )

@@ -1,0 +1,177 @@
+"""The law of a plan from what a user names: a `law.json`, runs to fit on the spot, or a published law."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from isocompute.errors import InputError
+from isocompute.law import Law, StoredLaw, curves_of, fit_law, read_law
+from isocompute.law.fits import CurveFit
+from isocompute.law.surface import Surface
+from isocompute.plan.curves import Curves
+from isocompute.plan.model import OWN, PlanningLaw
+from isocompute.plan.published import entries, published
+from isocompute.runs import RunSet, files
+
+__all__ = ["LawSource", "law_of_runs", "load_law", "planning_law"]
+
+LawSource = PlanningLaw | Law | StoredLaw | RunSet | str | Path
+_FEWEST = 50
+_FITTED = (
+    "bootstrap over points, seeds and forms of the curves; beyond the data, over what extrapolation got wrong before"
+)
+
+
+def load_law(
+    source: LawSource,
+    *,
+    metric: str | None = None,
+    problems_per_batch: int | None = None,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> PlanningLaw:
+    """The law that `--law` names.
+
+    `metric` picks the metric of runs that are fitted on the spot; `problems_per_batch` stands in where they do not say
+    their Bp.
+    """
+    if isinstance(source, PlanningLaw):
+        return source
+    if isinstance(source, Law):
+        return planning_law(
+            source.settings,
+            source.surface,
+            name="law",
+            source="fitted here",
+            metric=source.metric,
+            unit=source.unit,
+            problems_per_batch=problems_per_batch,
+            seed=seed,
+        )
+    if isinstance(source, StoredLaw):
+        return _stored(source, "law.json", problems_per_batch, seed)
+    if isinstance(source, RunSet):
+        return law_of_runs(
+            source, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed
+        )
+    name = str(source)
+    if name in {entry.name for entry in entries()}:
+        return published(name, replicates=replicates, seed=seed)
+    if not files.exists(name):
+        if "/" in name and name.split("/", 1)[0] in ("isocompute", "scalerl"):
+            return published(name, replicates=replicates, seed=seed)  # says which name was meant
+        raise InputError(
+            f"--law {name}: neither a file or folder nor a published law; `isocompute plan --laws` lists those, "
+            "`isocompute fit RUNS --out law.json` writes one."
+        )
+    if name.endswith(".json"):
+        _refuse_certain(name)
+        return _stored(read_law(name), name, problems_per_batch, seed)
+    from isocompute.runs import load
+
+    return law_of_runs(
+        load(name), metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed
+    )
+
+
+def law_of_runs(
+    runs: RunSet, *, metric: str | None, problems_per_batch: int | None, replicates: int, seed: int
+) -> PlanningLaw:
+    """Fit runs and plan with what comes out."""
+    curves, metric, unit = curves_of(runs, metric=metric)
+    law = fit_law(curves, metric=metric, unit=unit, replicates=replicates, seed=seed)
+    return planning_law(
+        law.settings,
+        law.surface,
+        name=runs.source,
+        source=f"fitted to {len(runs)} runs",
+        metric=metric,
+        unit=unit,
+        problems_per_batch=problems_per_batch,
+        seed=seed,
+    )
+
+
+def planning_law(
+    settings: Sequence[CurveFit],
+    surface: Surface | None,
+    *,
+    name: str,
+    source: str,
+    metric: str,
+    unit: str,
+    problems_per_batch: int | None = None,
+    seed: int = 0,
+    uncertainty: str = _FITTED,
+) -> PlanningLaw:
+    """A law of fitted settings as the planner sees it."""
+    if unit == "steps":
+        raise InputError(
+            f"--law {name}: it counts compute in steps, which cost differently at different n; say Bp and n of the "
+            "runs and fit again."
+        )
+    known = [fit for fit in settings if fit.setting[1] is not None]
+    if not known:
+        raise InputError(
+            f"--law {name}: no run says its rollouts per problem; fit with --rollouts-per-problem or --columns."
+        )
+    if any(fit.setting[0] is None for fit in known) and problems_per_batch is None:
+        raise InputError(f"--law {name}: its runs do not say their problems per batch; say --problems-per-batch 32.")
+    _check_spread(known, name)
+    return PlanningLaw(
+        name=name,
+        source=source,
+        setup=OWN,
+        metric=metric,
+        unit=unit,
+        first=min(fit.first for fit in known),
+        last=max(fit.last for fit in known),
+        uncertainty=uncertainty,
+        model=Curves(tuple(known), surface, problems_per_batch, seed),
+    )
+
+
+def _stored(law: StoredLaw, name: str, problems_per_batch: int | None, seed: int) -> PlanningLaw:
+    return planning_law(
+        law.settings,
+        law.surface,
+        name=name,
+        source=f"{name}, {len(law.settings)} settings",
+        metric=str(law.summary.get("metric")),
+        unit=str(law.summary.get("unit")),
+        problems_per_batch=problems_per_batch,
+        seed=seed,
+    )
+
+
+def _check_spread(fits: Sequence[CurveFit], name: str) -> None:
+    members = min(len(fit.ensemble.base_B) for fit in fits)
+    if members < _FEWEST or len({len(fit.ensemble.base_B) for fit in fits}) > 1:
+        raise InputError(
+            f"--law {name}: it has {members} bootstrap replicates, a decision needs {_FEWEST} of every setting; fit "
+            "again with --replicates 1000."
+        )
+    if all(float(np.ptp(fit.ensemble.at(np.array([fit.last]))[:, 0])) == 0.0 for fit in fits):
+        raise InputError(f"--law {name}: it has no uncertainty, its replicates are all the same; fit the runs again.")
+
+
+def _refuse_certain(name: str) -> None:
+    """A law that was printed, or stripped of its replicates, cannot say how sure it is."""
+    try:
+        data = json.loads(files.read_bytes(name))
+    except ValueError:
+        return  # read_law says what is wrong with it
+    if not isinstance(data, dict):
+        return
+    settings = data.get("settings")
+    printed = "curves" in data and settings is None
+    stripped = isinstance(settings, list) and any(isinstance(s, dict) and "ensemble" not in s for s in settings)
+    if printed or stripped:
+        raise InputError(
+            f"--law {name}: a law without uncertainty ({'what fit --json prints' if printed else 'no replicates'}); "
+            f"write it with isocompute fit RUNS --out {name}."
+        )

@@ -1,0 +1,127 @@
+"""A law as the planner sees it: the value of any allocation under every member of an ensemble of laws.
+
+Two kinds of knowledge give such an ensemble: reward curves of settings (`plan.curves.Curves`: fitted runs, published
+curves), and an optimum n* along compute with the reward on its frontier (`OptimumOnly`: what the IsoCompute paper
+prints for its joint law). The decision on top of them is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from isocompute.arrays import Array
+
+__all__ = ["OWN", "Model", "OptimumOnly", "PlanningLaw"]
+
+
+OWN = "your runs"
+"""Setup of a law that was fitted to the user's runs."""
+
+
+class Model(Protocol):
+    """Values of allocations, and which (Bp, n) it knows."""
+
+    def settings(self) -> list[tuple[int, int]]:
+        """(Bp, n) that were measured, or that the law names."""
+        ...
+
+    def interpolates(self) -> bool:
+        """Whether other (Bp, n) can be asked for too."""
+        ...
+
+    def begun(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
+        """Whether the law says anything about an allocation at so little compute."""
+        ...
+
+    def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
+        """Allocations × members."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlanningLaw:
+    """A law with its name, its range and where its uncertainty comes from."""
+
+    name: str
+    source: str
+    setup: str
+    metric: str
+    unit: str
+    """Of compute: rollouts, tokens or gpu_hours."""
+    first: float
+    last: float
+    """The range of compute that was measured."""
+    uncertainty: str
+    model: Model
+    difficulty: str | None = None
+    problems: int | None = None
+    """D it was measured on."""
+    max_batch: int | None = None
+    batch_size: int | None = None
+    response_tokens: float | None = None
+    gpu_hours_per_rollout: float | None = None
+    rate_source: str = ""
+    recipe: Mapping[str, Any] | None = None
+    """Where it was measured with another recipe than the IsoCompute paper's."""
+
+    def outside(self, compute: float) -> float:
+        """How many times outside its range a compute is; 1 inside, above 1 beyond it, below 1 before it."""
+        return compute / self.last if compute > self.last else min(1.0, compute / self.first)
+
+
+@dataclass(frozen=True)
+class OptimumOnly:
+    """n* along compute (or updates) as a logistic, the frontier's reward, and what a doubling away from n* costs.
+
+    Value = frontier(C) - cost · |log2 n - log2 n*|, plus an effect of Bp that is zero on average.
+    """
+
+    slope: tuple[float, float, float, float]
+    """(L, k, x0, b) of `log2 n* = L / (1 + exp(-k (x - x0))) + b`."""
+    along: str
+    """`compute`: x = log10 C; `updates`: x = M (figure 9 of the paper)."""
+    grid: tuple[tuple[int, int], ...]
+    frontier: Sequence[tuple[float, float]]
+    """(compute, reward), interpolated in log compute."""
+    shift_B: Array
+    """Doublings by which a member's n* differs."""
+    cost_B: Array
+    level_B: Array
+    problems_effect: dict[int, Array]
+    """By Bp: the member's effect of that Bp."""
+
+    def settings(self) -> list[tuple[int, int]]:
+        """The grid of the paper's sweep."""
+        return list(self.grid)
+
+    def interpolates(self) -> bool:
+        """n* is a number: any n can be compared with it."""
+        return True
+
+    def begun(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
+        """Everything the grid holds."""
+        del problems_A, rollouts_A
+        return np.ones(len(compute_A), dtype=np.bool_)
+
+    def log2_optimum(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
+        """log2 n* at an allocation's compute."""
+        L, k, x0, b = self.slope
+        x_A = np.log10(compute_A) if self.along == "compute" else compute_A / (problems_A * rollouts_A)
+        return np.asarray(L / (1.0 + np.exp(-np.clip(k * (x_A - x0), -500, 500))) + b)
+
+    def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
+        """Frontier minus what the distance to n* costs."""
+        c, r = np.array(self.frontier).T
+        best_A = np.interp(np.log(compute_A), np.log(c), r)
+        off_AB = np.abs(
+            np.log2(rollouts_A)[:, None]
+            - self.log2_optimum(problems_A, rollouts_A, compute_A)[:, None]
+            - self.shift_B[None, :]
+        )
+        none_B = np.zeros_like(self.shift_B)
+        effect_AB = np.stack([self.problems_effect.get(int(bp), none_B) for bp in problems_A])
+        return np.asarray(best_A[:, None] + self.level_B[None, :] - self.cost_B[None, :] * off_AB + effect_AB)

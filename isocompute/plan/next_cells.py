@@ -1,0 +1,107 @@
+"""Which cells to run next: the ones whose results would improve the decision most for each rollout spent.
+
+A candidate is a setting run to some compute. Its result is a noisy look at the law; the ensemble says how that look
+moves the expected value of every allocation at the target budget. With the ensemble's means m, covariance and an
+observation noise σ, the expectation after the look is
+
+    m_a + z · cov(a, e) / √(var(e) + σ²),   z standard normal,
+
+and the value of the look is the expected rise of the best of them, E[max_a] - max_a m_a (the knowledge gradient for
+correlated beliefs: Frazier, Powell and Dayanik 2009). Further cells are added greedily, with the covariance that is
+left after the ones before. The looks are jointly Gaussian by assumption; the ensemble is only used for its moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from isocompute.allocation import Allocation
+from isocompute.arrays import Array
+from isocompute.plan.curves import Curves
+
+__all__ = ["Proposal", "candidate_cells", "propose"]
+
+SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Candidates run a setting to these shares of the budget."""
+_DRAWS = 1024
+_NOTHING = 1e-5
+"""An expected gain so small is none."""
+_WORTH = 1.2
+"""A candidate goes at least so much further than the setting was run."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A cell to run."""
+
+    allocation: Allocation
+    gain: float
+    """Expected rise of the chosen allocation's value, in units of the metric, on top of the proposals before it."""
+    gain_per_million: float
+    """The same for each million rollouts of the cell."""
+
+
+def candidate_cells(model: Curves, targets: Sequence[Allocation], *, per_unit: float = 1.0) -> list[Allocation]:
+    """Every target setting, to every share of its budget that goes beyond what was run; and to all of it once more.
+
+    `per_unit` is the law's unit of compute for one rollout.
+    """
+    out = []
+    for target in targets:
+        done = model.last(target.problems_per_batch, target.rollouts_per_problem) / per_unit
+        for share in SHARES:
+            updates = int(target.update_steps * share)
+            cell = Allocation(target.problems_per_batch, target.rollouts_per_problem, updates)
+            if updates >= 2 and (share == 1.0 or cell.compute > _WORTH * done):
+                out.append(cell)
+    return out
+
+
+def propose(
+    *, values_AB: Array, looks_EB: Array, cells: Sequence[Allocation], count: int, noise: float, seed: int = 0
+) -> list[Proposal]:
+    """The best `count` cells, in order, that share one Bp and one compute (so that they are one study).
+
+    `values_AB` are the allocations to decide between at the budget, `looks_EB` what each cell would show, both under
+    every member of the ensemble.
+    """
+    settings = len(values_AB)
+    both_QB = np.concatenate([values_AB, looks_EB])
+    mean_A = values_AB.mean(axis=1)
+    covariance_QQ = np.cov(both_QB)
+    known_AZ = np.zeros((settings, _DRAWS))
+    rng = np.random.default_rng(seed)
+    left = list(range(len(cells)))
+    out: list[Proposal] = []
+    while left and len(out) < count:
+        z_Z = rng.standard_normal(_DRAWS // 2)
+        z_Z = np.concatenate([z_Z, -z_Z])
+        so_far = float((mean_A[:, None] + known_AZ).max(axis=0).mean())
+        best: tuple[float, float, int, Array] | None = None
+        for e in left:
+            q = settings + e
+            spread = np.sqrt(covariance_QQ[q, q] + noise**2)
+            moved_AZ = known_AZ + np.outer(covariance_QQ[:settings, q] / spread, z_Z)
+            gain = max(0.0, float((mean_A[:, None] + moved_AZ).max(axis=0).mean()) - so_far)
+            rate = gain / cells[e].compute
+            if best is None or rate > best[0]:
+                best = (rate, gain, e, moved_AZ)
+        if best is None or best[1] <= _NOTHING:
+            break
+        rate, gain, e, known_AZ = best
+        q = settings + e
+        look_Q = covariance_QQ[:, q] / np.sqrt(covariance_QQ[q, q] + noise**2)
+        covariance_QQ = covariance_QQ - np.outer(look_Q, look_Q)
+        out.append(Proposal(cells[e], gain, rate * 1e6))
+        left = [i for i in left if i != e and _one_study(cells[i], cells[e])]
+    return out
+
+
+def _one_study(cell: Allocation, first: Allocation) -> bool:
+    """A study is a grid at one budget: the same Bp, another n, the same compute but for rounding to whole updates."""
+    same = abs(cell.compute - first.compute) <= max(cell.batch_size, first.batch_size)
+    other = cell.rollouts_per_problem != first.rollouts_per_problem
+    return cell.problems_per_batch == first.problems_per_batch and same and other

@@ -1,0 +1,128 @@
+"""A first law from base pass rates alone: the simulator, its problems matched to them, swept over n.
+
+What the simulator does not know of a real model (how far problems share features, how noisy their answers are) is drawn
+anew for each of a few worlds; they count as seeds of one setting, so that the law's intervals hold the spread between
+worlds. It stays a law of the simulator and is labelled as such.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isocompute.arrays import Array
+from isocompute.errors import InputError
+from isocompute.law import Curve, curves_of, fit_law
+from isocompute.plan.difficulty import classify
+from isocompute.plan.load_law import planning_law
+from isocompute.plan.model import PlanningLaw
+
+__all__ = ["simulate_law"]
+
+MOST = 2_000_000
+"""Rollouts that a cell is simulated to; a larger budget is extrapolated from there."""
+FEWEST = 50_000
+ROLLOUTS = (4, 8, 16, 32, 64, 128, 256, 512)
+_PROBLEMS_PER_BATCH = 32
+_FEWEST_UPDATES = 12
+_LARGEST_SET = 20_000
+_WORLDS: tuple[dict[str, Any], ...] = (
+    {"interference": 1.0, "noise": 0.5, "features": 64},
+    {"interference": 1.0, "noise": 0.3, "features": 128},
+)
+_UNCERTAINTY = "bootstrap over two simulated worlds: what the simulator leaves out is not in it"
+
+
+def simulate_law(
+    rates_P: Array,
+    *,
+    problems: int | None = None,
+    budget: float,
+    metric: str = "avg@4",
+    problems_per_batch: int | None = None,
+    difficulty: str | None = None,
+    replicates: int = 1000,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> PlanningLaw:
+    """Sweep the simulator on problems with these pass rates and fit what comes out.
+
+    `problems` is D; the number of pass rates where it is not given.
+    """
+    kind, _, k_text = metric.partition("@")
+    if kind not in ("avg", "best", "worst") or not k_text.isdigit() or not 1 <= int(k_text) <= 64:
+        raise InputError(f"--metric {metric}: the simulator knows avg@k, best@k and worst@k, such as avg@4.")
+    size = min(problems or len(rates_P), _LARGEST_SET)
+    bp = min(problems_per_batch or _PROBLEMS_PER_BATCH, size)
+    rollouts = int(np.clip(budget, FEWEST, MOST))
+    ns = [n for n in ROLLOUTS if bp * n * _FEWEST_UPDATES <= rollouts]
+    if not ns:
+        raise InputError(
+            f"--law simulate: {rollouts:,} rollouts leave under {_FEWEST_UPDATES} updates at Bp = {bp}; say a "
+            f"smaller --problems-per-batch or at least {bp * ROLLOUTS[0] * _FEWEST_UPDATES:,} rollouts."
+        )
+    recipe = f"isocompute-{difficulty or classify(rates_P).difficulty}"
+    curves: list[Curve] = []
+    with tempfile.TemporaryDirectory(prefix="isocompute-simulate-") as scratch:
+        for i, world in enumerate(_WORLDS):
+            tell(f"simulating world {i + 1} of {len(_WORLDS)}: n = {ns[0]}…{ns[-1]}, {rollouts:,} rollouts each")
+            table = {**world, "size": size, "validation": 1024, "out_of_distribution": 0, "seed": seed + i}
+            found = _sweep(Path(scratch) / str(i), table, rates_P, recipe, bp, ns, rollouts, int(k_text), seed)
+            read, _, _ = curves_of(found, metric=f"exact/{metric}", unit="rollouts")
+            curves += [replace(curve, name=f"world{i}/{curve.name}", recipe="", seed=i) for curve in read]
+    law = fit_law(curves, metric=f"exact/{metric}", unit="rollouts", replicates=replicates, seed=seed)
+    out = planning_law(
+        law.settings,
+        law.surface,
+        name="simulate",
+        source=f"the simulator at these pass rates, {size:,} problems, {len(_WORLDS)} worlds",
+        metric=metric,
+        unit="rollouts",
+        seed=seed,
+        uncertainty=_UNCERTAINTY,
+    )
+    return replace(out, setup="the simulator, calibrated to your pass rates: no real model was trained", problems=size)
+
+
+def _sweep(
+    folder: Path,
+    world: dict[str, Any],
+    rates_P: Array,
+    recipe: str,
+    bp: int,
+    ns: list[int],
+    rollouts: int,
+    k: int,
+    seed: int,
+) -> Any:
+    from isocompute import study
+    from isocompute.runs import load
+
+    kept_P = rates_P
+    if len(rates_P) > _LARGEST_SET:
+        kept_P = np.random.default_rng(seed).choice(rates_P, _LARGEST_SET, replace=False)
+    lines = ['engine = "sim"', f"seeds = [{seed}]", "[problems]", 'set = "yours"']
+    lines += [f"{key} = {json.dumps(value)}" for key, value in world.items()]
+    lines += [f"pass_rates = {json.dumps(np.round(kept_P, 5).tolist())}", "[recipe]", f'name = "{recipe}"', "[grid]"]
+    lines += [f"problems_per_batch = [{bp}]", f"rollouts_per_problem = {json.dumps(ns)}"]
+    lines += [
+        "[budget]",
+        f"rollouts = {rollouts}",
+        "[evaluation]",
+        "points = 30",
+        f"k = [{k}]",
+        f"samples = {max(16, k)}",
+    ]
+    spec = folder.with_suffix(".toml")
+    spec.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    result = study.run(spec=spec, out=folder)
+    if result.failed or result.stopped or result.unwritable:
+        why = next(iter(result.failed.values()), result.unwritable or "it was stopped")
+        raise InputError(f"--law simulate: the sweep did not finish ({why}).")
+    return load(folder)

@@ -1,0 +1,204 @@
+"""Budgets, allocations and the choice among them, against exact enumeration and scipy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from isocompute import InputError
+from isocompute.plan.budget import Budget, Rates, parse_budget
+from isocompute.plan.candidates import Allocation, Constraints, allocations
+from isocompute.plan.decision import rank
+from isocompute.plan.next_cells import propose
+
+POWERS = [2**i for i in range(1, 12)]
+values = st.lists(st.sampled_from(POWERS), min_size=1, max_size=4, unique=True)
+some = st.one_of(st.none(), st.integers(1, 4096))
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("2e6", 2e6, "rollouts"),
+        ("2M", 2e6, "rollouts"),
+        ("1_000", 1000.0, "rollouts"),
+        (500, 500.0, "rollouts"),
+        ("3e9tok", 3e9, "tokens"),
+        ("3Btok", 3e9, "tokens"),
+        ("500h", 500.0, "gpu_hours"),
+        ("1.5kh", 1500.0, "gpu_hours"),
+        ("$2000", 2000.0, "money"),
+        ("$2,000", 2000.0, "money"),
+        ("$2k", 2000.0, "money"),
+    ],
+)
+def test_budgets_as_people_write_them(text: str | float, amount: float, unit: str) -> None:
+    assert parse_budget(text) == Budget(amount, unit)
+
+
+@pytest.mark.parametrize("text", ["", "h", "-5", "0", "2e6x", "$5h", "1.2.3", "nan", "inf", "tok", "two"])
+def test_what_is_no_budget_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(InputError, match="3e9tok"):
+        parse_budget(text)
+
+
+@given(st.floats(1, 1e5), st.floats(1e-6, 1), st.floats(0.1, 10), st.floats(1, 1e9))
+def test_conversions_are_consistent(tokens: float, hours: float, price: float, amount: float) -> None:
+    rates = Rates(tokens, hours, price)
+    for unit in ("rollouts", "tokens", "gpu_hours", "money"):
+        rollouts = rates.rollouts(Budget(amount, unit))
+        assert rates.amount(rollouts, unit) == pytest.approx(amount)
+
+
+@pytest.mark.parametrize(
+    ("unit", "option"), [("tokens", "--response-tokens"), ("gpu_hours", "--rollouts-per-second"), ("money", "through")]
+)
+def test_a_conversion_that_lacks_a_number_names_its_option(unit: str, option: str) -> None:
+    with pytest.raises(InputError, match=option):
+        Rates().rollouts(Budget(1.0, unit))
+
+
+@given(
+    budget=st.integers(1, 3_000_000),
+    problems=values,
+    rollouts=values,
+    max_batch=some,
+    gpus=st.one_of(st.none(), st.sampled_from([1, 2, 3, 8, 64])),
+    min_updates=st.integers(1, 50),
+    size=some,
+    low=st.sampled_from([1, 8, 64]),
+    n=st.one_of(st.none(), values),
+)
+def test_allocations_are_the_exact_enumeration(
+    budget: int,
+    problems: list[int],
+    rollouts: list[int],
+    max_batch: int | None,
+    gpus: int | None,
+    min_updates: int,
+    size: int | None,
+    low: int,
+    n: list[int] | None,
+) -> None:
+    held = Constraints(
+        max_batch=max_batch,
+        gpus=gpus,
+        min_updates=min_updates,
+        problems=size,
+        problems_range=(low, 1024),
+        rollouts_per_problem=None if n is None else tuple(n),
+    )
+    expected = set()
+    for bp, each in itertools.product(problems, rollouts):
+        if max_batch is not None and bp * each > max_batch:
+            continue
+        if gpus is not None and (bp * each) % gpus:
+            continue
+        if size is not None and bp > size:
+            continue
+        if not low <= bp <= 1024 or (n is not None and each not in n):
+            continue
+        updates = max(m for m in (budget // (bp * each), budget // (bp * each) + 1) if m * bp * each <= budget)
+        if updates >= min_updates:
+            expected.add((bp, each, updates))
+    pairs = list(itertools.product(problems, rollouts))
+    if not expected:
+        with pytest.raises(InputError):
+            allocations(budget=budget, settings=pairs, constraints=held)
+        return
+    found = allocations(budget=budget, settings=pairs, constraints=held)
+    assert {(a.problems_per_batch, a.rollouts_per_problem, a.update_steps) for a in found} == expected
+    for a in found:
+        most = max(
+            m * a.batch_size
+            for m in range(max(1, a.update_steps - 2), a.update_steps + 3)
+            if m * a.batch_size <= budget
+        )
+        assert a.compute <= budget
+        assert a.compute >= 0.99 * most
+
+
+@given(st.integers(1, 400), st.integers(1, 400))
+def test_a_budget_under_one_batch_names_the_smallest_that_works(budget: int, size: int) -> None:
+    assume(budget < size)
+    with pytest.raises(InputError, match=f"{size:,}"):
+        allocations(budget=budget, settings=[(size, 1)])
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        (Constraints(batch_size=100, max_batch=64), "--max-batch to 100"),
+        (Constraints(batch_size=100, problems_per_batch=32), "--batch 96"),
+        (Constraints(batch_size=100, gpus=8), "--batch 96"),
+        (Constraints(problems_range=(64, 32)), "32-64"),
+        (Constraints(problems_per_batch=512, problems_range=(32, 256)), "--problems-per-batch 256"),
+        (Constraints(problems_per_batch=512, problems=400), "--problems-per-batch 400"),
+        (Constraints(max_batch=128), "--max-batch 256"),
+        (Constraints(gpus=3), "--gpus 1"),
+        (Constraints(rollouts_per_problem=(5,)), "--n 8"),
+        (Constraints(min_updates=10_000), "--min-updates 3906"),
+    ],
+)
+def test_contradictions_are_named_with_what_would_work(held: Constraints, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        allocations(budget=1e6, settings=[(32, 8), (32, 16)], constraints=held)
+
+
+def test_ranking_agrees_with_a_loop_over_members() -> None:
+    rng = np.random.default_rng(0)
+    values_AB = rng.normal(size=(6, 500)) * 0.05 + np.linspace(0, 0.1, 6)[:, None]
+    ranking = rank(values_AB, tolerance=0.0)
+    wins = [int(np.argmax(column)) for column in values_AB.T]
+    best = int(values_AB.mean(axis=1).argmax())
+    assert ranking[0].index == best
+    assert ranking[0].regret == 0.0
+    assert sum(r.probability_best for r in ranking) == pytest.approx(1.0)
+    for r in ranking:
+        assert r.probability_best == pytest.approx(wins.count(r.index) / 500)
+        assert r.regret == pytest.approx(np.mean([values_AB[best, b] - values_AB[r.index, b] for b in range(500)]))
+    assert [r.value for r in ranking] == sorted((r.value for r in ranking), reverse=True)
+
+
+def test_of_equal_allocations_the_first_is_chosen() -> None:
+    values_AB = np.array([[0.5, 0.6], [0.5002, 0.6002], [0.4, 0.4]])
+    assert rank(values_AB)[0].index == 0
+    assert rank(values_AB, tolerance=0.0)[0].index == 1
+
+
+def test_the_value_of_one_look_at_one_of_two_is_the_textbook_one() -> None:
+    """Two settings, one known to be 0, the other N(m, s²): the gain of a look is s̃ φ(m/s̃) - |m| Φ(-|m|/s̃)."""
+    rng = np.random.default_rng(1)
+    m, s, noise = -0.01, 0.02, 0.005
+    z = rng.standard_normal(200_000)
+    z = (z - z.mean()) / z.std(ddof=1)
+    values_AB = np.stack([np.zeros_like(z), m + s * z])
+    cells = [Allocation(1, 2, 1), Allocation(1, 4, 1)]
+    found = propose(values_AB=values_AB, looks_EB=values_AB, cells=cells, count=1, noise=noise)
+    moved = s * s / math.sqrt(s * s + noise * noise)
+    expected = moved * stats.norm.pdf(m / moved) - abs(m) * stats.norm.cdf(-abs(m) / moved)
+    assert found[0].allocation.rollouts_per_problem == 4
+    assert found[0].gain == pytest.approx(expected, rel=0.1)
+
+
+def test_what_cannot_change_the_decision_is_not_proposed() -> None:
+    rng = np.random.default_rng(2)
+    values_AB = np.array([[0.9], [0.1]]) + 0.001 * rng.standard_normal((2, 400))
+    cells = [Allocation(1, 2, 1), Allocation(1, 4, 1)]
+    assert propose(values_AB=values_AB, looks_EB=values_AB, cells=cells, count=2, noise=0.003) == []
+
+
+def test_proposals_are_one_study() -> None:
+    rng = np.random.default_rng(3)
+    cells = [Allocation(bp, n, 6400 // (bp * n)) for bp in (4, 8) for n in (2, 4, 8)]
+    values_AB = 0.05 * rng.standard_normal((6, 400))
+    found = propose(values_AB=values_AB, looks_EB=values_AB, cells=cells, count=3, noise=0.003)
+    assert len(found) == 3
+    assert len({p.allocation.problems_per_batch for p in found}) == 1
+    assert len({p.allocation.rollouts_per_problem for p in found}) == 3

@@ -1,0 +1,263 @@
+"""Laws as the planner sees them: published numbers, curves beyond their range, difficulty, recipes, costs."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import isocompute
+from isocompute import InputError
+from isocompute.allocation import Allocation
+from isocompute.law import fit_law
+from isocompute.law.curve import Curve
+from isocompute.plan.advised_recipe import advise_recipe, parse_anchor
+from isocompute.plan.api import next_cells, stages
+from isocompute.plan.beyond import extrapolate
+from isocompute.plan.curves import Curves
+from isocompute.plan.difficulty import classify, zero_variance_share
+from isocompute.plan.load_law import load_law
+from isocompute.plan.model import OptimumOnly
+from isocompute.plan.next_cells import Proposal
+from isocompute.plan.published import entries, published
+from isocompute.plan.study_file import study_text
+from tests.conftest import write_points
+
+FIGURE_6 = {8: (0.5827, 0.15, 0.223e6), 32: (0.5953, 0.1892, 0.222e6), 256: (0.6542, 0.1807, 0.9254e6)}
+
+
+def columns(*rows: tuple[float, float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    bp_A, n_A, compute_A = np.array(rows, dtype=np.float64).T
+    return bp_A, n_A, compute_A
+
+
+@pytest.mark.parametrize("n", FIGURE_6)
+@pytest.mark.parametrize("compute", [0.3e6, 1e6, 2e6])
+def test_figure_6_is_what_its_ensemble_is_centred_on(n: int, compute: float) -> None:
+    ceiling, depth, scale = FIGURE_6[n]
+    values_AB = published("isocompute/bp32-easy").model.values(*columns((32, n, compute)))
+    assert values_AB.mean() == pytest.approx(ceiling - depth * np.exp(-compute / scale), abs=0.002)
+    assert values_AB.std() == pytest.approx(np.sqrt(ceiling * (1 - ceiling) / 1200), rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("name", "L", "k", "x0", "b"),
+    [
+        ("isocompute/joint-easy", 5.67, 8.84, 6.08, 3.08),
+        ("isocompute/joint-hard", 3.97, 50.0, 6.13, 3.04),
+        ("isocompute/bp32-easy-tokens", 6.62, 3.47, 9.18, 2.64),
+    ],
+)
+def test_printed_optima_are_the_best_n_of_the_law(name: str, L: float, k: float, x0: float, b: float) -> None:
+    law = published(name)
+    model = law.model
+    assert isinstance(model, OptimumOnly)
+    n_A = 2.0 ** np.arange(3, 12)
+    for compute in np.geomspace(law.first, law.last, 9):
+        mean_A = model.values(np.full(9, 32.0), n_A, np.full(9, compute)).mean(axis=1)
+        printed = L / (1 + np.exp(-k * (np.log10(compute) - x0))) + b
+        assert abs(np.log2(n_A[mean_A.argmax()]) - np.clip(printed, 3, 11)) <= 0.6
+
+
+def test_every_published_law_plans_inside_its_range() -> None:
+    for entry in entries():
+        middle = float(np.sqrt(entry.range[0] * entry.range[1]))
+        unit = {"rollouts": "", "tokens": "tok", "gpu_hours": "h"}[entry.unit]
+        plan = isocompute.plan(
+            budget=f"{middle}{unit}",
+            law=entry.name,
+            replicates=100,
+            rollouts_per_second=None if entry.unit != "gpu_hours" else 8.0,
+            gpus=None if entry.unit != "gpu_hours" else 8,
+        )
+        assert 0 < plan.chosen.ranked.value < 1
+        assert not {"extrapolation", "far_extrapolation"} & {w.code for w in plan.warnings}
+        assert plan.allocation.compute <= plan.budget_rollouts
+
+
+def sweep_curves(last: float, ns: tuple[int, ...] = (8, 16, 32, 64)) -> list[Curve]:
+    rng = np.random.default_rng(0)
+    out = []
+    for bp in (32, 64):
+        for n in ns:
+            compute_C = np.geomspace(2e3, last, 30)
+            value_C = 0.3 + 0.3 / (1 + (2e4 * (n / 8) ** 0.5 / compute_C) ** 1.2)
+            out.append(Curve(f"{bp}x{n}", compute_C, value_C + 0.003 * rng.standard_normal(30), bp, n, seed=0))
+    return out
+
+
+def test_inside_the_range_a_setting_is_its_own_curve() -> None:
+    law = fit_law(sweep_curves(1e6), metric="m", replicates=100)
+    model = load_law(law).model
+    fit = law.settings[0]
+    bp, n = fit.setting
+    values_AB = model.values(*columns((bp or 0, n or 0, 3e5), (bp or 0, n or 0, 9e5)))
+    assert np.allclose(values_AB, fit.ensemble.at(np.array([3e5, 9e5])).T)
+
+
+def test_beyond_the_range_values_are_near_the_truth_and_less_sure() -> None:
+    model = load_law(fit_law(sweep_curves(1.25e5), metric="m", replicates=200)).model
+    rows = [(bp, n, 1e6) for bp in (32, 64) for n in (8, 16, 32, 64)]
+    values_AB = model.values(*columns(*rows))
+    truth_A = np.array([0.3 + 0.3 / (1 + (2e4 * (n / 8) ** 0.5 / 1e6) ** 1.2) for _, n, _ in rows])
+    assert np.abs(values_AB.mean(axis=1) - truth_A).max() < 0.04
+    near_AB = model.values(*columns(*[(bp, n, 1.2e5) for bp, n, _ in rows]))
+    assert (values_AB.std(axis=1) > 2 * near_AB.std(axis=1)).all()
+
+
+def test_growth_is_believed_as_far_as_it_was_seen() -> None:
+    own_AB, leader_AB = np.array([[0.4], [0.32]]), np.array([[0.5], [0.5]])
+    growth_AB = np.array([[0.0], [0.2]])
+    there_AB = np.array([[0.55], [0.55]])
+    out = extrapolate(
+        own_AB=own_AB,
+        growth_AB=growth_AB,
+        reference_AB=leader_AB,
+        reference_there_AB=there_AB,
+        base=0.3,
+        doublings_A=np.array([3.0, 3.0]),
+    )
+    assert out[0, 0] == pytest.approx(0.4)  # no growth is foreseen: it stays where it was seen
+    assert out[1, 0] == pytest.approx(0.55 + (0.32 - 0.5) / 8)  # ten times the rise seen: it follows the leader
+
+
+def test_a_setting_that_was_not_run_comes_from_the_surface() -> None:
+    law = fit_law(sweep_curves(1e6), metric="m", replicates=200)
+    model = load_law(law).model
+    truth = 0.3 + 0.3 / (1 + (2e4 * (24 / 8) ** 0.5 / 5e5) ** 1.2)
+    values_AB = model.values(*columns((32, 24, 5e5)))
+    assert values_AB.mean() == pytest.approx(truth, abs=0.01)
+    fewer = fit_law(sweep_curves(1e6, (8, 16)), metric="m", replicates=100)
+    assert fewer.surface is None
+    plan = isocompute.plan(budget=2e6, law=fewer)
+    assert plan.allocation.rollouts_per_problem in (8, 16)
+    with pytest.raises(InputError, match="--n"):
+        isocompute.plan(budget=2e6, law=fewer, rollouts_per_problem=[12])
+
+
+@given(st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=1, max_size=20), st.integers(2, 64))
+def test_zero_variance_is_the_binomials_two_ends(rates: list[float], n: int) -> None:
+    rates_P = np.array(rates)
+    expected = np.mean(stats.binom.pmf(0, n, rates_P) + stats.binom.pmf(n, n, rates_P))
+    assert zero_variance_share(rates_P, n) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_bands_cover_every_problem_once(rates: list[float]) -> None:
+    mix = classify(np.array(rates))
+    assert sum(mix.shares[band] for band in ("hard", "between", "easy", "very_easy")) == pytest.approx(1.0)
+    assert mix.shares["unsolved"] <= mix.shares["hard"]
+
+
+def test_recipes_follow_difficulty_batch_and_updates() -> None:
+    easy = advise_recipe(allocation=Allocation(32, 32, 500), difficulty="easy")
+    hard = advise_recipe(allocation=Allocation(32, 32, 500), difficulty="hard")
+    assert easy.recipe.kl_coef > 0 == hard.recipe.kl_coef
+    assert easy.learning_rate == pytest.approx(1e-6)
+    short = advise_recipe(allocation=Allocation(32, 32, 12), difficulty="easy", anchor=parse_anchor("2e-6@256"))
+    assert short.recipe.warmup_steps == 3
+    assert short.learning_rate == pytest.approx(4e-6)
+    for line in (*easy.lines, *hard.lines):
+        assert line.reason and "2603.12151" in line.source
+
+
+@pytest.mark.parametrize("text", ["1e-6", "@1024", "0@8", "1e-6@0", "1e-6@8.5", "a@b", "nan@8"])
+def test_wrong_anchors(text: str) -> None:
+    with pytest.raises(InputError, match="1e-6@1024"):
+        parse_anchor(text)
+
+
+def config(path: Path) -> Path:
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": "qwen2",
+                "hidden_size": 3584,
+                "intermediate_size": 18944,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 28,
+                "num_key_value_heads": 4,
+                "vocab_size": 152064,
+                "tie_word_embeddings": False,
+            }
+        )
+    )
+    return path
+
+
+def test_a_model_and_a_gpu_turn_hours_into_rollouts(tmp_path: Path) -> None:
+    plan = isocompute.plan(
+        budget="300h",
+        law="isocompute/bp32-easy",
+        model=str(config(tmp_path / "config.json")),
+        gpu="H200",
+        gpus=8,
+        response_tokens=1500.0,
+        price_per_gpu_hour=3.0,
+        replicates=100,
+    )
+    cost = plan.prices.cost(plan.allocation)
+    assert 0 < cost["gpu_hours"] <= 300 * (1 + 1e-9)
+    assert cost["money"] == pytest.approx(3 * cost["gpu_hours"])
+    assert cost["bound"] and cost["source"] == "modelled"
+    with pytest.raises(InputError, match="H200"):
+        isocompute.plan(
+            budget="300h",
+            law="isocompute/bp32-easy",
+            model=str(tmp_path / "config.json"),
+            gpu="H2000",
+            gpus=8,
+            response_tokens=9,
+        )
+
+
+def test_runs_that_log_times_give_the_throughput(tmp_path: Path) -> None:
+    points = [
+        {"step": i, "rollouts": 256 * i, "seconds": 32.0 * i, "response_length": 800.0, "avg@4": 0.3}
+        for i in range(1, 12)
+    ]
+    write_points(tmp_path / "timed", points, problems_per_batch=32, rollouts_per_problem=8, gpus=8)
+    plan = isocompute.plan(budget="100h", law="isocompute/bp32-easy", gpus=8, timed_runs=tmp_path / "timed")
+    cost = plan.prices.cost(plan.allocation)
+    assert plan.budget_rollouts == pytest.approx(100 * 3600, rel=1e-6)  # 8 rollouts a second on 8 GPUs
+    assert cost["source"] == "measured" and cost["tokens"] == pytest.approx(800 * plan.allocation.compute)
+
+
+def test_studies_keep_what_made_the_runs() -> None:
+    before = {
+        "engine": "sim",
+        "seeds": [0, 3],
+        "problems": [{"set": "a", "mixture": {"easy": 0.5, "hard": 0.5}}, {"set": "b"}],
+        "recipe": {"name": "grpo", "grad_clip": None},
+        "evaluation": {"k": [4, 8]},
+    }
+    cells = [Proposal(Allocation(32, n, 100), 0.01, 0.1) for n in (8, 16)]
+    spec = tomllib.loads(study_text(cells, before=before, recipe={}, seed=3, why='say "why"\ntwice'))
+    assert spec["engine"] == "sim" and spec["seeds"] == [4]
+    assert spec["problems"] == before["problems"] and spec["evaluation"] == before["evaluation"]
+    assert spec["recipe"] == {"name": "grpo"}
+    assert spec["grid"] == {"problems_per_batch": [32], "rollouts_per_problem": [8, 16]}
+
+
+def test_stages_and_proposals_of_a_plan() -> None:
+    plan = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=200)
+    found = stages(plan)
+    assert found.compute <= 2e6
+    assert [s.rollouts_per_problem for s in found.stages] == sorted(s.rollouts_per_problem for s in found.stages)
+    assert isinstance(plan.law.model, Curves)
+    proposals = next_cells(plan, 3)
+    assert proposals and all(p.gain > 0 and p.allocation.compute <= 2e6 for p in proposals)
+    assert plan.regime.regime == "noise"
+
+
+def test_published_parameters_are_packaged_with_their_source() -> None:
+    for entry in entries():
+        assert "arXiv" in entry.source and entry.setup and entry.uncertainty
+    with pytest.raises(InputError, match="scalerl/8b"):
+        published("scalerl/8B")
