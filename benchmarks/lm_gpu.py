@@ -272,9 +272,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--trl-steps", type=int, default=8)
     parser.add_argument("--plain", action="store_true", help="without compiled blocks")
+    parser.add_argument("--flash", action="store_true", help="without the attention of cuDNN")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
+    if arguments.flash:
+        torch.backends.cuda.enable_cudnn_sdp(False)
     result: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
 
     def note(key: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""`isocompute lm pretrain`: tools around the language-model engine."""
+"""`isocompute lm pretrain|bench`: tools around the language-model engine."""
 
 from __future__ import annotations
 
@@ -75,3 +75,66 @@ def pretrain(
         options.print_json({"folder": out, "parameters": parameters, "steps": steps})
     else:
         typer.echo(f"{out}: {parameters:,} parameters; try isocompute train --model {out} --problems chain:easy")
+
+
+@app.command("bench")
+def bench(
+    model: Annotated[str, typer.Option(help="Checkpoint folder, hub name, or tiny.")] = "tiny",
+    problems: Annotated[str, typer.Option(help="Problems to train on.")] = "chain:easy",
+    recipe: Annotated[str, typer.Option(help="The recipe.")] = "isocompute-easy",
+    rollouts: Annotated[list[int] | None, typer.Option(min=2, help="Batch sizes; 256 and 1024 by default.")] = None,
+    rollouts_per_problem: Annotated[int, typer.Option(min=2, help="n.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each.")] = 10,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    json: options.Json = False,
+) -> None:
+    """Say how fast this machine trains a model, and how far that is from its bandwidth and its peak."""
+    from dataclasses import asdict
+
+    from isocompute.engines.lm.bench import bench, measure_machine
+    from isocompute.engines.lm.engine import prepared_training
+
+    sizes = rollouts or [256, 1024]
+    rows, machine = [], None
+    for size in sizes:
+        if size % rollouts_per_problem:
+            raise InputError(f"--rollouts {size} is no multiple of --rollouts-per-problem {rollouts_per_problem}.")
+        training = prepared_training(
+            model=model,
+            problems=problems,
+            recipe=recipe,
+            device=device,
+            problems_per_batch=size // rollouts_per_problem,
+            rollouts_per_problem=rollouts_per_problem,
+        )
+        if machine is None:
+            machine = measure_machine(training.model.device, training.decoder.embed_tokens.weight.dtype)
+        rows.append(bench(training, machine, steps=steps))
+    assert machine is not None
+    if json:
+        options.print_json({"machine": asdict(machine), "batches": [asdict(row) for row in rows]})
+        return
+    from isocompute.cli.show import console, number, table
+
+    typer.echo(
+        f"{machine.device}: copies {machine.bytes_per_second / 1e9:,.0f} GB/s, "
+        f"multiplies at {machine.operations_per_second / 1e12:.3g} TFLOP/s"
+    )
+    names = ["rollouts", "path", "step", "sampling", "rollouts/s", "tokens/s", "of bandwidth", "of peak"]
+    cells = [
+        [
+            str(row.rollouts),
+            "graph" if row.fast else "plain",
+            f"{row.step_seconds * 1e3:.1f} ms",
+            f"{row.sampling_seconds / row.step_seconds:.0%}",
+            number(row.rollouts_per_second),
+            number(row.tokens_per_second),
+            f"{row.sampling_share_of_bandwidth:.1%}",
+            f"{row.training_share_of_peak:.1%}",
+        ]
+        for row in rows
+    ]
+    console().print(table(names, cells))
+    typer.echo(
+        "of bandwidth: sampling against reading its keys, values and weights once; of peak: the rest of the step"
+    )

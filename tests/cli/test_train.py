@@ -222,3 +222,19 @@ def test_split_by_a_model_and_train_on_the_part(call: Call, tmp_path: Path):
     assert trained["finished"] and trained["last"]["rollouts"] == 8
     # The same rates, found by the text verifier on the same words.
     assert 0.05 < trained["last"]["train/avg"] < 0.95
+
+
+def test_bench_says_how_fast_and_how_far_from_the_limits(call: Call):
+    options = ("--device", "cpu", "--rollouts", "8", "--rollouts-per-problem", "4", "--steps", "1")
+    data = call("lm", "bench", *options, "--json").json
+    assert data["machine"]["device"].startswith("CPU")
+    (row,) = data["batches"]
+    assert row["rollouts"] == 8 and row["fast"] is False
+    assert 0 < row["sampling_seconds"]
+    assert 4 * row["rollouts_per_second"] <= row["tokens_per_second"]  # a chain of three steps and its end, at least
+    assert 0 < row["sampling_share_of_bandwidth"] < 1
+    assert 0 < row["training_share_of_peak"]
+    table = call("lm", "bench", *options)
+    assert "plain" in table.out and "rollouts/s" in table.out
+    wrong = call("lm", "bench", "--rollouts", "9", "--rollouts-per-problem", "4")
+    assert wrong.code == 2 and "multiple" in wrong.err

@@ -166,6 +166,33 @@ def _kind_of_training(engine: EngineSpec, cell: Cell, model: Model, tasks: Tasks
     return FastTraining if can_be_fast(cell, model, tasks, recipe) else LmTraining
 
 
+def prepared_training(
+    *, model: str, problems: str, recipe: str, device: str, problems_per_batch: int, rollouts_per_problem: int
+) -> LmTraining:
+    """A training that is ready to update, outside of any run folder."""
+    cell = Cell(
+        name="bench",
+        problems_per_batch=problems_per_batch,
+        rollouts_per_problem=rollouts_per_problem,
+        update_steps=1,
+        seed=0,
+        problems={
+            "source": problems,
+            "size": max(2 * problems_per_batch, 512) if problems.startswith("chain") else None,
+        },
+        recipe={"name": recipe},
+        engine={"model": model, "device": device},
+    )
+    LmEngine().check(cell)
+    engine, chosen = EngineSpec.of(cell.engine), lm_recipe(cell)
+    loaded = _model(engine.model, engine.torch_dtype, engine.where)
+    _set_threads(engine, loaded)
+    tasks = _tasks(ProblemsSpec.of(cell.problems).model_dump_json(), loaded.folder, engine.where)
+    sizes = choose_sizes(engine, loaded, tasks, rollouts_per_problem)
+    kind = _kind_of_training(engine, cell, loaded, tasks, chosen)
+    return kind(cell, loaded, tasks, chosen, EvaluationSpec(points=2, samples=4), sizes)
+
+
 _SMALL = 4_000_000
 
 

@@ -138,6 +138,13 @@ class LmTraining:
         self.seconds += time.perf_counter() - started
         return True
 
+    def sample_only(self, index_P: Ints) -> Rollouts:
+        """Responses to these problems and nothing else; what `lm bench` times."""
+        return self._sample(index_P)
+
+    def settle(self) -> None:
+        """Bring the counters up to date; here they always are."""
+
     def _sample(self, index_P: Ints) -> Rollouts:
         """n responses to each problem, as many at a time as fit."""
         n = self.sampled_per_problem

@@ -128,7 +128,7 @@ def _turned(ptr, norm_ptr, cos_K, sin_K, k_K, partner_K, in_K, E, epsilon, K, QK
 def _fold(q_K, m, l, o_K, k_ptr, v_ptr, low, high, k_K, in_K, K: tl.constexpr, S: tl.constexpr):  # noqa: E741
     """Fold the slots [low, high) of a cache into a running softmax (m, l, o) of one head."""
     s_S = tl.arange(0, S)
-    for start in range(0, high, S):
+    for start in tl.range(0, high, S, num_stages=2):
         slot_S = start + s_S
         seen_S = (slot_S >= low) & (slot_S < high)
         at_SK = slot_S[:, None] * K + k_K[None, :]

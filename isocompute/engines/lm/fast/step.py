@@ -27,7 +27,7 @@ from isocompute.engines.lm.training import MEANS
 from isocompute.engines.lm.update import descend, make_batch, score_all
 from isocompute.recipes import Recipe
 
-__all__ = ["PromptTable", "Step", "capture", "compile_decoder"]
+__all__ = ["PromptTable", "Step", "capture", "capture_sampling", "compile_decoder"]
 
 
 class PromptTable:
@@ -167,6 +167,16 @@ def capture(steps: Sequence[Step]) -> Any:
         for side in streams:
             main.wait_stream(side)
     return graph
+
+
+def capture_sampling(step: Step) -> tuple[Any, Rollouts]:
+    """A CUDA graph of a step's sampling alone, and the rollouts it leaves."""
+    step.generator.run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rollouts = step.generator.run()
+    return graph, rollouts
 
 
 def compile_decoder(decoder: Decoder) -> None:

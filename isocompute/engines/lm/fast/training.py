@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from isocompute.arrays import Ints
 from isocompute.engines.base import Cell
 from isocompute.engines.lm.evaluation import Counts
 from isocompute.engines.lm.fast.generate import Generator, fits_kernels
-from isocompute.engines.lm.fast.step import PromptTable, Step, capture, compile_decoder
+from isocompute.engines.lm.fast.step import PromptTable, Step, capture, capture_sampling, compile_decoder
 from isocompute.engines.lm.fast.weights import join_weights
 from isocompute.engines.lm.model import Model
-from isocompute.engines.lm.sampler import SamplingSettings
+from isocompute.engines.lm.sampler import Rollouts, SamplingSettings
 from isocompute.engines.lm.tasks import ChainVerifier, Task, Tasks
 from isocompute.engines.lm.training import LmTraining
 from isocompute.engines.lm.update import UpdateStats, refuse_divergence
@@ -68,6 +69,7 @@ class FastTraining(LmTraining):
             weights=self._weights,
         )
         self._graph: Any = None
+        self._sampling: tuple[Any, Rollouts] | None = None
         self._started: float | None = None
         self._measuring: dict[tuple[str, float], tuple[Generator, PromptTable]] = {}
 
@@ -95,6 +97,22 @@ class FastTraining(LmTraining):
         """The point of this step."""
         self._pull()
         return super().evaluate()
+
+    def sample_only(self, index_P: Ints) -> Rollouts:
+        """Responses to these problems and nothing else, as a graph of its own on a GPU."""
+        self._step.index_P.copy_(torch.from_numpy(index_P))
+        self._step.table.fill(self._step.generator, self._step.index_P)
+        if not self._on_gpu:
+            return self._step.generator.run()
+        if self._sampling is None:
+            self._sampling = capture_sampling(self._step)
+        graph, rollouts = self._sampling
+        graph.replay()
+        return rollouts
+
+    def settle(self) -> None:
+        """Fetch what the device has counted."""
+        self._pull()
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Everything `restore` needs."""
