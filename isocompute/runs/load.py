@@ -1,4 +1,6 @@
-"""From addresses to a `RunSet`: run folders, folders of them (studies), bare tables, and single runs of either."""
+"""From addresses to a `RunSet`: run folders, folders of them (studies), bare tables, single runs of either, and a
+trainer's raw logs, which are imported on the way.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +64,31 @@ def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]
     if not files.exists(address):
         raise InputError(f"{address}: no such file or folder.")
     if files.is_folder(address):
-        runs = _study(address)
-        if not runs:
-            raise InputError(f"{address}: no run folders (with {POINTS}) in it; is this the study's folder?")
+        runs = _study(address) or _logs(address, f"no run folders (with {POINTS}) in it; is this the study's folder?")
         return _filter_settings(runs, where, address)
     if not address.lower().endswith(TABLE_SUFFIXES):
-        raise InputError(f"{address}: not a run folder and not a table ({', '.join(TABLE_SUFFIXES)}).")
-    return read_table(address, columns=columns, where=where)
+        runs = _logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})")
+        return _filter_settings(runs, where, address)
+    if columns or where or not _is_foreign(address):
+        return read_table(address, columns=columns, where=where)
+    return _logs(address, "not a table with our columns")
+
+
+def _logs(address: str, otherwise: str) -> list[Run]:
+    """A trainer's logs, as `isocompute import` reads them; `otherwise` says what the address is not."""
+    from isocompute.logs import import_logs
+
+    try:
+        return [item.run for item in import_logs(address)]
+    except InputError as error:
+        raise InputError(f"{address}: {otherwise}. As a log: {error}") from error
+
+
+def _is_foreign(address: str) -> bool:
+    """Whether a file named like a table is a log, or a table whose columns are somebody else's."""
+    from isocompute.logs.detect import is_foreign_table
+
+    return is_foreign_table(address)
 
 
 def _study(address: str) -> list[Run]:

@@ -1,0 +1,276 @@
+"""Rows as they are read, and the points they make: one a step, the later line standing, in our names.
+
+Values are kept in flat arrays: a million steps of fifty metrics are 400 MB, not the several gigabytes that as many
+dictionaries would take.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from isocompute.arrays import Array
+from isocompute.errors import InputError
+from isocompute.logs.literals import as_number
+from isocompute.logs.names import CUMULATIVE, PER_STEP, our_names
+from isocompute.runs.model import POINT_COLUMNS
+
+__all__ = ["Rows", "Sink"]
+
+_MOST_NAMES = 20_000
+_MOST_STEP = 2**53
+_FEW_CELLS = 1_000_000
+_SPARSE = 50
+"""Cells of the table for each value that was logged; real logs have two or three."""
+_HELD = 1_000_000
+"""Values that a block keeps before they become columns."""
+_Piece = tuple[npt.NDArray[np.int64], Array]
+_COMPARED = 16
+"""Rows of one step that are compared with each other; trainers write a step in at most about eight."""
+
+
+class _Block:
+    """Rows with the same names, kept as they come and turned into columns some thousand at a time."""
+
+    __slots__ = ("_rows", "_values", "names")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self._rows = array("q")
+        self._values = array("d")
+
+    def add(self, row: int, values: Sequence[float]) -> bool:
+        """Take in a row; True where it is time to hand the rows over."""
+        self._rows.append(row)
+        self._values.extend(values)
+        return len(self._values) >= _HELD
+
+    def flush(self, columns: dict[str, list[_Piece]]) -> None:
+        """Hand the rows over to the columns."""
+        if not self._rows:
+            return
+        rows = np.array(self._rows, dtype=np.int64)
+        if rows[-1] - rows[0] == len(rows) - 1:
+            rows = rows[:1]  # neighbours: the first one tells the others
+        values_RC = np.array(self._values, dtype=np.float64).reshape(-1, len(self.names))
+        for at, name in enumerate(self.names):
+            columns[name].append((rows, values_RC[:, at].copy()))  # a view would keep all of them alive
+        self._rows, self._values = array("q"), array("d")
+
+
+def _dense(pieces: list[_Piece], count: int) -> Array:
+    """A column as one array, NaN where a row does not have it."""
+    out = np.full(count, np.nan)
+    for rows, values in pieces:
+        if len(rows) == len(values):
+            out[rows] = values
+        else:
+            out[rows[0] : rows[0] + len(values)] = values
+    out[~np.isfinite(out)] = np.nan
+    return out
+
+
+class Rows:
+    """One run while it is read."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        self.config: dict[str, Any] = {}
+        """What the log says of the run's settings, as the trainer spells it, flat with dots."""
+        self.settings: dict[str, Any] = {}
+        """Settings that the reader knows in our own names."""
+        self.notes: list[str] = []
+        self.skipped_lines = 0
+        self.has_steps = True
+        """False where the source has no step and rows are numbered as they come."""
+        self.pass_rates: dict[tuple[int, str], list[int]] = {}
+        """(step, problem) → [correct, samples], from rollout dumps."""
+        self._steps = array("q")
+        self._layouts = array("l")
+        self._known: dict[tuple[str, ...], int] = {}
+        self._blocks: list[_Block] = []
+        self._columns: dict[str, list[_Piece]] = {}
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the last row."""
+        return self._steps[-1] if self._steps else None
+
+    def add(self, step: float, names: tuple[str, ...], values: Sequence[float]) -> None:
+        """Take in one row. NaN and infinity count as not there."""
+        if not 0 <= step <= _MOST_STEP or not names:
+            self.skipped_lines += 1
+            return
+        layout = self._known.get(names)
+        if layout is None:
+            layout = self._known[names] = len(self._known)
+            self._blocks.append(_Block(names))
+            for name in names:
+                self._columns.setdefault(name, [])
+            if len(self._columns) > _MOST_NAMES:
+                raise InputError(f"more than {_MOST_NAMES} different metric names: this is no training log.")
+        row = len(self._steps)
+        self._steps.append(int(step))
+        self._layouts.append(layout)
+        if self._blocks[layout].add(row, values):
+            self._blocks[layout].flush(self._columns)
+
+    def add_mapping(self, step: float, values: Mapping[str, Any]) -> bool:
+        """Take in the numbers of a row; False where there are none."""
+        numbers = {str(k): n for k, v in values.items() if (n := as_number(v)) is not None}
+        if numbers:
+            self.add(step, tuple(numbers), list(numbers.values()))
+        return bool(numbers)
+
+    def found(self, config: Mapping[str, Any]) -> None:
+        """Take in configuration; what was found first stands."""
+        for key, value in config.items():
+            self.config.setdefault(key, value)
+
+    def renumber(self, steps: Sequence[int]) -> None:
+        """Give the rows their steps, where a format only shows them in the end."""
+        self._steps = array("q", steps)
+
+    def points(self) -> tuple[pl.DataFrame, int]:
+        """The points in our names, and how many of them a later line replaced. The rows are used up by it."""
+        count = len(self._steps)
+        if not count:
+            return pl.DataFrame(), 0
+        steps = np.frombuffer(self._steps, dtype=np.int64)
+        order = None if np.all(np.diff(steps) > 0) else np.argsort(steps, kind="stable")
+        sorted_steps = steps if order is None else steps[order]
+        starts = np.flatnonzero(np.diff(sorted_steps, prepend=sorted_steps[0] - 1))
+        dead, replaced = self._replaced(order, starts, count)
+        for block in self._blocks:
+            block.flush(self._columns)
+        self._refuse_chaos(count)
+        names = our_names(self._columns)
+        data: dict[str, Array] = {}
+        for name in list(self._columns):
+            values = _dense(self._columns.pop(name), count)
+            if order is not None:
+                values = _last_of_each(values[order], starts, dead)
+            ours = names.ours.get(name, name)
+            if ours in data:
+                ours = name
+            data[ours] = values
+        for metric, parts in names.means.items():
+            data.setdefault(metric, np.mean([data[part] for part in parts], axis=0))
+        _derive(data)
+        table = {"step": pl.Series("step", sorted_steps[starts], dtype=pl.Int64)}
+        counters = _counters(data, sorted_steps[starts])
+        for name in list(data):
+            table[name] = pl.Series(name, data.pop(name), nan_to_null=True)
+        frame = pl.DataFrame([*table.values()])
+        frame = frame.with_columns(pl.Series(n, v, nan_to_null=True) for n, v in counters.items() if n not in table)
+        first = [c for c in POINT_COLUMNS if c in frame.columns and (c != "step" or self.has_steps)]
+        kept = [c for c in frame.columns if c not in (*first, "step") and frame[c].null_count() < frame.height]
+        return frame.select(first + kept), replaced
+
+    def _refuse_chaos(self, count: int) -> None:
+        """Rows whose names are all different make a table of holes that no memory holds."""
+        given = sum(len(values) for pieces in self._columns.values() for _, values in pieces)
+        if len(self._columns) * count > _FEW_CELLS + _SPARSE * given:
+            raise InputError(
+                f"{len(self._columns)} metric names, hardly one of them in more than a few of {count} rows."
+            )
+
+    def _replaced(self, order: Any, starts: Any, count: int) -> tuple[Any, int]:
+        """Rows that a later row of their step stands for, and the number of such steps.
+
+        Trainers write a step in several rows with different keys, so a repeated step alone is no sign. A row that
+        shares half of the larger one's keys says the same thing again: the earlier one goes. One that shares half of
+        the smaller one's (validation repeated after a resume) counts as replaced, and the other keys stay.
+        """
+        dead = np.zeros(count, dtype=bool)
+        if order is None:
+            return dead, 0
+        layouts = [frozenset(names) for names in self._known]
+        shares: dict[tuple[int, int], tuple[bool, bool]] = {}
+        ends = np.append(starts[1:], count)
+        again = 0
+        for start, end in zip(starts[ends - starts > 1].tolist(), ends[ends - starts > 1].tolist(), strict=True):
+            live: list[tuple[int, int]] = []
+            repeated = False
+            for place in range(start, end):
+                layout = self._layouts[order[place]]
+                for earlier, other in live[-_COMPARED:]:
+                    pair = (other, layout)
+                    if pair not in shares:
+                        shares[pair] = _shared(layouts[other], layouts[layout])
+                    most, some = shares[pair]
+                    dead[earlier] |= most
+                    repeated |= some
+                live = [(p, o) for p, o in live[-_COMPARED:] if not dead[p]]
+                live.append((place, layout))
+            again += repeated
+        return dead, again
+
+
+class Sink:
+    """The runs of one log."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str | None, Rows] = {}
+
+    def run(self, name: str | None = None) -> Rows:
+        """The run of this name, begun if it is new; None where the log does not name it."""
+        if name not in self.runs:
+            if len(self.runs) >= _MOST_NAMES:
+                raise InputError(f"more than {_MOST_NAMES} different run names: is that column the run's name?")
+            self.runs[name] = Rows(name)
+        return self.runs[name]
+
+
+def _shared(a: frozenset[str], b: frozenset[str]) -> tuple[bool, bool]:
+    common = 2 * len(a & b)
+    return common >= max(len(a), len(b)), common >= min(len(a), len(b))
+
+
+def _last_of_each(values: Array, starts: Any, dead: Any) -> Array:
+    """The last value of each step that is there and not replaced."""
+    valid = ~np.isnan(values) & ~dead
+    last = np.maximum.reduceat(np.where(valid, np.arange(len(values)), -1), starts)
+    return np.where(last >= starts, values[last], np.nan)
+
+
+def _derive(data: dict[str, Array]) -> None:
+    """Zero-variance groups where a trainer logs their complement or their parts."""
+    if "zero_variance" in data:
+        return
+    mixed = data.get("env/all/by_group/frac_mixed")
+    if mixed is not None:
+        data["zero_variance"] = 1 - mixed
+        return
+    for name, nothing in data.items():
+        everything = data.get(name.removesuffix("none") + "all")
+        if name.startswith("train/") and name.endswith("/solved_none") and everything is not None:
+            data["zero_variance"] = nothing + everything
+            return
+    passed = data.get("dynamic_filtering_pass_rate")
+    if passed is not None:
+        data["zero_variance"] = 1 - passed / 100
+
+
+def _counters(data: Mapping[str, Array], steps: Any) -> dict[str, Array]:
+    """Compute counted in seconds and tokens: counters as logged, or sums where no step is missing."""
+    out: dict[str, Array] = {}
+    for ours, names in CUMULATIVE.items():
+        found = next((data[name] for name in names if name in data), None)
+        if found is not None and np.all(np.diff(found[~np.isnan(found)]) >= 0):
+            out[ours] = found
+    whole = len(steps) > 1 and steps[0] <= 1 and steps[-1] - steps[0] == len(steps) - 1
+    for ours, names in PER_STEP.items():
+        found = next((data[name] for name in names if name in data), None)
+        # The base model's validation (step 0) has no training step to be timed.
+        if whole and ours not in out and found is not None and not np.isnan(found[1:]).any() and np.nanmin(found) >= 0:
+            out[ours] = np.cumsum(np.nan_to_num(found))
+    return out

@@ -1,0 +1,106 @@
+"""Run folders written while a trainer runs, for those who want no log in between.
+
+    from isocompute.logs.live import trl_callback
+
+    trainer = GRPOTrainer(..., callbacks=[trl_callback("runs/32x8")])
+
+`LiveRun` is the part that knows no trainer: rows in the trainer's names go in, points in ours come out. For veRL see
+`examples/verl_live.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isocompute.logs.literals import as_number, scalars
+from isocompute.logs.names import our_names
+from isocompute.logs.settings import from_config
+from isocompute.runs.folder import RunWriter
+from isocompute.runs.model import RunSettings
+
+__all__ = ["LiveRun", "trl_callback"]
+
+
+class LiveRun:
+    """Writes one run folder as rows arrive; a folder that is there already is gone on with."""
+
+    def __init__(self, folder: str | Path, *, engine: str, config: Mapping[str, Any]) -> None:
+        found, _ = from_config(scalars(dict(config), separator="."))
+        self._settings = RunSettings.model_validate({"engine": engine} | found)
+        self._writer = RunWriter(folder, self._settings)
+        self._held: dict[str, float] = {}
+        self._step: int | None = None
+        self._written = True
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take in what a trainer logs for a step; a step's rows make one point."""
+        if step != self._step:
+            self.flush()
+            self._step, self._held = step, {}
+        self._held |= {str(k): n for k, v in metrics.items() if (n := as_number(_plain(v))) is not None}
+        self._written = False
+
+    def flush(self) -> None:
+        """Write the point under way, all of it: of several lines of a step the last one stands."""
+        if self._written or self._step is None or not self._held:
+            return
+        names = our_names(self._held)
+        point: dict[str, Any] = {"step": self._step}
+        bp, n = self._settings.problems_per_batch, self._settings.rollouts_per_problem
+        if bp and n:
+            point["rollouts"] = self._step * bp * n
+        point |= {names.ours.get(name, name): value for name, value in self._held.items()}
+        for metric, parts in names.means.items():
+            point.setdefault(metric, sum(point[part] for part in parts) / len(parts))
+        self._writer.append(point)
+        self._written = True
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.flush()
+        self._writer.close()
+
+
+def trl_callback(folder: str | Path) -> Any:
+    """A callback for `GRPOTrainer` (and its relatives) that writes a run folder as the trainer logs."""
+    from transformers import TrainerCallback
+
+    class IsocomputeCallback(TrainerCallback):
+        """Writes on the first process only."""
+
+        def __init__(self) -> None:
+            self.run: LiveRun | None = None
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
+            """Every row that the trainer logs, but its closing summary."""
+            if not state.is_world_process_zero or not logs or "train_runtime" in logs:
+                return
+            if self.run is None:
+                config = {**args.to_dict(), "world_size": args.world_size}
+                if (state.max_steps or 0) > 0:
+                    config["max_steps"] = state.max_steps
+                self.run = LiveRun(folder, engine="trl", config=config)
+            self.run.log(state.global_step, {k: v for k, v in logs.items() if k != "step"})
+            if any(key.startswith("eval_") for key in logs):
+                self.run.flush()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            """The last point."""
+            if self.run is not None:
+                self.run.close()
+                self.run = None
+
+    return IsocomputeCallback()
+
+
+def _plain(value: Any) -> Any:
+    """The number in a numpy or torch scalar; None where it holds several."""
+    item = getattr(value, "item", None)
+    if not callable(item):
+        return value
+    try:
+        return item()
+    except (TypeError, ValueError, RuntimeError):
+        return None

@@ -1,0 +1,373 @@
+"""Every format, from a small log written here to the points, names and settings of its run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isocompute import InputError
+from isocompute.logs import Imported, import_logs
+from tests.logs import made_up as made
+from tests.logs.made_up import reward
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(data: str | bytes, name: str = "some.dat") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+        return path
+
+    return write
+
+
+def one(path: Path, **kwargs: Any) -> Imported:
+    (item,) = import_logs(path, **kwargs)
+    return item
+
+
+def column(item: Imported, name: str) -> list[Any]:
+    values: list[Any] = item.run.points[name].to_list()
+    return values
+
+
+@pytest.mark.parametrize("maker", made.MAKERS)
+def test_the_format_is_found_without_the_name(maker: str, write: Write) -> None:
+    wanted = {"verl-2024": "verl", "long-csv": "table", "tracker-csv": "table"}.get(maker, maker)
+    items = import_logs(write(made.corpus()[maker]))
+    assert {item.format for item in items} == {wanted}
+    assert all(item.skipped_lines == item.replaced == 0 for item in items)
+
+
+def test_verl(write: Write) -> None:
+    item = one(write(made.verl()))
+    settings = item.run.settings
+    assert (settings.problems_per_batch, settings.rollouts_per_problem, settings.update_steps) == (16, 8, 200)
+    assert (settings.gpus, settings.model, settings.problems) == (8, "Qwen/Qwen2.5-7B", "/data/gsm8k/train.parquet")
+    assert settings.recipe == {"learning_rate": 2e-6, "kl_coef": 0.01, "entropy_coef": 0.001, "temperature": 0.6}
+    assert column(item, "step") == list(range(1, 11))
+    assert column(item, "rollouts") == [128 * s for s in range(1, 11)]
+    assert column(item, "train/avg") == pytest.approx([reward(s) for s in range(1, 11)])
+    assert column(item, "seconds") == pytest.approx([30.5 * s for s in range(1, 11)])
+    assert column(item, "tokens") == pytest.approx([40960 * s for s in range(1, 11)])
+    assert [s for s, v in zip(column(item, "step"), column(item, "avg@4"), strict=True) if v is not None] == [5, 10]
+    assert column(item, "best@4")[4] == pytest.approx(reward(5) + 0.2)
+    assert column(item, "worst@4")[9] == pytest.approx(reward(10) - 0.1)
+    assert item.validation_points == 2
+    for name in ("entropy", "kl", "grad_norm", "learning_rate", "response_length", "truncated", "best@2"):
+        assert name in item.run.metrics
+    # What is not ours keeps its name: the reward after the KL penalty, and validation of another variable.
+    assert {"critic/rewards/mean", "actor/ppo_kl", "val-aux/openai/gsm8k/reward/mean@4"} <= set(item.run.metrics)
+
+
+def test_verl_of_2024(write: Write) -> None:
+    item = one(write(made.verl_2024()))
+    assert item.run.points.height == 10
+    assert item.validation_points == 2
+    assert column(item, "avg@1")[5] == pytest.approx(round(reward(5), 3))
+    assert {"entropy", "kl", "train/avg", "actor/lr(1e-4)"} <= set(item.run.metrics)
+
+
+def test_verl_config_with_lines_lost_and_a_command_line(write: Write) -> None:
+    lines = [made.TASK + line for line in made.VERL_CONFIG.splitlines()]
+    steps = made.verl(config=False)
+    for lost in range(1, len(lines) - 1):
+        kept = [*lines[:lost], *lines[lost + 1 :]]
+        settings = one(write("\n".join(kept) + "\n" + steps)).run.settings
+        if "'n': 8" not in lines[lost] and "'rollout'" not in lines[lost]:
+            assert settings.rollouts_per_problem == 8, lines[lost]
+        if "train_batch_size" not in lines[lost]:
+            assert settings.problems_per_batch == 16, lines[lost]
+    command = (
+        "+ python3 -m verl.trainer.main_ppo data.train_batch_size=256 actor_rollout_ref.rollout.n=5 trainer.x=$Y\n"
+    )
+    settings = one(write(command + steps)).run.settings
+    assert (settings.problems_per_batch, settings.rollouts_per_problem) == (256, 5)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda t: t.replace("\n", "\r\n"), id="windows"),
+        pytest.param(lambda t: "\ufeff" + t, id="bom"),
+        pytest.param(lambda t: t.encode("utf-16"), id="utf-16"),
+        pytest.param(lambda t: t.encode("utf-16-le"), id="utf-16 without mark"),
+        pytest.param(lambda t: gzip.compress(t.encode()), id="gzip"),
+        pytest.param(lambda t: t.replace("\x1b", ""), id="escapes lost"),
+        pytest.param(lambda t: t.replace("[0m step:", "[0m 01-05 10:00,1 - INFO - step:"), id="timestamps"),
+        pytest.param(lambda t: t.replace(" - critic/score", "\x1b[0m - critic/score"), id="colour inside"),
+        pytest.param(lambda t: t.replace("\n", "\n\n"), id="empty lines"),
+        pytest.param(lambda t: t.encode().replace(b"The answer", b"\xff\xfe\x00The answer"), id="no utf-8"),
+        pytest.param(lambda t: t + "x" * 9_000_000, id="a huge line"),
+    ],
+)
+def test_verl_in_every_dress(spoil: Callable[[str], str | bytes], write: Write) -> None:
+    plain, dressed = one(write(made.verl())), one(write(spoil(made.verl())))
+    assert dressed.run.points.equals(plain.run.points)
+    assert dressed.run.settings == plain.run.settings
+
+
+def test_verl_values_that_are_not_plain(write: Write) -> None:
+    line = "step:3 - a/b:np.float64(0.25) - c:tensor(2.5) - d:nan - e:inf - f:-1.5e-08 - g:np.int64(7) - h:text - i:1"
+    item = one(write(line + "Training Progress: 5%\n"))
+    assert item.run.points.drop("step").row(0, named=True) == {
+        **{"a/b": 0.25, "c": 2.5, "f": -1.5e-08, "g": 7.0, "i": 1.0},
+    }
+
+
+@pytest.mark.parametrize("width", [80, 97, 120, 200, 211])
+@pytest.mark.parametrize("how", ["hard", "stripped", "words"])
+@pytest.mark.parametrize("prefix", ["", "(TaskRunner pid=4242) "])
+def test_verl_lines_folded_by_a_terminal(width: int, how: str, prefix: str, write: Write) -> None:
+    lines = [prefix + made.verl_line(s, made.verl_pairs(s, validated=s % 3 == 0)) for s in range(1, 9)]
+    plain = one(write("\n".join(lines)))
+    folded: list[str] = []
+    for line in lines:
+        if how == "words":
+            folded += textwrap.wrap(line, width, break_on_hyphens=False)
+        else:
+            pieces = [line[i : i + width] for i in range(0, len(line), width)]
+            folded += [p.strip() for p in pieces] if how == "stripped" else pieces
+        folded.append("and some text of a model: it is - fine")
+    assert one(write("\n".join(folded))).run.points.equals(plain.run.points)
+
+
+def test_verl_several_validation_sets(write: Write) -> None:
+    line = "step:{} - critic/score/mean:.5 - val-core/aime/acc/mean@8:{} - val-core/math/acc/mean@8:0.8\n"
+    item = one(write(line.format(1, 0.2) + line.format(2, 0.4)))
+    assert column(item, "avg@8") == pytest.approx([0.5, 0.6])
+    assert column(item, "avg@8/aime") == [0.2, 0.4]
+
+
+def test_a_resumed_run(write: Write) -> None:
+    again = made.verl(range(8, 13), config=False).replace("response_length/mean:512.25", "response_length/mean:99.0")
+    item = one(write(made.verl() + again))
+    assert item.replaced == 3
+    assert column(item, "step") == list(range(1, 13))
+    assert column(item, "response_length") == [512.25] * 7 + [99.0] * 5
+    # Validation of the base model again after a restart is not a step anew.
+    val = "step:10 - val-core/openai/gsm8k/acc/mean@4:0.123\n"
+    item = one(write(made.verl() + val))
+    assert (item.replaced, column(item, "avg@4")[9]) == (1, 0.123)
+    assert column(item, "train/avg")[9] == pytest.approx(reward(10))
+
+
+def test_verl_rollout_dumps(write: Write, tmp_path: Path) -> None:
+    for step in (1, 2, 10):
+        write(made.verl_rollouts(step), f"rollouts/{step}.jsonl")
+    item = one(tmp_path / "rollouts")
+    assert item.run.name == "rollouts"
+    assert column(item, "step") == [1, 2, 10]
+    assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (4, 4)
+    assert column(item, "train/avg") == [9 / 16, 13 / 16, 1.0]
+    problems = {problem for _, problem in item.pass_rates}
+    assert len(problems) == 4  # the same prompt has the same name in every step
+    assert sorted(list(v) for (s, _), v in item.pass_rates.items() if s == 1) == [[1, 4], [2, 4], [3, 4], [3, 4]]
+    with_ids = one(write(made.verl_rollouts(1, ids=True), "ids/1.jsonl"))
+    assert {p for _, p in with_ids.pass_rates} == {"100", "101", "102", "103"}
+    held_out = one(write(made.verl_rollouts(1), "val_dump/1.jsonl").parent)
+    assert (held_out.run.metrics[0], held_out.validation_points) == ("avg@4", 1)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_trl_state(new: bool, write: Write) -> None:
+    item = one(write(made.trl_state(new=new)))
+    assert column(item, "step") == list(range(5, 55, 5))
+    assert item.validation_points == 2
+    assert item.run.settings.update_steps == 50
+    assert {"train/avg", "response_length", "kl", "grad_norm", "learning_rate", "avg@1"} <= set(item.run.metrics)
+    if new:
+        assert {"truncated", "zero_variance", "entropy"} <= set(item.run.metrics)
+        assert column(item, "tokens") == [9000.0 * s for s in range(5, 55, 5)]
+
+
+def test_trl_checkpoints_are_one_run(write: Write, tmp_path: Path) -> None:
+    for last in (20, 50, 100):
+        write(made.trl_state(range(5, last + 1, 5)), f"out/run7/checkpoint-{last}/trainer_state.json")
+    item = one(tmp_path / "out")
+    assert (item.run.name, item.run.points.height) == ("run7", 20)
+
+
+@pytest.mark.parametrize("quoted", [True, False])
+@pytest.mark.parametrize("bars", ["in turn", "apart", "none"])
+def test_trl_console(quoted: bool, bars: str, write: Write) -> None:
+    item = one(write(made.trl_console(quoted=quoted, bars=bars)))
+    assert column(item, "step") == list(range(5, 55, 5))
+    assert column(item, "train/avg") == pytest.approx([reward(s) for s in range(5, 55, 5)], abs=1e-4)
+    assert item.validation_points == 1
+    assert column(item, "avg@1")[4] == 0.5  # the evaluation belongs to the step before it
+    assert item.run.settings.update_steps == 50
+
+
+def test_trl_console_dict_on_the_bars_line_and_with_args(write: Write) -> None:
+    args = "GRPOConfig(\nnum_generations=4,\nper_device_train_batch_size=2,\ngradient_accumulation_steps=2,\n)\n"
+    args += "  Total train batch size (w. parallel, distributed & accumulation) = 32\n"
+    rows = "".join(f"  1%| | {s}/50 [00:10<01:00, 1.2s/it] {made.trl_row(s)}\r" for s in (10, 20, 30))
+    item = one(write(args + rows))
+    assert column(item, "step") == [10, 20, 30]
+    assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (8, 4)
+
+
+def test_trl_dicts_with_a_step_of_their_own(write: Write) -> None:
+    rows = [
+        {"loss": 0.1, "reward": reward(s), "kl": 0.0, "epoch": 0.1, "global_step/max_steps": f"{s}/60"} for s in (2, 9)
+    ]
+    assert column(one(write("\n".join(map(str, rows)))), "step") == [2, 9]
+    assert column(one(write("\n".join(map(json.dumps, rows)))), "step") == [2, 9]
+
+
+def test_prime_rl(write: Write) -> None:
+    item = one(write(made.prime_rl()))
+    assert (item.run.points.height, item.replaced, item.validation_points) == (10, 0, 2)
+    assert column(item, "zero_variance") == [0.375] * 10
+    for name in ("train/avg", "entropy", "kl", "response_length", "truncated", "grad_norm", "learning_rate"):
+        assert name in item.run.metrics
+    assert [column(item, name)[4] for name in ("avg@4", "best@4", "worst@4")] == [0.5, 0.7, 0.2]
+    again = one(write(made.prime_rl() + made.prime_rl(range(9, 12))))
+    assert (again.run.points.height, again.replaced) == (11, 2)
+
+
+def test_prime_rl_config_counts_rollouts(write: Write) -> None:
+    write(
+        "max_steps = 20\n[orchestrator]\nbatch_size = 128\ngroup_size = 16\n[trainer.optim]\nlr = 3e-6\n", "out/rl.toml"
+    )
+    settings = one(write(made.prime_rl(), "out/metrics.jsonl")).run.settings
+    assert (settings.problems_per_batch, settings.rollouts_per_problem, settings.update_steps) == (8, 16, 20)
+
+
+def test_tinker(write: Write) -> None:
+    config = {"learning_rate": 4e-5, "dataset_builder": {"groups_per_batch": 32, "group_size": 16}, "model_name": "q"}
+    write(json.dumps(config), "a.config.json")
+    write(json.dumps(config | {"dataset_builder": {"groups_per_batch": 8, "group_size": 4}}), "b.config.json")
+    item, other = one(write(made.tinker(), "a.metrics.jsonl")), one(write(made.tinker(), "b.metrics.jsonl"))
+    assert (item.run.name, item.run.points.height, item.validation_points) == ("a", 10, 2)
+    assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (32, 16)
+    assert (other.run.settings.problems_per_batch, other.run.settings.rollouts_per_problem) == (8, 4)
+    assert column(item, "zero_variance") == [0.25] * 10
+    lone = one(write(made.tinker(), "c.metrics.jsonl"))
+    assert lone.run.settings.problems_per_batch is None  # a neighbour's config is not this run's
+    assert any("Bp and n unknown: compute in steps" in note for note in lone.notes)
+
+
+def test_openrlhf(write: Write) -> None:
+    item = one(write(made.openrlhf()))
+    assert (item.run.points.height, item.validation_points) == (10, 2)
+    assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (64, 8)
+    assert [column(item, name)[4] for name in ("avg@4", "best@4", "zero_variance")] == [0.2, 0.4, 0.25]
+    assert {"train/avg", "entropy", "kl", "response_length", "truncated", "learning_rate"} <= set(item.run.metrics)
+
+
+def test_skyrl(write: Write) -> None:
+    item = one(write(made.skyrl()))
+    assert (item.run.points.height, item.validation_points) == (10, 2)
+    assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (128, 5)
+    assert [column(item, name)[4] for name in ("avg@4", "best@4")] == [0.5, 0.7]
+    assert {"train/avg", "entropy", "response_length"} <= set(item.run.metrics)
+
+
+def test_nemo_rl(write: Write) -> None:
+    item = one(write(made.nemo_rl()))
+    assert column(item, "step") == list(range(11))  # the base model is validated at 0
+    assert item.validation_points == 3
+    assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (32, 16)
+    assert column(item, "avg@1")[0] == 0.1
+    assert column(item, "train/avg")[1:] == pytest.approx([reward(s) for s in range(1, 11)], abs=1e-4)
+    second = made.nemo_rl() + "========================= Epoch 2/3 =========================\n"
+    second += (
+        "========================= Step 1/100 =========================\n📊 Training Results:\n  • Avg Reward: 0.9\n"
+    )
+    assert column(one(write(second)), "step")[-1] == 101
+
+
+def test_pipelinerl(write: Write) -> None:
+    item = one(write(made.pipelinerl()))
+    assert item.run.points.height == 10
+    assert {"train/avg", "entropy", "kl", "grad_norm", "learning_rate"} <= set(item.run.metrics)
+    assert "loss" not in item.run.metrics  # only ever NaN
+
+
+def test_trackio(write: Write) -> None:
+    a, b = import_logs(write(made.trackio(), "project.db"))
+    assert [a.run.name, b.run.name] == ["a", "b"]
+    assert column(a, "step") == list(range(10, 110, 10))  # the trainer's step, not the number of the call
+    assert (a.run.settings.problems_per_batch, a.run.settings.rollouts_per_problem) == (16, 8)
+    assert b.run.settings.problems_per_batch is None
+
+
+def test_wandb_long_records_span_blocks(write: Write) -> None:
+    item = one(write(made.wandb(range(1, 400)), "run-abc123.wandb"))
+    assert (item.run.name, item.run.points.height, item.validation_points) == ("brisk-sun-7", 399, 79)
+    assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (64, 16)
+    torn = one(write(made.wandb(range(1, 400))[:-1000], "run-abc123.wandb"))
+    assert 390 < torn.run.points.height < 399
+
+
+def test_event_files_of_a_folder_are_one_run(write: Write, tmp_path: Path) -> None:
+    write(made.tensorboard(range(1, 6)), "tb/sweep/32x8/events.out.tfevents.1.host.1.0")
+    write(made.tensorboard(range(6, 11)), "tb/sweep/32x8/events.out.tfevents.2.host.1.0")
+    item = one(tmp_path / "tb")
+    assert (item.run.name, item.run.points.height, item.validation_points) == ("sweep/32x8", 10, 10)
+
+
+def test_the_name_of_a_run_is_a_last_resort(write: Write) -> None:
+    item = one(write(made.trl_state(), "easy_bp32_n8.json"))
+    assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (32, 8)
+    assert any("from the name of the run" in note for note in item.notes)
+    unclear = one(write(made.trl_state(), "bsz256_2_b32_batch32_n8_n16.json"))
+    assert (unclear.run.settings.problems_per_batch, unclear.run.settings.rollouts_per_problem) == (None, None)
+
+
+def test_given_settings_fill_in_and_never_replace(write: Write) -> None:
+    item = one(write(made.verl()), problems_per_batch=999, rollouts_per_problem=999)
+    assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (16, 8)
+    item = one(write(made.trl_state()), problems_per_batch=4, rollouts_per_problem=2)
+    assert column(item, "rollouts") == [8 * s for s in range(5, 55, 5)]
+    assert not any("unknown" in note for note in item.notes)
+
+
+def test_a_format_that_is_insisted_on(write: Write) -> None:
+    path = write(made.verl())
+    assert one(path, format="verl").format == "verl"
+    with pytest.raises(InputError, match="read as skyrl, but there are no points"):
+        import_logs(path, format="skyrl")
+    with pytest.raises(InputError, match="--format vrl: not a format; there are verl, "):
+        import_logs(path, format="vrl")
+
+
+@pytest.mark.parametrize("second", ["trl-console", "openrlhf", "skyrl", "nemo-rl", "pipelinerl", "tinker"])
+def test_two_formats_in_one_file(second: str, write: Write) -> None:
+    path = write(made.corpus()["verl"] + made.corpus()[second])
+    with pytest.raises(InputError) as caught:
+        import_logs(path)
+    for part in ("two formats in one file", "verl", second, "--format"):
+        assert part in str(caught.value)
+    assert one(path, format="verl").run.points.height == 10
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("", "the file is empty"),
+        ("hello\nworld\n", "no known log format; nothing in it comes close"),
+        (made.VERL_CONFIG, "closest is verl: veRL's config is there, but no line"),
+        ("prompt,reward_model,extra\na,b,c\nd,e,f\n", "closest is table: this is a set of problems"),
+        ("a,b\n1,2\n3,4\n", "closest is table: no column for the step or the compute"),
+        ("step,note\n1,x\n2,y\n", "closest is table: no column of numbers besides the step"),
+        ('{"log_history": [{"step": 1', "not a whole JSON file"),
+        ('{"log_history": 5}', "needs a list 'log_history'"),
+    ],
+)
+def test_a_file_that_is_no_log(data: str, message: str, write: Write) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        import_logs(write(data))
+    if "no known" in message or "closest" in message:
+        assert "Looked for verl: lines 'step:N - key:value" in str(caught.value)

@@ -1,0 +1,140 @@
+"""Tables in other people's layouts: which column is what, and how many points each run has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from isocompute import InputError, load
+from isocompute.logs import import_logs
+from tests.logs import made_up as made
+from tests.logs.made_up import reward, table
+
+
+def sizes(path: Path) -> dict[str, int]:
+    return {item.run.name: item.run.points.height for item in import_logs(path)}
+
+
+def text(tmp_path: Path, data: str, name: str = "some.csv") -> Path:
+    (tmp_path / name).write_text(data)
+    return tmp_path / name
+
+
+def test_long(tmp_path: Path) -> None:
+    a, b = import_logs(text(tmp_path, made.long_csv()))
+    assert (a.run.name, a.run.points.height, a.validation_points) == ("a", 20, 4)
+    assert b.run.metrics == ["avg@1", "grad_norm"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ["run_id", "key", "step", "value"],
+        ["experiment", "tag", "global_step", "Value"],
+        ["Run", "Metric", "Step", "value"],
+    ],
+)
+def test_long_under_other_names(tmp_path: Path, header: list[str]) -> None:
+    rows = [("x", "eval/reward", s, 0.5) for s in range(6)] + [("x", "loss", s, 0.1) for s in range(9)]
+    (item,) = import_logs(text(tmp_path, table(header, rows)))
+    assert (item.run.name, item.run.points.height, item.validation_points) == ("x", 9, 6)
+
+
+def test_a_tracker_exports_a_chart(tmp_path: Path) -> None:
+    assert sizes(text(tmp_path, made.tracker_csv())) == {"one": 10, "two": 5}
+    chart = table(["Step", "0.6b", "14b"], [[s, "" if s % 4 else reward(s), reward(s)] for s in range(20)])
+    items = import_logs(text(tmp_path, chart))
+    assert {i.run.name: i.run.points.height for i in items} == {"0.6b": 5, "14b": 20}
+    assert items[0].run.metrics == ["value"]
+    assert "called 'value'" in items[0].notes[0]
+
+
+@pytest.mark.parametrize("separator", [",", "\t", ";"])
+def test_metrics_across_the_columns(tmp_path: Path, separator: str) -> None:
+    rows = [[s, reward(s), "" if s % 2 else 0.5, "nan"] for s in range(8)]
+    (item,) = import_logs(text(tmp_path, table(["step", "train/reward", "eval_reward", "kl"], rows, separator)))
+    assert (item.run.points.height, item.validation_points) == (8, 4)
+    assert item.run.metrics == ["train/avg", "avg@1"]
+
+
+def test_a_figures_table(tmp_path: Path) -> None:
+    rows = [
+        (s, n, 1000 * n * i, 0.1 * i, "solid" if i < 3 else "dashed")
+        for s in ("easy", "hard")
+        for n in (8, 32)
+        for i in range(1, 6)
+    ]
+    items = import_logs(text(tmp_path, table(["set", "n", "C_rollouts", "val_reward", "line"], rows)))
+    assert [i.run.name for i in items] == ["set=easy,n=8", "set=easy,n=32", "set=hard,n=8", "set=hard,n=32"]
+    assert [i.run.settings.rollouts_per_problem for i in items] == [8, 32, 8, 32]
+    assert items[0].run.points["rollouts"].to_list() == [8000 * i for i in range(1, 6)]
+
+
+def test_thousands_of_gpu_hours(tmp_path: Path) -> None:
+    rows = [("8b", "fit" if i < 3 else "predicted", 1.5 * i, 0.4 + 0.01 * i) for i in range(1, 8)]
+    (item,) = import_logs(text(tmp_path, table(["run", "split", "gpu_hours_k", "pass_rate"], rows)))
+    assert item.run.points.columns == ["gpu_hours", "pass_rate"]
+    assert item.run.points["gpu_hours"][1] == 3000.0
+    (run,) = load(tmp_path / "some.csv")
+    assert run.points.equals(item.run.points)
+
+
+def test_end_points(tmp_path: Path) -> None:
+    rows = [("a", 4, 0.5), ("b", 64, 0.7), ("b", 64, 0.6)]
+    items = import_logs(text(tmp_path, table(["run_name", "num_rollouts", "final_validation_accuracy"], rows)))
+    assert [(i.run.name, i.run.points.height, i.run.settings.rollouts_per_problem) for i in items] == [
+        ("a", 1, 4),
+        ("b", 1, 64),
+        ("b-2", 1, 64),
+    ]
+
+
+def test_parquet_and_json(tmp_path: Path) -> None:
+    rows = [{"run_name": r, "step": s, "train/reward": reward(s)} for r in "ab" for s in range(6)]
+    pl.DataFrame(rows).write_parquet(tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "t.json").write_text(json.dumps(rows))
+    for name in ("t.parquet", "t.jsonl", "t.json"):
+        assert sizes(tmp_path / name) == {"a": 6, "b": 6}, name
+    columns = {"step": list(range(6)), "reward": [reward(s) for s in range(6)], "note": "x"}
+    (tmp_path / "c.json").write_text(json.dumps(columns, indent=1))
+    assert sizes(tmp_path / "c.json") == {"c": 6}
+
+
+def test_one_run_in_several_files(tmp_path: Path) -> None:
+    rows = [("a", "eval/reward", s, reward(s)) for s in range(5)]
+    header = ["run_name", "metric", "step", "value"]
+    more = [*rows, *(("a", "train/entropy", s, 0.5) for s in range(9)), ("b", "eval/reward", 1, 0.2)]
+    text(tmp_path, table(header, rows), "1.csv")
+    text(tmp_path, table(header, more), "2.csv")
+    text(tmp_path, table(["run_name", "best_eval_reward"], [("a", 0.9), ("c", 0.1)]), "summary.csv")
+    items = import_logs(tmp_path)
+    assert {i.run.name: i.run.points.height for i in items} == {"a": 9, "b": 1, "c": 1}
+    assert next(i.sources for i in items if i.run.name == "a") == (str(tmp_path / "1.csv"), str(tmp_path / "2.csv"))
+    assert items.left_out == (f"{tmp_path / 'summary.csv'}: end points of 1 runs whose curves are there",)
+    # Another run under the same name is not the same run.
+    text(tmp_path, table(header, [("a", "eval/reward", s, 0.9) for s in range(5)]), "3.csv")
+    assert [i.run.name for i in import_logs(tmp_path)].count("a") == 1
+    assert f"{tmp_path.name}/a" in [i.run.name for i in import_logs(tmp_path)]
+
+
+def test_a_table_of_ours_is_read_as_before(tmp_path: Path) -> None:
+    path = text(tmp_path, table(["run", "step", "a", "b"], [("x", s, 1.5, 2.5) for s in range(4)]))
+    (run,) = load(path)
+    assert (run.name, run.metrics) == ("x", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "message"),
+    [
+        (["index", "data_source", "q_pass_rate"], [(1, "m", 0.5), (2, "m", 0.1)], "a set of problems"),
+        (["set", "L", "k"], [("easy", 6.1, 4.7), ("hard", 4.5, 7.2)], "no column for the step or the compute"),
+    ],
+)
+def test_tables_that_hold_no_runs(tmp_path: Path, header: list[str], rows: list[Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        import_logs(text(tmp_path, table(header, rows)))
