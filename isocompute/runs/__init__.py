@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isocompute.runs.load import load
+    from isocompute.runs.loading import load
     from isocompute.runs.model import Run, RunSet, RunWarning
     from isocompute.runs.settings import RunSettings
     from isocompute.runs.writer import RunWriter
@@ -20,7 +20,7 @@ _HOMES = {
     "RunSettings": "isocompute.runs.settings",
     "RunWarning": "isocompute.runs.model",
     "RunWriter": "isocompute.runs.writer",
-    "load": "isocompute.runs.load",
+    "load": "isocompute.runs.loading",
 }
 
 __all__ = ["Run", "RunSet", "RunSettings", "RunWarning", "RunWriter", "load"]
@@ -28,7 +28,5 @@ __all__ = ["Run", "RunSet", "RunSettings", "RunWarning", "RunWriter", "load"]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value  # importing the module `load` would otherwise stand in for the function
-        return value
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'isocompute.runs' has no attribute '{name}'")
