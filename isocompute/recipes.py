@@ -98,6 +98,11 @@ class Recipe(BaseModel):
     def _consistent(self) -> Recipe:
         if self.advantage == "none" and self.zero_variance_filter != "off":
             raise ValueError("zero_variance_filter needs a group baseline; advantage = 'none' has none")
+        if self.top_p < 1 and (self.tis_cap is not None or self.ratio_anchor == "sampler"):
+            raise ValueError(
+                "top_p below 1 samples from a nucleus that the trainer does not know, and importance weights against "
+                "the sampler would be wrong; give top_p = 1, or ratio_anchor = 'trainer' and no tis_cap"
+            )
         if self.baseline_rollouts is not None and self.advantage in ("none", "gae"):
             raise ValueError(f"baseline_rollouts needs a group baseline; advantage = '{self.advantage}' has none")
         starts = [start for start, _ in self.schedule or ()]
@@ -135,9 +140,11 @@ def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None 
         return Recipe(**{**(defaults or {}), **RECIPES[name], **fields})
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or name
-        known = f"; fields are {', '.join(Recipe.model_fields)}" if first["type"] == "extra_forbidden" else ""
-        raise InputError(f"recipe.{where}: {first['msg']}{known}.") from error
+        where = "".join(f".{part}" for part in first["loc"])
+        text = str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            text = f"there is no such field; fields are {', '.join(Recipe.model_fields)}"
+        raise InputError(f"recipe{where}: {text}.") from error
 
 
 def learning_rate(recipe: Recipe, *, batch_size: int, step: int) -> float:

@@ -81,10 +81,9 @@ def read_train_spec(path: str | Path | None, overrides: Mapping[str, Any]) -> Tr
     for key, value in overrides.items():
         known = table.get(key, {})
         table[key] = {**known, **value} if isinstance(value, Mapping) and isinstance(known, Mapping) else value
-    if "rollouts" in overrides:
-        table.pop("update_steps", None)
-    if "update_steps" in overrides:
-        table.pop("rollouts", None)
+    for given, other in (("rollouts", "update_steps"), ("update_steps", "rollouts")):
+        if given in overrides and other not in overrides:
+            table.pop(other, None)  # what is given on the way replaces the file's
     try:
         return TrainSpec.model_validate(table)
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from isocompute.runs import RunSettings, RunWriter
+
+os.environ["TRITON_INTERPRET"] = "1"  # GPU kernels run on the CPU; Triton asks when it is first imported
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 hypothesis.settings.load_profile("repeatable")

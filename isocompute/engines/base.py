@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 
 from isocompute.allocation import Spending
+from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS, RunWriter
@@ -98,9 +100,12 @@ class Recorder:
         path = self.folder / CHECKPOINT
         if not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in data.files if name != _META}
-            meta: dict[str, Any] = json.loads(bytes(data[_META]).decode())
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                arrays = {name: data[name] for name in data.files if name != _META}
+                meta: dict[str, Any] = json.loads(bytes(data[_META]).decode())
+        except (BadZipFile, EOFError, KeyError, OSError, ValueError) as error:
+            raise InputError(f"{path}: damaged ({error}); remove the run's folder to start it again.") from error
         return arrays, meta
 
     def append(self, point: dict[str, Any]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
-
-os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 
 import pytest
 import torch

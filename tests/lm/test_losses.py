@@ -125,7 +125,9 @@ def test_k3_is_unbiased_and_never_negative() -> None:
 
 def test_entropy_and_importance_weights() -> None:
     logits = torch.tensor([[[0.0, 0.0, 0.0, 0.0], [50.0, 0.0, 0.0, 0.0]]])
-    torch.testing.assert_close(losses.entropy(logits), torch.tensor([[np.log(4.0), 0.0]], dtype=torch.float32))
+    torch.testing.assert_close(
+        losses.entropy(logits.log_softmax(-1)), torch.tensor([[np.log(4.0), 0.0]], dtype=torch.float32)
+    )
     trainer = torch.tensor([[-1.0, -1.0]], requires_grad=True)
     weights = losses.truncated_importance(trainer, torch.tensor([[-1.5, -4.0]]), cap=2.0)
     torch.testing.assert_close(weights, torch.tensor([[np.exp(0.5), 2.0]], dtype=torch.float32))

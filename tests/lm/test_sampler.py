@@ -96,7 +96,7 @@ def test_tokens_follow_their_probabilities(decoder: Decoder, settings: SamplingS
 
 def test_uniform_numbers_are_uniform_and_unrelated() -> None:
     rows = torch.arange(4000)
-    first, second = uniforms(7, rows, 0).numpy(), uniforms(7, rows, 1).numpy()
+    first, second = uniforms(7, rows, range(2)).numpy()
     assert stats.kstest(first, "uniform").pvalue > 1e-3
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.05

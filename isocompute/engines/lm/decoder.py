@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from isocompute.engines.lm.cache import Cache, Joined, Prefix
 from isocompute.engines.lm.config import DecoderConfig
+from isocompute.engines.lm.rope import rope_frequencies
 
-__all__ = ["Block", "Cache", "Decoder", "head_logits", "rope_frequencies"]
+__all__ = ["Block", "Cache", "Decoder", "Prefix", "head_logits"]
 
 
 class Norm(nn.Module):
@@ -31,68 +33,39 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis; the result has the weights' type."""
+        return _normalise(x, self.weight, self.epsilon)
+
+
+def _normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """w · x / √(mean x² + ε)."""
+    unit: Tensor
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a compiler finds the short way by itself
+        unit = _Unit.apply(x, epsilon)  # type: ignore[no-untyped-call]  # torch's gap
+    else:
+        unit = F.rms_norm(x.float(), x.shape[-1:], None, epsilon)
+    return (unit * weight.float()).to(weight.dtype)
+
+
+class _Unit(torch.autograd.Function):
+    """u = x / √(mean x² + ε). Its gradient, (g - u · mean(g u)) / √(mean x² + ε), is written out, since that of
+    `F.rms_norm` on a CPU reads memory more than twice as often.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, epsilon: float) -> Tensor:
         wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
-        return (self.weight.float() * wide).to(self.weight.dtype)
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = torch.rsqrt(norm * norm / x.shape[-1] + epsilon)
+        unit = wide * scale
+        ctx.save_for_backward(unit, scale)
+        ctx.kind = x.dtype
+        return unit
 
-
-def rope_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
-    """Rotation speed of each pair of a head's channels, and the factor on cos and sin (YaRN's attention scaling)."""
-    size, theta, rope = config.head_dim, config.rope_theta, config.rope
-    speeds = 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size))
-    kind = rope.get("rope_type", "default")
-    if kind == "default":
-        return speeds, 1.0
-    factor = float(rope["factor"])
-    if kind == "linear":
-        return speeds / factor, 1.0
-    if kind == "llama3":
-        return _llama3(speeds, factor, rope), 1.0
-    return _yarn(config, speeds, factor)
-
-
-def _llama3(speeds: Tensor, factor: float, rope: dict[str, float]) -> Tensor:
-    """Llama 3.1: slow channels are slowed by the factor, fast ones kept, those between blended."""
-    original = float(rope["original_max_position_embeddings"])
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    turns = original * speeds / (2 * math.pi)
-    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - blend) * speeds / factor + blend * speeds
-
-
-def _yarn(config: DecoderConfig, speeds: Tensor, factor: float) -> tuple[Tensor, float]:
-    """YaRN (Peng et al. 2023): the same idea by the number of turns over the original context."""
-    rope, size = config.rope, config.head_dim
-    original = float(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
-
-    def channel(turns: float) -> float:
-        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
-
-    low = max(math.floor(channel(float(rope.get("beta_fast") or 32.0))), 0)
-    high = min(math.ceil(channel(float(rope.get("beta_slow") or 1.0))), size - 1)
-    ramp = ((torch.arange(size // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
-    scaled = (1 - ramp) * speeds + ramp * speeds / factor
-    attention = rope.get("attention_factor")
-    return scaled, float(attention) if attention is not None else 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-@dataclass
-class Cache:
-    """Keys and values of all layers up to `length`, in slots of one size for every sequence."""
-
-    keys_LBGTK: Tensor
-    values_LBGTK: Tensor
-    length: int = 0
-
-    @classmethod
-    def empty(cls, config: DecoderConfig, batch: int, slots: int, like: Tensor) -> Cache:
-        """Room for `slots` tokens of `batch` sequences."""
-        shape = (config.num_hidden_layers, batch, config.num_key_value_heads, slots, config.head_dim)
-        return cls(like.new_zeros(shape), like.new_zeros(shape))
-
-    def keep(self, rows: Tensor) -> Cache:
-        """Only some of the sequences."""
-        return Cache(self.keys_LBGTK[:, rows], self.values_LBGTK[:, rows], self.length)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        unit, scale = ctx.saved_tensors
+        mean = (grad * unit).mean(dim=-1, keepdim=True)
+        return torch.addcmul(grad, unit, mean, value=-1.0).mul_(scale).to(ctx.kind), None
 
 
 class Attention(nn.Module):
@@ -109,43 +82,108 @@ class Attention(nn.Module):
         if config.qk_norm:
             self.q_norm = Norm(size, config.rms_norm_eps)
             self.k_norm = Norm(size, config.rms_norm_eps)
-        self.qk_norm = config.qk_norm
+        self.qk_norm, self.epsilon = config.qk_norm, config.rms_norm_eps
+        self.bias = config.attention_bias
+
+    def _joined(self, cache: Cache | Prefix | None, layer: int) -> Joined:
+        """The weights side by side; a cache keeps them, as they do not change while it grows."""
+        if cache is not None and cache.length:
+            return cache.joined[layer]
+        parts, norm_HK = (self.q_proj, self.k_proj, self.v_proj), None
+        if self.qk_norm:
+            size = self.size
+            norms = self.q_norm.weight.expand(self.heads, size), self.k_norm.weight.expand(self.groups, size)
+            norm_HK = torch.cat(norms)
+        bias = torch.cat([part.bias for part in parts]) if self.bias else None
+        joined = Joined(torch.cat([part.weight for part in parts]), bias, norm_HK)
+        if cache is not None:
+            cache.joined[layer] = joined
+        return joined
 
     def forward(
-        self, x_BTD: Tensor, cos_BTK: Tensor, sin_BTK: Tensor, mask_BTS: Tensor | None, cache: Cache | None, layer: int
+        self,
+        x_BTD: Tensor,
+        cos_BTK: Tensor,
+        sin_BTK: Tensor,
+        mask_BTS: Tensor | None,
+        cache: Cache | Prefix | None,
+        layer: int,
     ) -> Tensor:
         """Attend to the cache (where there is one) and to the tokens themselves."""
         batch, length, _ = x_BTD.shape
-        q = self.q_proj(x_BTD).view(batch, length, self.heads, self.size)
-        k = self.k_proj(x_BTD).view(batch, length, self.groups, self.size)
-        v_BGTK = self.v_proj(x_BTD).view(batch, length, self.groups, self.size).transpose(1, 2)
-        if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q_BHTK = _rotate(q.transpose(1, 2), cos_BTK, sin_BTK)
-        k_BGTK = _rotate(k.transpose(1, 2), cos_BTK, sin_BTK)
+        weight, bias, norm_HK = self._joined(cache, layer)
+        all_BTHK = F.linear(x_BTD, weight, bias).view(batch, length, -1, self.size)
+        qk_BTHK, v_BTGK = torch.split(all_BTHK, [self.heads + self.groups, self.groups], dim=2)
+        if norm_HK is not None:
+            qk_BTHK = _normalise(qk_BTHK, norm_HK, self.epsilon)
+        qk_BTHK = _rotate(qk_BTHK, cos_BTK, sin_BTK)
+        q_BTHK, k_BTGK = torch.split(qk_BTHK, [self.heads, self.groups], dim=2)
+        k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
         if cache is not None:
-            end = cache.length + length
-            cache.keys_LBGTK[layer, :, :, cache.length : end] = k_BGTK
-            cache.values_LBGTK[layer, :, :, cache.length : end] = v_BGTK
-            k_BGTK, v_BGTK = cache.keys_LBGTK[layer, :, :, :end], cache.values_LBGTK[layer, :, :, :end]
-        out_BHTK = F.scaled_dot_product_attention(
-            q_BHTK,
-            k_BGTK,
-            v_BGTK,
-            attn_mask=None if mask_BTS is None else mask_BTS[:, None],
-            is_causal=mask_BTS is None and length > 1,
-            enable_gqa=self.heads != self.groups,
-        )
-        out_BTD: Tensor = self.o_proj(out_BHTK.transpose(1, 2).reshape(batch, length, -1))
+            k_BGTK, v_BGTK = cache.extend(layer, k_BGTK, v_BGTK)
+        few = length == 1 or length * k_BGTK.shape[2] <= _FEW
+        attend = _attend_few if few and x_BTD.device.type == "cpu" else _attend
+        out_BTD: Tensor = self.o_proj(attend(q_BTHK, k_BGTK, v_BGTK, mask_BTS))
         return out_BTD
 
 
-def _rotate(x_BHTK: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:
-    """RoPE in the half-split layout that these families use."""
-    wide = x_BHTK.float()
-    first, second = wide.chunk(2, dim=-1)
-    turned = torch.cat([-second, first], dim=-1)
-    return (wide * cos_BTK[:, None] + turned * sin_BTK[:, None]).to(x_BHTK.dtype)
+def _rotate(x_BTHK: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:
+    """RoPE in the half-split layout that these families use; the sine of the first half is negative."""
+    wide = x_BTHK.float()
+    turned = wide.roll(wide.shape[-1] // 2, dims=-1)
+    return torch.addcmul(wide * cos_BTK[:, :, None], turned, sin_BTK[:, :, None]).to(x_BTHK.dtype)
+
+
+def _attend(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_BTS: Tensor | None) -> Tensor:
+    """Attention by PyTorch's kernels; without a mask it is causal, and the last token sees all slots."""
+    batch, length, heads, _ = q_BTHK.shape
+    slots = k_BGSK.shape[2]
+    if mask_BTS is None and 1 < length < slots:
+        mask_BTS = _causal(length, slots, q_BTHK.device)
+    out_BHTK = F.scaled_dot_product_attention(
+        q_BTHK.transpose(1, 2),
+        k_BGSK,
+        v_BGSK,
+        attn_mask=None if mask_BTS is None else mask_BTS[:, None],
+        is_causal=mask_BTS is None and length > 1,
+        enable_gqa=heads != k_BGSK.shape[1],
+    )
+    return out_BHTK.transpose(1, 2).reshape(batch, length, -1)
+
+
+_FEW = 2048
+"""Queries × slots of a head up to which `_attend_few` beats PyTorch's attention on a CPU."""
+
+
+_LEAST = 16
+"""Slots below which PyTorch's softmax and batched products fall back to scalar code, five times slower."""
+
+
+def _attend_few(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_BTS: Tensor | None) -> Tensor:
+    """The same written out, for a CPU: one product for all the queries that share a key-value head."""
+    batch, length, heads, size = q_BTHK.shape
+    groups, missing = k_BGSK.shape[1], max(0, _LEAST - k_BGSK.shape[2])
+    if mask_BTS is None and (length > 1 or missing):
+        mask_BTS = _causal(length, k_BGSK.shape[2], q_BTHK.device)
+    if missing and mask_BTS is not None:
+        k_BGSK, v_BGSK = (F.pad(x, (0, 0, 0, missing)) for x in (k_BGSK, v_BGSK))
+        mask_BTS = F.pad(mask_BTS, (0, missing))
+    slots = k_BGSK.shape[2]
+    q_NQK = q_BTHK.reshape(batch, length, groups, -1, size).permute(0, 2, 3, 1, 4).reshape(batch * groups, -1, size)
+    k_NSK, v_NSK = (x.reshape(batch * groups, slots, size) for x in (k_BGSK, v_BGSK))
+    bias = q_BTHK.new_zeros(1)
+    if mask_BTS is not None:
+        bias = q_BTHK.new_zeros(mask_BTS.shape).masked_fill_(~mask_BTS, -math.inf)
+        bias = bias[:, None, None].expand(-1, groups if len(bias) > 1 else 1, heads // groups, -1, -1)
+        bias = bias.reshape(-1, q_NQK.shape[1], slots)
+    scores_NQS = torch.baddbmm(bias, q_NQK, k_NSK.transpose(1, 2), alpha=size**-0.5)
+    out_NQK = torch.bmm(scores_NQS.softmax(dim=-1), v_NSK)
+    return out_NQK.view(batch, heads, length, size).transpose(1, 2).reshape(batch, length, -1)
+
+
+def _causal(length: int, slots: int, device: torch.device) -> Tensor:
+    """The last of `slots` tokens sees them all, the one before it all but the last, and so on."""
+    return torch.ones((1, length, slots), dtype=torch.bool, device=device).tril(slots - length)
 
 
 class Mlp(nn.Module):
@@ -175,7 +213,13 @@ class Block(nn.Module):
         self.mlp = Mlp(config)
 
     def forward(
-        self, x_BTD: Tensor, cos_BTK: Tensor, sin_BTK: Tensor, mask_BTS: Tensor | None, cache: Cache | None, layer: int
+        self,
+        x_BTD: Tensor,
+        cos_BTK: Tensor,
+        sin_BTK: Tensor,
+        mask_BTS: Tensor | None,
+        cache: Cache | Prefix | None,
+        layer: int,
     ) -> Tensor:
         """Attend, then mix; both are added to the residual stream."""
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_BTK, sin_BTK, mask_BTS, cache, layer)
@@ -216,7 +260,7 @@ class Decoder(nn.Module):
         *,
         positions_BT: Tensor | None = None,
         mask_BTS: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | Prefix | None = None,
     ) -> Tensor:
         """Hidden states of the tokens, ready for the head (see `residual`)."""
         residual_BTD = self.residual(tokens_BT, positions_BT=positions_BT, mask_BTS=mask_BTS, cache=cache)
@@ -229,21 +273,21 @@ class Decoder(nn.Module):
         *,
         positions_BT: Tensor | None = None,
         mask_BTS: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Cache | Prefix | None = None,
     ) -> Tensor:
         """The residual stream after the last layer.
 
-        `mask_BTS` is True where a token may look at a slot (the cache's slots first); None is plain causal attention
-        without a cache, or one new token that sees the whole cache. The cache, if given, grows by the tokens.
+        `mask_BTS` is True where a token may look at a slot (the cache's slots first); None is causal attention: all
+        slots of the cache, and the tokens before. The cache, if given, grows by the tokens. Without `positions_BT` all
+        sequences count on from the cache.
         """
-        batch, length = tokens_BT.shape
+        length, start = tokens_BT.shape[1], 0 if cache is None else cache.length
         if positions_BT is None:
-            start = cache.length if cache is not None else 0
-            positions_BT = torch.arange(start, start + length, device=tokens_BT.device).expand(batch, -1)
+            positions_BT = torch.arange(start, start + length, device=tokens_BT.device)[None]
         x_BTD: Tensor = self.embed_tokens(tokens_BT).float()
         angles = positions_BT[..., None].float() * self.rope_speeds.float()
-        angles = torch.cat([angles, angles], dim=-1)
-        cos_BTK, sin_BTK = (f(angles) * self.rope_scale for f in (torch.cos, torch.sin))
+        cos, sin = (f(angles) * self.rope_scale for f in (torch.cos, torch.sin))
+        cos_BTK, sin_BTK = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         for index, layer in enumerate(self.layers):
             if cache is None and self.block is not None:
                 x_BTD = self.block(layer, x_BTD, cos_BTK, sin_BTK, mask_BTS, None, 0)

@@ -79,12 +79,11 @@ def truncated_importance(trainer_logprobs_BT: Tensor, sampler_logprobs_BT: Tenso
 def kl_to_base(logprobs_BT: Tensor, base_logprobs_BT: Tensor) -> Tensor:
     """The k3 estimate of KL(π || base) (Schulman 2020): r - 1 - log r with r = base / π; never negative."""
     log_ratio_BT = base_logprobs_BT - logprobs_BT
-    return log_ratio_BT.exp() - 1.0 - log_ratio_BT
+    return torch.expm1(log_ratio_BT) - log_ratio_BT
 
 
-def entropy(logits_BTV: Tensor) -> Tensor:
-    """Entropy of the next-token distribution."""
-    logprobs_BTV = torch.log_softmax(logits_BTV, dim=-1)
+def entropy(logprobs_BTV: Tensor) -> Tensor:
+    """Entropy of the next-token distribution, from its log-probs."""
     return -(logprobs_BTV.exp() * logprobs_BTV).sum(dim=-1)
 
 

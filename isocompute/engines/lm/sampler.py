@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from isocompute.engines.lm.decoder import Cache, Decoder
+from isocompute.engines.lm.decoder import Cache, Decoder, Prefix
 from isocompute.errors import InputError
 
-__all__ = ["Rollouts", "SamplingSettings", "left_padded", "sample", "uniforms"]
+__all__ = ["Rollouts", "SamplingSettings", "left_padded", "read_behind", "read_prompts", "sample", "uniforms"]
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class Rollouts:
         )
 
 
-def uniforms(seed: int, rows_B: Tensor, position: int) -> Tensor:
-    """One number in (0, 1) for each row at a position: a counter-based generator (SplitMix64's finaliser)."""
-    x = rows_B.to(torch.int64) * _signed(0x9E3779B97F4A7C15)
-    x = x + _signed((seed * 0xD1342543DE82EF95 + position * 0xDA942042E4DD58B5) & _MASK)
+def uniforms(seed: int, rows_B: Tensor, positions: Sequence[int]) -> Tensor:
+    """`_TB`: one number in (0, 1) for each position of each row: a counter-based generator (SplitMix64's finaliser)."""
+    offsets = [_signed(seed * 0xD1342543DE82EF95 + position * 0xDA942042E4DD58B5) for position in positions]
+    x = rows_B.to(torch.int64) * _signed(0x9E3779B97F4A7C15) + torch.tensor(offsets, device=rows_B.device)[:, None]
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ _shifted(x, shift)) * _signed(factor)
     x = x ^ _shifted(x, 31)
@@ -136,42 +136,43 @@ def sample(
     _check(decoder, lengths, settings)
     width, new, rows = max(lengths), settings.max_new_tokens, len(prompts) * per_prompt
     prompts_PT = left_padded(prompts, pad_token).to(device)
-    padding_P = torch.tensor([width - n for n in lengths], device=device)
+    padding_P = torch.tensor([width - n for n in lengths], device=device) if min(lengths) < width else None
     numbers_B = torch.as_tensor(list(range(rows)) if row_numbers is None else row_numbers, device=device)
-    logits_PV, cache = _prefill(decoder, prompts_PT, padding_P, slots=width + new, fp32_head=settings.fp32_head)
     problem_B = torch.arange(len(prompts), device=device).repeat_interleave(per_prompt)
-    logits_BV, padding_B = logits_PV[problem_B], padding_P[problem_B]
-    if per_prompt > 1:
-        cache = cache.keep(problem_B)
-
     responses_BT = torch.full((rows, new), pad_token, dtype=torch.long, device=device)
     logprobs_BT = torch.zeros((rows, new), device=device)
     mask_BT = torch.zeros((rows, new), dtype=torch.bool, device=device)
     stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
-    slots = torch.arange(width + new, device=device)
-    padded = min(lengths) < width
-    active = torch.arange(rows, device=device)  # rows in the cache
-    going = torch.ones(rows, dtype=torch.bool, device=device)  # of these, the ones that have not stopped
     used = 0
-    for step in range(new):
-        tokens_B, chosen_B = _draw(logits_BV, settings, uniforms(seed, numbers_B[active], step))
-        responses_BT[active, step] = torch.where(going, tokens_B, pad_token)
-        logprobs_BT[active, step] = torch.where(going, chosen_B, 0.0)
-        mask_BT[active, step] = going
-        used = step + 1
-        if len(stops):
-            going = going & ~torch.isin(tokens_B, stops)
-        left = int(going.sum())
-        if used == new or not left:
-            break
-        if left < _KEEP * len(active):
-            rows_left = going.nonzero()[:, 0]
-            active, tokens_B, going = active[rows_left], tokens_B[rows_left], going[rows_left]
-            cache = cache.keep(rows_left)
-        seen_B1S = (slots[: cache.length + 1] >= padding_B[active, None])[:, None] if padded else None
-        positions_B1 = cache.length - padding_B[active, None]
-        hidden_B1D = decoder(tokens_B[:, None], positions_BT=positions_B1, mask_BTS=seen_B1S, cache=cache)
-        logits_BV = decoder.logits(hidden_B1D[:, -1], fp32=settings.fp32_head)
+    with torch.inference_mode():
+        uniform_TB = uniforms(seed, numbers_B, range(new))
+        cache = Cache.empty(decoder.config, len(prompts), width + new, decoder.embed_tokens.weight)
+        hidden_PTD = read_prompts(decoder, prompts_PT, padding_P, cache)
+        logits_BV = decoder.logits(hidden_PTD[:, -1], fp32=settings.fp32_head)[problem_B]
+        padding_B = None if padding_P is None else padding_P[problem_B]
+        if per_prompt > 1:
+            cache = cache.keep(problem_B)
+        active: Tensor | slice = slice(None)  # rows in the cache
+        going = torch.ones(rows, dtype=torch.bool, device=device)  # of these, the ones that have not stopped
+        for step in range(new):
+            tokens_B, chosen_B = _draw(logits_BV, settings, uniform_TB[step, active])
+            responses_BT[active, step] = torch.where(going, tokens_B, pad_token)
+            logprobs_BT[active, step] = torch.where(going, chosen_B, 0.0)
+            mask_BT[active, step] = going
+            used = step + 1
+            if len(stops):
+                going = going & ~torch.isin(tokens_B, stops)
+            left = int(going.sum())
+            if used == new or not left:
+                break
+            if left < _KEEP * len(going):
+                rows_left = going.nonzero()[:, 0]
+                active = rows_left if isinstance(active, slice) else active[rows_left]
+                tokens_B, going = tokens_B[rows_left], going[rows_left]
+                cache = cache.keep(rows_left)
+            padding = None if padding_B is None else padding_B[active]
+            hidden_B1D = read_behind(decoder, tokens_B[:, None], padding, cache)
+            logits_BV = decoder.logits(hidden_B1D[:, -1], fp32=settings.fp32_head)
     mask_BT = mask_BT[:, :used]
     last_B = responses_BT.gather(1, mask_BT.sum(dim=1, keepdim=True) - 1)[:, 0]
     stopped_B = torch.isin(last_B, stops) if len(stops) else torch.zeros(rows, dtype=torch.bool, device=device)
@@ -195,22 +196,26 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> Tensor:
     return torch.tensor([[pad_token] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.long)
 
 
-def _prefill(
-    decoder: Decoder, prompts_PT: Tensor, padding_P: Tensor, *, slots: int, fp32_head: bool
-) -> tuple[Tensor, Cache]:
-    """Read the prompts: logits of the first new token, and the cache."""
-    problems, width = prompts_PT.shape
-    cache = Cache.empty(decoder.config, problems, slots, decoder.embed_tokens.weight)
-    if not bool(padding_P.any()):
-        hidden_PTD = decoder(prompts_PT, cache=cache)
-    else:
-        at = torch.arange(width, device=prompts_PT.device)
-        visible_PTS = (at[None, None, :] <= at[None, :, None]) & (at >= padding_P[:, None])[:, None]
-        # A padding token sees nothing; let it see itself, so that no row of the softmax is empty.
-        visible_PTS = visible_PTS | torch.eye(width, dtype=torch.bool, device=at.device)
-        positions_PT = (at[None] - padding_P[:, None]).clamp(min=0)
-        hidden_PTD = decoder(prompts_PT, positions_BT=positions_PT, mask_BTS=visible_PTS, cache=cache)
-    return decoder.logits(hidden_PTD[:, -1], fp32=fp32_head), cache
+def read_prompts(decoder: Decoder, prompts_PT: Tensor, padding_P: Tensor | None, cache: Cache | Prefix) -> Tensor:
+    """Hidden states of left-padded prompts, which start the cache; `padding_P` may be None where there is none."""
+    if padding_P is None:
+        return decoder.forward(prompts_PT, cache=cache)
+    at = torch.arange(prompts_PT.shape[1], device=prompts_PT.device)
+    visible_PTS = (at[None, None, :] <= at[None, :, None]) & (at >= padding_P[:, None])[:, None]
+    # A padding token sees nothing; let it see itself, so that no row of the softmax is empty.
+    visible_PTS = visible_PTS | torch.eye(len(at), dtype=torch.bool, device=at.device)
+    positions_PT = (at[None] - padding_P[:, None]).clamp(min=0)
+    return decoder.forward(prompts_PT, positions_BT=positions_PT, mask_BTS=visible_PTS, cache=cache)
+
+
+def read_behind(decoder: Decoder, tokens_BT: Tensor, padding_B: Tensor | None, cache: Cache | Prefix) -> Tensor:
+    """Hidden states of tokens that follow what is in the cache, whose first `padding_B` slots are padding."""
+    if padding_B is None:
+        return decoder.forward(tokens_BT, cache=cache)
+    slot_S = torch.arange(cache.length + tokens_BT.shape[1], device=tokens_BT.device)
+    at_T = slot_S[cache.length :]
+    visible_BTS = (slot_S <= at_T[:, None])[None] & (slot_S >= padding_B[:, None])[:, None]
+    return decoder.forward(tokens_BT, positions_BT=at_T - padding_B[:, None], mask_BTS=visible_BTS, cache=cache)
 
 
 def _check(decoder: Decoder, lengths: Sequence[int], settings: SamplingSettings) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from isocompute.engines.lm.decoder import Decoder, head_logits
+from isocompute.engines.lm.decoder import Decoder, Prefix, head_logits
 from isocompute.engines.lm.losses import entropy
-from isocompute.engines.lm.sampler import Rollouts
+from isocompute.engines.lm.sampler import Rollouts, read_behind, read_prompts
 
 __all__ = ["head_scores", "micro_batches", "response_hidden", "score"]
 
@@ -31,7 +31,37 @@ def hidden_states(decoder: Decoder, rollouts: Rollouts) -> Tensor:
 def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
     """Hidden states from which the response's tokens are predicted, one row a real token, in the mask's order."""
     rows_S, steps_S = rollouts.mask_BT.nonzero(as_tuple=True)
+    if rollouts.mask_BT.device.type == "cpu":  # elsewhere plain causal attention has the better kernels
+        _, first, prompt_B = np.unique(_named(rollouts), axis=0, return_index=True, return_inverse=True)
+        if (len(rollouts) - len(first)) * rollouts.prompts_BT.shape[1] >= _SHARED:
+            return _behind(decoder, rollouts, torch.from_numpy(first), torch.from_numpy(prompt_B))[rows_S, steps_S]
     return hidden_states(decoder, rollouts)[rows_S, rollouts.prompt_lengths_B[rows_S] - 1 + steps_S]
+
+
+_SHARED = 1024
+"""Tokens to be saved above which prompts are read on their own: two passes cost more calls than one."""
+
+
+def _named(rollouts: Rollouts) -> np.ndarray:
+    """Prompts with their lengths, which tell apart what looks alike with its padding."""
+    return torch.cat([rollouts.prompts_BT, rollouts.prompt_lengths_B[:, None]], dim=1).numpy()
+
+
+def _behind(decoder: Decoder, rollouts: Rollouts, first_P: Tensor, prompt_B: Tensor) -> Tensor:
+    """Hidden states from the prompt's last token to the response's last but one.
+
+    Each prompt is read once, on its first row, for all the rows whose prompt it is.
+    """
+    padding_B = rollouts.prompts_BT.shape[1] - rollouts.prompt_lengths_B
+    padded, prefix = bool(padding_B.any()), Prefix()
+    prompts_PT = rollouts.prompts_BT[first_P]
+    last_P1D = read_prompts(decoder, prompts_PT, padding_B[first_P] if padded else None, prefix)[:, -1:]
+    last_B1D = last_P1D.index_select(0, prompt_B)
+    tokens_BT = rollouts.responses_BT[:, :-1]
+    if not tokens_BT.shape[1]:
+        return last_B1D
+    prefix.share(prompt_B)
+    return torch.cat([last_B1D, read_behind(decoder, tokens_BT, padding_B if padded else None, prefix)], dim=1)
 
 
 def score(
@@ -40,7 +70,6 @@ def score(
     *,
     temperature: float = 1.0,
     fp32_head: bool = True,
-    entropies: bool = True,
     fixed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the sampled tokens and entropies of their distributions, both zero outside the mask.
@@ -57,23 +86,21 @@ def score(
         weight = decoder.lm_head.weight
         logprobs_BT, entropies_BT = head(hidden_BTD[rows_B1, steps_BT], weight, tokens_BT, temperature, fp32_head)
         return logprobs_BT * mask_BT, entropies_BT * mask_BT
-    logits_SV = decoder.logits(response_hidden(decoder, rollouts), fp32=fp32_head) / temperature
-    logprobs_S = -F.cross_entropy(logits_SV, tokens_BT[mask_BT], reduction="none")
+    hidden_SD, tokens_S = response_hidden(decoder, rollouts), tokens_BT[mask_BT]
+    logprobs_S, entropies_S = head_scores(hidden_SD, decoder.lm_head.weight, tokens_S, temperature, fp32_head)
     zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_S.dtype, device=logprobs_S.device)
-    logprobs_BT = zeros_BT.masked_scatter(mask_BT, logprobs_S)
-    if not entropies:
-        return logprobs_BT, zeros_BT
-    return logprobs_BT, zeros_BT.masked_scatter(mask_BT, entropy(logits_SV))
+    return zeros_BT.masked_scatter(mask_BT, logprobs_S), zeros_BT.masked_scatter(mask_BT, entropies_S)
 
 
 def head_scores(
     hidden_BTD: Tensor, weight_VD: Tensor, tokens_BT: Tensor, temperature: float, fp32_head: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of tokens and entropies from hidden states; a function of its own so that it can be compiled."""
-    logits_BTV = head_logits(hidden_BTD, weight_VD, fp32=fp32_head) / temperature
+    logits_BTV = head_logits(hidden_BTD, weight_VD, fp32=fp32_head)
+    if temperature != 1.0:
+        logits_BTV = logits_BTV / temperature
     logprobs_BTV = torch.log_softmax(logits_BTV, dim=-1)
-    entropies_BT = -(logprobs_BTV.exp() * logprobs_BTV).sum(dim=-1)
-    return logprobs_BTV.gather(2, tokens_BT[..., None])[..., 0], entropies_BT
+    return logprobs_BTV.gather(-1, tokens_BT[..., None])[..., 0], entropy(logprobs_BTV)
 
 
 def micro_batches(rollouts: Rollouts, size: int, *, fixed: bool = False) -> Iterator[Tensor | None]:

@@ -195,7 +195,7 @@ def _chain_task(name: str, chains: Chains, folder: Path, device: torch.device) -
     if unknown:
         raise InputError(
             f"problems: {name}: the tokenizer of {folder.name} has no word '{unknown[0]}'; chain modulo {modulus} "
-            "needs a model of `isocompute lm pretrain`."
+            f"needs a model of its own: isocompute lm pretrain FOLDER --problems 'chain:all?modulus={modulus}'."
         )
     prompts = [tokenizer.encode(chains.question(i)).ids for i in range(len(chains))]
     number_ids = np.array([ids[str(number)] for number in range(modulus)])

@@ -202,9 +202,7 @@ def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_bat
     out_BT = torch.zeros_like(rollouts.logprobs_BT)
     for rows in micro_batches(rollouts, micro_batch, fixed=fixed):
         part = rollouts if rows is None else rollouts.take(rows, trim=not fixed)
-        logprobs_BT, _ = score(
-            decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head, entropies=False, fixed=fixed
-        )
+        logprobs_BT, _ = _scored(decoder, part, recipe, fixed=fixed)
         if rows is None:
             return logprobs_BT
         out_BT[rows, : logprobs_BT.shape[1]] = logprobs_BT

@@ -1,0 +1,52 @@
+"""Rotation speeds of RoPE and of its scalings: linear, Llama 3.1 and YaRN."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from isocompute.engines.lm.config import DecoderConfig
+
+__all__ = ["rope_frequencies"]
+
+
+def rope_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
+    """Rotation speed of each pair of a head's channels, and the factor on cos and sin (YaRN's attention scaling)."""
+    size, theta, rope = config.head_dim, config.rope_theta, config.rope
+    speeds = 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size))
+    kind = rope.get("rope_type", "default")
+    if kind == "default":
+        return speeds, 1.0
+    factor = float(rope["factor"])
+    if kind == "linear":
+        return speeds / factor, 1.0
+    if kind == "llama3":
+        return _llama3(speeds, factor, rope), 1.0
+    return _yarn(config, speeds, factor)
+
+
+def _llama3(speeds: Tensor, factor: float, rope: dict[str, float]) -> Tensor:
+    """Llama 3.1: slow channels are slowed by the factor, fast ones kept, those between blended."""
+    original = float(rope["original_max_position_embeddings"])
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    turns = original * speeds / (2 * math.pi)
+    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - blend) * speeds / factor + blend * speeds
+
+
+def _yarn(config: DecoderConfig, speeds: Tensor, factor: float) -> tuple[Tensor, float]:
+    """YaRN (Peng et al. 2023): the same idea by the number of turns over the original context."""
+    rope, size = config.rope, config.head_dim
+    original = float(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
+
+    def channel(turns: float) -> float:
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low = max(math.floor(channel(float(rope.get("beta_fast") or 32.0))), 0)
+    high = min(math.ceil(channel(float(rope.get("beta_slow") or 1.0))), size - 1)
+    ramp = ((torch.arange(size // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
+    scaled = (1 - ramp) * speeds + ramp * speeds / factor
+    attention = rope.get("attention_factor")
+    return scaled, float(attention) if attention is not None else 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
