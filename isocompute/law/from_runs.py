@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -12,28 +14,86 @@ import polars as pl
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.curve import MINIMUM_POINTS, Curve
-from isocompute.runs.model import Run, RunSet, listing
+from isocompute.runs.model import Run, RunSet, RunWarning, listing
 
 __all__ = ["UNITS", "choose_metric", "choose_unit", "curves_of"]
 
 UNITS = ("rollouts", "tokens", "gpu_hours", "steps")
 _LARGEST = 1e100  # squares of anything larger overflow; nothing real is
+_TRAINED = "train/avg"
+_REWARDS = (
+    r"avg@\d+",
+    r"best@\d+",
+    r"worst@\d+",
+    r"(avg|best|worst)@\d+/.+",
+    "value",
+    r"(.*/)?((final|best|last)_)?(val|eval)\w*/?.*(reward|acc|score).*",
+    "reward",
+    _TRAINED,
+)
+"""Metrics that are rewards, the one that is meant first: held-out problems before training's."""
 
 
 def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = None) -> tuple[list[Curve], str, str]:
-    """The runs' curves of one metric against one unit of compute, with the names of both."""
+    """The runs' curves of one metric against one unit of compute, with the names of both.
+
+    Where some runs have curves, end points among them (no compute at all, or too few values) are left out with a
+    warning.
+    """
+    asked = metric or runs.value_column
     metric = choose_metric(runs, metric)
+    if metric == _TRAINED and asked is None:
+        warnings.warn(
+            f"{runs.source}: no metric on held-out problems; taking {_TRAINED}, the reward in training.",
+            RunWarning,
+            stacklevel=2,
+        )
+    runs = _with_curves(runs, metric)
     unit = choose_unit(runs, unit)
     return [_curve(run, metric, unit) for run in runs], metric, unit
 
 
+def _with_curves(runs: RunSet, metric: str) -> RunSet:
+    """Without runs that are end points, if any is more than that. A run without the metric is not passed over."""
+    counted = _counted(runs)
+    kept = tuple(run for run in counted if not _is_short(run, metric))
+    if len(kept) == len(runs) or not any(metric in run.metrics for run in kept):
+        return runs
+    reasons = (
+        (len(runs) - len(counted), "without step or compute"),
+        (len(counted) - len(kept), f"with fewer than {MINIMUM_POINTS} values of '{metric}'"),
+    )
+    names = {run.name for run in kept}
+    without = listing([run.name for run in runs if run.name not in names], 3)
+    warnings.warn(
+        f"{runs.source}: {len(runs) - len(kept)} of {len(runs)} runs left out, "
+        f"{' and '.join(f'{number} {why}' for number, why in reasons if number)}: {without}.",
+        RunWarning,
+        stacklevel=3,
+    )
+    return replace(runs, runs=kept)
+
+
+def _is_short(run: Run, metric: str) -> bool:
+    """Too few points, or too few of them with a value."""
+    values = run.points[metric].count() if metric in run.metrics else run.points.height
+    return values < MINIMUM_POINTS
+
+
+def _counted(runs: RunSet) -> list[Run]:
+    """The runs that count compute in any unit; all of them where none does, or where text stands for numbers."""
+    return [
+        run
+        for run in runs
+        if any(_compute(run, unit) is not None for unit in UNITS)
+        or any(run.points.schema.get(column) == pl.String for column in (*UNITS, "step"))
+    ] or list(runs)
+
+
 def choose_metric(runs: RunSet, metric: str | None = None) -> str:
-    """The metric asked for, or the one that is meant: the named value column, avg@k, `value`, `reward`, or the only."""
+    """The metric asked for, or the one that is meant: the named value column, the first reward, or the only."""
     metric = metric or runs.value_column
-    have: dict[str, int] = {}
-    for run in runs:
-        for name in run.metrics:
-            have[name] = have.get(name, 0) + 1
+    have = dict.fromkeys(name for run in runs for name in run.metrics)
     if metric is not None:
         if metric not in have:
             _refuse_text(runs, metric)
@@ -41,13 +101,11 @@ def choose_metric(runs: RunSet, metric: str | None = None) -> str:
                 f"{runs.source}: no run has a metric '{metric}'; say --metric NAME with one of {_names(have)}."
             )
         return metric
-    everywhere = [name for name, count in have.items() if count == len(runs)]
-    for pattern in (r"avg@\d+", "value", r"(.*/)?(val|eval)\w*/?.*(reward|acc|score).*", "reward"):
-        found = [name for name in everywhere if re.fullmatch(pattern, name)]
-        if found:
-            return found[0]
-    if len(everywhere) == 1:
-        return everywhere[0]
+    shared = set.intersection(*(set(run.metrics) for run in _counted(runs))) if have else set()
+    everywhere = [name for name in have if name in shared]
+    best = min(everywhere, key=_rank, default=None)
+    if best is not None and (_rank(best) < len(_REWARDS) or len(everywhere) == 1):
+        return best
     if not have:
         for column in dict.fromkeys(name for run in runs for name in run.points.columns):
             _refuse_text(runs, column, partly=True)
@@ -55,8 +113,13 @@ def choose_metric(runs: RunSet, metric: str | None = None) -> str:
     raise InputError(f"{runs.source}: which metric? Say --metric NAME with one of {_names(have)}.")
 
 
+def _rank(name: str) -> int:
+    """A metric's place among the rewards; their number where it is none."""
+    return next((at for at, pattern in enumerate(_REWARDS) if re.fullmatch(pattern, name)), len(_REWARDS))
+
+
 def _names(metrics: Iterable[str]) -> str:
-    return listing(list(metrics), 12)
+    return listing(sorted(metrics, key=_rank), 12)
 
 
 def _refuse_text(runs: RunSet, column: str, *, partly: bool = False) -> None:
@@ -77,6 +140,7 @@ def choose_unit(runs: RunSet, unit: str | None = None) -> str:
     """The unit asked for, or the first that every run can give."""
     if unit is not None and unit not in UNITS:
         raise InputError(f"--unit {unit}: a unit is one of {', '.join(UNITS)}.")
+    runs = replace(runs, runs=tuple(_counted(runs)))
     can = {u: [run.name for run in runs if _compute(run, u) is not None] for u in UNITS}
     wanted = (unit,) if unit else UNITS
     for candidate in wanted:
@@ -178,6 +242,9 @@ def _floats(series: pl.Series) -> Array:
 
 
 def _fuller(run: Run, metric: str) -> str:
-    counts: Sequence[tuple[int, str]] = [(int(run.points[m].count()), m) for m in run.metrics if m != metric]
-    best = max(counts, default=(0, ""))
-    return f", or use --metric {best[1]}, which has {best[0]}" if best[0] >= MINIMUM_POINTS else ""
+    """Another reward of the run that has enough values, if there is one."""
+    for name in sorted(run.metrics, key=_rank):
+        count = run.points[name].count()
+        if name != metric and _rank(name) < len(_REWARDS) and count >= MINIMUM_POINTS:
+            return f", or use --metric {name}, which has {count}"
+    return ""

@@ -23,6 +23,8 @@ class Match:
     """Rows of metrics seen in the sample, to weigh two formats in one file."""
     why: str = ""
     """Where the score is low: what is missing."""
+    other: bool = False
+    """Certainly no log, and `why` says what it is: no other format need be named."""
 
     @property
     def clear(self) -> bool:

@@ -17,7 +17,7 @@ import polars as pl
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.logs.literals import as_number
-from isocompute.logs.names import CUMULATIVE, PER_STEP, our_names
+from isocompute.logs.names import CUMULATIVE, PER_STEP, is_validation, our_names
 from isocompute.runs.model import POINT_COLUMNS
 
 __all__ = ["Rows", "Sink"]
@@ -154,14 +154,23 @@ class Rows:
         self._refuse_chaos(count)
         names = our_names(self._columns)
         data: dict[str, Array] = {}
+        again: dict[str, Array] = {}
         for name in list(self._columns):
             values = _dense(self._columns.pop(name), count)
             if order is not None:
                 values = _last_of_each(values[order], starts, dead)
+            if name in names.again:
+                again[name] = values
+                continue
             ours = names.ours.get(name, name)
             if ours in data:
                 ours = name
             data[ours] = values
+        for name, values in again.items():
+            standing = data[names.again[name]]
+            if np.any(~np.isnan(standing) & ~np.isnan(values)):
+                data[name] = values  # both in one row: the other one stays to be looked at
+            data[names.again[name]] = np.where(np.isnan(standing), values, standing)
         for metric, parts in names.means.items():
             data.setdefault(metric, np.mean([data[part] for part in parts], axis=0))
         _derive(data)
@@ -173,6 +182,7 @@ class Rows:
         frame = frame.with_columns(pl.Series(n, v, nan_to_null=True) for n, v in counters.items() if n not in table)
         first = [c for c in POINT_COLUMNS if c in frame.columns and (c != "step" or self.has_steps)]
         kept = [c for c in frame.columns if c not in (*first, "step") and frame[c].null_count() < frame.height]
+        kept.sort(key=lambda name: not is_validation(name))
         return frame.select(first + kept), replaced
 
     def _refuse_chaos(self, count: int) -> None:

@@ -68,6 +68,8 @@ def _refuse_two(log: Log, clear: list[tuple[Match, Reader]]) -> None:
 
 
 def _nobody(log: Log, best: Match, reader: Reader) -> str:
+    if best.other:
+        return f"{log.name}: {best.why}."
     looked = "; ".join(f"{r.name}: {r.looks_for}" for r in READERS)
     closest = f"closest is {reader.name}: {best.why}" if best.score > 0 else "nothing in it comes close to any of them"
     return f"{log.name}: no known log format; {closest}. Looked for {looked}. Say --format if it is one of these."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["CUMULATIVE", "PER_STEP", "STEP_NAMES", "Names", "is_validation", "our_names"]
 
@@ -161,7 +161,11 @@ _VALIDATION = (
 )
 _SAMPLED = re.compile(r"eval/.+/pass_at_(\d+)|(?:eval/)?eval_.+_pass(\d+)")
 """Keys that tell how many samples an evaluation takes of a problem."""
-_LOOKS_LIKE_VALIDATION = re.compile(r"(?:(?:val|eval|test|validation)(?:[-_/@]|$)|(?:avg|best|worst)@\d)")
+_LOOKS_LIKE_VALIDATION = re.compile(
+    r"(?:(?:(?:final|best|last)_)?(?:val|eval|test|validation)(?:[-_/@]|$)|(?:avg|best|worst)@\d)"
+)
+_PREFIX = re.compile(r"^(?:(?:val(?:-core|-aux)?|eval|test|validation)[/_])+")
+"""What spellings of one validation metric differ in: `test_score/gsm8k` at step 0, `val/test_score/gsm8k` later."""
 _LONGEST = 300
 """Longer names are nobody's metric and stay as they are."""
 _OVERALL = {"all", "overall", "average", "agg"}
@@ -175,6 +179,8 @@ class Names:
     """Trainer's name → ours; a name that is not in it stays."""
     means: Mapping[str, tuple[str, ...]]
     """`avg@4` → the per-set names it is the mean of, where several sets are validated."""
+    again: Mapping[str, str] = field(default_factory=dict)
+    """Another spelling of a metric that is in `ours` → our name: it fills the rows where the first is empty."""
 
 
 def is_validation(name: str) -> bool:
@@ -194,8 +200,11 @@ def our_names(names: Iterable[str]) -> Names:
                 break
     out = {theirs: ours for ours, (_, theirs) in best.items()}
     by_metric: dict[str, dict[str, str]] = {}
+    spellings: dict[str, str] = {}
     for name, metric, group in _validated(known):
-        by_metric.setdefault(metric, {}).setdefault(group, name)
+        first = by_metric.setdefault(metric, {}).setdefault(group, name)
+        if name != first and _PREFIX.sub("", name) == _PREFIX.sub("", first):
+            spellings[name] = first
     means: dict[str, tuple[str, ...]] = {}
     for metric, sets in by_metric.items():
         overall = next((s for s in sets if s in _OVERALL or s == ""), None)
@@ -207,7 +216,7 @@ def our_names(names: Iterable[str]) -> Names:
                 out[name] = f"{metric}/{group}"
         if overall is None and len(by_metric[metric]) > 1:
             means[metric] = tuple(f"{metric}/{group}" for group in by_metric[metric])
-    return Names(out, means)
+    return Names(out, means, {name: out[first] for name, first in spellings.items() if first in out})
 
 
 def _validated(names: list[str]) -> Iterable[tuple[str, str, str]]:

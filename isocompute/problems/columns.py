@@ -17,7 +17,7 @@ from isocompute.problems.answers import final_answer
 from isocompute.problems.model import Problem, ProblemWarning, question_key
 from isocompute.problems.tables import Row, columns_of, lookup
 
-__all__ = ["choose", "problems_of", "rate_of"]
+__all__ = ["choose", "distinct_index", "problems_of", "rate_of"]
 
 QUESTIONS = ("question", "problem", "prompt", "input", "instruction", "messages", "query")
 ANSWERS = (
@@ -33,27 +33,45 @@ ANSWERS = (
     "output",
 )
 IDS = ("id", "problem_id", "question_id", "unique_id", "uid", "uuid", "extra_info.id")
+INDEXES = ("index", "extra_info.index")
+"""Ids only where no two rows share one: veRL numbers the rows of each set from 0, and files hold several sets."""
 SOURCES = ("source", "data_source", "dataset")
 RATES = ("pass_rate",)
+_OPTIONS = {"question": "--question", "answer": "--answer", "pass rate": "--pass-rates"}
 MISSING_SHARE = 0.01
 """More rows without an answer than this are an error: MATH's training set has 2 in 7,500."""
 
 
-def choose(rows: Sequence[Row], names: Sequence[str], *, path: str, what: str, named: str | None) -> str:
-    """The column that was named, else the first known one; an error lists what there is."""
+def choose(
+    rows: Sequence[Row], names: Sequence[str], *, path: str, what: str, named: str | None, instead: str = ""
+) -> str:
+    """The column that was named, else the first known one; an error lists what there is and what would do `instead`."""
     columns = columns_of(rows)
     if named is not None:
         if named in columns or any(lookup(row.values, named) is not None for row in rows):
             return named
-        raise InputError(f"{path}: no column '{named}' for the {what}; there are {', '.join(columns)}.")
+        nested = [column for column in columns if column.endswith(f".{named}")]
+        hint = f"did you mean '{nested[0]}'? There" if len(nested) == 1 else "there"
+        raise InputError(f"{path}: no column '{named}' for the {what}; {hint} are {', '.join(columns)}.")
     lower = {column.lower(): column for column in reversed(columns)}
     for name in names:
         if name in lower:
             return lower[name]
     raise InputError(
         f"{path}: no column is known as the {what} (such as {', '.join(names[:4])}); "
-        f"name it with {what}=COLUMN. There are {', '.join(columns)}."
+        f"name it with {_OPTIONS[what]} COLUMN{instead}. There are {', '.join(columns)}."
     )
+
+
+def distinct_index(rows: Sequence[Row]) -> str | None:
+    """A column that numbers the rows, each with another number; None where there is none."""
+    columns = columns_of(rows)
+    for name in INDEXES:
+        if name in columns:
+            found = [lookup(row.values, name) for row in rows]
+            if None not in found and len({str(value) for value in found}) == len(rows):
+                return name
+    return None
 
 
 def _optional(columns: Sequence[str], names: Sequence[str]) -> str | None:
@@ -67,7 +85,8 @@ def problems_of(
     question = choose(rows, QUESTIONS, path=path, what="question", named=question)
     answer = choose(rows, ANSWERS, path=path, what="answer", named=answer)
     columns = columns_of(rows)
-    id_column, source_column = _optional(columns, IDS), _optional(columns, SOURCES)
+    id_column = _optional(columns, IDS) or distinct_index(rows)
+    source_column = _optional(columns, SOURCES)
     if pass_rate is not None:
         pass_rate = choose(rows, RATES, path=path, what="pass rate", named=pass_rate)
     else:
@@ -105,7 +124,7 @@ def _answered(rows: Sequence[Row], column: str, path: str) -> Sequence[Row]:
     if len(empty) > MISSING_SHARE * len(rows):
         raise InputError(
             f"{empty[0].place}: column '{column}' has no answer, one of {len(empty)} such rows of {len(rows)}; "
-            "give every problem an answer, leave these rows out, or name another column with answer=COLUMN."
+            "give every problem an answer, leave these rows out, or name another column with --answer COLUMN."
         )
     warnings.warn(
         f"{path}: {len(empty)} of {len(rows)} rows have no answer in '{column}', first {empty[0].place}; left out.",

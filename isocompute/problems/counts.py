@@ -10,7 +10,7 @@ import numpy as np
 
 from isocompute.arrays import Ints
 from isocompute.errors import InputError
-from isocompute.problems.columns import IDS, QUESTIONS, RATES, choose, rate_of
+from isocompute.problems.columns import IDS, QUESTIONS, RATES, choose, distinct_index, rate_of
 from isocompute.problems.model import Problem
 from isocompute.problems.tables import Row, columns_of, lookup, read_rows
 
@@ -33,13 +33,20 @@ def counts_from_rates(problems: Sequence[Problem], *, samples: int, name: str) -
 
 
 def read_counts(
-    path: str, problems: Sequence[Problem], *, samples: int, pass_rate: str | None = None
+    path: str,
+    problems: Sequence[Problem],
+    *,
+    samples: int,
+    pass_rate: str | None = None,
+    question: str | None = None,
 ) -> tuple[Ints, Ints]:
-    """(correct_P, samples_P) from a table with `id` or `question`, and `correct` and `samples`, or a pass rate."""
+    """(correct_P, samples_P) from a table with `id` or `question`, and `correct` and `samples`, or a pass rate.
+
+    `question` is the column of that name in the problems; the table may call it the same or by a known name.
+    """
     rows = read_rows(path)
     columns = columns_of(rows)
-    by_id = next((name for name in IDS if name in columns), None)
-    key = by_id or choose(rows, QUESTIONS, path=path, what="question", named=None)
+    key, by_id = _key(rows, path, question)
     correct = next((name for name in CORRECT if name in columns), None) if pass_rate is None else None
     size = next((name for name in SAMPLES if name in columns), None)
     rate = None if correct else choose(rows, RATES, path=path, what="pass rate", named=pass_rate)
@@ -68,6 +75,19 @@ def read_counts(
         )
     pairs = np.array([found[name] for name in keys], dtype=np.int64)
     return pairs[:, 0], pairs[:, 1]
+
+
+def _key(rows: Sequence[Row], path: str, question: str | None) -> tuple[str, bool]:
+    """The column to join by, and whether it holds ids. A row number counts only where there is no question."""
+    columns = columns_of(rows)
+    by_id = next((name for name in IDS if name in columns), None)
+    if by_id is None and question not in columns and not {c.lower() for c in columns} & set(QUESTIONS):
+        by_id = distinct_index(rows)
+    if by_id is not None:
+        return by_id, True
+    known = question if question in columns else None
+    instead = ", or give the table the problems' id column (id or index, each once)"
+    return choose(rows, QUESTIONS, path=path, what="question", named=known, instead=instead), False
 
 
 def _words(value: Any) -> str:

@@ -150,7 +150,9 @@ def split(
         columns = _Columns(question, answer, verifier)
         correct_P, samples_P = _sampled(loaded, problems, model, samples=samples, size=size, seed=seed, columns=columns)
     elif counts is not None:
-        correct_P, samples_P = read_counts(counts, loaded.problems, samples=samples, pass_rate=pass_rates)
+        correct_P, samples_P = read_counts(
+            counts, loaded.problems, samples=samples, pass_rate=pass_rates, question=question
+        )
     else:
         correct_P, samples_P = counts_from_rates(loaded.problems, samples=samples, name=problems)
     if kept is not None:

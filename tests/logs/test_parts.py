@@ -116,6 +116,20 @@ def test_names(theirs: list[str], ours: list[str]) -> None:
     assert [names.get(name, name) for name in theirs] == ours
 
 
+@pytest.mark.parametrize(
+    ("theirs", "again"),
+    [
+        (["test_score/x", "val/test_score/x"], {"val/test_score/x": "avg@1"}),
+        (["test_score/x", "val/test_score/x", "test_score/y"], {"val/test_score/x": "avg@1/x"}),
+        (["eval_reward", "eval/reward", "train/reward"], {"eval/reward": "avg@1"}),
+        (["val/x/acc/mean@4", "val/x/reward/mean@4"], {}),  # two metrics, not two spellings
+        (["eval_reward", "eval_accuracy"], {}),
+    ],
+)
+def test_spellings_of_one_metric(theirs: list[str], again: dict[str, str]) -> None:
+    assert our_names(theirs).again == again
+
+
 @given(
     st.lists(
         st.sampled_from([n for data in (corpus()["verl-file"],) for n in json.loads(data.splitlines()[4])["data"]]),

@@ -353,13 +353,30 @@ def test_two_formats_in_one_file(second: str, write: Write) -> None:
     assert one(path, format="verl").run.points.height == 10
 
 
+def test_a_metric_spelled_two_ways_is_one_curve(write: Write) -> None:
+    """veRL of late 2024 logs the base model's validation without the `val/` of the later ones."""
+    log = made.verl_2024(range(21)).replace("step:0 - val/test_score", "step:0 - test_score")
+    item = one(write(log))
+    assert item.validation_points == 5
+    assert item.run.points["avg@1"].drop_nulls().to_list() == [round(made.reward(s), 3) for s in range(0, 21, 5)]
+    assert not [name for name in item.run.metrics if "test_score" in name]
+    # Both in one row: the first stands, the other one is kept beside it.
+    both = log.replace("step:5 - val/", "step:5 - test_score/openai/gsm8k:0.125 - val/")
+    points = one(write(both)).run.points
+    assert points["avg@1"][5] == 0.125
+    assert points["val/test_score/openai/gsm8k"][5] == round(made.reward(5), 3)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ("", "the file is empty"),
         ("hello\nworld\n", "no known log format; nothing in it comes close"),
         (made.VERL_CONFIG, "closest is verl: veRL's config is there, but no line"),
-        ("prompt,reward_model,extra\na,b,c\nd,e,f\n", "closest is table: this is a set of problems"),
+        (
+            "prompt,reward_model,extra\na,b,c\nd,e,f\n",
+            r"some.dat: this is a set of problems \(a row a problem\), not a training log; isocompute split reads those\.$",
+        ),
         ("a,b\n1,2\n3,4\n", "closest is table: no column for the step or the compute"),
         ("step,note\n1,x\n2,y\n", "closest is table: no column of numbers besides the step"),
         ('{"log_history": [{"step": 1', "not a whole JSON file"),

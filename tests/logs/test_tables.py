@@ -58,7 +58,7 @@ def test_metrics_across_the_columns(tmp_path: Path, separator: str) -> None:
     rows = [[s, reward(s), "" if s % 2 else 0.5, "nan"] for s in range(8)]
     (item,) = import_logs(text(tmp_path, table(["step", "train/reward", "eval_reward", "kl"], rows, separator)))
     assert (item.run.points.height, item.validation_points) == (8, 4)
-    assert item.run.metrics == ["train/avg", "avg@1"]
+    assert item.run.metrics == ["avg@1", "train/avg"]
 
 
 def test_a_figures_table(tmp_path: Path) -> None:
@@ -91,6 +91,19 @@ def test_end_points(tmp_path: Path) -> None:
         ("b", 1, 64),
         ("b-2", 1, 64),
     ]
+
+
+def test_end_points_on_held_out_problems(tmp_path: Path) -> None:
+    header = [
+        "run_name",
+        "false_positive_rate",
+        "final_validation_accuracy",
+        "final_train_accuracy",
+        "best_eval_reward",
+    ]
+    (item,) = import_logs(text(tmp_path, table(header, [("a", 0, 0.5, 0.6, 0.7)])))
+    assert item.validation_points == 1
+    assert item.run.metrics == [header[2], header[4], header[1], header[3]]
 
 
 def test_parquet_and_json(tmp_path: Path) -> None:

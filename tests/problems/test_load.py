@@ -118,7 +118,7 @@ def test_a_few_gaps_are_left_out(tmp_path: Path) -> None:
         ("a.jsonl", "\n", "has no rows"),
         ("a.json", '{"question": "1"}', "not a list of problems"),
         ("a.json", "{", "not JSON"),
-        ("a.csv", "question,reply\n1,2\n", "known as the answer.*answer=COLUMN. There are question, reply"),
+        ("a.csv", "question,reply\n1,2\n", "known as the answer.*--answer COLUMN. There are question, reply"),
         ("a.csv", "text,answer\n1,2\n", "known as the question"),
         ("a.csv", 'question,answer\n"1,2\n', "not CSV"),
         ("a.csv", "question,answer,pass_rate\n1,2,1.5\n", "line 2: pass_rate = '1.5' is not a pass rate"),

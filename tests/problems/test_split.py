@@ -165,6 +165,8 @@ def test_wrong_input(counted: Path, tmp_path: Path, args: list[str], message: st
         ("id,correct,samples\np0,1,16\np0,1,16\n", "line 3: id 'p0' is there already"),
         ("id,correct,samples\n,1,16\n", "line 2: column 'id' is empty"),
         ("id,score\np0,1\n", "known as the pass rate"),
+        ("place,correct\n1,1\n", "name it with --question COLUMN, or give the table the problems' id column"),
+        ("index,correct\n1,1\n1,2\n", "name it with --question COLUMN, or give the table the problems' id column"),
     ],
 )
 def test_wrong_counts(counted: Path, tmp_path: Path, text: str, message: str) -> None:
@@ -172,3 +174,52 @@ def test_wrong_counts(counted: Path, tmp_path: Path, text: str, message: str) ->
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         isocompute.split(str(counted / "problems.jsonl"), counts=str(path), replicates=2)
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> Path:
+    """veRL's layout: the row's number and the pass rate are nested; the counts, in another order, have both plain."""
+    correct = [(7 * i) % 17 for i in range(40)]
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{i} + 1 = ?"}],
+            "reward_model": {"ground_truth": str(i + 1)},
+            "extra_info": {"index": i + 100, "v2.5_rate": correct[i] / 16},
+        }
+        for i in range(40)
+    ]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [f"{i + 100},{correct[i] / 16}" for i in reversed(range(40))]
+    (tmp_path / "rates.csv").write_text("\n".join(["index,v2.5_rate", *lines, "999,0.5"]) + "\n")
+    return tmp_path
+
+
+def test_counts_join_by_the_rows_number(numbered: Path) -> None:
+    source, shared = str(numbered / "problems.jsonl"), {"replicates": 2}
+    joined = isocompute.split(source, counts=str(numbered / "rates.csv"), pass_rates="v2.5_rate", **shared)
+    own = isocompute.split(source, pass_rates="extra_info.v2.5_rate", **shared)
+    assert joined.to_json()["posterior"] == own.to_json()["posterior"]
+    assert [p.id for p in joined.problems.problems[:2]] == ["100", "101"]
+    with pytest.raises(
+        InputError, match=r"no column 'v2.5_rate' for the pass rate; did you mean 'extra_info.v2.5_rate'"
+    ):
+        isocompute.split(source, pass_rates="v2.5_rate", **shared)
+
+
+def test_a_number_that_repeats_is_no_id(numbered: Path) -> None:
+    path = numbered / "problems.jsonl"
+    path.write_text(path.read_text().replace('"index": 101', '"index": 100'))
+    assert "100" not in {problem.id for problem in load_problems(str(path)).problems}
+
+
+def test_the_question_goes_before_a_row_number(numbered: Path) -> None:
+    """A table that a data frame wrote has an `index` of its own."""
+    lines = [f'{39 - i},"{i} + 1 = ?",{(7 * i) % 17}' for i in reversed(range(40))]
+    for name in ("question", "asked"):
+        (numbered / "counts.csv").write_text("\n".join([f"index,{name},correct", *lines]) + "\n")
+        path = numbered / "problems.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(r | {name: f"{i} + 1 = ?"}) + "\n" for i, r in enumerate(rows)))
+        made = isocompute.split(str(path), counts=str(numbered / "counts.csv"), question=name, replicates=2)
+        own = isocompute.split(str(path), pass_rates="extra_info.v2.5_rate", replicates=2)
+        assert made.to_json()["posterior"] == own.to_json()["posterior"]

@@ -157,11 +157,6 @@ def changed(row: int, **cells: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("points", "message"),
     [
-        (rising(3), r"run 'bad', column 'avg@4': 3 of 3 points have a value, a fit needs 4; evaluate more often\."),
-        (
-            [p | {"train/avg": 0.1} | ({} if i in (1, 4) else {"avg@4": None}) for i, p in enumerate(rising(8))],
-            r"run 'bad', column 'avg@4': 2 of 8 points .*; evaluate more often, or use --metric train/avg, which has 8",
-        ),
         (
             [p | {"avg@4": 0.5} for p in rising(8)],
             r"run 'bad', column 'avg@4': all 8 values are 0.5; a constant has no curve: check the metric or leave the",

@@ -97,6 +97,8 @@ class Layout:
     numbers: tuple[str, ...] = ()
     """Columns of metrics."""
     why: str = ""
+    other: bool = False
+    """Whether it is clear that this is no log."""
 
 
 def layout_of(columns: Sequence[str], numeric: set[str]) -> Layout:
@@ -117,7 +119,8 @@ def layout_of(columns: Sequence[str], numeric: set[str]) -> Layout:
         return Layout("tracker", step=step, numbers=tuple(tracked))
     problems = _PROBLEMS & set(plain)
     if (problems or any(c.endswith("pass_rate") for c in plain)) and not step and not compute and not run:
-        return Layout("none", why="this is a set of problems (a row a problem), not a training log")
+        why = "this is a set of problems (a row a problem), not a training log; isocompute split reads those"
+        return Layout("none", why=why, other=True)
     if not numbers:
         return Layout("none", why="no column of numbers besides the step")
     if not step and not compute:

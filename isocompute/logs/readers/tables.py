@@ -33,7 +33,7 @@ class Table:
         if frame is None:
             return NO_MATCH
         layout = _layout(frame)
-        return Match(_SCORES[layout.kind], frame.height, layout.why)
+        return Match(_SCORES[layout.kind], frame.height, layout.why, layout.other)
 
     def is_foreign(self, sample: Sample) -> bool:
         """Whether the columns have other names, or another meaning, than a table of ours."""
