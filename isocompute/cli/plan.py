@@ -45,7 +45,7 @@ def command(
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="GPUs; a batch must divide by them.")] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU by name, such as H200, for the cost model.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model's config.json, for the cost model.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's folder or config.json, for the cost model.")] = None,
     prompt_tokens: Annotated[float | None, typer.Option(help="Tokens of a prompt, on average.")] = None,
     response_tokens: Annotated[float | None, typer.Option(help="Tokens of a response, on average.")] = None,
     rollouts_per_second: Annotated[

@@ -86,9 +86,9 @@ def _cost(plan: Plan) -> list[str]:
     cost = plan.prices.cost(plan.allocation)
     parts = []
     if cost["seconds"] is not None:
-        parts.append(f"{cost['seconds'] / 3600:,.3g} h on {cost['gpus']} GPU{'s' if cost['gpus'] > 1 else ''}")
+        parts.append(f"{number(cost['seconds'] / 3600)} h on {cost['gpus']} GPU{'s' if cost['gpus'] > 1 else ''}")
     if cost["gpu_hours"] is not None:
-        parts.append(f"{cost['gpu_hours']:,.4g} GPU-hours")
+        parts.append(f"{number(cost['gpu_hours'])} GPU-hours")
     if cost["money"] is not None:
         parts.append(f"${cost['money']:,.0f}")
     if cost["tokens"] is not None:

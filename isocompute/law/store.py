@@ -237,6 +237,7 @@ def _setting(fit: CurveFit) -> dict[str, Any]:
         "problems_per_batch": problems,
         "rollouts_per_problem": rollouts,
         "runs": [curve.name for curve in fit.curves],
+        "recipes": [curve.recipe for curve in fit.curves],
         "form": fit.family.name,
         "form_weights": fit.weights,
         "theta": fit.theta_K.tolist(),
@@ -305,7 +306,11 @@ def _read_setting(s: dict[str, Any]) -> CurveFit:
     e = s["ensemble"]
     order = [[f.name for f in FAMILIES].index(name) for name in e["families"]]
     empty = np.empty(0)
-    curves = tuple(Curve(name, empty, empty, s["problems_per_batch"], s["rollouts_per_problem"]) for name in s["runs"])
+    recipes = s.get("recipes") or [""] * len(s["runs"])  # older files do not have them
+    curves = tuple(
+        Curve(name, empty, empty, s["problems_per_batch"], s["rollouts_per_problem"], recipe=str(recipe))
+        for name, recipe in zip(s["runs"], recipes, strict=True)
+    )
     return CurveFit(
         curves=curves,
         family=family,

@@ -160,7 +160,7 @@ def next_cells(plan: Plan, count: int) -> list[Proposal]:
     cells = candidate_cells(model, plan.targets, per_unit=per_unit)
     if not cells:
         return []
-    looks_EB = model.values(
+    looks_EB = plan.law.values(
         np.array([float(c.problems_per_batch) for c in cells]),
         np.array([float(c.rollouts_per_problem) for c in cells]),
         np.array([c.compute * per_unit for c in cells]),

@@ -17,6 +17,7 @@ __all__ = ["Budget", "Rates", "parse_budget"]
 _FORM = re.compile(r"(?P<money>\$)?\s*(?P<number>[0-9_,.]+(?:e[+-]?\d+)?)\s*(?P<suffix>[a-z]*)", re.IGNORECASE)
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _UNITS = {"": "rollouts", "tok": "tokens", "h": "gpu_hours"}
+_SUFFIXES = {unit: suffix for suffix, unit in _UNITS.items()}
 _EXAMPLES = "2e6 (rollouts), 3e9tok (tokens), 500h (GPU-hours) or $2000 (money)"
 
 
@@ -28,9 +29,23 @@ class Budget:
     unit: str
 
     def __str__(self) -> str:
+        amount = f"{self.amount:,.0f}" if self.amount >= 100 or self.amount.is_integer() else f"{self.amount:.3g}"
         if self.unit == "money":
-            return f"${self.amount:,.0f}"
-        return f"{self.amount:,.0f} {self.unit.replace('gpu_hours', 'GPU-hours')}"
+            return f"${amount}"
+        return f"{amount} {self.unit.replace('gpu_hours', 'GPU-hours')}"
+
+    def times(self, factor: float, *, at_most: bool = False) -> str:
+        """So many times this budget in its own unit, as `--budget` takes it; rounded so that it is enough (three
+        digits; whole rollouts), or with `at_most` so that it is not more.
+
+        >>> Budget(3.0, "gpu_hours").times(1 / 7), Budget(1e9, "tokens").times(12), Budget(99.0, "rollouts").times(2.5)
+        ('0.429h', '12,000,000,000tok', '248')
+        """
+        amount = self.amount * factor * (1 + 1e-9 if at_most else 1 - 1e-9)
+        step = 1.0 if self.unit == "rollouts" else 10.0 ** (math.floor(math.log10(amount)) - 2)
+        rounded = step * (math.floor(amount / step) if at_most else math.ceil(amount / step))
+        text = f"{rounded:,.0f}" if step >= 1 else f"{rounded:.3g}"
+        return f"${text}" if self.unit == "money" else f"{text}{_SUFFIXES[self.unit]}"
 
 
 def parse_budget(text: str | float | Budget) -> Budget:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from isocompute.allocation import Allocation
 from isocompute.errors import InputError
+from isocompute.plan.budget import Budget
 
 __all__ = ["Constraints", "allocations"]
 
@@ -42,19 +43,21 @@ class Constraints:
             return "batch"
         return "n" if self.problems_per_batch is not None else "joint"
 
-    def check(self) -> None:
-        """Refuse constraints that exclude each other, whatever the law and the budget."""
+    def check(self, settings: Sequence[tuple[int, int]] = ()) -> None:
+        """Refuse constraints that exclude each other, whatever the budget; with the law's settings, also a batch that
+        no Bp of it or no number of GPUs divides.
+        """
         bp, b = self.problems_per_batch, self.batch_size
-        if bp and b and b % bp:
-            raise InputError(
-                f"--problems-per-batch {bp} with --batch {b}: no multiple of it; say --batch {b // bp * bp or bp}."
-            )
         if b and self.max_batch and b > self.max_batch:
             raise InputError(f"--batch {b} with --max-batch {self.max_batch}: raise --max-batch to {b}.")
-        if b and self.gpus and b % self.gpus:
+        if b and bp and settings and b % bp:
+            near = _nearest(b, [x * n for x, n in settings if x == bp], [b // bp * bp or bp])
+            raise InputError(f"--problems-per-batch {bp} with --batch {b}: no multiple of it; say --batch {near}.")
+        if b and self.gpus and settings and b % self.gpus:
+            sizes = [x * n for x, n in settings if x * n % self.gpus == 0 and bp in (None, x)]
+            near = _nearest(b, sizes, [b // self.gpus * self.gpus or self.gpus])
             raise InputError(
-                f"--batch {b} with --gpus {self.gpus}: a batch must divide by the GPUs; say --batch "
-                f"{b // self.gpus * self.gpus or self.gpus}."
+                f"--batch {b} with --gpus {self.gpus}: a batch must divide by the GPUs; say --batch {near}."
             )
         if self.problems_range and self.problems_range[0] > self.problems_range[1]:
             low, high = self.problems_range
@@ -71,24 +74,20 @@ class Constraints:
                 f"--problems-per-batch {self.problems}."
             )
 
-    def broken_by(self, bp: int, n: int) -> str | None:
-        """The first constraint that (Bp, n) breaks, as the option that says it; None if it keeps to all."""
-        b = bp * n
-        if self.problems_per_batch is not None and bp != self.problems_per_batch:
-            return f"--problems-per-batch {self.problems_per_batch}"
-        if self.batch_size is not None and b != self.batch_size:
-            return f"--batch {self.batch_size}"
-        if self.rollouts_per_problem is not None and n not in self.rollouts_per_problem:
-            return f"--n {','.join(map(str, self.rollouts_per_problem))}"
-        if self.problems_range and not self.problems_range[0] <= bp <= self.problems_range[1]:
-            return f"--stable-problems {self.problems_range[0]}-{self.problems_range[1]}"
-        if self.max_batch is not None and b > self.max_batch:
-            return f"--max-batch {self.max_batch}"
-        if self.gpus is not None and b % self.gpus:
-            return f"--gpus {self.gpus}"
-        if self.problems is not None and bp > self.problems:
-            return f"--problems {self.problems}"
-        return None
+    def broken_by(self, bp: int, n: int) -> list[str]:
+        """The constraints that (Bp, n) breaks, as the options that say them."""
+        b, low, high = bp * n, *(self.problems_range or (1, bp))
+        wanted = self.rollouts_per_problem
+        held = {
+            f"--problems-per-batch {self.problems_per_batch}": self.problems_per_batch in (None, bp),
+            f"--batch {self.batch_size}": self.batch_size in (None, b),
+            f"--n {','.join(map(str, wanted or ()))}": wanted is None or n in wanted,
+            f"--stable-problems {low}-{high}": low <= bp <= high,
+            f"--max-batch {self.max_batch}": self.max_batch is None or b <= self.max_batch,
+            f"--gpus {self.gpus}": self.gpus is None or b % self.gpus == 0,
+            f"--problems {self.problems}": self.problems is None or bp <= self.problems,
+        }
+        return [option for option, kept in held.items() if not kept]
 
 
 def allocations(
@@ -96,19 +95,21 @@ def allocations(
     budget: float | Callable[[int, int], float],
     settings: Sequence[tuple[int, int]],
     constraints: Constraints | None = None,
+    asked: Budget | None = None,
 ) -> list[Allocation]:
     """The allocations of a grid of (Bp, n) that keep to the constraints, with the most updates the budget allows.
 
     `budget` is in rollouts; a function of (Bp, n) where GPU-hours or money buy more rollouts in one batch than another.
+    `asked` is the budget as the user has it, for the messages.
 
     >>> allocations(budget=2e6, settings=[(32, 256), (32, 512)], constraints=Constraints(max_batch=8192))
     [Allocation(problems_per_batch=32, rollouts_per_problem=256, update_steps=244)]
     """
     held = constraints or Constraints()
-    held.check()
     total = _whole(budget)
     pairs = sorted(set(settings))
-    able = [pair for pair in pairs if held.broken_by(*pair) is None]
+    held.check(pairs)
+    able = [pair for pair in pairs if not held.broken_by(*pair)]
     if not able:
         raise InputError(_nothing_left(pairs, held))
     out = [Allocation(bp, n, total(bp, n) // (bp * n)) for bp, n in able]
@@ -117,14 +118,17 @@ def allocations(
         return out
     bp, n = min(able, key=lambda pair: pair[0] * pair[1])
     b, have = bp * n, total(bp, n)
+    exact = float(budget(bp, n) if callable(budget) else budget)
+    asked = asked or Budget(exact, "rollouts")
+    buys = f"{asked}" if asked.unit == "rollouts" else f"{asked} ({have:,} rollouts)"
     if have < b:
         raise InputError(
-            f"--budget: {have:,} rollouts are under one batch of {bp} × {n} = {b:,}; the smallest that works is {b:,}"
-            + _also(pairs, held, have)
+            f"--budget: {buys} is under one batch of {bp} × {n} = {b:,} rollouts; the smallest that works is "
+            f"{asked.times(b / exact)}" + _also(pairs, held, have)
         )
     raise InputError(
-        f"--min-updates {held.min_updates} with a budget of {have:,} rollouts leaves no batch of {bp} × {n} = {b:,}, "
-        f"the smallest there is: say --min-updates {have // b} or raise the budget to {held.min_updates * b:,}."
+        f"--min-updates {held.min_updates} with a budget of {buys} leaves no batch of {bp} × {n} = {b:,}, the smallest "
+        f"there is: say --min-updates {have // b} or raise the budget to {asked.times(held.min_updates * b / exact)}."
     )
 
 
@@ -140,13 +144,13 @@ def _also(pairs: Sequence[tuple[int, int]], held: Constraints, total: int) -> st
     if not smaller:
         return "."
     bp, n = max(smaller, key=lambda pair: pair[0] * pair[1])
-    return f"; without {held.broken_by(bp, n)}, {bp} × {n} would fit."
+    return f"; without {' and '.join(held.broken_by(bp, n))}, {bp} × {n} would fit."
 
 
 def _nothing_left(pairs: Sequence[tuple[int, int]], held: Constraints) -> str:
-    """Which constraints contradict the law or each other, and the change that would let the nearest setting through."""
-    names = sorted({text for pair in pairs if (text := held.broken_by(*pair))})
+    """Which constraints contradict the law or each other, and the changes that let the nearest setting through."""
     bp, n = min(pairs, key=lambda pair: _distance(pair, held))
+    names = sorted({text for pair in pairs for text in held.broken_by(*pair)[:1]} | set(held.broken_by(bp, n)))
     changes = {
         "--problems-per-batch": f"--problems-per-batch {bp}",
         "--batch": f"--batch {bp * n}",
@@ -156,21 +160,22 @@ def _nothing_left(pairs: Sequence[tuple[int, int]], held: Constraints) -> str:
         "--gpus": f"--gpus {math.gcd(bp * n, held.gpus or 1)}",
         "--problems": f"at least {bp} problems",
     }
-    change = changes[(held.broken_by(bp, n) or "--n").split()[0]]
-    return f"no setting of the law keeps to {' and '.join(names)}; {bp} × {n} would with {change}."
+    needed = " and ".join(changes[option.split()[0]] for option in held.broken_by(bp, n))
+    return f"no setting of the law keeps to {' and '.join(names)}; {bp} × {n} would with {needed}."
 
 
 def _distance(pair: tuple[int, int], held: Constraints) -> tuple[int, float]:
-    """How many constraints a setting breaks, then how far its batch is from the ones asked for."""
-    alone = [
-        Constraints(problems_per_batch=held.problems_per_batch),
-        Constraints(batch_size=held.batch_size),
-        Constraints(rollouts_per_problem=held.rollouts_per_problem),
-        Constraints(problems_range=held.problems_range),
-        Constraints(max_batch=held.max_batch),
-        Constraints(gpus=held.gpus),
-        Constraints(problems=held.problems),
-    ]
-    b = pair[0] * pair[1]
-    wanted = held.batch_size or held.max_batch or b
-    return sum(c.broken_by(*pair) is not None for c in alone), max(b / wanted, wanted / b)
+    """How many constraints a setting breaks, then how many times its Bp, n and batch are off those asked for."""
+    bp, n = pair
+    low, high = held.problems_range or (1, bp)
+    most = min(high, held.problems or high)
+    off = abs(math.log(bp / (held.problems_per_batch or min(max(bp, low), max(most, 1)))))
+    off += min(abs(math.log(n / wanted)) for wanted in held.rollouts_per_problem or (n,))
+    b = bp * n
+    off += abs(math.log(b / (held.batch_size or min(b, held.max_batch or b))))
+    return len(held.broken_by(bp, n)), off
+
+
+def _nearest(wanted: int, sizes: Sequence[int], otherwise: Sequence[int]) -> int:
+    """The size nearest to the one wanted, in ratio."""
+    return min(sizes or otherwise, key=lambda size: abs(math.log(size / wanted)))

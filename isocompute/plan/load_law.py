@@ -13,8 +13,9 @@ from isocompute.law import Law, StoredLaw, curves_of, fit_law, read_law
 from isocompute.law.fits import CurveFit
 from isocompute.law.surface import Surface
 from isocompute.plan.curves import Curves
-from isocompute.plan.model import OWN, PlanningLaw
+from isocompute.plan.model import OWN, PlanningLaw, is_rate
 from isocompute.plan.published import entries, published
+from isocompute.plan.runs_recipe import runs_recipe
 from isocompute.runs import RunSet, files
 
 __all__ = ["LawSource", "law_of_runs", "load_law", "planning_law"]
@@ -88,7 +89,7 @@ def law_of_runs(
         law.settings,
         law.surface,
         name=runs.source,
-        source=f"fitted to {len(runs)} runs",
+        source=f"fitted to {len(curves)} runs",
         metric=metric,
         unit=unit,
         problems_per_batch=problems_per_batch,
@@ -132,6 +133,8 @@ def planning_law(
         last=max(fit.last for fit in known),
         uncertainty=uncertainty,
         model=Curves(tuple(known), surface, problems_per_batch, seed),
+        runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),
+        bounded=is_rate(metric) and all(float(fit.at(np.array([fit.last]))[0]) <= 1.0 for fit in known),
     )
 
 

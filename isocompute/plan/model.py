@@ -7,6 +7,7 @@ prints for its joint law). The decision on top of them is the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,12 +15,22 @@ from typing import Any, Protocol
 import numpy as np
 
 from isocompute.arrays import Array
+from isocompute.plan.runs_recipe import RunsRecipe
 
-__all__ = ["OWN", "Model", "OptimumOnly", "PlanningLaw"]
+__all__ = ["OWN", "Model", "OptimumOnly", "PlanningLaw", "is_rate"]
 
 
 OWN = "your runs"
 """Setup of a law that was fitted to the user's runs."""
+
+
+def is_rate(metric: str) -> bool:
+    """Whether a metric is avg@k, best@k or worst@k, whatever it is logged under.
+
+    >>> is_rate("val/avg@4"), is_rate("avg@4/math"), is_rate("reward")
+    (True, True, False)
+    """
+    return any(re.fullmatch(r"(avg|best|worst)@\d+", part) for part in metric.split("/"))
 
 
 class Model(Protocol):
@@ -66,7 +77,16 @@ class PlanningLaw:
     gpu_hours_per_rollout: float | None = None
     rate_source: str = ""
     recipe: Mapping[str, Any] | None = None
-    """Where it was measured with another recipe than the IsoCompute paper's."""
+    """Where it was published with another recipe than the IsoCompute paper's."""
+    runs_recipe: RunsRecipe | None = None
+    """What is known of the recipe of the user's runs; None for a published law."""
+    bounded: bool = False
+    """Whether its values are rates, which no member can take out of [0, 1]."""
+
+    def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
+        """Allocations × members, as the metric can be."""
+        values_AB = self.model.values(problems_A, rollouts_A, compute_A)
+        return np.clip(values_AB, 0.0, 1.0) if self.bounded else values_AB
 
     def outside(self, compute: float) -> float:
         """How many times outside its range a compute is; 1 inside, above 1 beyond it, below 1 before it."""

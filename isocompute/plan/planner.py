@@ -16,6 +16,7 @@ from isocompute.plan.budget import Budget
 from isocompute.plan.candidates import Constraints, allocations
 from isocompute.plan.decision import Ranked, rank
 from isocompute.plan.difficulty import Mix, classify
+from isocompute.plan.law_advice import law_advice, next_command
 from isocompute.plan.model import OWN, PlanningLaw
 from isocompute.plan.regime import ADVICE, Diagnosis, assumed_regime
 from isocompute.plan.spending import Prices
@@ -104,11 +105,14 @@ def make_plan(
             f"--metric {metric}: {law.name} is a law of {law.metric}; fit the runs with --metric {metric}."
         )
     targets = allocations(
-        budget=lambda bp, n: prices.rates(bp, n).rollouts(budget), settings=_grid(law, held), constraints=held
+        budget=lambda bp, n: prices.rates(bp, n).rollouts(budget),
+        settings=_grid(law, held),
+        constraints=held,
+        asked=budget,
     )
-    warnings = _range_warnings(law, prices, targets, extrapolate)
+    warnings = _range_warnings(law, budget, prices, targets, extrapolate)
     targets = _begun(law, prices, targets)
-    values_AB = law.model.values(*_columns(law, prices, targets))
+    values_AB = law.values(*_columns(law, prices, targets))
     options = _options(rank(values_AB), targets, prices)
     chosen = options[0]
     recipe = advise_recipe(
@@ -117,8 +121,12 @@ def make_plan(
         anchor=anchor,
         own=law.recipe,
         own_source=law.source,
+        runs=law.runs_recipe,
     )
-    warnings += _law_warnings(law, held, chosen, targets)
+    a = chosen.allocation
+    rollouts = prices.rates(a.problems_per_batch, a.rollouts_per_problem).rollouts(budget)
+    warnings += _law_warnings(law, held, chosen, targets, rollouts)
+    warnings += law_advice(law, difficulty=difficulty, anchor_given=anchor.given)
     warnings += run_advice(
         chosen.allocation,
         problems=held.problems or (mix.problems if mix else None),
@@ -135,9 +143,7 @@ def make_plan(
     return Plan(
         law=law,
         budget=budget,
-        budget_rollouts=prices.rates(
-            chosen.allocation.problems_per_batch, chosen.allocation.rollouts_per_problem
-        ).rollouts(budget),
+        budget_rollouts=rollouts,
         constraints=held,
         metric=metric,
         chosen=chosen,
@@ -208,26 +214,31 @@ def _options(ranking: Sequence[Ranked], targets: Sequence[Allocation], prices: P
     return [Option(a, r, seconds[i], i == cheapest) for i, (r, a) in enumerate(priced)]
 
 
-def _range_warnings(law: PlanningLaw, prices: Prices, targets: Sequence[Allocation], extrapolate: bool) -> list[Warned]:
+def _range_warnings(
+    law: PlanningLaw, budget: Budget, prices: Prices, targets: Sequence[Allocation], extrapolate: bool
+) -> list[Warned]:
     """Refuse what is far outside the law's range, say what is outside."""
+    from isocompute.cli.show import number
+
     most = float(_columns(law, prices, targets)[2].max())
     times = law.outside(most)
     unit = law.unit.replace("gpu_hours", "GPU-hours")
-    span = f"{law.first:,.3g}–{law.last:,.3g} {unit}"
+    span = f"{number(law.first)}–{number(law.last)} {unit}"
     far = times > FAR or times < 1 / FAR
     if far and not extrapolate:
         nearest = law.last * FAR if times > 1 else law.first / FAR
         raise InputError(
-            f"--budget: {most:,.3g} {unit} is {_times(times)} the range of {law.name}, {span}; plan for at "
-            f"{'most' if times > 1 else 'least'} {nearest:,.3g} {unit}, or say --extrapolate."
+            f"--budget: {number(most)} {unit} is {_times(times)} the range of {law.name}, {span}; plan for at "
+            f"{'most' if times > 1 else 'least'} --budget {budget.times(nearest / most, at_most=times > 1)}, or say "
+            "--extrapolate."
         )
     if 1 / _NEAR <= times <= _NEAR:
         return []
     return [
         Warned(
             "far_extrapolation" if far else "extrapolation",
-            f"{most:,.3g} {unit} is {_times(times)} the range of {law.name}, {span}: the expectation rests on the form "
-            "of the curves, not on data",
+            f"{number(most)} {unit} is {_times(times)} the range of {law.name}, {span}: the expectation rests on the "
+            "form of the curves, not on data",
         )
     ]
 
@@ -243,17 +254,19 @@ def _assumed(law: PlanningLaw, diagnosis: Diagnosis | None) -> Assumed:
     grid_C = np.geomspace(law.first, law.last, _LOOKS)
     begun_C = [bool(law.model.begun(bp_A, n_A, np.full(len(known), c)).all()) for c in grid_C]
     low = float(grid_C[begun_C.index(True)]) if any(begun_C) else law.last
-    best = [
-        n_A[int(law.model.values(bp_A, n_A, np.full(len(known), c)).mean(axis=1).argmax())] for c in (low, law.last)
-    ]
+    best = [n_A[int(law.values(bp_A, n_A, np.full(len(known), c)).mean(axis=1).argmax())] for c in (low, law.last)]
     return Assumed(*assumed_regime("rises" if best[1] > best[0] else "flat"))
 
 
 def _times(times: float) -> str:
-    return f"{times:.2g} times above" if times > 1 else f"{1 / times:.2g} times below"
+    factor = max(times, 1 / times)
+    text = f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
+    return f"{text} times {'above' if times > 1 else 'below'}"
 
 
-def _law_warnings(law: PlanningLaw, held: Constraints, chosen: Option, targets: Sequence[Allocation]) -> list[Warned]:
+def _law_warnings(
+    law: PlanningLaw, held: Constraints, chosen: Option, targets: Sequence[Allocation], budget: float
+) -> list[Warned]:
     out = []
     known = law.model.settings()
     problems, rollouts = _axes(known)
@@ -285,7 +298,7 @@ def _law_warnings(law: PlanningLaw, held: Constraints, chosen: Option, targets: 
                 "foreign_law",
                 f"this law was measured on {law.setup}"
                 + ("; yours may differ" if held.problems is None else f"; yours has {held.problems:,} problems")
-                + ": `isocompute plan --next 4` says what to run to find out",
+                + f": {next_command(law, budget)} says what to run to find out",
             )
         )
     return out

@@ -56,7 +56,13 @@ def _option(plan: Plan, option: Option) -> dict[str, Any]:
     advice = (
         plan.recipe
         if option is plan.chosen
-        else advise_recipe(allocation=a, difficulty=plan.difficulty, anchor=plan.anchor, own=plan.law.recipe)
+        else advise_recipe(
+            allocation=a,
+            difficulty=plan.difficulty,
+            anchor=plan.anchor,
+            own=plan.law.recipe,
+            runs=plan.law.runs_recipe,
+        )
     )
     recipe = advice.recipe
     return {

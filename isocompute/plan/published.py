@@ -20,9 +20,9 @@ from isocompute.law.curve import Curve
 from isocompute.law.families import FAMILIES
 from isocompute.law.fits import CurveFit, Ensemble
 from isocompute.plan.curves import Curves
-from isocompute.plan.model import OptimumOnly, PlanningLaw
+from isocompute.plan.model import OptimumOnly, PlanningLaw, is_rate
 
-__all__ = ["Entry", "entries", "published"]
+__all__ = ["Entry", "entries", "published", "siblings"]
 
 _BEFORE = 2.0
 """Figure 6 draws a curve from where it takes the lead; its form is trusted down to half of that."""
@@ -65,6 +65,20 @@ def entries() -> list[Entry]:
             law["uncertainty"]["text"],
         )
         for law in _data().values()
+    ]
+
+
+def siblings(name: str, difficulty: str | None) -> list[str]:
+    """Laws of the same paper that were measured at a difficulty.
+
+    >>> siblings("isocompute/joint-easy", "hard")
+    ['isocompute/bp32-hard', 'isocompute/joint-hard']
+    """
+    family = name.partition("/")[0]
+    return [
+        law["name"]
+        for law in _data().values()
+        if law["name"].startswith(f"{family}/") and law["difficulty"] == difficulty
     ]
 
 
@@ -111,6 +125,7 @@ def published(name: str, *, replicates: int = 1000, seed: int = 0) -> PlanningLa
         gpu_hours_per_rollout=law.get("gpu_hours_per_rollout"),
         rate_source=law.get("rate_source", ""),
         recipe=law.get("recipe"),
+        bounded=is_rate(law["metric"]),
     )
 
 

@@ -113,7 +113,7 @@ def _frontier(law: PlanningLaw, bp: float, n_N: Array, compute_C: Array) -> Arra
     bp_A = np.full(len(n_N) * len(compute_C), bp)
     n_A, compute_A = np.repeat(n_N, len(compute_C)), np.tile(compute_C, len(n_N))
     shape = (len(n_N), len(compute_C))
-    values_NC = law.model.values(bp_A, n_A, compute_A).mean(axis=1).reshape(shape)
+    values_NC = law.values(bp_A, n_A, compute_A).mean(axis=1).reshape(shape)
     begun_NC = law.model.begun(bp_A, n_A, compute_A).astype(np.bool_).reshape(shape)
     begun_NC[0] |= ~begun_NC.any(axis=0)  # before everything, the smallest n
     return np.asarray(np.where(begun_NC, values_NC, -np.inf).argmax(axis=0))

@@ -22,6 +22,7 @@ from isocompute.law import Curve, curves_of, fit_law
 from isocompute.plan.difficulty import classify
 from isocompute.plan.load_law import planning_law
 from isocompute.plan.model import PlanningLaw
+from isocompute.plan.runs_recipe import RunsRecipe
 
 __all__ = ["simulate_law"]
 
@@ -87,7 +88,12 @@ def simulate_law(
         seed=seed,
         uncertainty=_UNCERTAINTY,
     )
-    return replace(out, setup="the simulator, calibrated to your pass rates: no real model was trained", problems=size)
+    return replace(
+        out,
+        setup="the simulator, calibrated to your pass rates: no real model was trained",
+        problems=size,
+        runs_recipe=RunsRecipe(unsaid="the simulator cannot say yours"),
+    )
 
 
 def _sweep(

@@ -31,7 +31,7 @@ class Hardware:
     gpus: int | None = None
     gpu: str | None = None
     model: str | None = None
-    """A `config.json`."""
+    """A `config.json`, or the folder of a checkpoint that holds one."""
     prompt_tokens: float | None = None
     response_tokens: float | None = None
     rollouts_per_second: float | None = None

@@ -1,0 +1,61 @@
+"""How far a law is from the user's setup: its difficulty, its recipe, and the command that finds out more."""
+
+from __future__ import annotations
+
+import difflib
+
+from isocompute.plan.advice import Warned
+from isocompute.plan.curves import Curves
+from isocompute.plan.model import PlanningLaw
+from isocompute.plan.published import published, siblings
+
+__all__ = ["law_advice", "next_command"]
+
+
+def law_advice(law: PlanningLaw, *, difficulty: str | None, anchor_given: bool) -> list[Warned]:
+    """A law of another difficulty than the user's set; a learning rate that is not of the law's runs."""
+    out = []
+    if law.difficulty and difficulty and law.difficulty != difficulty:
+        near = _sibling(law.name, difficulty)
+        use = f"use --law {near}" if near else f"none of {law.name.partition('/')[0]}'s laws is of a {difficulty} set"
+        out.append(
+            Warned(
+                "difficulty_differs",
+                f"the law is of {_a(law.difficulty)} set, yours is {difficulty}: n* and the reward differ between the "
+                f"two; {use}",
+            )
+        )
+    runs = law.runs_recipe
+    if runs is not None and "learning_rate" not in runs.fields and not anchor_given:
+        out.append(
+            Warned(
+                "anchor_unknown",
+                "the learning rate is scaled from the paper's 1e-06 at a batch of 1,024 (Qwen2.5-7B-Instruct); "
+                f"{runs.why_not('learning_rate')}: say --lr-anchor RATE@BATCH",
+            )
+        )
+    return out
+
+
+def next_command(law: PlanningLaw, rollouts: float) -> str:
+    """A command that proposes runs, as it is typed; in rollouts, so that it needs no throughput."""
+    name = law.name
+    if law.runs_recipe is not None:
+        return "this command with --next 4"
+    if not isinstance(law.model, Curves):  # it knows n* alone: a law of curves proposes runs
+        curves = [s for s in siblings(name, law.difficulty) if isinstance(published(s, replicates=2).model, Curves)]
+        name = difflib.get_close_matches(name, curves, n=1, cutoff=0.0)[0]
+        law = published(name, replicates=2)
+    within = law.outside(rollouts * (law.gpu_hours_per_rollout or 1.0 if law.unit == "gpu_hours" else 1.0))
+    far = " --extrapolate" if not 0.1 < within < 10.0 else ""
+    return f"`isocompute plan --budget {int(rollouts)} --law {name} --next 4{far}`"
+
+
+def _sibling(name: str, difficulty: str) -> str | None:
+    """The published law of the other difficulty that is most like this one."""
+    wanted = name.replace("easy", difficulty).replace("hard", difficulty)
+    return next(iter(difflib.get_close_matches(wanted, siblings(name, difficulty), n=1, cutoff=0.0)), None)
+
+
+def _a(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"

@@ -1,0 +1,155 @@
+"""A recipe in words: each setting with its value, its reason and its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isocompute.allocation import Allocation
+from isocompute.plan.runs_recipe import RunsRecipe
+from isocompute.recipes import RECIPES, Recipe
+
+__all__ = ["FEW_UPDATES", "Line", "law_lines", "paper_lines"]
+
+ISOCOMPUTE = "IsoCompute, arXiv 2603.12151"
+FEW_UPDATES = 40
+"""Under so many updates, a quarter of them at most is warm-up."""
+_YOURS = "your runs"
+_SQRT = "√B beat linear and constant scaling at B = 8,192"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting of the recipe."""
+
+    setting: str
+    value: str
+    reason: str
+    source: str
+
+
+def law_lines(allocation: Allocation, recipe: Recipe, rate: float, *, given: bool, source: str) -> list[Line]:
+    """The recipe that a published law was measured with, where it is not the IsoCompute paper's."""
+    whose = "your anchor" if given else "the law's own"
+    return [
+        Line("learning_rate", f"{rate:.2g}", f"{_scaled(allocation, recipe)}, {whose}", source),
+        Line("warmup_steps", f"{recipe.warmup_steps}", _warmup(allocation), source),
+        Line("loss, advantage", f"{recipe.loss}, {recipe.advantage}", "the recipe the law was measured with", source),
+        Line(
+            "zero_variance_filter",
+            recipe.zero_variance_filter,
+            "groups without variance have no gradient; they are dropped, not refilled",
+            source,
+        ),
+    ]
+
+
+def paper_lines(
+    allocation: Allocation,
+    recipe: Recipe,
+    rate: float,
+    difficulty: str | None,
+    *,
+    given: bool,
+    runs: RunsRecipe | None,
+) -> list[Line]:
+    """The IsoCompute paper's recipe, and that of the user's runs (`runs`) wherever they say it."""
+    out = [
+        _rate_line(allocation, recipe, rate, given=given, runs=runs),
+        _line(runs, ("warmup_steps",), recipe, _warmup(allocation), "appendix A", note=_shortened(allocation)),
+    ]
+    regularised = recipe.kl_coef > 0
+    why = (
+        "easy sets collapse in entropy without both; the coefficients are our choice, the paper prints none"
+        if regularised
+        else "hard sets destabilise with either: entropy and length explode"
+    )
+    if difficulty is None:
+        why += "; the difficulty is unknown, easy is assumed: say --difficulty or --pass-rates"
+    terms = _line(runs, ("kl_coef", "entropy_coef"), recipe, why, "table 1")
+    if terms.source == _YOURS and difficulty is not None:
+        paper_on = "kl_coef" in RECIPES[f"isocompute-{difficulty}"]
+        if paper_on != (recipe.kl_coef > 0) or paper_on != (recipe.entropy_coef > 0):
+            advice = "both on" if paper_on else "neither"
+            terms = Line(
+                terms.setting, terms.value, f"{terms.reason}; the paper has {advice} on {difficulty} sets", _YOURS
+            )
+    out.append(terms)
+    out.append(
+        _line(
+            runs,
+            ("zero_variance_filter",),
+            recipe,
+            "filtering the KL and entropy terms was more stable but reached less",
+            "table 1 and appendix A",
+        )
+    )
+    out.append(_line(runs, ("temperature", "top_p"), recipe, "of the runs behind the law", "appendix A", ours=False))
+    out.append(
+        _line(
+            runs,
+            ("tis_cap",),
+            recipe,
+            "truncated importance sampling against the sampler's other numerics; the cap is our choice, the paper "
+            "prints none",
+            "appendix A",
+        )
+    )
+    if runs is not None and "loss" in runs.fields and "advantage" in runs.fields:
+        out.append(_line(runs, ("loss", "advantage"), recipe, "", ""))
+    return out
+
+
+def _line(
+    runs: RunsRecipe | None,
+    names: tuple[str, ...],
+    recipe: Recipe,
+    why: str,
+    where: str,
+    *,
+    ours: bool = True,
+    note: str = "",
+) -> Line:
+    """A setting: of the user's runs where they say it, else the paper's; `ours` where the reason holds for any law."""
+    value = ", ".join(_text(getattr(recipe, name)) for name in names)
+    if runs is None:
+        return Line(", ".join(names), value, why, f"{ISOCOMPUTE}, {where}")
+    unknown = [name for name in names if name not in runs.fields]
+    if not unknown:
+        return Line(", ".join(names), value, f"of your runs{note}", _YOURS)
+    stand_in = f"the paper's; {runs.why_not(unknown[0])}"
+    if len(unknown) < len(names):
+        stand_in = f"{' and '.join(unknown)}: {stand_in}; the rest of your runs"
+    reason = f"{why} ({stand_in})" if ours else stand_in
+    return Line(", ".join(names), value, reason, f"{ISOCOMPUTE}, {where}")
+
+
+def _rate_line(allocation: Allocation, recipe: Recipe, rate: float, *, given: bool, runs: RunsRecipe | None) -> Line:
+    scaled, source = _scaled(allocation, recipe), f"{ISOCOMPUTE}, section 3 and figure 4"
+    rule = f"; {_SQRT}" if recipe.lr_scaling == "sqrt" else ""
+    if given:
+        return Line("learning_rate", f"{rate:.2g}", f"{scaled}, your anchor{rule}", source)
+    if runs is not None and "learning_rate" in runs.fields:
+        at = f"{recipe.learning_rate:g} at a batch of {recipe.lr_batch:,}"
+        return Line("learning_rate", f"{rate:.2g}", f"{scaled}: {at}, of your runs", _YOURS)
+    whose = "the paper's anchor" if runs is None else f"the paper's anchor; {runs.why_not('learning_rate')}"
+    return Line("learning_rate", f"{rate:.2g}", f"{scaled}, {whose}{rule}", source)
+
+
+def _scaled(allocation: Allocation, recipe: Recipe) -> str:
+    if recipe.lr_scaling == "sqrt":
+        return f"{recipe.learning_rate:g} × √({allocation.batch_size}/{recipe.lr_batch})"
+    return recipe.lr_scaling
+
+
+def _warmup(allocation: Allocation) -> str:
+    return "linear warm-up, then constant" + _shortened(allocation)
+
+
+def _shortened(allocation: Allocation) -> str:
+    return " (shortened: few updates)" if allocation.update_steps < FEW_UPDATES else ""
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "off"
+    return f"{value:g}" if isinstance(value, float | int) else str(value)

@@ -1,0 +1,215 @@
+"""A plan goes on with the recipe of the runs behind its law, and says where it does not know it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isocompute
+from isocompute import InputError
+from isocompute.law import fit_law, write_law
+from isocompute.law.curve import Curve
+from isocompute.plan.budget import Budget, parse_budget
+from isocompute.plan.load_law import load_law
+from isocompute.plan.planner import Plan
+from isocompute.plan.present import plan_to_json
+from isocompute.plan.published import published
+from isocompute.plan.runs_recipe import runs_recipe
+from isocompute.recipes import make_recipe
+from tests.conftest import rising, write_points
+
+
+def curves(*recipes: dict[str, Any] | None, ceiling: float = 0.6) -> list[Curve]:
+    """Runs at Bp = 32 and n = 8, 16, … with these recipes."""
+    rng = np.random.default_rng(0)
+    compute_C = np.geomspace(2e3, 1e6, 20)
+    out = []
+    for i, recipe in enumerate(recipes):
+        value_C = 0.3 + (ceiling - 0.3) / (1 + (2e4 * 1.5**i / compute_C) ** 1.2) + 0.003 * rng.standard_normal(20)
+        text = "" if recipe is None else json.dumps({"recipe": recipe})
+        out.append(Curve(f"r{i}", compute_C, value_C, 32, 8 * 2**i, seed=0, recipe=text))
+    return out
+
+
+def lines(plan: Plan) -> dict[str, dict[str, str]]:
+    return {line["setting"]: line for line in plan_to_json(plan)["recipe_lines"]}
+
+
+def codes(plan: Plan) -> set[str]:
+    return {w.code for w in plan.warnings}
+
+
+def test_runs_bring_their_recipe(tmp_path: Path) -> None:
+    recipe = make_recipe({"name": "grpo", "learning_rate": 3e-5, "lr_batch": 256, "temperature": 0.9}).model_dump()
+    for n in (8, 16):
+        write_points(
+            tmp_path / "runs" / f"n{n}",
+            rising(every=2560 * n // 8),
+            problems_per_batch=32,
+            rollouts_per_problem=n,
+            recipe=recipe,
+        )
+    runs = isocompute.plan(budget=5e4, law=tmp_path / "runs", replicates=60)
+    write_law(isocompute.fit(tmp_path / "runs", replicates=60), tmp_path / "law.json")
+    stored = isocompute.plan(budget=5e4, law=tmp_path / "law.json")
+    for plan in (runs, stored):
+        assert plan.recipe.learning_rate == pytest.approx(3e-5 * (plan.allocation.batch_size / 256) ** 0.5)
+        assert plan.recipe.recipe.temperature == 0.9 and plan.recipe.recipe.tis_cap is None
+        assert lines(plan)["temperature, top_p"]["reason"] == "of your runs"
+        assert lines(plan)["learning_rate"]["reason"].endswith("of your runs")
+        assert "anchor_unknown" not in codes(plan)
+        for other in plan_to_json(plan)["alternatives"]:
+            assert other["temperature"] == 0.9
+            assert other["learning_rate"] == pytest.approx(3e-5 * (other["batch_size"] / 256) ** 0.5)
+
+
+def test_runs_that_do_not_say_their_recipe_get_the_papers_and_a_warning(tmp_path: Path) -> None:
+    law = fit_law(curves(None, None), metric="avg@4", replicates=60)
+    write_law(law, tmp_path / "law.json")
+    data = json.loads((tmp_path / "law.json").read_text())
+    for setting in data["settings"]:
+        del setting["recipes"]  # as older files are
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    for source in (law, tmp_path / "law.json", tmp_path / "old.json"):
+        plan = isocompute.plan(budget=5e5, law=source)
+        assert "anchor_unknown" in codes(plan)
+        assert lines(plan)["temperature, top_p"]["reason"] == "the paper's; your runs do not say theirs"
+        assert not any("behind the law" in line["reason"] for line in lines(plan).values())
+    assert "anchor_unknown" not in codes(isocompute.plan(budget=5e5, law=law, lr_anchor="2e-6@512"))
+    paper = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=60)
+    assert "anchor_unknown" not in codes(paper)
+    assert lines(paper)["temperature, top_p"]["reason"] == "of the runs behind the law"
+
+
+@pytest.mark.parametrize(
+    ("rates", "scaling"),
+    [((1e-6, 1e-6), "constant"), ((1e-6, 2e-6), "linear"), ((1e-6, 1.41e-6), "sqrt"), ((1e-6, 7e-6), None)],
+)
+def test_logged_learning_rates_are_of_their_own_batch(rates: tuple[float, ...], scaling: str | None) -> None:
+    found = runs_recipe(curves(*[{"learning_rate": rate} for rate in rates]))
+    assert found.fields.get("lr_scaling") == scaling
+    if scaling:
+        assert (found.fields["learning_rate"], found.fields["lr_batch"]) == (1e-6, 256)
+    else:
+        assert found.why_not("learning_rate") == "your runs differ in theirs"
+
+
+def test_only_what_all_runs_say_and_agree_on_is_theirs() -> None:
+    first = {"name": "dapo", "temperature": 1.0, "kl_coef": "much", "our_own": 3}
+    found = runs_recipe(curves(first, {**first, "temperature": 0.8}))
+    assert found.fields["clip_high"] == 0.28
+    assert not {"temperature", "kl_coef", "our_own", "learning_rate"} & set(found.fields)
+    assert found.why_not("temperature") != found.why_not("kl_coef")
+    assert not runs_recipe(curves(first, None)).fields
+    assert not runs_recipe([Curve("a", np.empty(0), np.empty(0), 32, 8, recipe="any text")]).fields
+
+
+@pytest.mark.parametrize(
+    ("law", "difficulty", "said"),
+    [
+        ("isocompute/bp32-easy", "hard", "--law isocompute/bp32-hard"),
+        ("isocompute/joint-hard", "easy", "--law isocompute/joint-easy"),
+        ("scalerl/8b", "hard", "none of scalerl's"),
+        ("isocompute/bp32-easy", "easy", None),
+    ],
+)
+def test_a_law_of_another_difficulty_is_said(law: str, difficulty: str, said: str | None) -> None:
+    budget = "5000h" if law.startswith("scalerl") else "2e6"
+    plan = isocompute.plan(budget=budget, law=law, difficulty=difficulty, replicates=60)
+    found = {w.code: w.message for w in plan.warnings}.get("difficulty_differs")
+    assert (found is None) if said is None else (found is not None and said in found)
+
+
+def test_pass_rates_can_contradict_the_law() -> None:
+    plan = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.0, 0.01, 0.02], replicates=60)
+    assert "difficulty_differs" in codes(plan)
+
+
+def test_rates_stay_rates_and_points_stay_points() -> None:
+    high = isocompute.plan(
+        budget=1.5e6, law=fit_law(curves(None, None, ceiling=0.99), metric="val/avg@4", replicates=60)
+    )
+    assert high.values_AB.min() >= 0 and high.values_AB.max() <= 1
+    percent = [Curve(c.name, c.compute_C, 100 * c.values_C, 32, c.rollouts_per_problem) for c in curves(None, None)]
+    law = fit_law(percent, metric="avg@4", replicates=60)
+    assert not load_law(law).bounded
+    assert isocompute.plan(budget=5e5, law=law).chosen.ranked.value > 10
+    low = published("scalerl/8b", replicates=60)
+    values_AB = low.values(np.array([48.0]), np.array([16.0]), np.array([1e9]))
+    assert ((values_AB >= 0) & (values_AB <= 1)).all()
+
+
+@pytest.mark.parametrize("law", ["isocompute/bp32-easy", "isocompute/joint-hard", "scalerl/8b"])
+@pytest.mark.parametrize("budget", ["500h", "$8000"])
+def test_the_advice_of_a_foreign_law_is_a_command_that_works(
+    law: str, budget: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from isocompute.cli.main import app
+
+    plan = isocompute.plan(
+        budget=budget, law=law, rollouts_per_second=8.0, gpus=8, price_per_gpu_hour=4.0, replicates=60
+    )
+    message = next(w.message for w in plan.warnings if w.code == "foreign_law")
+    typed = re.search("`isocompute (.*)`", message)
+    assert typed
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, shlex.split(typed[1]))
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("budget", ["0.01h", "$0.05", "30000h", "$90000"])
+def test_budget_errors_are_in_the_unit_asked_in_and_what_they_say_works(budget: str) -> None:
+    known: dict[str, Any] = {
+        "law": "isocompute/bp32-easy",
+        "rollouts_per_second": 8.0,
+        "gpus": 8,
+        "price_per_gpu_hour": 4.0,
+        "replicates": 60,
+    }
+    with pytest.raises(InputError) as caught:
+        isocompute.plan(budget=budget, **known)
+    said = re.findall(r"\$[\d.,]*\d|[\d.,]*\dh\b", str(caught.value))[-1]
+    assert parse_budget(said).unit == parse_budget(budget).unit
+    assert "e+" not in str(caught.value)
+    isocompute.plan(budget=said, extrapolate="under one batch" in str(caught.value), **known)
+
+
+def test_budgets_are_rounded_to_the_safe_side() -> None:
+    for unit in ("rollouts", "tokens", "gpu_hours", "money"):
+        for factor in (0.012345, 0.7, 1.0, 3.3333, 98765.4321):
+            asked = Budget(1234.0, unit)
+            assert parse_budget(asked.times(factor)).amount >= asked.amount * factor * (1 - 1e-8)
+            assert parse_budget(asked.times(factor, at_most=True)).amount <= asked.amount * factor * (1 + 1e-8)
+
+
+def test_numbers_are_short_and_plain() -> None:
+    plan = isocompute.plan(budget=9e8, law="isocompute/bp32-easy", extrapolate=True, replicates=60)
+    message = next(w.message for w in plan.warnings if w.code == "far_extrapolation")
+    assert "e+" not in message and "900M rollouts is " in message
+
+
+def test_a_model_may_be_its_folder(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "vocab_size": 151936}
+    heads = {"num_attention_heads": 14, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", **sizes, **heads}))
+    hours = [
+        isocompute.plan(
+            budget=2e6,
+            law="isocompute/bp32-easy",
+            model=str(model),
+            gpu="H200",
+            gpus=8,
+            response_tokens=500.0,
+            replicates=60,
+        )
+        for model in (tmp_path, tmp_path / "config.json")
+    ]
+    assert hours[0].prices.cost(hours[0].allocation) == hours[1].prices.cost(hours[1].allocation)
