@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.arrays import Ints
 from isocompute.engines.base import Control, Recorder
+from isocompute.errors import InputError
 
-__all__ = ["Training", "drive", "schedule"]
+__all__ = ["Evaluation", "Training", "drive", "schedule"]
+
+
+class Evaluation(BaseModel):
+    """The `[evaluation]` table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    points: int = Field(default=40, ge=2, description="evaluations, log-spaced in compute")
+    samples: int = Field(default=16, ge=1, description="samples a problem")
+    k: list[int] = Field(default=[4], min_length=1, description="k of avg@k, best@k and worst@k")
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        """From a table; errors name the field."""
+        try:
+            out = cls(**table)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise InputError(f"evaluation.{'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+        if max(out.k) > out.samples or min(out.k) < 1:
+            raise InputError(f"evaluation.k: {out.k} must lie between 1 and samples = {out.samples}.")
+        return out
 
 
 class Training(Protocol):

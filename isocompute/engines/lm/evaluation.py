@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from isocompute.arrays import Ints
+from isocompute.engines.drive import Evaluation
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.sampler import SamplingSettings, sample
 from isocompute.engines.lm.tasks import Task
-from isocompute.errors import InputError
 from isocompute.metrics import avg_at_k, best_at_k, mean_with_error, worst_at_k
 
 __all__ = ["Counts", "EvaluationSpec", "count_right", "metrics_of"]
 
 
-class EvaluationSpec(BaseModel):
-    """The `[evaluation]` table."""
+class EvaluationSpec(Evaluation):
+    """The `[evaluation]` table of this engine."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    points: int = Field(default=40, ge=2, description="evaluations, log-spaced in compute")
-    samples: int = Field(default=16, ge=1, description="samples a problem")
-    k: list[int] = Field(default=[4], min_length=1, description="k of avg@k, best@k and worst@k")
     temperature: float | None = Field(default=None, ge=0, description="of evaluation; the recipe's if not set")
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> EvaluationSpec:
-        """From a table; errors name the field."""
-        try:
-            out = cls(**table)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise InputError(f"evaluation.{'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
-        if max(out.k) > out.samples or min(out.k) < 1:
-            raise InputError(f"evaluation.k: {out.k} must lie between 1 and samples = {out.samples}.")
-        return out
 
 
 @dataclass(frozen=True)

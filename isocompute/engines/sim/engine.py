@@ -6,17 +6,15 @@ gives the same bytes, interrupted or not.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.arrays import Array, Ints
 from isocompute.engines.base import Cell, Control, Recorder
+from isocompute.engines.drive import Evaluation, drive
 from isocompute.engines.problem_sampler import ProblemSampler
 from isocompute.engines.sim.evaluation import evaluate, interference
 from isocompute.engines.sim.gradients import Batch, advantages, logit_gradient, subsample
@@ -27,35 +25,13 @@ from isocompute.errors import InputError
 from isocompute.recipes import Recipe, learning_rate, make_recipe
 from isocompute.runs.settings import RunSettings
 
-__all__ = ["SIM_DEFAULTS", "Evaluation", "SimEngine"]
+__all__ = ["SIM_DEFAULTS", "SimEngine"]
 
 SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
 """The anchor at B = 1,024, found as the paper found its own: a grid search at Bp = 128, n = 8 (docs/simulator.md)."""
 
 _PULSE = 128  # updates between looks at the runner
 _SECONDS = 3.0  # between checkpoints
-
-
-class Evaluation(BaseModel):
-    """The `[evaluation]` table."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    points: int = Field(default=40, ge=2, description="evaluations, log-spaced in compute")
-    samples: int = Field(default=16, ge=1, description="samples a problem for the sampled metrics")
-    k: list[int] = Field(default=[4], description="k of avg@k, best@k and worst@k")
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> Evaluation:
-        """From a table; errors name the field."""
-        try:
-            out = cls(**table)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise InputError(f"evaluation.{'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
-        if max(out.k) > out.samples or min(out.k) < 1:
-            raise InputError(f"evaluation.k: {out.k} must lie between 1 and samples = {out.samples}.")
-        return out
 
 
 @lru_cache(maxsize=4)
@@ -105,7 +81,7 @@ class SimEngine:
         saved = recorder.resume()
         if saved is not None:
             training.restore(*saved)
-        finished = _drive(training, recorder, control)
+        finished = drive(training, recorder, control, pulse=_PULSE, seconds=_SECONDS)
         if finished:
             recorder.finish({"points": training.evaluated})
         else:
@@ -125,32 +101,6 @@ def _settings(cell: Cell, spec: WorldSpec, recipe: Recipe) -> RunSettings:
         problems=spec.set,
         recipe=recipe.model_dump(),
     ).model_copy(update={"world": spec.model_dump(exclude={"pass_rates"})})
-
-
-def _drive(training: _Training, recorder: Recorder, control: Control) -> bool:
-    """Update and evaluate until the end or until asked to stop."""
-    last_saved = time.monotonic()
-    reported = training.rollouts
-    while True:
-        if training.due():
-            recorder.append(training.evaluate())
-        if training.step >= training.update_steps:
-            control.advanced(training.rollouts - reported)
-            return True
-        if training.step % _PULSE == 0:
-            control.advanced(training.rollouts - reported)
-            reported = training.rollouts
-            if control.stopping():
-                return False
-            if time.monotonic() - last_saved > _SECONDS:
-                recorder.checkpoint(*training.state())
-                last_saved = time.monotonic()
-        if not training.update():
-            # Every problem is retired: the run ends here, with a last look at what it became.
-            if training.step > training.last_evaluated:
-                recorder.append(training.evaluate())
-            control.advanced(training.rollouts - reported)
-            return True
 
 
 class _Training:
