@@ -98,11 +98,6 @@ class Recipe(BaseModel):
     def _consistent(self) -> Recipe:
         if self.advantage == "none" and self.zero_variance_filter != "off":
             raise ValueError("zero_variance_filter needs a group baseline; advantage = 'none' has none")
-        if self.top_p < 1 and (self.tis_cap is not None or self.ratio_anchor == "sampler"):
-            raise ValueError(
-                "top_p below 1 samples from a nucleus that the trainer does not know, and importance weights against "
-                "the sampler would be wrong; give top_p = 1, or ratio_anchor = 'trainer' and no tis_cap"
-            )
         if self.baseline_rollouts is not None and self.advantage in ("none", "gae"):
             raise ValueError(f"baseline_rollouts needs a group baseline; advantage = '{self.advantage}' has none")
         starts = [start for start, _ in self.schedule or ()]

@@ -186,6 +186,7 @@ def test_problems_without_answers(tmp_path: Path):
         ({"problems_per_batch": 25}, "25 is more than the 24 problems of the set"),
         ({"recipe": {"baseline_rollouts": 2}}, "baseline_rollouts: 2 is less than the 4 rollouts"),
         ({"recipe": {"schedule": [[64, 8]]}}, "recipe.schedule: n does not change"),
+        ({"recipe": {"name": "isocompute-easy", "top_p": 0.9}}, "recipe.top_p: below 1"),
         ({"recipe": {"learning_rat": 1}}, "recipe.learning_rat: .*; fields are loss, advantage"),
         ({"recipe": {"name": "grop"}}, "recipe.name: 'grop' is not one of cispo"),
         ({"problems": {"sizes": 1}}, "problems.sizes: .*; fields are set, source"),

@@ -115,6 +115,11 @@ class LmEngine:
                 "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, or "
                 "recipe.advantage = 'none' or 'gae'."
             )
+        if recipe.top_p < 1 and (recipe.tis_cap is not None or recipe.ratio_anchor == "sampler"):
+            raise InputError(
+                "recipe.top_p: below 1 the sampler draws from a nucleus that the trainer does not know, and importance "
+                "weights against it would be wrong; use top_p = 1, or ratio_anchor = 'trainer' without tis_cap."
+            )
         if recipe.schedule:
             raise InputError("recipe.schedule: n does not change on the way in this engine; leave the field out.")
         if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
