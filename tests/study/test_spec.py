@@ -45,7 +45,7 @@ def test_defaults_and_free_tables_reach_the_cell():
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"sim"', '"simm"', "engine: 'simm' is not one of sim, command"),
+        ('"sim"', '"simm"', "engine: 'simm' is not one of sim, lm, command"),
         ('engine = "sim"', "", "engine: field required"),
         ("[8, 16]", "[8, 0]", "grid.rollouts_per_problem.1: input should be greater than or equal to 1"),
         ("[8, 16]", "[8, true]", "grid.rollouts_per_problem.1: should be a whole number"),
