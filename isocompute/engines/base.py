@@ -101,7 +101,7 @@ class Recorder:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as data:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
                 arrays = {name: data[name] for name in data.files if name != _META}
                 meta: dict[str, Any] = json.loads(bytes(data[_META]).decode())
         except (BadZipFile, EOFError, KeyError, OSError, ValueError) as error:

@@ -152,6 +152,8 @@ def test_divergence_is_code_1_and_leaves_json_alone(call: Call, tmp_path: Path):
         (["--set", "recipes.lr=1"], r"--set recipes\.lr=1: name a table and its field"),
         (["--set", "seed.x=1", "--seed", 2], r"--set seed\.x=1: name a table"),
         (["--rollouts", 4, "--problems-per-batch", 4], "rollouts = 4 is less than one batch of 64"),
+        (["--rollouts", 900, "--update-steps", 3], "give update_steps or rollouts, not both"),
+        (["--problems", "chain:easy?modulus=97"], r"lm pretrain FOLDER --problems 'chain:all\?modulus=97'"),
         (["--rollouts-per-problem", 1], "1 rollout has no group"),
         (["--problems", "chain:medium"], "'medium' is not one of"),
         (["--model", "nowhere"], "nowhere: no checkpoint there"),

@@ -11,15 +11,16 @@ import torch
 from transformers import GPT2Config
 
 from isocompute import study
-from isocompute.engines.base import Cell
+from isocompute.engines.base import CHECKPOINT, Cell, Recorder
 from isocompute.engines.lm import engine as engine_module
 from isocompute.engines.lm import training as training_module
 from isocompute.engines.lm.checkpoint import save_decoder
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.engine import LmEngine
+from isocompute.engines.lm.losses import kl_to_base
 from isocompute.engines.lm.model import load_model, model_folder
 from isocompute.errors import InputError
-from isocompute.runs import load
+from isocompute.runs import RunSettings, load
 from isocompute.train import TrainSpec, train
 from tests.lm.cells import TABLES, Control, distance, make_cell, points, run, weights
 from tests.study.tools import write_spec
@@ -298,3 +299,17 @@ def test_the_engine_needs_no_tables_and_no_charts():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINT).write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(InputError, match=r"damaged .*; remove the run's folder"):
+        Recorder(tmp_path, RunSettings()).resume()
+
+
+def test_k3_does_not_go_below_zero_by_rounding() -> None:
+    logprobs = -torch.linspace(0.01, 3.0, 400)
+    near = logprobs + torch.linspace(-3e-4, 3e-4, 400)
+    assert (kl_to_base(logprobs, near) >= 0).all()
+    exact = kl_to_base(logprobs.double(), near.double())
+    torch.testing.assert_close(kl_to_base(logprobs, near).double(), exact, rtol=1e-2, atol=2e-11)

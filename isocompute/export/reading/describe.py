@@ -45,6 +45,10 @@ def _allocation(setup: Setup) -> str:
 def _policy(setup: Setup) -> str:
     if setup.updates_per_batch is None:
         return "How many optimiser steps a batch gets cannot be told."
+    if setup.updates_per_batch % 1:
+        return f"It does not run as it stands: a batch would make {setup.updates_per_batch:g} optimiser steps."
+    if setup.on_policy and setup.batch_size is None:
+        return "One optimiser step a batch, as far as the file says what a batch is."
     if setup.on_policy:
         return "On-policy: one optimiser step a batch."
     if setup.staleness and setup.updates_per_batch == 1:

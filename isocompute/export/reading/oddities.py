@@ -19,7 +19,7 @@ def oddities(setup: Setup) -> list[Odd]:
 
 
 def _off_policy(setup: Setup) -> str | None:
-    if setup.updates_per_batch is None or setup.updates_per_batch <= 1:
+    if setup.updates_per_batch is None or setup.updates_per_batch <= 1 or setup.updates_per_batch % 1:
         return None
     return (
         f"{setup.updates_per_batch:g} optimiser steps on each batch: all but the first are off-policy. For one, the "
