@@ -5,6 +5,8 @@ hard ones, no zero-variance filter, learning rate ∝ √B from 1e-6 at B = 1,02
 top-p 1, truncated importance sampling. The paper prints no KL or entropy coefficient and no cap of the importance
 weights; ours (.001 both, 2; what trainers commonly ship) are our choice. The simulator has neither tokens nor a second
 set of numerics, and reads past aggregation, temperature, top_p, tis_cap, ratio_anchor and fp32_head.
+
+`scalerl` is the recipe of ScaleRL (arXiv 2510.13786 section 4); its learning rate is for an 8B model at 48 × 16.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 
 from isocompute.errors import InputError
 
-__all__ = ["RECIPES", "Recipe", "learning_rate", "make_recipe"]
+__all__ = ["LEAVE_ONE_OUT", "RECIPES", "Recipe", "learning_rate", "make_recipe"]
 
 
 class Recipe(BaseModel):
@@ -58,13 +60,46 @@ class Recipe(BaseModel):
     updates_per_batch: int = Field(default=1, ge=1, description="gradient steps on one batch of rollouts")
     kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL divergence to the base model")
     entropy_coef: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
-    zero_variance_filter: Literal["off", "policy", "all"] = Field(
+    zero_variance_filter: Literal["off", "policy", "all", "refill"] = Field(
         default="off",
-        description="leave out problems whose rollouts all score the same: from the policy term's average, or from the "
-        "KL and entropy terms too",
+        description="leave out problems whose rollouts all score the same: from the policy term's average, from the KL "
+        "and entropy terms too, or sample others in their place (DAPO's dynamic sampling)",
     )
     no_positive_resampling: float | None = Field(
         default=None, gt=0, le=1, description="never sample a problem again whose pass rate so far reached this"
+    )
+    pipeline_steps: int = Field(
+        default=0,
+        ge=0,
+        description="PipelineRL-k: sampling goes on while training does, sequences in flight take new weights at once, "
+        "and no token is trained on that is more than k updates old; 0 is on-policy",
+    )
+    off_policy_steps: int = Field(
+        default=1,
+        ge=1,
+        description="PPO-off-policy-k: the rollouts of k updates are sampled at once, each update trains on its share",
+    )
+    length_control: Literal["truncate", "interrupt", "penalty"] = Field(
+        default="truncate",
+        description="what keeps responses short: the budget alone; an end-of-thinking phrase that is forced on them; a "
+        "penalty on long right ones",
+    )
+    interrupt_phrase: str | None = Field(
+        default=None,
+        min_length=1,
+        description="what is said; its last token ends thinking; the problem set's own if not set",
+    )
+    interrupt_window: tuple[PositiveInt, PositiveInt] | None = Field(
+        default=None, description="tokens before the phrase, from and to; up to the budget if not set"
+    )
+    answer_tokens: int | None = Field(
+        default=None, ge=1, description="tokens after the phrase; a seventh of the budget"
+    )
+    penalty_length: int | None = Field(
+        default=None, ge=1, description="Lmax: a right response this long scores as badly as its penalty goes"
+    )
+    penalty_tolerance: int | None = Field(
+        default=None, ge=1, description="Lcache: tokens below penalty_length from which the penalty grows"
     )
     learning_rate: float = Field(default=1e-6, gt=0, description="at a batch of lr_batch rollouts")
     lr_batch: int = Field(default=1024, ge=1, description="batch size at which learning_rate holds")
@@ -100,6 +135,12 @@ class Recipe(BaseModel):
             raise ValueError("zero_variance_filter needs a group baseline; advantage = 'none' has none")
         if self.baseline_rollouts is not None and self.advantage in ("none", "gae"):
             raise ValueError(f"baseline_rollouts needs a group baseline; advantage = '{self.advantage}' has none")
+        if self.advantage in ("none", "gae") and self.zero_variance_filter == "refill":
+            raise ValueError(f"zero_variance_filter needs a group baseline; advantage = '{self.advantage}' has none")
+        if self.pipeline_steps and self.off_policy_steps > 1:
+            raise ValueError("pipeline_steps and off_policy_steps are two ways to be off-policy; use one")
+        if self.interrupt_window is not None and self.interrupt_window[0] > self.interrupt_window[1]:
+            raise ValueError(f"interrupt_window is {list(self.interrupt_window)}; give the shorter length first")
         starts = [start for start, _ in self.schedule or ()]
         if any(later <= start for start, later in pairwise(starts)):
             raise ValueError(f"schedule changes n at {starts} rollouts; give them in rising order, each once")
@@ -112,27 +153,89 @@ class Recipe(BaseModel):
 
 
 _HEALTHY: dict[str, Any] = {"loss": "clip", "advantage": "group_std", "temperature": 0.6, "top_p": 1.0, "tis_cap": 2.0}
+_GRPO: dict[str, Any] = {"loss": "clip", "advantage": "group_std", "aggregation": "sequence", "kl_coef": 1e-3}
+_SCALERL: dict[str, Any] = {
+    "loss": "cispo",
+    "ratio_cap": 5.0,
+    "ratio_anchor": "sampler",
+    "advantage": "batch_std",
+    "aggregation": "prompt",
+    "fp32_head": True,
+    "zero_variance_filter": "policy",
+    "no_positive_resampling": 0.9,
+    "length_control": "interrupt",
+    "pipeline_steps": 8,
+    "learning_rate": 5e-7,
+    "lr_batch": 768,
+    "lr_scaling": "constant",
+    "warmup_steps": 100,
+    "epsilon": 1e-15,
+    "weight_decay": 0.01,
+}
 RECIPES: dict[str, dict[str, Any]] = {
     "isocompute-easy": {**_HEALTHY, "kl_coef": 1e-3, "entropy_coef": 1e-3},
     "isocompute-hard": dict(_HEALTHY),
-    "grpo": {"loss": "clip", "advantage": "group_std", "aggregation": "sequence", "kl_coef": 1e-3},
+    "grpo": _GRPO,
     "dr-grpo": {"loss": "clip", "advantage": "group_mean", "aggregation": "fixed"},
     "dapo": {"loss": "clip", "advantage": "group_std", "clip_high": 0.28, "zero_variance_filter": "policy"},
     "gspo": {"loss": "gspo", "advantage": "group_std", "aggregation": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
     "cispo": {"loss": "cispo", "advantage": "batch_std", "aggregation": "prompt", "ratio_anchor": "sampler"},
     "ppo": {"loss": "clip", "advantage": "gae"},
     "reinforce": {"loss": "reinforce", "advantage": "group_mean"},
+    "scalerl": _SCALERL,
+    # The recipes ScaleRL is compared with (its figure 2), as far as their own reports define them (docs/scalerl.md).
+    "deepseek-grpo": {**_GRPO, "off_policy_steps": 16},
+    "qwen-dapo": {
+        "loss": "clip",
+        "advantage": "group_std",
+        "clip_high": 0.28,
+        "zero_variance_filter": "refill",
+        "length_control": "penalty",
+        "off_policy_steps": 16,
+    },
+    "magistral": {
+        "loss": "clip",
+        "advantage": "batch_std",
+        "clip_high": 0.28,
+        "ratio_anchor": "sampler",
+        "zero_variance_filter": "policy",
+        "length_control": "penalty",
+        "pipeline_steps": 8,
+    },
+    "minimax-m1": {
+        "loss": "cispo",
+        "advantage": "group_std",
+        "ratio_anchor": "sampler",
+        "zero_variance_filter": "refill",
+        "off_policy_steps": 16,
+    },
 }
+LEAVE_ONE_OUT: dict[str, dict[str, dict[str, Any]]] = {
+    "scalerl": {
+        "dapo-loss": {"loss": "clip", "clip_low": 0.2, "clip_high": 0.26},
+        "bf16-head": {"fp32_head": False},
+        "sequence-mean": {"aggregation": "sequence"},
+        "group-std": {"advantage": "group_std"},
+        "no-filter": {"zero_variance_filter": "off"},
+        "no-curriculum": {"no_positive_resampling": None},
+        "length-penalty": {"length_control": "penalty"},
+        "ppo-off-policy-8": {"pipeline_steps": 0, "off_policy_steps": 8},
+    }
+}
+"""For each recipe, what it becomes when one of its parts is taken out (ScaleRL figure 7)."""
 
 
 def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe from a table: `name` picks one of RECIPES, other fields override it; unknown ones are refused."""
+    """A recipe from a table: `name` picks one of RECIPES, other fields override it; unknown ones are refused.
+
+    `defaults` are what was measured for a model, such as its learning rate: they stand before the recipe's own numbers.
+    """
     fields = dict(table)
     name = fields.pop("name", "grpo")
     if name not in RECIPES:
         raise InputError(f"recipe.name: '{name}' is not one of {', '.join(sorted(RECIPES))}.")
     try:
-        return Recipe(**{**(defaults or {}), **RECIPES[name], **fields})
+        return Recipe(**{**RECIPES[name], **(defaults or {}), **fields})
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f".{part}" for part in first["loc"])

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from isocompute.engines.lm.model import model_folder
 from isocompute.engines.lm.sampler import Rollouts
-from isocompute.engines.lm.tasks import ChainVerifier, ProblemsSpec, make_tasks
+from isocompute.engines.lm.tasks import ProblemsSpec, make_tasks
+from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.errors import InputError
 from isocompute.problems.chain import LEVELS, ChainSpec, distinct_chains, load_chain, make_chains, parse_chain
 

@@ -14,7 +14,8 @@ from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.difficulty import count_correct
 from isocompute.engines.lm.sampler import Rollouts
-from isocompute.engines.lm.tasks import ProblemsSpec, Tasks, TextVerifier, make_tasks
+from isocompute.engines.lm.tasks import ProblemsSpec, Tasks, make_tasks
+from isocompute.engines.lm.verifiers import TextVerifier
 from isocompute.errors import InputError
 from isocompute.problems.load import load_problems
 from isocompute.problems.model import Problem, ProblemSet

@@ -12,7 +12,7 @@ from torch import Tensor
 from isocompute.engines.lm import engine as engine_module
 from isocompute.engines.lm import training as training_module
 from isocompute.engines.lm.sampler import Rollouts
-from isocompute.engines.lm.tasks import ChainVerifier
+from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.metrics import avg_at_k, best_at_k, worst_at_k
 from isocompute.recipes import RECIPES
 from tests.lm.cells import distance, make_cell, make_training, points, rates, run, weights

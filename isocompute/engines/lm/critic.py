@@ -62,7 +62,7 @@ def judge(critic: Critic, rollouts: Rollouts, rewards_B: Tensor, recipe: Recipe,
     advantages_BT, returns_BT = gae(
         rewards_BT, values_BT, rollouts.mask_BT, discount=recipe.gae_discount, trace=recipe.gae_trace
     )
-    inside = advantages_BT[rollouts.mask_BT]
+    inside = advantages_BT[rollouts.sampled_BT]
     advantages_BT = (advantages_BT - inside.mean()) / (inside.std(correction=0) + 1e-8)
     return Judgement(values_BT, advantages_BT, returns_BT)
 
@@ -79,7 +79,7 @@ def update_critic(
 ) -> None:
     """As many steps as the policy takes on the batch."""
     optimizer.rate.fill_(rate)
-    weights_BT = token_weights(rollouts.mask_BT, how="token")
+    weights_BT = token_weights(rollouts.sampled_BT, how="token")
     for _ in range(recipe.updates_per_batch):
         for rows in micro_batches(rollouts, micro_batch):
             assert rows is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import lru_cache
@@ -18,8 +19,10 @@ from isocompute.engines.drive import drive
 from isocompute.engines.lm.checkpoint import save_decoder
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.evaluation import EvaluationSpec
+from isocompute.engines.lm.lengths import penalty_window
 from isocompute.engines.lm.memory import memory_budget, sampling_rows, training_rows
 from isocompute.engines.lm.model import TINY, Model, load_model, model_folder, read_anchor, stop_tokens
+from isocompute.engines.lm.phrases import interruption_of
 from isocompute.engines.lm.tasks import ProblemsSpec, Tasks, make_tasks
 from isocompute.engines.lm.training import LmTraining, Sizes
 from isocompute.engines.lm.update import DivergedError
@@ -47,6 +50,9 @@ class EngineSpec(BaseModel):
     micro_batch: int | None = Field(default=None, ge=1, description="rollouts in one forward and backward pass")
     sample_batch: int | None = Field(default=None, ge=1, description="rollouts sampled at a time")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; 1 for small models, else torch's choice")
+    slots: int | None = Field(default=None, ge=1, description="pipeline: sequences in flight; a batch if not set")
+    overlap: int = Field(default=0, ge=0, description="pipeline: decode steps that go on beside an update")
+    generation_device: str | None = Field(default=None, description="pipeline: where to sample, such as cuda:1")
     fast: bool = Field(default=True, description="on a GPU, whole steps as CUDA graphs where the cell allows it")
     save_model: bool = Field(default=False, description="write the trained weights as a checkpoint into the run")
 
@@ -59,10 +65,13 @@ class EngineSpec(BaseModel):
             first = error.errors()[0]
             known = f"; fields are {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else ""
             raise InputError(f"engine.{'.'.join(map(str, first['loc']))}: {first['msg']}{known}.") from error
-        if spec.device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", spec.device):
-            raise InputError(f"engine.device: '{spec.device}' is not cpu, cuda, cuda:1 or auto.")
-        if spec.device.startswith("cuda") and not torch.cuda.is_available():
-            raise InputError(f"engine.device: '{spec.device}', but torch sees no GPU on this machine; use cpu.")
+        for name, device in (("device", spec.device), ("generation_device", spec.generation_device or "cpu")):
+            if device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+                raise InputError(f"engine.{name}: '{device}' is not cpu, cuda, cuda:1 or auto.")
+            if device.startswith("cuda") and not torch.cuda.is_available():
+                raise InputError(f"engine.{name}: '{device}', but torch sees no GPU on this machine; use cpu.")
+            if ":" in device and int(device.partition(":")[2]) >= torch.cuda.device_count():
+                raise InputError(f"engine.{name}: '{device}', but torch sees {torch.cuda.device_count()} GPU(s).")
         return spec
 
     @property
@@ -120,6 +129,14 @@ class LmEngine:
                 "recipe.top_p: below 1 the sampler draws from a nucleus that the trainer does not know, and importance "
                 "weights against it would be wrong; use top_p = 1, or ratio_anchor = 'trainer' without tis_cap."
             )
+        interruption_of(recipe, tasks, folder, stop_tokens(folder))
+        if recipe.length_control == "penalty":
+            penalty_window(recipe, budget=tasks.max_new_tokens)
+        if engine.slots is not None and engine.slots < (recipe.baseline_rollouts or cell.rollouts_per_problem):
+            raise InputError(
+                f"engine.slots: {engine.slots} slots cannot hold the rollouts of one problem; use at least "
+                f"{recipe.baseline_rollouts or cell.rollouts_per_problem}."
+            )
         if recipe.schedule:
             raise InputError("recipe.schedule: n does not change on the way in this engine; leave the field out.")
         if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
@@ -144,6 +161,8 @@ class LmEngine:
             saved = recorder.resume()
             if saved is not None:
                 training.restore(*saved)
+                if training.restarted:
+                    warnings.warn(f"{folder}: {training.restarted} responses in flight begin again.", stacklevel=2)
             diverged: str | None = None
             try:
                 with _named_memory_errors(sizes):
@@ -157,14 +176,33 @@ class LmEngine:
             if finished:
                 if engine.save_model or diverged:
                     save_decoder(training.decoder, folder / MODEL, tokenizer_from=model.folder)
-                summary: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
-                recorder.finish(summary if diverged is None else {**summary, "diverged": diverged})
+                recorder.finish(_summary(training, diverged))
         return finished
 
 
+def _summary(training: LmTraining, diverged: str | None) -> dict[str, Any]:
+    """`finished.json`: what was done, and why it ended where it did not reach its last update."""
+    out: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
+    if training.restarted:
+        out["restarted"] = training.restarted
+    if diverged is not None:
+        out["diverged"] = diverged
+    elif training.step < training.update_steps:
+        out["ended"] = (
+            f"every problem is retired after {training.step} of {training.update_steps} updates: all have reached a "
+            f"pass rate of {training.recipe.no_positive_resampling}"
+        )
+    return out
+
+
 def _kind_of_training(engine: EngineSpec, cell: Cell, model: Model, tasks: Tasks, recipe: Recipe) -> type[LmTraining]:
-    """Whole captured steps on a GPU where the cell allows it, the plain loop otherwise."""
-    if not engine.fast or model.device.type != "cuda":
+    """A pipeline where the recipe asks for one; else whole captured steps on a GPU where the cell allows it."""
+    if recipe.pipeline_steps:
+        from isocompute.engines.lm.pipeline.training import PipelineTraining
+
+        return PipelineTraining
+    whole = recipe.off_policy_steps == 1 and recipe.length_control == "truncate"
+    if not whole or recipe.zero_variance_filter == "refill" or not engine.fast or model.device.type != "cuda":
         return LmTraining
     from isocompute.engines.lm.fast.training import FastTraining, can_be_fast
 
@@ -221,7 +259,13 @@ def choose_sizes(engine: EngineSpec, model: Model, tasks: Tasks, rollouts_per_pr
     budget = memory_budget(model.device)
     train = engine.micro_batch or training_rows(config, tokens=tokens, dtype=dtype, budget=budget)
     sampled = engine.sample_batch or sampling_rows(config, tokens=tokens, dtype=dtype, budget=budget)
-    return Sizes(micro_batch=train, sample_batch=max(sampled, rollouts_per_problem))
+    return Sizes(
+        micro_batch=train,
+        sample_batch=max(sampled, rollouts_per_problem),
+        slots=engine.slots,
+        overlap=engine.overlap,
+        generation_device=engine.generation_device,
+    )
 
 
 def _back_to_the_last_good(training: LmTraining, recorder: Recorder) -> None:

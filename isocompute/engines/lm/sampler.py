@@ -9,16 +9,29 @@ Log-probs are those of the distribution that the token was drawn from, after tem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.engines.lm.decoder import Cache, Decoder, Prefix
+from isocompute.engines.lm.lengths import Interruption
 from isocompute.errors import InputError
 
-__all__ = ["Rollouts", "SamplingSettings", "left_padded", "read_behind", "read_prompts", "sample", "uniforms"]
+__all__ = [
+    "INTERRUPTION",
+    "Rollouts",
+    "SamplingSettings",
+    "draw",
+    "left_padded",
+    "read_behind",
+    "read_prompts",
+    "sample",
+    "uniform_at",
+    "uniforms",
+]
 
 
 @dataclass(frozen=True)
@@ -31,6 +44,7 @@ class SamplingSettings:
     top_p: float = 1.0
     stop_tokens: tuple[int, ...] = ()
     fp32_head: bool = True
+    interruption: Interruption | None = None
 
 
 @dataclass(frozen=True)
@@ -45,11 +59,25 @@ class Rollouts:
     """True where the response has a token (its stop token included)."""
     stopped_B: Tensor
     """Whether the response ended by itself."""
+    forced_BT: Tensor | None = None
+    """Where a token was put there by an interruption; None: nowhere."""
+    versions_BT: Tensor | None = None
+    """How many updates had been made when the token was sampled; None: as many for all of them."""
 
     @property
     def lengths_B(self) -> Tensor:
         """Tokens of each response."""
         return self.mask_BT.sum(dim=1)
+
+    @property
+    def sampled_BT(self) -> Tensor:
+        """Where the response has a token that the policy chose: what is trained on and averaged over."""
+        return self.mask_BT if self.forced_BT is None else self.mask_BT & ~self.forced_BT
+
+    @property
+    def interrupted_B(self) -> Tensor:
+        """Which responses an interruption has ended."""
+        return torch.zeros_like(self.stopped_B) if self.forced_BT is None else self.forced_BT.any(dim=1)
 
     def __len__(self) -> int:
         return len(self.responses_BT)
@@ -68,7 +96,16 @@ class Rollouts:
             self.logprobs_BT[rows, :used],
             mask_BT[:, :used],
             self.stopped_B[rows],
+            None if self.forced_BT is None else self.forced_BT[rows, :used],
+            None if self.versions_BT is None else self.versions_BT[rows, :used],
         )
+
+    def to(self, device: torch.device) -> Rollouts:
+        """The same on another device."""
+        if self.mask_BT.device == device:
+            return self
+        moved: dict[str, Any] = {name: None if x is None else x.to(device) for name, x in vars(self).items()}
+        return replace(self, **moved)
 
     @classmethod
     def join(cls, parts: Sequence[Rollouts], *, pad_token: int = 0) -> Rollouts:
@@ -82,6 +119,9 @@ class Rollouts:
             tensors = [getattr(part, name) for part in parts]
             return torch.cat([F.pad(t, (0, new - t.shape[1]), value=value) for t in tensors])
 
+        def where_kept(name: str, value: float) -> Tensor | None:
+            return None if getattr(parts[0], name) is None else right(name, value)
+
         prompts = [F.pad(p.prompts_BT, (prompt - p.prompts_BT.shape[1], 0), value=pad_token) for p in parts]
         return cls(
             torch.cat(prompts),
@@ -90,13 +130,20 @@ class Rollouts:
             right("logprobs_BT", 0.0),
             right("mask_BT", False),
             torch.cat([p.stopped_B for p in parts]),
+            where_kept("forced_BT", False),
+            where_kept("versions_BT", 0),
         )
 
 
 def uniforms(seed: int, rows_B: Tensor, positions: Sequence[int]) -> Tensor:
     """`_TB`: one number in (0, 1) for each position of each row: a counter-based generator (SplitMix64's finaliser)."""
-    offsets = [_signed(seed * 0xD1342543DE82EF95 + position * 0xDA942042E4DD58B5) for position in positions]
-    x = rows_B.to(torch.int64) * _signed(0x9E3779B97F4A7C15) + torch.tensor(offsets, device=rows_B.device)[:, None]
+    return uniform_at(seed, rows_B, torch.tensor(list(positions), device=rows_B.device)[:, None])
+
+
+def uniform_at(seed: int, rows_B: Tensor, positions: Tensor) -> Tensor:
+    """`uniforms` at a position of each row's own, or wherever positions and rows meet."""
+    x = rows_B.to(torch.int64) * _signed(0x9E3779B97F4A7C15)
+    x = x + (positions.to(torch.int64) * _signed(0xDA942042E4DD58B5) + _signed(seed * 0xD1342543DE82EF95))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ _shifted(x, shift)) * _signed(factor)
     x = x ^ _shifted(x, 31)
@@ -142,6 +189,7 @@ def sample(
     responses_BT = torch.full((rows, new), pad_token, dtype=torch.long, device=device)
     logprobs_BT = torch.zeros((rows, new), device=device)
     mask_BT = torch.zeros((rows, new), dtype=torch.bool, device=device)
+    forcing = None if settings.interruption is None else _Forcing(settings, seed, numbers_B)
     stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
     used = 0
     with torch.inference_mode():
@@ -155,13 +203,17 @@ def sample(
         active: Tensor | slice = slice(None)  # rows in the cache
         going = torch.ones(rows, dtype=torch.bool, device=device)  # of these, the ones that have not stopped
         for step in range(new):
-            tokens_B, chosen_B = _draw(logits_BV, settings, uniform_TB[step, active])
+            tokens_B, chosen_B = draw(logits_BV, settings, uniform_TB[step, active])
+            if forcing is not None:
+                tokens_B, chosen_B = forcing(step, active, going, tokens_B, chosen_B)
             responses_BT[active, step] = torch.where(going, tokens_B, pad_token)
             logprobs_BT[active, step] = torch.where(going, chosen_B, 0.0)
             mask_BT[active, step] = going
             used = step + 1
             if len(stops):
                 going = going & ~torch.isin(tokens_B, stops)
+            if forcing is not None:
+                going = going & (used < forcing.limit_B[active])
             left = int(going.sum())
             if used == new or not left:
                 break
@@ -183,9 +235,36 @@ def sample(
         logprobs_BT[:, :used],
         mask_BT,
         stopped_B,
+        None if forcing is None else forcing.forced_BT[:, :used],
     )
 
 
+class _Forcing:
+    """The interruptions of one batch: when each row has its own, and what has become of it."""
+
+    def __init__(self, settings: SamplingSettings, seed: int, numbers_B: Tensor) -> None:
+        assert settings.interruption is not None
+        self.interruption, self.budget = settings.interruption, settings.max_new_tokens
+        self.start_B = self.interruption.starts(uniforms(seed, numbers_B, [INTERRUPTION])[0])
+        self.ended_B = torch.zeros_like(self.start_B, dtype=torch.bool)
+        self.limit_B = self.interruption.limit(self.start_B, self.ended_B, self.budget)
+        shape = (len(numbers_B), settings.max_new_tokens)
+        self.forced_BT = torch.zeros(shape, dtype=torch.bool, device=numbers_B.device)
+
+    def __call__(
+        self, step: int, active: Tensor | slice, going: Tensor, tokens_B: Tensor, chosen_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probs of a step with the phrase in its place."""
+        start_B, ended_B = self.start_B[active], self.ended_B[active]
+        tokens_B, forced_B = self.interruption.force(tokens_B, torch.full_like(start_B, step), start_B, ended_B)
+        self.forced_BT[active, step] = forced_B & going
+        self.ended_B[active] = ended_B = ended_B | self.interruption.ends_thinking(tokens_B, forced_B)
+        self.limit_B[active] = self.interruption.limit(start_B, ended_B, self.budget)
+        return tokens_B, torch.where(forced_B, 0.0, chosen_B)
+
+
+INTERRUPTION = -1
+"""Position of the random number that says when a row is interrupted."""
 _KEEP = 0.75
 """Finished rows are dropped from the cache when they are a quarter of it: dropping copies what stays."""
 
@@ -231,7 +310,7 @@ def _check(decoder: Decoder, lengths: Sequence[int], settings: SamplingSettings)
         )
 
 
-def _draw(logits_BV: Tensor, settings: SamplingSettings, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+def draw(logits_BV: Tensor, settings: SamplingSettings, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens by inverse transform, and their log-probs under the distribution they were drawn from."""
     if settings.temperature == 0:
         logprobs_BV = torch.log_softmax(logits_BV, dim=-1)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
-from isocompute.arrays import Ints
 from isocompute.engines.lm.model import context_length, read_tokenizer
-from isocompute.engines.lm.sampler import Rollouts
+from isocompute.engines.lm.verifiers import ChainVerifier, JoinedVerifier, TextVerifier, Verifier
 from isocompute.errors import InputError
 from isocompute.problems.chain import DEFAULT_SIZE, LEVELS, Chains, distinct_chains, parse_chain, vocabulary
 from isocompute.problems.model import Problem, ProblemSet, draw
 
-__all__ = ["ChainVerifier", "ProblemsSpec", "Task", "Tasks", "TextVerifier", "make_tasks", "whole_task"]
+__all__ = ["ProblemsSpec", "Task", "Tasks", "make_tasks", "whole_task"]
 
 _HELD_OUT = 7_000_003
 """Seed of validation problems: the same for every training set."""
@@ -32,8 +30,11 @@ class ProblemsSpec(BaseModel):
 
     set: str | None = Field(default=None, description="name of the set in a study; 'easy' alone means chain:easy")
     source: str | None = Field(default=None, description="chain:LEVEL, gym:TASK, hf:NAME, or a file of problems")
-    size: int | None = Field(default=None, ge=1, description="training problems; all of them if not set")
-    validation: int = Field(default=256, ge=1, description="validation problems, held out")
+    sources: dict[str, str] = Field(
+        default={}, description="instead of source: several sets to train on together, name = source, each with curves"
+    )
+    size: int | None = Field(default=None, ge=1, description="training problems (of each source); all if not set")
+    validation: int = Field(default=256, ge=1, description="validation problems (of each source), held out")
     validation_source: str | None = Field(default=None, description="another set to validate on")
     out_of_distribution: dict[str, str] = Field(default={}, description="further sets to evaluate on, name = source")
     seed: int = Field(default=0, ge=0, description="of the draw of problems")
@@ -55,19 +56,15 @@ class ProblemsSpec(BaseModel):
             first = error.errors()[0]
             known = f"; fields are {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else ""
             raise InputError(f"problems.{'.'.join(map(str, first['loc']))}: {first['msg']}{known}.") from error
-        if spec.source is None:
+        if spec.sources:
+            taken = [name for name in ("source", "validation_source") if getattr(spec, name) is not None]
+            if taken:
+                raise InputError(f"problems.{taken[0]}: sources says where the problems come from; leave one out.")
+        elif spec.source is None:
             if spec.set is not None and spec.set not in LEVELS:
                 raise InputError(f"problems.source: say where '{spec.set}' comes from: chain:easy, gym:TASK or a file.")
             spec = spec.model_copy(update={"source": f"chain:{spec.set or 'easy'}"})
         return spec
-
-
-class Verifier(Protocol):
-    """Scores responses."""
-
-    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Rewards of the rollouts, each of the problem with that number."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,51 +88,52 @@ class Tasks:
     validation: Task
     out_of_distribution: Mapping[str, Task]
     max_new_tokens: int
-
-
-class ChainVerifier:
-    """Right when the response ends by itself and the number before its end is the answer; runs on any device."""
-
-    def __init__(self, answers_P: Ints, device: torch.device) -> None:
-        self.answers_P = torch.from_numpy(answers_P).to(device)
-        """Token of each problem's answer."""
-
-    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """One comparison a rollout."""
-        place_B = (rollouts.lengths_B - 2).clamp(min=0)
-        final_B = rollouts.responses_BT.gather(1, place_B[:, None])[:, 0]
-        right_B = rollouts.stopped_B & (rollouts.lengths_B > 1) & (final_B == self.answers_P[problems_B])
-        return right_B.float()
-
-
-class TextVerifier:
-    """Decodes responses and asks the problem set; equal responses to a problem are verified once."""
-
-    def __init__(self, problems: ProblemSet, folder: Path) -> None:
-        self.problems = problems
-        self.tokenizer = read_tokenizer(folder)
-
-    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """The set's own verifier on every distinct response."""
-        lengths = rollouts.lengths_B.tolist()
-        rows = [row[:n] for row, n in zip(rollouts.responses_BT.tolist(), lengths, strict=True)]
-        texts = self.tokenizer.decode_batch(rows, skip_special_tokens=True)
-        known: dict[tuple[int, str], float] = {}
-        rewards = []
-        for problem, text in zip(problems_B.tolist(), texts, strict=True):
-            if (problem, text) not in known:
-                known[problem, text] = self.problems.verify(self.problems.problems[problem], text)
-            rewards.append(known[problem, text])
-        return torch.tensor(rewards, dtype=torch.float32, device=rollouts.mask_BT.device)
+    phrase: str
+    """What an interruption says where the recipe leaves it open."""
+    parts: Mapping[str, slice] = field(default_factory=dict)
+    """Of several sources, where each has its validation problems."""
 
 
 def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device) -> Tasks:
     """Everything a run needs of its problems, checked against the model's context."""
+    if spec.sources:
+        return _joined_tasks(spec, folder, device)
     assert spec.source is not None
     tasks = _chain_tasks(spec, folder, device) if _is_chain(spec.source) else _text_tasks(spec, folder)
     for task in (tasks.train, tasks.validation, *tasks.out_of_distribution.values()):
         _check_room(task, tasks.max_new_tokens, folder)
     return tasks
+
+
+def _join(name: str, tasks: Sequence[Task]) -> Task:
+    """Several sets as one; ids say which."""
+    ids = [f"{task.name}/{i}" for task in tasks for i in task.ids]
+    prompts = [prompt for task in tasks for prompt in task.prompts]
+    verifiers = [task.verify for task in tasks]
+    if all(isinstance(verify, ChainVerifier) for verify in verifiers):  # stays one comparison on the device
+        answers_P = torch.cat([v.answers_P for v in verifiers if isinstance(v, ChainVerifier)])
+        return Task(name, ids, prompts, ChainVerifier(answers_P.cpu().numpy(), answers_P.device))
+    return Task(name, ids, prompts, JoinedVerifier(verifiers, [len(task) for task in tasks]))
+
+
+def _joined_tasks(spec: ProblemsSpec, folder: Path, device: torch.device) -> Tasks:
+    """Several sources trained on together; validation problems stand together by source."""
+    alone = [
+        make_tasks(spec.model_copy(update={"source": source, "sources": {}}), folder, device)
+        for source in spec.sources.values()
+    ]
+    ends = np.cumsum([len(tasks.validation) for tasks in alone]).tolist()
+    named = [
+        [replace(t, name=name) for t in (a.train, a.validation)] for name, a in zip(spec.sources, alone, strict=True)
+    ]
+    return Tasks(
+        _join("train", [train for train, _ in named]),
+        _join("validation", [validation for _, validation in named]),
+        alone[0].out_of_distribution,
+        max(tasks.max_new_tokens for tasks in alone),
+        alone[0].phrase,
+        {name: slice(end - len(t[1]), end) for name, t, end in zip(spec.sources, named, ends, strict=True)},
+    )
 
 
 def whole_task(spec: ProblemsSpec, folder: Path, device: torch.device) -> tuple[Task, int]:
@@ -185,6 +183,7 @@ def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device) -> Task
         _chain_task("validation", validation, folder, device),
         {name: _chain_task(name, chains, folder, device) for name, chains in outside.items()},
         _chain_budget(spec, [train, *held_out]),
+        _CHAIN_PHRASE,
     )
 
 
@@ -234,10 +233,13 @@ def _text_tasks(spec: ProblemsSpec, folder: Path) -> Tasks:
         _text_task("validation", validation, encode, folder),
         {name: _text_task(name, problems, encode, folder) for name, problems in outside.items()},
         _text_budget(spec),
+        _TEXT_PHRASE,
     )
 
 
 _DEFAULT_BUDGET = 512
+_TEXT_PHRASE = "\n\nNo time is left to think; the answer follows.\n</think>"
+_CHAIN_PHRASE = "="
 
 
 def _text_budget(spec: ProblemsSpec) -> int:

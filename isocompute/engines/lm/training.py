@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,23 @@ from isocompute.engines.drive import schedule
 from isocompute.engines.lm.advantages import decoupled_advantages, mixed_groups
 from isocompute.engines.lm.critic import Critic, Judgement, judge, update_critic
 from isocompute.engines.lm.evaluation import Counts, EvaluationSpec, count_right, metrics_of
+from isocompute.engines.lm.groups import Groups
+from isocompute.engines.lm.lengths import length_penalty, penalty_window
 from isocompute.engines.lm.losses import kl_to_base
 from isocompute.engines.lm.model import Model
 from isocompute.engines.lm.optimizer import Optimizer
+from isocompute.engines.lm.phrases import interruption_of
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, sample
 from isocompute.engines.lm.tasks import Task, Tasks
-from isocompute.engines.lm.update import Batch, make_batch, refuse_foreign, refuse_unsound, score_all, update
+from isocompute.engines.lm.update import (
+    Batch,
+    UpdateStats,
+    make_batch,
+    refuse_foreign,
+    refuse_unsound,
+    score_all,
+    update,
+)
 from isocompute.engines.problem_sampler import ProblemSampler
 from isocompute.recipes import Recipe, learning_rate
 
@@ -48,11 +60,23 @@ MEANS = (
 """What a point averages over the updates since the last one."""
 
 
-class Sizes:
-    """How many sequences go through the model at once."""
+_MORE = ("interrupted", "staleness")
+_WAITING = "waiting/"
+_REFILLS = 10
+"""Rounds of sampling after which a batch is trained on with the groups it has, as DAPO's own code has it."""
 
-    def __init__(self, *, micro_batch: int, sample_batch: int) -> None:
-        self.micro_batch, self.sample_batch = micro_batch, sample_batch
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many sequences go through the model at once; for a pipeline, also how it is laid out."""
+
+    micro_batch: int
+    sample_batch: int
+    slots: int | None = None
+    """Sequences in flight; None: a batch."""
+    overlap: int = 0
+    """Decode steps that go on beside an update."""
+    generation_device: str | None = None
 
 
 class LmTraining:
@@ -85,7 +109,16 @@ class LmTraining:
         self.seconds = 0.0
         self.last_evaluated = -1
         self.sampled_per_problem = recipe.baseline_rollouts or cell.rollouts_per_problem
-        self._sums = np.zeros(len(MEANS))
+        self.sampled = 0
+        """Rollouts sampled so far, trained on or not: the numbers of the rows."""
+        self.oldest = 0
+        """Updates between the sampling and the training of a token, at most."""
+        self.restarted = 0
+        """Responses that a resumed run had to begin again."""
+        self.interruption = interruption_of(recipe, tasks, model.folder, model.stop_tokens)
+        self._waiting: list[Groups] = []
+        self._dropped = 0
+        self._sums, self._more = np.zeros(len(MEANS)), np.zeros(len(_MORE))
         self._right_P, self._seen_P = (np.zeros(len(tasks.train), dtype=np.int64) for _ in "ab")
         self._last: Rollouts | None = None
 
@@ -96,7 +129,7 @@ class LmTraining:
 
     def due(self) -> bool:
         """Whether this step is on the evaluation grid and not evaluated yet; after the last problem, it is the last."""
-        if not self.sampler.active_P.any():
+        if not self.sampler.active_P.any() and not self._waiting:
             return self.step > self.last_evaluated
         return self.evaluated < len(self.steps) and self.step >= self.steps[self.evaluated]
 
@@ -105,16 +138,72 @@ class LmTraining:
     def update(self) -> bool:
         """One batch of rollouts and the updates it allows; False when no problem is left."""
         started = time.perf_counter()
-        index_P = self.sampler.draw(self.cell.problems_per_batch, np.random.default_rng([self.cell.seed, self.step]))
-        if not len(index_P):
-            return False
-        rollouts = self._sample(index_P)
+        groups = self._gather()
+        if groups is not None:
+            self._learn(groups)
+        self.seconds += time.perf_counter() - started
+        return groups is not None
+
+    def _gather(self) -> Groups | None:
+        """What the next update trains on: freshly sampled, or waiting since an earlier update (PPO-off-policy-k)."""
+        if not self._waiting:
+            fresh = self._sample_groups(self.cell.problems_per_batch * self.recipe.off_policy_steps)
+            self._waiting = [] if fresh is None else fresh.split(self.cell.problems_per_batch)
+        return self._waiting.pop(0) if self._waiting else None
+
+    def _sample_groups(self, problems: int) -> Groups | None:
+        """Groups of so many problems, or as many as are left; `refill` samples others for those that say nothing."""
+        found: list[Groups] = []
+        missing, seed = problems, [self.cell.seed, self.step]
+        for again in range(_REFILLS):
+            index_P = self.sampler.draw(missing, np.random.default_rng([*seed, again] if again else seed))
+            if not len(index_P):
+                break
+            groups = self._judged(index_P, self._sample(index_P))
+            if self.recipe.zero_variance_filter != "refill":
+                return groups
+            mixed_P = mixed_groups(groups.rewards_PN).cpu().numpy()
+            self._drop(groups.take(np.flatnonzero(~mixed_P)))
+            found.append(groups.take(np.flatnonzero(mixed_P)))
+            missing -= int(mixed_P.sum())
+            if not missing:
+                break
+        kept = [groups for groups in found if len(groups)]
+        if kept:
+            return Groups.join(kept)
+        return groups if found else None  # nothing to learn from in all of them: an update that changes nothing
+
+    def _drop(self, groups: Groups) -> None:
+        """Count what was sampled and will not be trained on."""
+        self._dropped += len(groups)
+        self.rollouts += len(groups.rollouts)
+        self.tokens += int(groups.rollouts.mask_BT.sum())
+
+    def _judged(self, index_P: Ints, rollouts: Rollouts) -> Groups:
+        """Verify, keep score, and shape the rewards by length."""
         problem_B = torch.from_numpy(index_P).to(self.model.device).repeat_interleave(self.sampled_per_problem)
-        rewards_PN = self.tasks.train.verify(problem_B, rollouts).view(len(index_P), -1)
-        self._record(index_P, rewards_PN)
-        batch, judgement = self._batch(rollouts, rewards_PN)
+        scores_PN = self.tasks.train.verify(problem_B, rollouts).view(len(index_P), -1)
+        right_P = (scores_PN > 0.5).sum(dim=1).cpu().numpy()
+        self.sampler.record(index_P, right_P, self.sampled_per_problem)
+        self._right_P[index_P] += right_P
+        self._seen_P[index_P] += self.sampled_per_problem
+        rewards_PN = scores_PN
+        if self.recipe.length_control == "penalty":
+            longest, tolerance = penalty_window(self.recipe, budget=self.tasks.max_new_tokens)
+            lengths_PN = rollouts.lengths_B.view(scores_PN.shape)
+            rewards_PN = length_penalty(scores_PN, lengths_PN, longest=longest, tolerance=tolerance)
+        return Groups(index_P, rollouts, scores_PN, rewards_PN)
+
+    def _learn(self, groups: Groups) -> None:
+        """The updates that a batch allows, and what is counted of it."""
+        self._tally(groups, self._train_on(groups))
+
+    def _train_on(self, groups: Groups) -> UpdateStats:
+        """New weights, and the critic's where there is one; nothing else changes."""
+        rollouts = groups.rollouts
+        batch, judgement = self._batch(rollouts, groups.rewards_PN)
         self._last = batch.rollouts
-        rate = learning_rate(self.recipe, batch_size=len(index_P) * self.cell.rollouts_per_problem, step=self.step)
+        rate = learning_rate(self.recipe, batch_size=len(groups) * self.cell.rollouts_per_problem, step=self.step)
         micro_batch = self.sizes.micro_batch
         stats = update(self.decoder, self.optimizer, batch, self.recipe, rate=rate, micro_batch=micro_batch)
         if self.critic is not None and self.critic_optimizer is not None and judgement is not None:
@@ -128,15 +217,27 @@ class LmTraining:
                 rate=critic_rate / self.recipe.learning_rate,
                 micro_batch=micro_batch,
             )
-        lengths, right = float(rollouts.lengths_B.float().mean()), float(rewards_PN.mean())
-        same = 1.0 - float(mixed_groups(rewards_PN).float().mean())
+        return stats
+
+    def _tally(self, groups: Groups, stats: UpdateStats) -> None:
+        """Count an update and what it was made from."""
+        rollouts = groups.rollouts
+        lengths, right = float(rollouts.lengths_B.float().mean()), float(groups.scores_PN.mean())
+        same = 1.0 - float(mixed_groups(groups.rewards_PN).float().mean())
         cut = float((~rollouts.stopped_B).float().mean())
         self._sums += (right, same, stats.grad_norm, stats.entropy, stats.logprob_gap, lengths, cut, stats.loss)
+        self._more += (float(rollouts.interrupted_B.float().mean()), self._staleness(rollouts))
         self.step += 1
         self.rollouts += len(rollouts)
         self.tokens += int(rollouts.mask_BT.sum())
-        self.seconds += time.perf_counter() - started
-        return True
+
+    def _staleness(self, rollouts: Rollouts) -> float:
+        """Updates since the tokens were sampled, on average."""
+        if rollouts.versions_BT is None:
+            return 0.0
+        age_BT = (self.step - rollouts.versions_BT) * rollouts.sampled_BT
+        self.oldest = max(self.oldest, int(age_BT.max()))
+        return float(age_BT.sum() / rollouts.sampled_BT.sum())
 
     def sample_only(self, index_P: Ints) -> Rollouts:
         """Responses to these problems and nothing else; what `lm bench` times."""
@@ -152,12 +253,16 @@ class LmTraining:
         parts = []
         for start in range(0, len(index_P), at_once):
             prompts = [self.tasks.train.prompts[i] for i in index_P[start : start + at_once]]
-            numbers_B = torch.arange(len(prompts) * n) + self.rollouts + start * n
+            numbers_B = torch.arange(len(prompts) * n) + self.sampled + start * n
             settings = self._settings(self.recipe.temperature)
             parts.append(
                 sample(self.decoder, prompts, settings, seed=self.cell.seed, per_prompt=n, row_numbers=numbers_B)
             )
-        return Rollouts.join(parts)
+        self.sampled += len(index_P) * n
+        rollouts = Rollouts.join(parts)
+        if self.recipe.off_policy_steps > 1:
+            rollouts = replace(rollouts, versions_BT=torch.full_like(rollouts.responses_BT, self.step))
+        return rollouts
 
     def _settings(self, temperature: float) -> SamplingSettings:
         return SamplingSettings(
@@ -166,13 +271,8 @@ class LmTraining:
             top_p=self.recipe.top_p,
             stop_tokens=self.model.stop_tokens,
             fp32_head=self.recipe.fp32_head,
+            interruption=self.interruption,
         )
-
-    def _record(self, index_P: Ints, rewards_PN: Tensor) -> None:
-        right_P = (rewards_PN > 0.5).sum(dim=1).cpu().numpy()
-        self.sampler.record(index_P, right_P, self.sampled_per_problem)
-        self._right_P[index_P] += right_P
-        self._seen_P[index_P] += self.sampled_per_problem
 
     def _batch(self, rollouts: Rollouts, rewards_PN: Tensor) -> tuple[Batch, Judgement | None]:
         recipe, new = self.recipe, self.tasks.max_new_tokens
@@ -220,6 +320,9 @@ class LmTraining:
             point |= metrics_of(counts, self.evaluation.k, prefix=prefix)
             if not prefix:
                 point |= {"val/response_length": counts.response_length, "val/truncated": counts.truncated}
+                for name, where in self.tasks.parts.items():
+                    own = replace(counts, correct_P=counts.correct_P[where])
+                    point |= metrics_of(own, self.evaluation.k, prefix=f"{name}/")
             self.keep_rates(
                 {
                     "step": self.step,
@@ -247,9 +350,12 @@ class LmTraining:
         if self._last is not None:
             # Of the policy that sampled them: on another policy's samples k3 has a heavy tail and no meaning.
             base_BT = score_all(self.model.decoder, self._last, self.recipe, micro_batch=self.sizes.micro_batch)
-            out["kl"] = float(kl_to_base(self._last.logprobs_BT, base_BT).sum() / self._last.mask_BT.sum())
+            out["kl"] = float(kl_to_base(self._last.logprobs_BT, base_BT).sum() / self._last.sampled_BT.sum())
+        out |= {name: float(total) / since for name, total in zip(_MORE, self._more, strict=True)}
         if self.recipe.no_positive_resampling is not None:
             out["retired"] = self.sampler.retired
+        if self.recipe.zero_variance_filter == "refill":
+            out["dropped_groups"] = self._dropped / since
         seen = np.flatnonzero(self._seen_P)
         self.keep_rates(
             {
@@ -261,6 +367,8 @@ class LmTraining:
             }
         )
         self._sums[:] = 0.0
+        self._more[:] = 0.0
+        self._dropped = 0
         self._right_P[:] = self._seen_P[:] = 0
         return out
 
@@ -273,6 +381,7 @@ class LmTraining:
             refuse_unsound(self.decoder, self._last, self.recipe, micro_batch=size, fixed=self.fixed)
         arrays = {
             "sums": self._sums,
+            "more": self._more,
             "right_since": self._right_P,
             "seen_since": self._seen_P,
             **self.sampler.state(),
@@ -280,7 +389,19 @@ class LmTraining:
         }
         if self.critic_optimizer is not None:
             arrays |= self.critic_optimizer.state("critic/")
-        names = ("step", "rollouts", "tokens", "seconds", "evaluated", "last_evaluated")
+        if self._waiting:
+            arrays |= Groups.join(self._waiting).state(_WAITING)
+        names = (
+            "step",
+            "rollouts",
+            "sampled",
+            "tokens",
+            "seconds",
+            "evaluated",
+            "last_evaluated",
+            "oldest",
+            "_dropped",
+        )
         return arrays, {**{name: getattr(self, name) for name in names}, "sampler_at": self.sampler.at}
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
@@ -288,7 +409,10 @@ class LmTraining:
         self.sampler.restore(arrays, meta.pop("sampler_at"))
         for name, value in meta.items():
             setattr(self, name, value)
-        self._sums = arrays["sums"].copy()
+        self.sampled = max(self.sampled, self.rollouts)  # whole captured steps number their rows by rollouts
+        self._sums, self._more = arrays["sums"].copy(), arrays["more"].copy()
+        waiting = Groups.restore(arrays, _WAITING, self.tasks.train.prompts, self.model.device)
+        self._waiting = [] if waiting is None else waiting.split(self.cell.problems_per_batch)
         self._right_P, self._seen_P = arrays["right_since"].copy(), arrays["seen_since"].copy()
         self.optimizer.restore(arrays, "policy/")
         if self.critic_optimizer is not None:

@@ -82,7 +82,7 @@ def make_batch(
 
     def weights(*, filtered: bool) -> Tensor:
         return losses.token_weights(
-            rollouts.mask_BT,
+            rollouts.sampled_BT,
             how=recipe.aggregation,
             rollouts_per_problem=n,
             length=max_new_tokens,
@@ -90,7 +90,7 @@ def make_batch(
         )
 
     policy_weights_BT = weights(filtered=recipe.zero_variance_filter != "off")
-    extra_weights_BT = weights(filtered=recipe.zero_variance_filter == "all")
+    extra_weights_BT = weights(filtered=recipe.zero_variance_filter in ("all", "refill"))
     return Batch(rollouts, advantages_BT, policy_weights_BT, extra_weights_BT)
 
 
@@ -108,7 +108,7 @@ def objective(recipe: Recipe, batch: Batch, logprobs_BT: Tensor, entropies_BT: T
             logprobs_BT,
             anchor_BT,
             advantages_BT,
-            batch.rollouts.mask_BT,
+            batch.rollouts.sampled_BT,
             low=recipe.clip_low,
             high=recipe.clip_high,
         )
@@ -147,17 +147,17 @@ def update(
 
 
 def descend(
-    decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, micro_batch: int, fixed: bool = False
+    decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, micro_batch: int, fixed: int = 0
 ) -> Tensor:
     """`update` without its questions to the device: the numbers of `UpdateStats` as an array.
 
-    `fixed` keeps every shape independent of what was sampled, as a CUDA graph needs it.
+    `fixed`, the rollouts of a problem, keeps every shape independent of what was sampled, as a CUDA graph needs it.
     """
     rollouts = batch.rollouts
     if recipe.updates_per_batch > 1 and batch.old_logprobs_BT is None:
         old_BT = score_all(decoder, rollouts, recipe, micro_batch=micro_batch, fixed=fixed)
         batch = replace(batch, old_logprobs_BT=old_BT)
-    tokens = rollouts.mask_BT.sum()
+    tokens = rollouts.sampled_BT.sum()
     first: Tensor | None = None
     for _ in range(recipe.updates_per_batch):
         sums_3 = torch.zeros(3, device=rollouts.mask_BT.device)
@@ -179,8 +179,13 @@ def descend(
     return first
 
 
-def _scored(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, fixed: bool) -> tuple[Tensor, Tensor]:
-    return score(decoder, rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head, fixed=fixed)
+def _scored(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, fixed: int) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies; zero for forced tokens, on which the policy had no say."""
+    both = score(decoder, rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head, fixed=fixed)
+    if rollouts.forced_BT is None:
+        return both
+    chosen_BT = ~rollouts.forced_BT
+    return both[0] * chosen_BT, both[1] * chosen_BT
 
 
 _UNIFORM = 0.98
@@ -197,7 +202,7 @@ def refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
 
 
 @torch.no_grad()
-def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: bool = False) -> Tensor:
+def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: int = 0) -> Tensor:
     """Log-probs of a whole batch, without gradient."""
     out_BT = torch.zeros_like(rollouts.logprobs_BT)
     for rows in micro_batches(rollouts, micro_batch, fixed=fixed):
@@ -210,9 +215,7 @@ def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_bat
 
 
 @torch.no_grad()
-def refuse_unsound(
-    decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: bool = False
-) -> None:
+def refuse_unsound(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: int = 0) -> None:
     """Raise `DivergedError` for weights that an update on these rollouts has spoilt, seen on a micro-batch of them.
 
     An update can only judge the weights it starts from; a checkpoint holds those it ends with.
@@ -220,7 +223,7 @@ def refuse_unsound(
     rows = next(micro_batches(rollouts, micro_batch, fixed=fixed))
     part = rollouts if rows is None else rollouts.take(rows, trim=not fixed)
     logprobs_BT, entropies_BT = _scored(decoder, part, recipe, fixed=fixed)
-    tokens = part.mask_BT.sum()
+    tokens = part.sampled_BT.sum()
     moved = float((part.logprobs_BT - logprobs_BT).sum() / tokens)
     refuse_divergence(UpdateStats(moved, 0.0, float(entropies_BT.sum() / tokens), 0.0), decoder.config.vocab_size)
     refuse_foreign(moved, "since the last update")

@@ -30,6 +30,8 @@ __all__ = ["SIM_DEFAULTS", "SimEngine"]
 SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
 """The anchor at B = 1,024, found as the paper found its own: a grid search at Bp = 128, n = 8 (docs/simulator.md)."""
 
+_NO_SEQUENCES = ("pipeline_steps", "off_policy_steps", "length_control")
+"""Fields that speak of sequences."""
 _PULSE = 128  # updates between looks at the runner
 _SECONDS = 3.0  # between checkpoints
 
@@ -54,6 +56,13 @@ class SimEngine:
             )
         if recipe.advantage == "gae":
             raise InputError("recipe.advantage: the simulator has no critic; 'gae' (PPO) needs engine = 'lm'.")
+        beyond = [name for name in _NO_SEQUENCES if getattr(recipe, name) != Recipe.model_fields[name].default]
+        if beyond or recipe.zero_variance_filter == "refill":
+            field = beyond[0] if beyond else "zero_variance_filter"
+            raise InputError(
+                f"recipe.{field}: {getattr(recipe, field)!r} needs engine = 'lm'; the simulator samples a batch at "
+                "once, and its responses have no length."
+            )
         smallest = min([cell.rollouts_per_problem, *(n for _, n in recipe.schedule or ())])
         if smallest < 2 and recipe.compares_groups:
             raise InputError(

@@ -1,0 +1,100 @@
+"""Groups of rollouts between sampler and trainer: the n responses to each of some problems, and what they earned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isocompute.arrays import Ints
+from isocompute.engines.lm.sampler import Rollouts, left_padded
+
+__all__ = ["Groups"]
+
+_COLUMNS = ("responses_BT", "logprobs_BT", "mask_BT", "stopped_B", "forced_BT", "versions_BT")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows of a problem stand together."""
+
+    index_P: Ints
+    rollouts: Rollouts
+    scores_PN: Tensor
+    """The verifier's."""
+    rewards_PN: Tensor
+    """What is trained on: scores after length control."""
+
+    def __len__(self) -> int:
+        return len(self.index_P)
+
+    def take(self, places: Sequence[int] | Ints) -> Groups:
+        """Some of the groups."""
+        n, device = self.scores_PN.shape[1], self.scores_PN.device
+        at_P = torch.as_tensor(np.asarray(places), dtype=torch.long, device=device)
+        rows_B = (at_P[:, None] * n + torch.arange(n, device=device)).reshape(-1)
+        index_P = self.index_P[np.asarray(places, dtype=np.int64)]
+        return Groups(index_P, self.rollouts.take(rows_B), self.scores_PN[at_P], self.rewards_PN[at_P])
+
+    def split(self, size: int) -> list[Groups]:
+        """In order, `size` problems each; the last may have fewer."""
+        if len(self) <= size:
+            return [self]
+        return [self.take(range(at, min(at + size, len(self)))) for at in range(0, len(self), size)]
+
+    @classmethod
+    def join(cls, parts: Sequence[Groups]) -> Groups:
+        """Several as one."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            np.concatenate([part.index_P for part in parts]),
+            Rollouts.join([part.rollouts for part in parts]),
+            torch.cat([part.scores_PN for part in parts]),
+            torch.cat([part.rewards_PN for part in parts]),
+        )
+
+    # As arrays of a checkpoint; prompts are the problems' own and are not stored.
+
+    def state(self, prefix: str) -> dict[str, np.ndarray]:
+        """Everything `restore` needs."""
+        arrays = {name: getattr(self.rollouts, name) for name in _COLUMNS}
+        arrays |= {"scores_PN": self.scores_PN, "rewards_PN": self.rewards_PN}
+        out = {f"{prefix}{name}": array.cpu().numpy() for name, array in arrays.items() if array is not None}
+        return {**out, f"{prefix}index_P": self.index_P}
+
+    @classmethod
+    def restore(
+        cls, arrays: Mapping[str, np.ndarray], prefix: str, prompts: Sequence[Sequence[int]], device: torch.device
+    ) -> Groups | None:
+        """From a checkpoint, where it has some."""
+        if f"{prefix}index_P" not in arrays:
+            return None
+        index_P = arrays[f"{prefix}index_P"]
+
+        def array(name: str) -> Tensor | None:
+            stored = arrays.get(f"{prefix}{name}")
+            return None if stored is None else torch.from_numpy(stored.copy()).to(device)
+
+        def kept(name: str) -> Tensor:
+            found = array(name)
+            assert found is not None, name
+            return found
+
+        scores_PN = kept("scores_PN")
+        of_B = np.repeat(index_P, scores_PN.shape[1])
+        asked = [prompts[i] for i in of_B]
+        rollouts = Rollouts(
+            left_padded(asked, 0).to(device),
+            torch.tensor([len(prompt) for prompt in asked], device=device),
+            kept("responses_BT"),
+            kept("logprobs_BT"),
+            kept("mask_BT"),
+            kept("stopped_B"),
+            array("forced_BT"),
+            array("versions_BT"),
+        )
+        return cls(index_P, rollouts, scores_PN, kept("rewards_PN"))
