@@ -64,7 +64,7 @@ def run(cell: Cell, folder: Path, *, stops: tuple[int, ...] = ()) -> Path:
     return folder
 
 
-def make_training(**changes: Any) -> LmTraining:
+def make_training(kind: type[LmTraining] = LmTraining, **changes: Any) -> LmTraining:
     """The state of a cell, to be moved by hand."""
     cell = make_cell(**changes)
     options = Options.of(cell.engine)
@@ -72,7 +72,7 @@ def make_training(**changes: Any) -> LmTraining:
     tasks = make_tasks(ProblemsSpec.of(cell.problems), model.folder, torch.device(options.where))
     recipe = lm_recipe(cell)
     sizes = choose_sizes(options, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
-    return LmTraining(cell, model, tasks, recipe, EvaluationSpec.of(cell.evaluation), sizes)
+    return kind(cell, model, tasks, recipe, EvaluationSpec.of(cell.evaluation), sizes)
 
 
 def points(folder: Path) -> list[dict[str, Any]]:

@@ -132,8 +132,9 @@ class PipelineTraining(LmTraining):
         count = min(self.pool.free // n, self.ledger.room(version=self.version, next_update=next_update))
         if count <= 0:
             return
-        # Problems follow from the seed and how many were drawn before, not from when that was.
-        for problem in self.sampler.draw(count, np.random.default_rng([self.cell.seed, self.drawn])):
+        # Problems follow from the seed and how many were drawn before, counted in batches as elsewhere.
+        batch = self.drawn // self.cell.problems_per_batch
+        for problem in self.sampler.draw(count, np.random.default_rng([self.cell.seed, batch])):
             group = self.ledger.start(number=self.drawn, problem=int(problem), version=self.version, rollouts=n)
             self._begin(group, torch.arange(n, device=device))
             self.drawn += 1
