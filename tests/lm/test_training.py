@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ RECIPE_CASES: dict[str, dict[str, Any]] = {
     "ppo": {"recipe": {"name": "ppo", "updates_per_batch": 2}},
     "retiring": {"recipe": {"name": "dapo", "no_positive_resampling": 0.7}},
     "decoupled": {"recipe": {"name": "grpo", "baseline_rollouts": 6}},
+    "off-policy": {"recipe": {"name": "cispo", "off_policy_steps": 3, "length_control": "penalty"}},
+    "refilled": {"recipe": {"name": "dapo", "zero_variance_filter": "refill"}},
+    "interrupted": {
+        "recipe": {"name": "cispo", "length_control": "interrupt", "interrupt_window": [2, 3], "answer_tokens": 1}
+    },
 }
 
 

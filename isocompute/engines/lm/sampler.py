@@ -86,7 +86,7 @@ class Rollouts:
         """Some of the rows; `trim` drops columns that none of them uses."""
         mask_BT, lengths_B = self.mask_BT[rows], self.prompt_lengths_B[rows]
         used, start = mask_BT.shape[1], 0
-        if trim:
+        if trim and len(rows):
             used = int(mask_BT.any(dim=0).sum())
             start = self.prompts_BT.shape[1] - int(lengths_B.max())
         return Rollouts(

@@ -43,7 +43,7 @@ from isocompute.engines.lm.update import (
 from isocompute.engines.problem_sampler import ProblemSampler
 from isocompute.recipes import Recipe, learning_rate
 
-__all__ = ["MEANS", "LmTraining", "Sizes"]
+__all__ = ["MEANS", "REFILLS", "LmTraining", "Sizes"]
 
 _EVALUATION, _SEED_APART = 1 << 40, 1 << 20
 """Evaluations have random numbers of their own: not those of training, nor of another seed's evaluations."""
@@ -62,7 +62,7 @@ MEANS = (
 
 _MORE = ("interrupted", "staleness")
 _WAITING = "waiting/"
-_REFILLS = 10
+REFILLS = 10
 """Rounds of sampling after which a batch is trained on with the groups it has, as DAPO's own code has it."""
 
 
@@ -153,9 +153,10 @@ class LmTraining:
 
     def _sample_groups(self, problems: int) -> Groups | None:
         """Groups of so many problems, or as many as are left; `refill` samples others for those that say nothing."""
-        found: list[Groups] = []
+        kept: list[Groups] = []
+        empty: list[Groups] = []
         missing, seed = problems, [self.cell.seed, self.step]
-        for again in range(_REFILLS):
+        for again in range(REFILLS):
             index_P = self.sampler.draw(missing, np.random.default_rng([*seed, again] if again else seed))
             if not len(index_P):
                 break
@@ -163,15 +164,17 @@ class LmTraining:
             if self.recipe.zero_variance_filter != "refill":
                 return groups
             mixed_P = mixed_groups(groups.rewards_PN).cpu().numpy()
-            self._drop(groups.take(np.flatnonzero(~mixed_P)))
-            found.append(groups.take(np.flatnonzero(mixed_P)))
+            for part, places in ((kept, np.flatnonzero(mixed_P)), (empty, np.flatnonzero(~mixed_P))):
+                if len(places):
+                    part.append(groups.take(places))
             missing -= int(mixed_P.sum())
             if not missing:
                 break
-        kept = [groups for groups in found if len(groups)]
-        if kept:
-            return Groups.join(kept)
-        return groups if found else None  # nothing to learn from in all of them: an update that changes nothing
+        if not kept and empty:  # nothing to learn from in all of them: an update that moves nothing
+            kept = [empty.pop()]
+        for dropped in empty:
+            self._drop(dropped)
+        return Groups.join(kept) if kept else None
 
     def _drop(self, groups: Groups) -> None:
         """Count what was sampled and will not be trained on."""

@@ -21,7 +21,7 @@ from isocompute.engines.lm.groups import Groups
 from isocompute.engines.lm.pipeline.ledger import Group, Ledger
 from isocompute.engines.lm.pipeline.pool import Pool, Records
 from isocompute.engines.lm.sampler import Rollouts
-from isocompute.engines.lm.training import LmTraining
+from isocompute.engines.lm.training import REFILLS, LmTraining
 from isocompute.engines.lm.update import UpdateStats
 
 __all__ = ["PipelineTraining"]
@@ -51,6 +51,8 @@ class PipelineTraining(LmTraining):
         )
         self._scores_QN, self._rewards_QN = (torch.zeros(self.ledger.seats, n, device=device) for _ in "ab")
         self.drawn = 0
+        self._dropped_since = 0
+        """Groups dropped since the last batch; a set that says nothing is trained on in the end."""
         self.version = 0
         """Of the weights that the pool samples with."""
         self._executor = ThreadPoolExecutor(max_workers=1) if self.overlap else None
@@ -75,6 +77,7 @@ class PipelineTraining(LmTraining):
         index_P = np.array([group.problem for group in taken])
         groups = Groups(index_P, self._rollouts(taken), self._scores_QN[seats], self._rewards_QN[seats])
         self.ledger.remove(taken)
+        self._dropped_since = 0
         return groups
 
     def _learn(self, groups: Groups) -> None:
@@ -153,7 +156,8 @@ class PipelineTraining(LmTraining):
         self._scores_QN[seats], self._rewards_QN[seats] = groups.scores_PN, groups.rewards_PN
         if self.recipe.zero_variance_filter == "refill":
             same = np.flatnonzero(~mixed_groups(groups.rewards_PN).cpu().numpy())
-            if len(same):
+            if len(same) and self._dropped_since < REFILLS * self.cell.problems_per_batch:
+                self._dropped_since += len(same)
                 self._drop(groups.take(same))
                 self.ledger.remove([done[i] for i in same])
 
