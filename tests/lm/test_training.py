@@ -217,8 +217,7 @@ def test_micro_batches_change_nothing_but_rounding(recipe: dict[str, Any]):
     def trained(**sizes: int) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
         plain = {"optimizer": "sgd", "learning_rate": 0.1}
         training = make_training(problems_per_batch=4, recipe={**recipe, **plain}, engine=sizes)
-        for name, value in sizes.items():
-            setattr(training.sizes, name, value)
+        training.sizes = replace(training.sizes, **sizes)
         assert training.update()
         assert training._last is not None
         tokens = training._last.responses_BT.clone()
