@@ -217,7 +217,7 @@ LEAVE_ONE_OUT: dict[str, dict[str, dict[str, Any]]] = {
         "sequence-mean": {"aggregation": "sequence"},
         "group-std": {"advantage": "group_std"},
         "no-filter": {"zero_variance_filter": "off"},
-        "no-curriculum": {"no_positive_resampling": None},
+        "no-curriculum": {"no_positive_resampling": "none"},
         "length-penalty": {"length_control": "penalty"},
         "ppo-off-policy-8": {"pipeline_steps": 0, "off_policy_steps": 8},
     }
@@ -235,7 +235,7 @@ def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None 
     if name not in RECIPES:
         raise InputError(f"recipe.name: '{name}' is not one of {', '.join(sorted(RECIPES))}.")
     try:
-        return Recipe(**{**RECIPES[name], **(defaults or {}), **fields})
+        return Recipe(**{**RECIPES[name], **(defaults or {}), **_switched_off(fields)})
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f".{part}" for part in first["loc"])
@@ -243,6 +243,12 @@ def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None 
         if first["type"] == "extra_forbidden":
             text = f"there is no such field; fields are {', '.join(Recipe.model_fields)}"
         raise InputError(f"recipe{where}: {text}.") from error
+
+
+def _switched_off(fields: dict[str, Any]) -> dict[str, Any]:
+    """`none` for a field that can be absent: TOML has no word for it."""
+    absent = {name for name, field in Recipe.model_fields.items() if field.default is None}
+    return {name: None if name in absent and value == "none" else value for name, value in fields.items()}
 
 
 def learning_rate(recipe: Recipe, *, batch_size: int, step: int) -> float:

@@ -105,6 +105,8 @@ class Trained:
     points: int
     finished: bool
     diverged: str | None
+    ended: str | None
+    """Why it ended before its last update, where it did without diverging."""
     model: str | None
     """Folder of the trained weights."""
 
@@ -145,6 +147,7 @@ def train(
         points=len(points),
         finished=finished.exists(),
         diverged=summary.get("diverged"),
+        ended=summary.get("ended"),
         model=str(folder / MODEL) if (folder / MODEL).exists() else None,
     )
 

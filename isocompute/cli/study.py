@@ -44,7 +44,7 @@ def run(
     if json:
         options.print_json(run_json(result))
     else:
-        _show_result(result)
+        show_result(result)
     if result.unwritable:
         typer.echo(f"error: {result.unwritable}; what is written stays: make room and run the same command.", err=True)
     if result.unwritable or result.failed:
@@ -68,7 +68,7 @@ def run_json(result: Result) -> dict[str, Any]:
     }
 
 
-def _show_result(result: Result) -> None:
+def show_result(result: Result) -> None:
     from isocompute.cli.show import number
     from isocompute.cli.study_display import duration
 

@@ -78,6 +78,7 @@ def result_json(result: Trained) -> dict[str, Any]:
         "points": result.points,
         "finished": result.finished,
         "diverged": result.diverged,
+        "ended": result.ended,
         "first": result.first,
         "last": result.last,
     }
@@ -94,6 +95,8 @@ def _show(result: Trained) -> None:
             f"{metric} {value(before)} → {value(after)} ({after - before:+.3f}) in {number(result.last['rollouts'])} "
             f"rollouts, {result.last['step']} updates, {duration(result.last['seconds'])} of training"
         )
+    if result.ended:
+        typer.echo(result.ended)
     typer.echo(f"run: {result.folder}" + (f" · weights: {result.model}" if result.model else ""))
 
 

@@ -6,7 +6,7 @@ study.run(spec="study.toml", out="runs/first")
 [cell.state for cell in study.status(folder="runs/first")]
 """
 
-from isocompute.study.api import run, status
+from isocompute.study.api import run, run_spec, status
 from isocompute.study.folder import CellStatus, StudyFolder
 from isocompute.study.progress import Progress, Result
 from isocompute.study.spec import StudySpec, cells, parse_spec, read_spec
@@ -21,5 +21,6 @@ __all__ = [
     "parse_spec",
     "read_spec",
     "run",
+    "run_spec",
     "status",
 ]

@@ -11,7 +11,7 @@ from isocompute.study.folder import CellStatus, StudyFolder
 from isocompute.study.progress import Progress, Report, Result
 from isocompute.study.spec import cells, check_cells, parse_spec
 
-__all__ = ["run", "status"]
+__all__ = ["run", "run_spec", "status"]
 
 
 def _silent(_: Progress) -> None:
@@ -31,13 +31,26 @@ def run(
 
     `out` is the study's folder, by default named after the spec's file; `on` is `local`, `ray` or `ray=ADDRESS`.
     """
+    name = str(spec)
+    return run_spec(files.read_bytes(name), name=name, out=out, workers=workers, on=on, fork=fork, report=report)
+
+
+def run_spec(
+    data: bytes,
+    *,
+    name: str,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    on: str = "local",
+    fork: bool = False,
+    report: Report = _silent,
+) -> Result:
+    """`run` for a spec's text; `name` is what errors call it."""
     where, _, ray_address = on.partition("=")
     if where not in ("local", "ray") or (ray_address and where == "local"):
         raise InputError(f"--on {on}: it is 'local', 'ray' or 'ray=ADDRESS'.")
     if workers is not None and workers < 1:
         raise InputError(f"--workers {workers}: give at least one.")
-    name = str(spec)
-    data = files.read_bytes(name)
     parsed = parse_spec(data, name=name)
     all_cells = cells(parsed)
     check_cells(load_engine(parsed.engine), all_cells, name=name)

@@ -109,12 +109,15 @@ class StudyFolder:
         new = _identity(spec)
         if files.exists(self.at(IDENTITY)):
             old: dict[str, Any] = json.loads(files.read_bytes(self.at(IDENTITY)))
-            new["problems"] = {**old["problems"], **new["problems"]}
-            changes = _changes(old, {**new, "problems": {name: new["problems"][name] for name in old["problems"]}})
+            for table in _MAY_GROW:
+                before = old.setdefault(table, {})  # studies begun before there were variants have none
+                new[table] = {**before, **new[table]}
+            known = {table: {name: new[table][name] for name in old[table]} for table in _MAY_GROW}
+            changes = _changes(old, {**new, **known})
             if changes:
                 raise InputError(
                     f"{self.address}: the spec has changed under this study ({'; '.join(changes)}). Set it back, or "
-                    "start a new study with --fork; only sets, seeds, the grid and resources may change."
+                    "start a new study with --fork; only sets, variants, seeds, the grid and resources may change."
                 )
         self._write(IDENTITY, json.dumps(new, indent=1).encode() + b"\n")
         self._write(SPEC, data)
@@ -151,7 +154,15 @@ def _identity(spec: StudySpec) -> dict[str, Any]:
     """What a cell's points depend on, apart from its own Bp, n, seed and problem set."""
     whole = spec.model_dump(mode="json")
     kept = {key: whole[key] for key in ("engine", "recipe", "budget", "evaluation", "engine_options")}
-    return {**kept, "problems": {table.get("set", ""): table for table in whole["problems"]}}
+    return {
+        **kept,
+        "problems": {table.get("set", ""): table for table in whole["problems"]},
+        "variants": whole["variants"],
+    }
+
+
+_MAY_GROW = ("problems", "variants")
+"""Tables by name: a study may get further ones, those it has stay as they are."""
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

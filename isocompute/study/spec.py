@@ -15,7 +15,19 @@ from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.study.engines import check_name
 
-__all__ = ["Budget", "Evaluation", "Grid", "Resources", "StudySpec", "cells", "check_cells", "parse_spec", "read_spec"]
+__all__ = [
+    "WHOLE",
+    "Budget",
+    "Evaluation",
+    "Grid",
+    "Resources",
+    "StudySpec",
+    "Variant",
+    "cells",
+    "check_cells",
+    "parse_spec",
+    "read_spec",
+]
 
 _SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -78,12 +90,22 @@ class Resources(_Strict):
     gpus: Annotated[float, Field(ge=0)] = Field(default=0.0, description="GPUs of a cell, may be a fraction")
 
 
+class Variant(_Strict):
+    """What a variant of the recipe has instead."""
+
+    recipe: Table = Field(default={}, description="fields of the recipe that differ; 'none' switches one off")
+    problems: Table = Field(default={}, description="fields of the problem sets that differ, such as max_new_tokens")
+    problems_per_batch: Count | None = Field(default=None, description="Bp in place of the grid's")
+    rollouts_per_problem: Count | None = Field(default=None, description="n in place of the grid's")
+
+
 class StudySpec(_Strict):
     """A sweep: one engine and recipe over a grid of allocations, problem sets and seeds at one budget."""
 
     engine: str = Field(description="sim, command, or package.module:Class")
     problems: list[Table] = Field(default=[{}], min_length=1, description="problem sets, as the engine reads them")
     recipe: Table = Field(default={}, description="the recipe's fields, as the engine reads them")
+    variants: dict[str, Variant] = Field(default={}, description="the same with another recipe, each in its own folder")
     grid: Grid
     budget: Budget
     seeds: list[Annotated[Whole, Field(ge=0)]] = Field(default=[0], min_length=1, description="a run for each")
@@ -101,6 +123,14 @@ class StudySpec(_Strict):
     @classmethod
     def _distinct(cls, values: list[int]) -> list[int]:
         return _without_repeats(values)
+
+    @field_validator("variants")
+    @classmethod
+    def _folders(cls, variants: dict[str, Variant]) -> dict[str, Variant]:
+        for name in variants:
+            if not _SET_NAME.fullmatch(name) or name == WHOLE:
+                raise ValueError(f"'{name}' names a folder; use letters, digits, '.', '_' and '-', and not '{WHOLE}'")
+        return variants
 
     @field_validator("problems", mode="before")
     @classmethod
@@ -174,30 +204,45 @@ def _wrong(error: Any) -> str:
     text = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         owner: Any = StudySpec
-        for part in error["loc"][:-1]:
-            owner = owner.model_fields[part].annotation
+        if error["loc"][0] == "variants":
+            owner = Variant
+        else:
+            for part in error["loc"][:-1]:
+                owner = owner.model_fields[part].annotation
         text = f"there is no such field; there are {', '.join(owner.model_fields)}"
     return f"{field}: {text[:1].lower() + text[1:]}"
 
 
+WHOLE = "whole"
+"""Folder of the recipe itself beside its variants."""
+
+
 def cells(spec: StudySpec) -> list[Cell]:
-    """The runs of a study: every allocation of the grid on every problem set with every seed."""
+    """The runs of a study: every allocation of the grid on every problem set with every seed, for every variant."""
+    if not spec.variants:
+        return _cells_of(spec, Variant(), "")
+    named = {WHOLE: Variant(), **spec.variants}
+    return [cell for name, variant in named.items() for cell in _cells_of(spec, variant, f"{name}/")]
+
+
+def _cells_of(spec: StudySpec, variant: Variant, folder: str) -> list[Cell]:
+    bp, n = variant.problems_per_batch, variant.rollouts_per_problem
     allocations = grid(
-        problems_per_batch=spec.grid.problems_per_batch,
-        rollouts_per_problem=spec.grid.rollouts_per_problem,
+        problems_per_batch=spec.grid.problems_per_batch if bp is None else [bp],
+        rollouts_per_problem=spec.grid.rollouts_per_problem if n is None else [n],
         budget=spec.budget.rollouts,
         max_batch=spec.grid.max_batch,
     )
     evaluation = spec.evaluation.model_dump()
     return [
         Cell(
-            name=f"{prefix}{a.problems_per_batch}x{a.rollouts_per_problem}-s{seed}",
+            name=f"{folder}{prefix}{a.problems_per_batch}x{a.rollouts_per_problem}-s{seed}",
             problems_per_batch=a.problems_per_batch,
             rollouts_per_problem=a.rollouts_per_problem,
             update_steps=a.update_steps,
             seed=seed,
-            problems=problems,
-            recipe=spec.recipe,
+            problems={**problems, **variant.problems},
+            recipe={**spec.recipe, **variant.recipe},
             evaluation=evaluation,
             engine=spec.engine_options,
         )

@@ -83,3 +83,43 @@ def test_an_engine_that_cannot_be_loaded():
     for name in ("tests.study.nothing:Engine", "tests.study.fake:Nothing"):
         with pytest.raises(InputError, match=f"engine '{name}' cannot be loaded"):
             load_engine(name)
+
+
+# Variants
+
+
+VARIED = b"""
+engine = "sim"
+recipe = {name = "grpo", kl_coef = 0.01}
+grid = {problems_per_batch = [8], rollouts_per_problem = [4]}
+budget = {rollouts = 320}
+seeds = [0, 1]
+[variants.no-kl]
+recipe = {kl_coef = 0.0}
+[variants.wide]
+rollouts_per_problem = 8
+problems = {size = 50}
+"""
+
+
+def test_variants_are_the_same_study_with_another_recipe():
+    made = {cell.name: cell for cell in cells(parse_spec(VARIED))}
+    assert list(made) == [f"{v}-s{s}" for v in ("whole/8x4", "no-kl/8x4", "wide/8x8") for s in (0, 1)]
+    assert made["whole/8x4-s0"].recipe["kl_coef"] == 0.01 and made["no-kl/8x4-s0"].recipe["kl_coef"] == 0.0
+    assert made["no-kl/8x4-s0"].recipe["name"] == "grpo"
+    wide = made["wide/8x8-s1"]
+    assert (wide.compute, wide.problems) == (320, {"size": 50})
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('[variants.whole]\nrecipe = {loss = "clip"}', "names a folder"),
+        ('[variants."../x"]\nrecipe = {}', "names a folder"),
+        ("[variants.a]\nreceipe = {}", "there is no such field; there are recipe, problems"),
+    ],
+)
+def test_wrong_variants_are_named(line: str, says: str):
+    text = VARIED.decode().partition("[variants")[0] + line
+    with pytest.raises(InputError, match=says):
+        parse_spec(text.encode())

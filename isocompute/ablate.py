@@ -1,0 +1,136 @@
+"""`isocompute.ablate(...)`: run a recipe and its variants as a study, then say what each part is for."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isocompute.errors import InputError
+from isocompute.law.ablation import Ablation, leave_one_out
+from isocompute.law.from_runs import choose_metric, choose_unit, curves_of
+from isocompute.recipes import LEAVE_ONE_OUT
+from isocompute.runs import RunSet, files, load
+from isocompute.study.progress import Progress, Report, Result
+from isocompute.study.spec import WHOLE, StudySpec, parse_spec
+
+__all__ = ["Ablated", "ablate", "analyse", "with_variants"]
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """What a leave-one-out study found, for each metric that was asked of it."""
+
+    folder: str
+    metric: str
+    unit: str
+    ablation: Ablation
+    tasks: dict[str, Ablation]
+    """With several problem sets trained on together, the same for each of them."""
+    study: Result | None = None
+
+
+def _silent(_: Progress) -> None:
+    pass
+
+
+def ablate(
+    *,
+    spec: str | Path,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    metric: str | None = None,
+    unit: str | None = None,
+    share: float = 0.5,
+    replicates: int = 1000,
+    seed: int = 0,
+    report: Report = _silent,
+) -> Ablated:
+    """Run what is left of the study and analyse it; a spec without variants leaves out each part of its recipe."""
+    from isocompute import study
+
+    name = str(spec)
+    data = with_variants(files.read_bytes(name), name=name)
+    folder = Path(out) if out is not None else Path(files.last_part(name)).stem
+    result = study.run_spec(data, name=name, out=folder, workers=workers, report=report)
+    if result.failed or result.stopped or result.unwritable:
+        raise IncompleteError(result)
+    found = analyse(folder, metric=metric, unit=unit, share=share, replicates=replicates, seed=seed)
+    return Ablated(found.folder, found.metric, found.unit, found.ablation, found.tasks, result)
+
+
+class IncompleteError(Exception):
+    """The study did not finish; its result says why."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__("the study did not finish")
+        self.result = result
+
+
+def with_variants(data: bytes, *, name: str) -> bytes:
+    """The spec's text, with the recipe's own leave-one-out list where it names no variants."""
+    parsed = parse_spec(data, name=name)
+    if parsed.variants:
+        return data
+    recipe = parsed.recipe.get("name", "")
+    if recipe not in LEAVE_ONE_OUT:
+        raise InputError(
+            f"{name}: nothing to leave out: recipe '{recipe or 'grpo'}' has no list of parts "
+            f"({', '.join(LEAVE_ONE_OUT)} has); name them: [variants.NAME] with recipe = {{…}}."
+        )
+    lines = [f"[variants.{part}]\nrecipe = {_toml(fields)}" for part, fields in LEAVE_ONE_OUT[recipe].items()]
+    return data.rstrip() + ("\n\n" + "\n".join(lines) + "\n").encode()
+
+
+def _toml(fields: dict[str, Any]) -> str:
+    def text(value: Any) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        return f'"{value}"' if isinstance(value, str) else repr(value)
+
+    made = "{" + ", ".join(f"{key} = {text(value)}" for key, value in fields.items()) + "}"
+    assert tomllib.loads(f"x = {made}")["x"] == fields
+    return made
+
+
+def analyse(
+    folder: str | Path,
+    *,
+    metric: str | None = None,
+    unit: str | None = None,
+    share: float = 0.5,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> Ablated:
+    """A study with variants that has been run."""
+    spec = parse_spec(
+        files.read_bytes(files.join(str(folder), "study.toml")), name=files.join(str(folder), "study.toml")
+    )
+    if len(spec.problems) > 1:
+        raise InputError(
+            f"{folder}: a leave-one-out study has one [problems] table; to train on several sets together name them "
+            "there: sources = {math = …, code = …}."
+        )
+    runs = load(folder)
+    metric, unit = choose_metric(runs, metric), choose_unit(runs, unit)
+
+    def found(metric: str) -> Ablation:
+        sides = {name: _side(runs, name, metric, unit) for name in (WHOLE, *spec.variants)}
+        whole = sides.pop(WHOLE)
+        return leave_one_out(whole, sides, share=share, replicates=replicates, seed=seed)
+
+    tasks = {name: found(f"{name}/{metric}") for name in _sources(spec)}
+    return Ablated(str(folder), metric, unit, found(metric), tasks)
+
+
+def _sources(spec: StudySpec) -> list[str]:
+    return list(spec.problems[0].get("sources", {}))
+
+
+def _side(runs: RunSet, variant: str, metric: str, unit: str) -> Any:
+    own = tuple(run for run in runs if run.name.startswith(f"{variant}/"))
+    if not own:
+        raise InputError(f"{runs.source}: variant '{variant}' has no runs yet; run the study to its end.")
+    curves, _, _ = curves_of(RunSet(own, runs.source), metric=metric, unit=unit)
+    return curves
