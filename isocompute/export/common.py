@@ -45,6 +45,17 @@ def general(plan: Plan, notes: Notes) -> None:
         notes.add(
             "schedule", "n stays the same: no trainer changes it during a run. Stop, and go on with the next plan."
         )
+    if recipe.pipeline_steps or recipe.off_policy_steps > 1:
+        field = "pipeline_steps" if recipe.pipeline_steps else "off_policy_steps"
+        notes.add(
+            field,
+            f"written as on-policy training, not {field} = {getattr(recipe, field)}: asynchronous modes differ in what "
+            "they promise about old tokens; switch yours on by hand, with that bound.",
+        )
+    if recipe.length_control == "interrupt":
+        notes.add("length_control", "long responses are cut, not interrupted: no trainer forces an answer.")
+    if recipe.length_control == "penalty":
+        notes.add("length_control", "no length penalty: it belongs into your reward function (docs/scalerl.md).")
     if recipe.optimizer != "adamw":
         notes.add("optimizer", f"AdamW stands in for {recipe.optimizer}, which is for theory only.")
 

@@ -300,7 +300,8 @@ def _settings(cell: Cell, engine: EngineSpec, problems: ProblemsSpec, recipe: Re
         rollouts_per_problem=cell.rollouts_per_problem,
         update_steps=cell.update_steps,
         seed=cell.seed,
-        gpus=1 if engine.where.startswith("cuda") else None,
+        gpus=len({where for where in (engine.where, engine.generation_device) if (where or "").startswith("cuda")})
+        or None,
         engine="lm",
         model=engine.model,
         problems=problems.set or problems.source,
