@@ -139,6 +139,12 @@ class Recipe(BaseModel):
             raise ValueError(f"zero_variance_filter needs a group baseline; advantage = '{self.advantage}' has none")
         if self.pipeline_steps and self.off_policy_steps > 1:
             raise ValueError("pipeline_steps and off_policy_steps are two ways to be off-policy; use one")
+        off_policy = self.pipeline_steps or self.off_policy_steps > 1
+        if off_policy and self.loss != "reinforce" and self.ratio_anchor == "trainer" and self.tis_cap is None:
+            raise ValueError(
+                "off-policy updates need the probability that a token was sampled with: use ratio_anchor = 'sampler', "
+                "or tis_cap"
+            )
         if self.interrupt_window is not None and self.interrupt_window[0] > self.interrupt_window[1]:
             raise ValueError(f"interrupt_window is {list(self.interrupt_window)}; give the shorter length first")
         starts = [start for start, _ in self.schedule or ()]
@@ -184,13 +190,14 @@ RECIPES: dict[str, dict[str, Any]] = {
     "reinforce": {"loss": "reinforce", "advantage": "group_mean"},
     "scalerl": _SCALERL,
     # The recipes ScaleRL is compared with (its figure 2), as far as their own reports define them (docs/scalerl.md).
-    "deepseek-grpo": {**_GRPO, "off_policy_steps": 16},
+    "deepseek-grpo": {**_GRPO, "ratio_anchor": "sampler", "off_policy_steps": 16},
     "qwen-dapo": {
         "loss": "clip",
         "advantage": "group_std",
         "clip_high": 0.28,
         "zero_variance_filter": "refill",
         "length_control": "penalty",
+        "ratio_anchor": "sampler",
         "off_policy_steps": 16,
     },
     "magistral": {

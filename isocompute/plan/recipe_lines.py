@@ -40,6 +40,12 @@ def law_lines(allocation: Allocation, recipe: Recipe, rate: float, *, given: boo
             "groups without variance have no gradient; they are dropped, not refilled",
             source,
         ),
+        Line(
+            "no_positive_resampling, length_control, pipeline_steps",
+            f"{_text(recipe.no_positive_resampling)}, {recipe.length_control}, {recipe.pipeline_steps}",
+            "solved problems retire, long thinking is interrupted, sampling goes on beside training",
+            source,
+        ),
     ]
 
 

@@ -126,6 +126,7 @@ def test_what_is_left_open_follows_the_papers_proportions(budget: int, phrase: i
         ({"length_control": "penalty", "penalty_length": 99}, {}, "longer than the response budget"),
         ({"pipeline_steps": -1}, {}, "pipeline_steps"),
         ({"pipeline_steps": 2, "off_policy_steps": 2}, {}, "two ways to be off-policy"),
+        ({"pipeline_steps": 2, "ratio_anchor": "trainer"}, {}, "need the probability that a token was sampled with"),
         ({}, {"sources": {"a": "chain:easy"}}, "leave one out"),
     ],
 )
@@ -174,7 +175,7 @@ def test_a_refilled_batch_holds_problems_that_say_something(steps: int, monkeypa
     training = make_training(
         kind,
         problems={"source": "chain:easy", "size": 200},
-        recipe={"name": "dapo", "zero_variance_filter": "refill", "pipeline_steps": steps},
+        recipe={"name": "dapo", "zero_variance_filter": "refill", "ratio_anchor": "sampler", "pipeline_steps": steps},
     )
     made: list[Any] = []
     inner = training._learn
@@ -195,7 +196,13 @@ def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int):
     training = make_training(
         PipelineTraining if steps else training_module.LmTraining,
         problems={"source": "chain:extremely-hard", "size": 16},
-        recipe={"name": "dapo", "zero_variance_filter": "refill", "temperature": 1e-3, "pipeline_steps": steps},
+        recipe={
+            "name": "dapo",
+            "zero_variance_filter": "refill",
+            "temperature": 1e-3,
+            "ratio_anchor": "sampler",
+            "pipeline_steps": steps,
+        },
     )
     before = {name: value.clone() for name, value in training.decoder.state_dict().items()}
     assert training.update()
