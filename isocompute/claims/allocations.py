@@ -1,0 +1,143 @@
+"""Claims about what an allocation does: Bp against n, and how evenly progress is spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from isocompute.arrays import Array
+from isocompute.claims.model import Claim, Statement
+from isocompute.claims.setups import Setup, Study
+from isocompute.claims.statistics import above, mean_of
+from isocompute.runs.model import Run
+
+__all__ = ["about_problems", "about_spread"]
+
+_APART = (4, 16)
+"""The two n compared for spread differ by a factor in this range; the paper's figure has 8 and 128."""
+_PAIRS = 3
+
+
+def about_problems(study: Study) -> Iterator[Claim]:
+    """Bp matters less than n."""
+    what = Statement(
+        "problems_matter_less",
+        "The number of problems in a batch matters less than the number of rollouts per problem.",
+        "IsoCompute section 4.2, figure 10",
+    )
+    found = False
+    for setup in study.sweeps():
+        law = study.law(setup)
+        slices = law.slices if law else ()
+        over_n = next((s for s in slices if s.varied == "rollouts_per_problem"), None)
+        over_bp = next((s for s in slices if s.varied == "problems_per_batch"), None)
+        if over_n is None or over_bp is None:
+            continue
+        found = True
+        value = over_n.range - over_bp.range
+        low = over_n.range_interval[0] - over_bp.range_interval[1]
+        high = over_n.range_interval[1] - over_bp.range_interval[0]
+        verdict = above((low, high))
+        yield what.judged(
+            verdict,
+            statistic={
+                "value": value,
+                "unit": "reward: range over n less range over Bp",
+                "over_n": over_n.range,
+                "at_problems": over_n.fixed,
+                "n": list(over_n.settings),
+                "over_problems": over_bp.range,
+                "at_rollouts": over_bp.fixed,
+                "problems": list(over_bp.settings),
+            },
+            interval=(low, high),
+            needs="seeds: the two ranges are not told apart" if verdict == "undecided" else None,
+            runs=_runs_of(setup),
+            where=study.where(setup),
+        )
+    if not found:
+        yield what.lacks(
+            "runs at two or more problems_per_batch with the same n, and at two or more n with the same Bp"
+        )
+
+
+def about_spread(study: Study) -> Iterator[Claim]:
+    """Larger n spreads progress more evenly."""
+    what = Statement(
+        "larger_n_spreads_progress",
+        "At equal compute a larger n leaves fewer problems near a pass rate of 0.",
+        "IsoCompute section 5.1, figure 11",
+    )
+    found = False
+    for setup in study.sweeps():
+        pairs = _spread_pairs(setup)
+        if len(pairs) < _PAIRS:
+            continue
+        found = True
+        difference = mean_of([d for d, _ in pairs])
+        verdict = above(difference.interval)
+        yield what.judged(
+            verdict,
+            statistic={
+                "value": difference.value,
+                "unit": "share of training problems near 0: smaller n less larger n",
+                "pairs": len(pairs),
+                "rule": f"{difference.rule} pairs of one Bp and seed",
+            },
+            interval=difference.interval,
+            needs="more pairs: other Bp, or seeds" if verdict == "undecided" else None,
+            runs=tuple(dict.fromkeys(name for _, names in pairs for name in names)),
+            where=study.where(setup),
+        )
+    if not found:
+        yield what.lacks(
+            f"at least {_PAIRS} pairs of runs (Bp or seeds) whose n differ {_APART[0]}- to {_APART[1]}-fold, with "
+            "'train/pass_rates' or 'train/zero_pass' in their points"
+        )
+
+
+def _spread_pairs(setup: Setup) -> list[tuple[float, tuple[str, str]]]:
+    """For every Bp and seed: the share near 0 of the smallest n less that of a larger, at the compute both have."""
+    groups: dict[tuple[int | None, int | None], list[Run]] = {}
+    for run in setup.runs:
+        if run.settings.rollouts_per_problem is not None and _near_zero(run) is not None:
+            groups.setdefault((run.settings.problems_per_batch, run.settings.seed), []).append(run)
+    out = []
+    for runs in groups.values():
+        ordered = sorted(runs, key=lambda run: run.settings.rollouts_per_problem or 0)
+        small, n = ordered[0], ordered[0].settings.rollouts_per_problem or 1
+        apart = [run for run in ordered if _APART[0] * n <= (run.settings.rollouts_per_problem or 0) <= _APART[1] * n]
+        if not apart:
+            continue
+        large = apart[-1]
+        curves = [_near_zero(run) for run in (small, large)]
+        (x_small, y_small), (x_large, y_large) = (c for c in curves if c is not None)
+        at = min(x_small[-1], x_large[-1])
+        difference = float(np.interp(at, x_small, y_small) - np.interp(at, x_large, y_large))
+        out.append((difference, (small.name, large.name)))
+    return out
+
+
+def _near_zero(run: Run) -> tuple[Array, Array] | None:
+    """Share of training problems near a pass rate of 0 along compute."""
+    points = run.points
+    if "rollouts" not in points.columns:
+        return None
+    histogram = points.get_column("train/pass_rates", default=None)
+    if histogram is not None and isinstance(histogram.dtype, pl.List):
+        lowest = (pl.col("train/pass_rates").list.len() // 20).clip(lower_bound=1)
+        share = pl.col("train/pass_rates").list.head(lowest).list.sum() / pl.col("train/pass_rates").list.sum()
+    elif "train/zero_pass" in run.metrics:
+        share = pl.col("train/zero_pass")
+    else:
+        return None
+    table = points.select(pl.col("rollouts").cast(pl.Float64), share.cast(pl.Float64).alias("share")).drop_nulls()
+    if table.is_empty():
+        return None
+    return table["rollouts"].to_numpy().astype(np.float64), table["share"].to_numpy().astype(np.float64)
+
+
+def _runs_of(setup: Setup) -> tuple[str, ...]:
+    return tuple(run.name for run in setup.runs)

@@ -1,0 +1,235 @@
+"""Claims that compare one n* with another: of two problem sets, two metrics, or two units of compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from isocompute.arrays import Array
+from isocompute.claims.model import Claim, Statement, Verdict
+from isocompute.claims.optima import SWEEP
+from isocompute.claims.setups import REPLICATES, Setup, Study
+from isocompute.claims.statistics import above, inside
+from isocompute.law import Curve
+from isocompute.law.curve import MINIMUM_POINTS, Setting, upper_bound
+from isocompute.law.fits import fit_groups, usable_points
+from isocompute.law.frontier import compared, frontier
+from isocompute.law.intervals import percentiles
+from isocompute.law.optimum import Optimum
+
+__all__ = ["about_difficulty", "about_metrics", "about_sizes", "about_units"]
+
+_SAME = 1.0
+"""Doublings within which two n* count as the same."""
+
+
+def about_difficulty(study: Study) -> Iterator[Claim]:
+    """Hard problems level off at a smaller n."""
+    what = Statement(
+        "hard_saturates_lower",
+        "On hard problems n* levels off at a smaller n than on easy ones.",
+        "IsoCompute section 4.1, figure 7",
+    )
+    sides = {d: _ceilings(study, [s for s in study.sweeps() if study.difficulty(s) == d]) for d in ("easy", "hard")}
+    if not sides["easy"] or not sides["hard"]:
+        lacking = " and ".join(d for d in ("easy", "hard") if not sides[d])
+        yield what.lacks(f"a sweep over n on a set that is {lacking} for the model (named so, or by its pass rate)")
+        return
+    (easy, n_easy), (hard, n_hard) = sides["easy"][0], sides["hard"][0]
+    value, interval = _log_ratio(n_easy, n_hard)
+    verdict, needs = above(interval), None
+    if n_hard.ceiling_bound == ">=" and verdict != "fails":
+        verdict, needs = "undecided", f"n above {n_hard.largest:.0f} on the hard set"
+    elif n_easy.ceiling_bound == ">=" and verdict == "fails":
+        verdict, needs = "undecided", f"n above {n_easy.largest:.0f} on the easy set"
+    elif verdict == "undecided":
+        needs = "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
+    statistic = {"value": value, "unit": "doublings, easy over hard", "easy": n_easy.ceiling, "hard": n_hard.ceiling}
+    yield what.judged(verdict, statistic=statistic, interval=interval, needs=needs, runs=_used(easy, hard))
+
+
+def about_sizes(study: Study) -> Iterator[Claim]:
+    """Fewer problems cap n."""
+    what = Statement(
+        "small_sets_cap_n",
+        "With fewer training problems n* levels off at a smaller n.",
+        "IsoCompute section 5.2, figure 13",
+    )
+    alike: dict[str, list[Setup]] = {}
+    for setup in study.sweeps():
+        if setup.size is not None:
+            alike.setdefault(setup.apart_from_size, []).append(setup)
+    for setups in alike.values():
+        ordered = sorted(_ceilings(study, setups), key=lambda pair: pair[0].size or 0)
+        if len({setup.size for setup, _ in ordered}) > 1:
+            (small, n_small), (large, n_large) = ordered[0], ordered[-1]
+            value, interval = _log_ratio(n_large, n_small)
+            verdict = above(interval)
+            statistic = {
+                "value": value,
+                "unit": "doublings, large set over small",
+                "sizes": [small.size, large.size],
+                "optima": [n_small.ceiling, n_large.ceiling],
+            }
+            yield what.judged(
+                verdict,
+                statistic=statistic,
+                interval=interval,
+                needs="seeds, or more compute: the intervals of the two n* overlap" if verdict == "undecided" else None,
+                runs=_used(small, large),
+            )
+            return
+    yield what.lacks("sweeps over n on two sizes of one problem set, with one recipe")
+
+
+def about_metrics(study: Study) -> Iterator[Claim]:
+    """worst@k wants a larger n on easy sets, best@k on hard ones."""
+    for difficulty, wants, other in (("easy", "worst", "best"), ("hard", "best", "worst")):
+        what = Statement(
+            f"{wants}_wants_larger_n_{difficulty}",
+            f"On {difficulty} problems {wants}@k wants a larger n than {other}@k.",
+            "IsoCompute section 4.1, figure 8",
+        )
+        setup = next((s for s in study.sweeps() if study.difficulty(s) == difficulty), None)
+        names = None if setup is None else _best_and_worst(setup, study.metric)
+        if setup is None or names is None:
+            yield what.lacks(f"a sweep over n on {difficulty} problems that logs best@k and worst@k")
+            continue
+        ends = {kind: _at_the_end(study, setup, metric=names[kind]) for kind in (wants, other)}
+        yield _told_apart(
+            what,
+            ends[wants],
+            ends[other],
+            names=(names[wants], names[other]),
+            runs=_used(setup),
+        )
+
+
+def about_units(study: Study) -> Iterator[Claim]:
+    """Counting compute in tokens gives the n* that rollouts give."""
+    what = Statement(
+        "tokens_agree",
+        "Counted in tokens, n* is what it is in rollouts, within a factor of two.",
+        "IsoCompute appendix E, figure 24",
+    )
+    for setup in study.sweeps():
+        if any("tokens" not in run.points.columns for run in setup.runs):
+            continue
+        rollouts, tokens = (_at_the_end(study, setup, unit=unit) for unit in ("rollouts", "tokens"))
+        if rollouts is not None and tokens is not None:
+            value, interval = _between(tokens, rollouts)
+            edge = _edge(tokens, rollouts)
+            verdict: Verdict = "undecided" if edge else inside(interval, _SAME + 1e-9)
+            yield what.judged(
+                verdict,
+                statistic={
+                    "value": value,
+                    "unit": "doublings, tokens over rollouts",
+                    "rollouts": rollouts.n,
+                    "tokens": tokens.n,
+                },
+                interval=interval,
+                needs=edge or ("seeds: n* is uncertain in either unit" if verdict == "undecided" else None),
+                runs=_used(setup),
+                where=study.where(setup),
+            )
+            return
+    yield what.lacks("a sweep over n whose points count tokens")
+
+
+def _ceilings(study: Study, setups: Sequence[Setup]) -> list[tuple[Setup, Optimum]]:
+    laws = [(setup, study.law(setup)) for setup in setups]
+    return [(setup, law.joint.rollouts) for setup, law in laws if law is not None and law.joint.rollouts is not None]
+
+
+def _log_ratio(a: Optimum, b: Optimum) -> tuple[float, tuple[float, float]]:
+    """log2 of a's n* at the end over b's; the interval from the far ends of both, which is wide enough for sure."""
+    low = float(np.log2(a.ceiling_interval[0] / b.ceiling_interval[1]))
+    high = float(np.log2(a.ceiling_interval[1] / b.ceiling_interval[0]))
+    value = float(np.log2(a.ceiling / b.ceiling))
+    return value, (min(low, value), max(high, value))
+
+
+@dataclass(frozen=True)
+class _End:
+    """n on the frontier at the end."""
+
+    n: float
+    n_B: Array
+    """In every replicate."""
+    smallest: float
+    largest: float
+    """Of the n that were run."""
+
+
+def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: str | None = None) -> _End | None:
+    """At the largest compute that settings share, on the frontier of all of them."""
+    made = study.curves(setup.runs, metric=metric, unit=unit)
+    groups: dict[Setting, list[Curve]] = {}
+    for curve in map(usable_points, made[0] if made else ()):
+        if curve.rollouts_per_problem is None or len(curve.compute_C) < MINIMUM_POINTS:
+            return None
+        groups.setdefault(curve.setting, []).append(curve)
+    if len({n for _, n in groups}) < 2:
+        return None
+    values = np.concatenate([curve.values_C for group in groups.values() for curve in group])
+    fits = fit_groups(list(groups.values()), replicates=REPLICATES, seed=0, upper=upper_bound(values))
+    front = frontier(fits)
+    part, _ = compared(fits, front.compute_C)
+    if part.stop == part.start:
+        return None
+    n_S = np.array([float(fit.setting[1] or 0) for fit in fits])
+    at = part.stop - 1
+    return _End(float(n_S[front.best_C[at]]), n_S[front.best_BC[:, at]], float(n_S.min()), float(n_S.max()))
+
+
+def _edge(a: _End, b: _End) -> str | None:
+    """What to run where both optima are at the same edge of what was run, and so not known."""
+    if a.n == b.n == a.smallest:
+        return f"n below {a.smallest:.0f}: both optima are the smallest n that was run"
+    if a.n == b.n == a.largest:
+        return f"n above {a.largest:.0f}: both optima are the largest n that was run"
+    return None
+
+
+def _between(a: _End, b: _End) -> tuple[float, tuple[float, float]]:
+    """log2 of one n* over another; their bootstraps are paired at random, as if the two were independent."""
+    value = float(np.log2(a.n / b.n))
+    low, high = percentiles(np.log2(a.n_B) - np.log2(b.n_B))
+    return value, (min(low, value), max(high, value))
+
+
+def _told_apart(
+    what: Statement, larger: _End | None, smaller: _End | None, *, names: tuple[str, str], runs: tuple[str, ...]
+) -> Claim:
+    if larger is None or smaller is None:
+        return what.lacks(SWEEP)
+    value, interval = _between(larger, smaller)
+    verdict = above(interval)
+    return what.judged(
+        verdict,
+        statistic={
+            "value": value,
+            "unit": f"doublings, {names[0]} over {names[1]}",
+            names[0]: larger.n,
+            names[1]: smaller.n,
+        },
+        interval=interval,
+        needs=(_edge(larger, smaller) or "seeds, or finer n: the two optima are not told apart")
+        if verdict == "undecided"
+        else None,
+        runs=runs,
+    )
+
+
+def _best_and_worst(setup: Setup, metric: str) -> dict[str, str] | None:
+    """The names of best@k and worst@k that go with an avg@k."""
+    prefix, _, k = metric.rpartition("avg@")
+    names = {kind: f"{prefix}{kind}@{k}" for kind in ("best", "worst")}
+    return names if all(name in run.metrics for run in setup.runs for name in names.values()) else None
+
+
+def _used(*setups: Setup) -> tuple[str, ...]:
+    return tuple(run.name for setup in setups for run in setup.runs)

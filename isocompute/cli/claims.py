@@ -1,0 +1,74 @@
+"""`isocompute claims STUDY|LOGS…`: what these runs say of each claim of the two papers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isocompute.cli import options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from isocompute.claims import Claim
+
+__all__ = ["command"]
+
+
+def command(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="STUDY|LOGS…", help="Studies, runs, tables, or trainers' logs.")
+    ],
+    metric: options.Metric = None,
+    columns: options.Columns = None,
+    where: options.Where = None,
+    problems_per_batch: options.Problems = None,
+    rollouts_per_problem: options.Rollouts = None,
+    json: options.Json = False,
+) -> None:
+    """Judge the papers' claims on these runs: holds, fails, or undecided and what would decide it."""
+    from isocompute import api
+
+    runs = options.load_runs(paths, columns, where, problems_per_batch, rollouts_per_problem)
+    claims = api.judge_claims(runs, metric=metric)
+    if json:
+        options.print_json(_json(claims))
+    else:
+        _show(claims)
+
+
+def _json(claims: Sequence[Claim]) -> dict[str, Any]:
+    """The keys of `claims --json` (docs/claims.md)."""
+    return {"claims": [claim.to_json() for claim in claims]}
+
+
+def _show(claims: Sequence[Claim]) -> None:
+    from isocompute.cli.show import console, heading, number
+
+    screen = console()
+    counts = [f"{sum(c.verdict == v for c in claims)} {v}" for v in ("holds", "fails", "undecided")]
+    screen.print(f"{', '.join(counts[:2])}, {counts[2]}", style="bold")
+    styles = {"holds": "green", "fails": "red", "undecided": "yellow"}
+    judged = [claim for claim in claims if claim.runs]
+    for claim in judged:
+        where = claim.code.partition("/")[2]
+        screen.print()
+        screen.print(
+            f"{claim.verdict:9} {claim.statement}{f' ({where})' if where else ''}", style=styles[claim.verdict]
+        )
+        value = claim.statistic.get("value")
+        if isinstance(value, float) and claim.interval is not None:
+            low, high = (number(x) for x in claim.interval)
+            screen.print(
+                f"          {number(value)} (95% {low} to {high}) {claim.statistic.get('unit', '')}", soft_wrap=True
+            )
+        if claim.needs:
+            screen.print(f"          needs {claim.needs}", soft_wrap=True)
+        screen.print(f"          {len(claim.runs)} runs · {claim.source}", style="dim")
+    missing = [claim for claim in claims if not claim.runs]
+    if missing:
+        screen.print(heading("Undecided for lack of runs"))
+        for claim in missing:
+            screen.print(f"{claim.statement} [{claim.source}]", soft_wrap=True)
+            screen.print(f"  needs {claim.needs}", style="dim", soft_wrap=True)

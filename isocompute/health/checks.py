@@ -1,0 +1,134 @@
+"""All checks of a run. Each says of a prefix of the run what it says of the whole: findings are never taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from isocompute.errors import InputError
+from isocompute.health.advice import ADVICE
+from isocompute.health.gradients import MISMATCHES
+from isocompute.health.looks import (
+    Look,
+    Watched,
+    drifts,
+    look_at_fall,
+    look_at_gap,
+    look_at_logprob_gap,
+    look_at_pass_rates,
+    look_at_spikes,
+    look_at_truncation,
+    look_at_zero_variance,
+    number_at,
+)
+from isocompute.health.model import Check, Finding, Health, Severity, Verdict
+from isocompute.health.rewards import VALIDATION_NOISE, Reward, batch_noise, reference_rows, reward_of
+from isocompute.health.series import series_of
+from isocompute.law.from_runs import choose_metric
+from isocompute.logs.names import is_validation
+from isocompute.report.pass_rate_counts import PassRates, read_pass_rates
+from isocompute.runs.model import Run, RunSet
+
+__all__ = ["check"]
+
+_TRAIN = "train/avg"
+_NO_REWARDS = ("entropy", "kl", "response_length", "truncated", "zero_variance", "grad_norm", "learning_rate", "loss")
+_KL_FLOOR = 0.1
+"""Nats a token; drift below it is small whatever its factor."""
+
+
+def check(run: Run, *, paths: Sequence[str] = ()) -> Health:
+    """Look a run over. `paths` are where it was read from, to find its `pass_rates.jsonl`.
+
+    >>> import isocompute
+    >>> check(isocompute.load("runs/easy-32x8")[0]).verdict
+    'healthy'
+    """
+    watched = _watch(run, paths)
+    findings: list[tuple[int, Finding]] = []
+    checks = []
+    for code, (names, needs, look) in _CHECKS.items():
+        rewards = tuple(reward.series.name for reward in watched.rewards)
+        metrics = rewards if names == (_TRAIN,) else tuple(name for name in names if series_of(run, name) is not None)
+        found = look(watched)
+        checks.append(Check(code, metrics, ran=found is not None, needs=needs if found is None else None))
+        findings += [(row, _finding(run, code, row, severity, text)) for row, severity, text in found or ()]
+    ordered = tuple(finding for _, finding in sorted(findings, key=lambda pair: pair[0]))
+    severities = {finding.severity for finding in ordered}
+    verdict: Verdict = "problem" if "problem" in severities else "warning" if severities else "healthy"
+    return Health(run.name, verdict, ordered, tuple(checks))
+
+
+def _watch(run: Run, paths: Sequence[str]) -> Watched:
+    train = _reward(run, _TRAIN, batch_noise(run.settings.problems_per_batch))
+    validation = None
+    watched_too = [name for name in (*_NO_REWARDS, *MISMATCHES) if name in run.points.columns]
+    try:
+        metric = choose_metric(RunSet((replace(run, points=run.points.drop(watched_too)),)))
+    except InputError:  # nothing that is surely a reward: the checks without one still run
+        metric = _TRAIN
+    if is_validation(metric) or metric in ("value", "reward"):  # not whatever happens to be the only column
+        validation = _reward(run, metric, VALIDATION_NOISE)
+    rewards = [r for r in (validation, train) if r is not None]
+    rows = run.points.height
+    record_R = reference_rows(rows, rewards, lambda reward: reward.best_at_T)
+    held_R = reference_rows(rows, rewards, lambda reward: reward.held_at_T)
+    return Watched(run, validation, train, record_R, held_R, _rates(run, paths))
+
+
+def _rates(run: Run, paths: Sequence[str]) -> dict[int, PassRates]:
+    spread = [rates for rates in read_pass_rates(run, paths) if rates.set == "train"]
+    step = run.points.get_column("step", default=None)
+    rows = {} if step is None else {value: row for row, value in enumerate(step)}
+    return {rows[rates.step]: rates for rates in spread if rates.step in rows}
+
+
+def _reward(run: Run, name: str, prior: float) -> Reward | None:
+    series = series_of(run, name)
+    return None if series is None else reward_of(series, prior=prior)
+
+
+def _finding(run: Run, code: str, row: int, severity: Severity, evidence: str) -> Finding:
+    step, rollouts = number_at(run, "step", row), number_at(run, "rollouts", row)
+    batch = (run.settings.problems_per_batch or 0) * (run.settings.rollouts_per_problem or 0)
+    if rollouts is None and step is not None and batch:
+        rollouts = step * batch
+    advice, source = ADVICE[code]
+    return Finding(code, severity, None if step is None else int(step), rollouts, evidence, advice, source)
+
+
+_CHECKS: dict[str, tuple[tuple[str, ...], str, Look]] = {
+    "reward_fall": ((_TRAIN,), "a reward: avg@k or train/avg", look_at_fall),
+    "entropy_collapse": (("entropy",), "entropy", drifts("entropy", "entropy", up=False, warning=3, problem=3)),
+    "entropy_explosion": (("entropy",), "entropy", drifts("entropy", "entropy", up=True, warning=3, problem=3)),
+    "length_explosion": (
+        ("response_length",),
+        "response_length",
+        drifts("response_length", "response length", up=True, warning=2, problem=3),
+    ),
+    "length_collapse": (
+        ("response_length",),
+        "response_length",
+        drifts("response_length", "response length", up=False, warning=2, problem=3),
+    ),
+    "truncation": (("truncated",), "truncated, the share of cut responses", look_at_truncation),
+    "kl_drift": (
+        ("kl",),
+        "kl, to the base model",
+        drifts("kl", "KL", up=True, warning=3, problem=None, floor=_KL_FLOOR, smooth=5),
+    ),
+    "zero_variance": (
+        ("zero_variance",),
+        "zero_variance, the share of groups that score all the same",
+        look_at_zero_variance,
+    ),
+    "logprob_gap": (tuple(MISMATCHES), "a distance of sampler and trainer, such as logprob_gap", look_at_logprob_gap),
+    "grad_norm_spikes": (("grad_norm",), "grad_norm", look_at_spikes),
+    "polarisation": (
+        ("train/pass_rates",),
+        "pass rates of problems: pass_rates.jsonl or train/pass_rates",
+        look_at_pass_rates,
+    ),
+    "train_validation_gap": ((_TRAIN,), "train/avg and a reward on held-out problems", look_at_gap),
+}
+"""Code → the metrics it reads, what to log for it to run, and the check: rows found, or None where it cannot run."""

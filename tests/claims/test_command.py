@@ -1,0 +1,61 @@
+"""`isocompute claims` from its arguments to what it prints and returns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from isocompute import judge_claims
+from isocompute.cli.main import main
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["isocompute", "claims", *map(str, args)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        assert isinstance(code, int)
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_one_object_with_every_claim(call: Call, sweep: Path) -> None:
+    code, out, _ = call(sweep / "runs", "--json")
+    claims = json.loads(out)["claims"]
+    assert (code, out.count("\n")) == (0, 1)
+    keys = {"code", "statement", "source", "verdict", "statistic", "interval", "needs", "runs"}
+    assert all(set(claim) == keys for claim in claims)
+    assert claims == json.loads(json.dumps([claim.to_json() for claim in judge_claims(sweep / "runs")]))
+    rises = next(claim for claim in claims if claim["code"] == "optimum_rises")
+    assert sorted(rises["runs"]) == ["easy-32x16", "easy-32x64", "easy-32x8"]
+    assert rises["statistic"]["seeds"] == 1
+
+
+def test_the_table_names_what_is_needed(call: Call, sweep: Path) -> None:
+    code, out, _ = call(sweep / "runs")
+    assert code == 0
+    assert "Undecided for lack of runs" in out
+    assert "needs runs with recipe.fp32_head = true and false, all else equal" in out
+
+
+def test_one_run_leaves_every_claim_undecided(call: Call, sweep: Path) -> None:
+    _, out, _ = call(sweep / "runs" / "easy-32x8", "--json")
+    assert {claim["verdict"] for claim in json.loads(out)["claims"]} == {"undecided"}
+
+
+def test_a_metric_that_is_not_there_is_refused(call: Call, sweep: Path) -> None:
+    code, out, err = call(sweep / "runs", "--metric", "nothing")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no run has a metric 'nothing'" in err

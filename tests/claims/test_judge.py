@@ -1,0 +1,218 @@
+"""Claims that are true are found, claims that are false are not, and chance is neither."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from isocompute.claims import Claim, judge
+from isocompute.claims.optima import about_optimum
+from isocompute.claims.recipe_pairs import about_recipes
+from isocompute.claims.setups import sort_runs
+from isocompute.claims.statistics import above, combined, inside, seed_difference
+from isocompute.runs import RunSet
+from tests.claims.made_up import sweep
+
+
+def _by_code(runs: RunSet) -> dict[str, Claim]:
+    return {claim.code: claim for claim in judge(runs)}
+
+
+def _join(*sets: RunSet) -> RunSet:
+    return RunSet(tuple(run for runs in sets for run in runs))
+
+
+def crossing(n: int, compute_C: np.ndarray) -> np.ndarray:
+    """Small n is fast and ends low, large n slow and high: n* rises."""
+    ceiling = {8: 0.55, 32: 0.65, 128: 0.75, 512: 0.6}[n]
+    scale = {8: 1.5e4, 32: 6e4, 128: 2.5e5, 512: 1e6}[n]
+    return np.asarray(0.35 + (ceiling - 0.35) * (1 - np.exp(-compute_C / scale)))
+
+
+def same(_: int, compute_C: np.ndarray) -> np.ndarray:
+    """n makes no difference."""
+    return np.asarray(0.35 + 0.3 * (1 - np.exp(-compute_C / 4e5)))
+
+
+def test_a_rise_that_levels_off_is_found() -> None:
+    runs = sweep(crossing, rng=np.random.default_rng(0), ns=(8, 32, 128, 512), seeds=2)
+    claims = _by_code(runs)
+    assert claims["optimum_rises"].verdict == "holds"
+    assert claims["optimum_saturates"].verdict == "holds"
+    assert set(claims["optimum_rises"].runs) == {run.name for run in runs}
+
+
+def test_the_largest_n_at_the_end_asks_for_a_larger_one() -> None:
+    claims = _by_code(sweep(crossing, rng=np.random.default_rng(0), seeds=2))
+    assert claims["optimum_saturates"].verdict == "undecided"
+    assert claims["optimum_saturates"].needs == "n above 128: the largest n leads at the end"
+
+
+def test_chance_does_not_make_n_rise() -> None:
+    """Where n makes no difference, `holds` comes no more often than the level of its test."""
+    held = 0
+    for seed in range(20):
+        runs = sweep(same, rng=np.random.default_rng(seed), seeds=1 + seed % 3)
+        held += any(claim.verdict == "holds" for claim in about_optimum(sort_runs(runs, "avg@4")))
+    assert held <= 3  # beyond it the chance is under 2% at a level of 5%
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_chance_does_not_tell_recipes_apart(seeds: int) -> None:
+    """Two recipes that do the same: no claim on them holds or fails more often than its level."""
+    decided: dict[str, int] = {}
+    for seed in range(30):
+        rng = np.random.default_rng(1000 * seeds + seed)
+        terms = {"loss": "cispo", "kl_coef": 0.001, "entropy_coef": 0.001}
+        recipes = {
+            "both": terms,
+            "bare": terms | {"kl_coef": 0.0, "entropy_coef": 0.0},
+            "clip": terms | {"loss": "clip"},
+        }
+        sides = [
+            sweep(same, rng=rng, ns=(32,), seeds=seeds, points=16, recipe=recipe, prefix=f"{name}-")
+            for name, recipe in recipes.items()
+        ]
+        for claim in about_recipes(sort_runs(_join(*sides), "avg@4")):
+            decided[claim.code] = decided.get(claim.code, 0) + (bool(claim.runs) and claim.verdict != "undecided")
+    assert decided["regularisers_help_easy"] <= 4
+    assert decided["cispo_raises_ceiling"] <= 4
+
+
+def test_a_better_recipe_is_found_and_named() -> None:
+    rng = np.random.default_rng(3)
+    terms = {"kl_coef": 0.001, "entropy_coef": 0.001}
+    runs = _join(
+        sweep(lambda n, c: same(n, c) + 0.1, rng=rng, ns=(32,), seeds=3, recipe=terms, prefix="both-"),
+        sweep(same, rng=rng, ns=(32,), seeds=3, recipe={"kl_coef": 0.0, "entropy_coef": 0.0}, prefix="bare-"),
+    )
+    claim = _by_code(runs)["regularisers_help_easy"]
+    assert claim.verdict == "holds"
+    assert claim.interval is not None
+    assert claim.interval[0] < 0.1 < claim.interval[1]
+    assert len(claim.runs) == 6
+    turned = RunSet(
+        tuple(type(run)(run.name, run.settings.model_copy(update={"problems": "hard"}), run.points) for run in runs)
+    )
+    assert _by_code(turned)["regularisers_hurt_hard"].verdict == "fails"
+
+
+def test_recipes_that_differ_in_more_are_no_pair() -> None:
+    rng = np.random.default_rng(4)
+    runs = _join(
+        sweep(same, rng=rng, ns=(32,), recipe={"kl_coef": 0.001, "entropy_coef": 0.001, "grad_clip": 0.5}, prefix="a-"),
+        sweep(same, rng=rng, ns=(32,), recipe={"kl_coef": 0.0, "entropy_coef": 0.0}, prefix="b-"),
+    )
+    claim = _by_code(runs)["regularisers_help_easy"]
+    assert claim.verdict == "undecided"
+    assert claim.needs is not None
+    assert "all else equal" in claim.needs
+
+
+def test_a_collapse_counts_against_a_recipe() -> None:
+    """The reward at the end is what was measured there, not what a fit of the points before the fall would say."""
+    rng = np.random.default_rng(5)
+
+    def fallen(n: int, compute_C: np.ndarray) -> np.ndarray:
+        return np.where(compute_C < 1e6, same(n, compute_C) + 0.1, 0.1)
+
+    runs = _join(
+        sweep(same, rng=rng, ns=(32,), seeds=2, recipe={"lr_scaling": "sqrt"}, prefix="sqrt-"),
+        sweep(fallen, rng=rng, ns=(32,), seeds=2, recipe={"lr_scaling": "linear"}, prefix="linear-"),
+    )
+    assert _by_code(runs)["sqrt_beats_linear"].verdict == "holds"
+
+
+def test_metrics_that_want_different_n() -> None:
+    rng = np.random.default_rng(6)
+    metrics = {
+        "worst@4": crossing,
+        "best@4": lambda n, c: 0.2 + same(n, c) - 0.03 * np.log2(n / 8),
+    }
+    runs = sweep(crossing, rng=rng, seeds=2, metrics=metrics)
+    claim = _by_code(runs)["worst_wants_larger_n_easy"]
+    assert claim.verdict == "holds"
+    assert claim.statistic["value"] == pytest.approx(4.0)
+
+
+def test_a_small_set_caps_n() -> None:
+    rng = np.random.default_rng(9)
+
+    def capped(n: int, compute_C: np.ndarray) -> np.ndarray:
+        return crossing(n, compute_C) - (0.25 if n == 128 else 0.0)
+
+    runs = _join(
+        sweep(capped, rng=rng, ns=(8, 32, 128), seeds=2, prefix="small-", world={"size": 500}),
+        sweep(crossing, rng=rng, ns=(8, 32, 128), seeds=2, prefix="large-", world={"size": 6000}),
+    )
+    claim = _by_code(runs)["small_sets_cap_n"]
+    assert (claim.verdict, claim.statistic["sizes"]) == ("holds", [500, 6000])
+
+
+def test_problems_near_zero_are_compared_at_equal_compute() -> None:
+    rng = np.random.default_rng(10)
+    near_zero = {"train/zero_pass": lambda n, c: 0.3 - 0.02 * np.log2(n) + 0.0 * c}
+    runs = sweep(same, rng=rng, ns=(8, 128), seeds=4, seed_spread=0.003, noise=0.003, metrics=near_zero)
+    claim = _by_code(runs)["larger_n_spreads_progress"]
+    assert claim.verdict == "holds"
+    assert claim.statistic["value"] == pytest.approx(0.08, abs=0.01)
+
+
+def test_the_form_is_tested_on_what_was_not_fitted() -> None:
+    """Curves that are sigmoids in log compute: a power law through the first half overshoots."""
+
+    def hill(_: int, compute_C: np.ndarray) -> np.ndarray:
+        return np.asarray(0.3 + 0.3 / (1 + (2e5 / compute_C) ** 2.0))
+
+    runs = sweep(hill, rng=np.random.default_rng(11), ns=(8, 16, 32, 64, 128, 256), noise=0.002, points=60)
+    claim = _by_code(runs)["sigmoid_beats_power"]
+    assert claim.verdict == "holds"
+    assert len(claim.runs) == 6
+
+
+def test_every_undecided_claim_says_what_it_needs_and_all_are_plain_data() -> None:
+    for claim in judge(sweep(same, rng=np.random.default_rng(7), ns=(8,))):
+        assert (claim.needs is not None) == (claim.verdict == "undecided")
+        json.dumps(claim.to_json(), allow_nan=False)
+
+
+def test_codes_are_distinct_where_there_are_several_setups() -> None:
+    rng = np.random.default_rng(8)
+    runs = _join(sweep(crossing, rng=rng), sweep(crossing, rng=rng, problems="hard"))
+    codes = [claim.code for claim in judge(runs)]
+    assert len(codes) == len(set(codes))
+    assert {"optimum_rises/easy", "optimum_rises/hard"} <= set(codes)
+
+
+def test_welch_agrees_with_scipy() -> None:
+    from scipy import stats
+
+    a, b = [0.6, 0.66, 0.61], [0.5, 0.52]
+    difference = seed_difference(
+        {i: (v, 0.0) for i, v in enumerate(a)}, {10 + i: (v, 0.0) for i, v in enumerate(b)}, scale=1.0
+    )
+    expected = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    assert difference.interval == pytest.approx((expected.low, expected.high))
+
+
+def test_paired_seeds_agree_with_scipy() -> None:
+    from scipy import stats
+
+    a, b = [0.6, 0.66, 0.61, 0.7], [0.55, 0.63, 0.54, 0.66]
+    sides: list[dict[int | str, tuple[float, float]]] = [{i: (v, 0.0) for i, v in enumerate(side)} for side in (a, b)]
+    expected = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert seed_difference(sides[0], sides[1], scale=1.0).interval == pytest.approx((expected.low, expected.high))
+
+
+def test_one_seed_is_never_surer_than_the_papers_error() -> None:
+    difference = seed_difference({0: (0.61, 0.001)}, {0: (0.60, 0.001)}, scale=1.0)
+    assert difference.interval[0] < -0.018
+    assert difference.interval[1] > 0.038
+    assert combined([difference, difference]).interval[1] < difference.interval[1]
+
+
+def test_what_intervals_decide() -> None:
+    assert [above(i) for i in ((0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1))] == ["holds", "fails", "undecided"]
+    assert [inside(i, 0.5) for i in ((-0.1, 0.2), (0.6, 0.9), (0.1, 0.9))] == ["holds", "fails", "undecided"]

@@ -1,0 +1,179 @@
+"""What a run is made to suffer is found, soon; noise is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isocompute.health import Health, check, checks
+from isocompute.runs import RunSettings
+from tests.health.made_up import rising, run_of
+
+
+def _codes(health: Health) -> list[str]:
+    return [finding.code for finding in health.findings]
+
+
+def test_noise_is_healthy() -> None:
+    flagged = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        length = int(rng.integers(8, 120))
+        run = run_of(
+            avg_at_1=rising(rng, length, noise=float(rng.uniform(0.005, 0.04))),
+            train_avg=np.clip(rising(rng, length, noise=float(rng.uniform(0.02, 0.2))), 0, 1),
+            entropy=0.5 * np.exp(-2.0 * np.arange(length) / length + 0.1 * rng.normal(size=length)),
+            response_length=400 * np.exp(0.15 * rng.normal(size=length)),
+            grad_norm=np.exp(0.3 * rng.normal(size=length)),
+            kl=0.01 * np.arange(length),
+            truncated=np.full(length, 0.02),
+        )
+        flagged += check(run).verdict != "healthy"
+    assert flagged <= 10
+
+
+def test_a_fall_is_seen_before_half_of_it() -> None:
+    early = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        values = rising(rng, 60, noise=0.015)
+        values[40:] -= np.linspace(0.03, 0.6, 20)
+        found = [f for f in check(run_of(avg_at_1=values)).findings if f.code == "reward_fall"]
+        assert found
+        early += 40 <= (found[0].since_step or 0) < 50
+    assert early >= 98
+
+
+def test_a_rise_of_the_reward_pays_for_entropy() -> None:
+    """Entropy that falls tenfold while the reward rises is healthy; the same fall on a flat reward is not."""
+    steps = np.arange(40)
+    entropy = 0.6 * np.exp(-steps / 15.0)
+    quiet = 0.002 * np.sin(steps * 1.7)
+    assert check(run_of(avg_at_1=0.2 + 0.01 * steps + quiet, entropy=entropy)).verdict == "healthy"
+    assert "entropy_collapse" in _codes(check(run_of(avg_at_1=0.5 - 0.002 * steps + quiet, entropy=entropy)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "end", "code"),
+    [
+        ("entropy", 5.0, "entropy_explosion"),
+        ("response_length", 9.0, "length_explosion"),
+        ("response_length", 0.1, "length_collapse"),
+    ],
+)
+def test_drift_without_gain(metric: str, end: float, code: str) -> None:
+    change = np.concatenate([np.ones(20), np.geomspace(1.0, end, 20)])
+    reward = np.concatenate([np.linspace(0.2, 0.5, 20), np.linspace(0.5, 0.45, 20)])
+    health = check(run_of(avg_at_1=reward, **{metric: 0.5 * change}))
+    assert health.verdict == "problem"
+    assert code in _codes(health)
+
+
+def test_truncation_is_told_at_each_mark_and_a_setting_is_no_problem() -> None:
+    rising_share = check(run_of(truncated=np.linspace(0.0, 0.3, 60), train_avg=np.full(60, 0.5)))
+    assert [f.severity for f in rising_share.findings] == ["warning", "warning", "problem"]
+    constant = check(run_of(truncated=np.full(60, 0.3), train_avg=np.full(60, 0.5)))
+    assert [(f.code, f.severity) for f in constant.findings] == [("truncation", "warning")]
+
+
+def test_spikes_of_the_gradient() -> None:
+    norms = np.exp(0.2 * np.random.default_rng(0).normal(size=80))
+    norms[30] = 60.0
+    assert check(run_of(grad_norm=norms)).findings == ()
+    norms[[36, 41]] = 60.0
+    assert [(f.code, f.since_step) for f in check(run_of(grad_norm=norms)).findings] == [("grad_norm_spikes", 41)]
+
+
+def test_sampler_and_trainer_disagree() -> None:
+    assert _codes(check(run_of(logprob_gap=np.full(20, 0.3)))) == ["logprob_gap"]
+    assert _codes(check(run_of(logprob_gap=np.full(20, 1e-6)))) == []
+    tinker = RunSettings(engine="tinker")
+    assert _codes(check(run_of(tinker, kl=np.full(20, 0.05)))) == ["logprob_gap"]
+
+
+def test_training_goes_on_where_validation_falls() -> None:
+    validation = np.concatenate([np.linspace(0.3, 0.6, 30), np.linspace(0.6, 0.53, 30)])
+    health = check(run_of(avg_at_1=validation, train_avg=np.linspace(0.3, 0.95, 60)))
+    assert "train_validation_gap" in _codes(health)
+
+
+def _histogram(rates: np.ndarray) -> list[int]:
+    return [int(count) for count in np.histogram(rates, bins=20, range=(0, 1))[0]]
+
+
+def test_problems_given_up() -> None:
+    rng = np.random.default_rng(0)
+    even = [_histogram(np.clip(rng.normal(0.4 + 0.02 * t, 0.05, 1000), 0, 1)) for t in range(15)]
+    split = [_histogram(np.where(np.arange(1000) < 20 * t, 0.01, np.clip(0.45 + 0.04 * t, 0, 1))) for t in range(15)]
+    for rows, expected in ((even, []), (split, ["polarisation"])):
+        run = run_of(train_avg=np.full(15, 0.5))
+        run = dataclasses.replace(run, points=run.points.with_columns(pl.Series("train/pass_rates", rows)))
+        assert _codes(check(run)) == expected
+
+
+def test_groups_without_signal_against_what_the_pass_rates_predict() -> None:
+    """Problems at a pass rate of .5 give a group of 8 all the same in 2 of 256 cases."""
+    rows = [_histogram(np.full(500, 0.51))] * 15
+    for share, expected in ((0.02, []), (0.4, ["zero_variance"])):
+        run = run_of(zero_variance=np.full(15, share))
+        run = dataclasses.replace(run, points=run.points.with_columns(pl.Series("train/pass_rates", rows)))
+        assert _codes(check(run)) == expected
+
+
+def test_what_cannot_run_says_what_it_needs() -> None:
+    health = check(run_of(train_avg=np.full(10, 0.5)))
+    lacking = {c.code: c.needs for c in health.checks if not c.ran}
+    assert health.verdict == "healthy"
+    assert lacking["entropy_collapse"] == "entropy"
+    assert "reward_fall" not in lacking
+    assert all(c.needs is None for c in health.checks if c.ran)
+
+
+def test_a_column_that_happens_to_be_alone_is_no_reward() -> None:
+    health = check(run_of(queue_depth=np.linspace(1.0, 0.0, 30)))
+    assert health.findings == ()
+    assert not any(c.ran for c in health.checks)
+
+
+def test_a_run_without_any_metric_is_no_error() -> None:
+    health = check(run_of(nothing=np.full(3, np.nan)))
+    assert health.verdict == "healthy"
+    assert not any(c.ran for c in health.checks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(5, 70), st.integers(1, 70))
+def test_a_prefix_tells_the_same(seed: int, length: int, cut: int) -> None:
+    """Findings are causal: those of a prefix are those of the whole run that showed within it, word for word."""
+    rng = np.random.default_rng(seed)
+    evaluated = np.where(np.arange(length) % int(rng.integers(1, 5)) == 0, 1.0, np.nan)
+
+    def walk(scale: float) -> np.ndarray:
+        return np.asarray(np.cumsum(scale * rng.normal(size=length)))
+
+    run = run_of(
+        avg_at_1=np.clip(0.5 + walk(0.08), 0, 1) * evaluated,
+        train_avg=np.clip(0.5 + walk(0.05) + 0.1 * rng.normal(size=length), 0, 1),
+        entropy=0.5 * np.exp(walk(0.3)),
+        response_length=300 * np.exp(walk(0.25)),
+        kl=0.05 * np.exp(walk(0.4)),
+        grad_norm=np.exp(1.5 * rng.normal(size=length)),
+        truncated=np.clip(0.05 + walk(0.03), 0, 1),
+        zero_variance=np.clip(0.6 + walk(0.1), 0, 1),
+        logprob_gap=np.abs(walk(0.05)),
+    )
+    cut = min(cut, length)
+    whole, part = check(run), check(dataclasses.replace(run, points=run.points.head(cut)))
+    assert part.findings == tuple(f for f in whole.findings if (f.since_step or 0) < cut)
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_the_example() -> None:
+    """The docstring's example runs, in the folder that it speaks of."""
+    assert doctest.testmod(checks).failed == 0
