@@ -1,6 +1,6 @@
 """How good plans are, on problem sets drawn at random for the simulator.
 
-    python benchmarks/plan_regret.py FOLDER [--sets 10] [--first 200] [--population wide|small] [--budget 1000000]
+    python benchmarks/plan_regret.py FOLDER [--sets 10] [--first 200] [--population wide|small] [--budget C] [--quick]
 
 For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 on held-out problems, two seeds); a
 second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives the law that plans C. Printed are
@@ -10,6 +10,8 @@ second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives 
 - the rank correlation of true n* and the n that `--law simulate` plans from size and sampled pass rates alone;
 - the share of the exhaustive sweep's rollouts after which `plan --next` has, and keeps, the whole sweep's decision;
 - the time of a plan over the paper's full grid with 1,000 bootstrap laws.
+
+`--quick` leaves out `--law simulate` and `--next`, which take most of the time after the sweeps.
 
 Sweeps and plans are kept in FOLDER, so that a second call only prints: after a change to the planner delete its
 `planned.json` and `simulated.json` files. What was tuned was tuned on other seeds (docs/planning.md).
@@ -79,8 +81,8 @@ class Row:
     truth: Truth
     planned: Setting
     expected: tuple[float, float, float]
-    simulated: int
-    asked: Asked
+    simulated: int | None
+    asked: Asked | None
 
     @property
     def best(self) -> Setting:
@@ -180,7 +182,7 @@ def simulated(path: Path, problems: ProblemSet, budget: int) -> int:
     return int(json.loads(path.read_text())["rollouts_per_problem"])
 
 
-def measure(folder: Path, seed: int, budget: int, population: str) -> Row:
+def measure(folder: Path, seed: int, budget: int, population: str, *, quick: bool) -> Row:
     problems = draw(seed, population)
     sweep(folder / "law", problems, budget=budget // 8, seeds=LAW_SEEDS)
     sweep(folder / "truth", problems, budget=budget, seeds=TRUTH_SEEDS)
@@ -193,12 +195,13 @@ def measure(folder: Path, seed: int, budget: int, population: str) -> Row:
         found = {
             "planned": setting(plan),
             "expected": expected,
-            "next": asdict(ask_next(folder / "truth", true, budget)),
+            "next": None if quick else asdict(ask_next(folder / "truth", true, budget)),
         }
         files.write_atomically(kept, json.dumps(found).encode())
     found = json.loads(kept.read_text())
-    first = simulated(folder / "simulated.json", problems, budget)
-    return Row(problems, true, tuple(found["planned"]), tuple(found["expected"]), first, Asked(**found["next"]))
+    first = None if quick else simulated(folder / "simulated.json", problems, budget)
+    asked = None if found["next"] is None else Asked(**found["next"])
+    return Row(problems, true, tuple(found["planned"]), tuple(found["expected"]), first, asked)
 
 
 def show(rows: list[Row]) -> None:
@@ -214,8 +217,8 @@ def show(rows: list[Row]) -> None:
             f"{p.seed:<5d} {p.size:<5d} {p.kind:7s} {p.rates_P.mean():.3f}  {row.best[0]:>3d} × {row.best[1]:<4d}  "
             f"{row.planned[0]:>3d} × {row.planned[1]:<4d}  {row.regret(row.truth.best):.4f}  "
             f"{row.regret(row.truth.final):.4f}  {row.expected[0]:.3f} ({row.expected[1]:.3f}–{row.expected[2]:.3f})  "
-            f"{leads}  {row.best_rollouts:>3d} {row.simulated:>3d}  "
-            f"{row.asked.same:.2f} {row.asked.equal:.2f} ({row.asked.runs} runs)"
+            f"{leads}  {row.best_rollouts:>3d} {row.simulated or '–':>3}  "
+            + ("" if row.asked is None else f"{row.asked.same:.2f} {row.asked.equal:.2f} ({row.asked.runs} runs)")
         )
     regret = np.array([row.regret(row.truth.best) for row in rows])
     final = np.array([row.regret(row.truth.final) for row in rows])
@@ -233,6 +236,8 @@ def show(rows: list[Row]) -> None:
     print(f"differ by more than two standard errors ({error:.4f})")
     held = np.mean([row.expected[1] <= row.truth.best[row.planned] <= row.expected[2] for row in rows])
     print(f"80% interval of the planned cell holds its true value in {held:.0%} of sets")
+    if any(row.simulated is None or row.asked is None for row in rows):
+        return
     true_n, sim_n = [row.best_rollouts for row in rows], [row.simulated for row in rows]
     print(f"--law simulate: rank correlation of n* {stats.spearmanr(true_n, sim_n).statistic:.2f}")
     same, equal = ([getattr(row.asked, name) for row in rows] for name in ("same", "equal"))
@@ -271,10 +276,11 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=200)
     parser.add_argument("--budget", type=int, default=1_000_000)
     parser.add_argument("--population", choices=sorted(POPULATIONS), default="wide")
+    parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     rows = []
     for seed in range(args.first, args.first + args.sets):
-        rows.append(measure(args.folder / f"{seed}", seed, args.budget, args.population))
+        rows.append(measure(args.folder / f"{seed}", seed, args.budget, args.population, quick=args.quick))
         print(f"set {seed} done", flush=True)
     show(rows)
     speed()
