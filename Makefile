@@ -3,14 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+SUDO := $(shell test $$(id -u) = 0 || echo sudo)
 
-.PHONY: quickstart test lint types format lock clean
+.PHONY: quickstart test test-ui lint types format lock screenshots clean
 
 quickstart: $(STAMP)
 	$(BIN)/isocompute quickstart
 
 test: $(STAMP) lint types
 	$(BIN)/pytest -n auto
+
+# The web app in a real browser; `make test` runs these too where there is a Chromium.
+test-ui: $(STAMP)
+	for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	    $(SUDO) apt-get update && $(SUDO) apt-get install --yes --no-install-recommends chromium fonts-dejavu-core
+	$(BIN)/pytest -n auto tests/ui
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,9 +42,13 @@ $(STAMP): requirements.lock pyproject.toml tests/export/requirements-verl.txt
 # A local build's suffix (torch 2.13.0+cpu) is cut: every machine takes the build of that version that suits it.
 lock: $(STAMP)
 	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-options \
-	    --extra dev --extra remote --extra ray --extra lm --extra problems \
+	    --extra dev --extra remote --extra ray --extra lm --extra problems --extra ui \
 	    --output-file requirements.lock pyproject.toml
 	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements.lock
+
+# The pictures of docs/ and the README, from a study of the simulator that it runs first.
+screenshots: $(STAMP)
+	$(BIN)/python scripts/screenshots.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

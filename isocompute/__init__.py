@@ -17,18 +17,21 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from isocompute.api import backtest, compare, fit, forecast, plan
+    from isocompute.api import backtest, check_health, compare, fit, forecast, judge_claims, plan
     from isocompute.errors import InputError
     from isocompute.export import explain, export_plan
     from isocompute.logs import import_logs
     from isocompute.problems.split import split
+    from isocompute.report.writing import write_report
     from isocompute.runs import Run, RunSet, RunSettings, RunWriter, load
 
 _HOMES = {
     "backtest": "isocompute.api",
+    "check_health": "isocompute.api",
     "compare": "isocompute.api",
     "fit": "isocompute.api",
     "forecast": "isocompute.api",
+    "judge_claims": "isocompute.api",
     "plan": "isocompute.api",
     "InputError": "isocompute.errors",
     "explain": "isocompute.export",
@@ -40,6 +43,7 @@ _HOMES = {
     "RunSettings": "isocompute.runs",
     "RunWriter": "isocompute.runs",
     "load": "isocompute.runs",
+    "write_report": "isocompute.report.writing",
 }
 
 __all__ = [
@@ -50,15 +54,18 @@ __all__ = [
     "RunWriter",
     "__version__",
     "backtest",
+    "check_health",
     "compare",
     "explain",
     "export_plan",
     "fit",
     "forecast",
     "import_logs",
+    "judge_claims",
     "load",
     "plan",
     "split",
+    "write_report",
 ]
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from isocompute.claims import Claim, judge
 from isocompute.errors import InputError
+from isocompute.health import Health, check
 from isocompute.law import (
     Backtest,
     Comparison,
@@ -34,7 +36,17 @@ from isocompute.plan.api import plan
 from isocompute.runs import Run, RunSet, load
 from isocompute.runs.model import listing
 
-__all__ = ["BACKTEST_POINTS", "Source", "backtest", "compare", "fit", "forecast", "plan"]
+__all__ = [
+    "BACKTEST_POINTS",
+    "Source",
+    "backtest",
+    "check_health",
+    "compare",
+    "fit",
+    "forecast",
+    "judge_claims",
+    "plan",
+]
 
 Source = RunSet | str | Path | Sequence[str | Path]
 """Runs that are loaded, or where they lie."""
@@ -179,6 +191,25 @@ def compare(
     if metric_a != metric_b:
         raise InputError(f"{sides[0].source} has '{metric_a}', {sides[1].source} '{metric_b}'; say --metric.")
     return _compare(curves_a, curves_b, replicates=replicates, seed=seed)
+
+
+def check_health(runs: Source, *, paths: Sequence[str] = ()) -> tuple[Health, ...]:
+    """Look every run over. `paths` are where loaded runs lie, to find their pass rates.
+
+    >>> [health.verdict for health in check_health("runs")]
+    ['healthy', 'healthy', 'healthy']
+    """
+    where = paths or ([] if isinstance(runs, RunSet) else [str(runs)] if isinstance(runs, str | Path) else runs)
+    return tuple(check(run, paths=[str(path) for path in where]) for run in _loaded(runs))
+
+
+def judge_claims(runs: Source, *, metric: str | None = None) -> tuple[Claim, ...]:
+    """What the runs say of each of the two papers' claims.
+
+    >>> {claim.code: claim.verdict for claim in judge_claims("runs")}["optimum_rises"]
+    'holds'
+    """
+    return judge(_loaded(runs), metric=metric)
 
 
 def _loaded(runs: Source) -> RunSet:

@@ -111,7 +111,8 @@ def _both(own: float, recipe: float) -> str:
 
 
 def _show_table(screen: Any, ablation: Ablation) -> None:
-    from isocompute.cli.show import pair, table, value
+    from isocompute.cli.show import table
+    from isocompute.words import pair, value
 
     rows = []
     for part in (ablation.whole, *ablation.parts):

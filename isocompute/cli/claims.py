@@ -44,7 +44,8 @@ def _json(claims: Sequence[Claim]) -> dict[str, Any]:
 
 
 def _show(claims: Sequence[Claim]) -> None:
-    from isocompute.cli.show import console, heading, number
+    from isocompute.cli.show import console, heading
+    from isocompute.words import number
 
     screen = console()
     counts = [f"{sum(c.verdict == v for c in claims)} {v}" for v in ("holds", "fails", "undecided")]

@@ -109,7 +109,8 @@ def comparison_json(result: Comparison) -> dict[str, Any]:
 
 
 def _show(result: Comparison, name_a: str, name_b: str) -> None:
-    from isocompute.cli.show import console, heading, number, pair, table, value
+    from isocompute.cli.show import console, heading, table
+    from isocompute.words import number, pair, value
 
     names = {"a": name_a, "b": name_b}
     screen = console()

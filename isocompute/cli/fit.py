@@ -63,8 +63,9 @@ def command(
 
 def show(law: Law) -> None:
     """The law on a terminal: the answer first, then what it rests on."""
-    from isocompute.cli.show import console, count, heading, number, pair, table, value
+    from isocompute.cli.show import console, heading, table
     from isocompute.law.fits import SEEN
+    from isocompute.words import count, number, pair, value
 
     screen = console()
     screen.print(_answer(law), style="bold")
@@ -121,7 +122,7 @@ def show(law: Law) -> None:
 
 
 def _answer(law: Law) -> str:
-    from isocompute.cli.show import number
+    from isocompute.words import number
 
     best = law.joint.rollouts
     if best is None:
@@ -180,29 +181,27 @@ def _by_batch(law: Law) -> list[list[str]]:
     ]
 
 
-def at_end(value: float, bound: str | None, best: Optimum) -> str:
-    """The optimum at one end of the data, as a bound where it is one."""
-    if bound is None:
-        return f"{value:.0f}"
-    return f"≤ {best.smallest:.0f}" if bound == "<=" else f"≥ {best.largest:.0f}"
-
-
 def _low(best: Optimum) -> str:
+    from isocompute.law.optimum import at_end
+
     return at_end(best.floor, best.floor_bound, best)
 
 
 def _high(best: Optimum) -> str:
+    from isocompute.law.optimum import at_end
+
     return at_end(best.ceiling, best.ceiling_bound, best)
 
 
 def _middle(best: Optimum) -> str:
-    from isocompute.cli.show import number
+    from isocompute.words import number
 
     return number(10**best.log10_C0) if best.direction in ("rises", "falls") else "–"
 
 
 def _show_sensitivity(law: Law) -> None:
-    from isocompute.cli.show import console, number, pair, value
+    from isocompute.cli.show import console
+    from isocompute.words import number, pair, value
 
     for varied, symbol, other in (("rollouts_per_problem", "n", "Bp"), ("problems_per_batch", "Bp", "n")):
         first = next((s for s in law.slices if s.varied == varied), None)

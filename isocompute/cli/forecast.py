@@ -116,7 +116,8 @@ def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
 
 def show(made: Forecast, *, metric: str, unit: str) -> None:
     """The forecast on a terminal."""
-    from isocompute.cli.show import console, number, pair, value
+    from isocompute.cli.show import console
+    from isocompute.words import number, pair, value
 
     screen = console()
     screen.print(
@@ -132,7 +133,8 @@ def show(made: Forecast, *, metric: str, unit: str) -> None:
 
 
 def _show_backtest(data: dict[str, Any]) -> None:
-    from isocompute.cli.show import console, heading, pair, table, value
+    from isocompute.cli.show import console, heading, table
+    from isocompute.words import pair, value
 
     screen = console()
     rows = [

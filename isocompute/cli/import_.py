@@ -61,7 +61,8 @@ def _json(imports: Imports) -> dict[str, Any]:
 
 
 def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
-    from isocompute.cli.show import console, count, table
+    from isocompute.cli.show import console, table
+    from isocompute.words import count
 
     screen = console()
     rows = []

@@ -114,7 +114,8 @@ def bench(
     if json:
         options.print_json({"machine": asdict(machine), "batches": [asdict(row) for row in rows]})
         return
-    from isocompute.cli.show import console, number, table
+    from isocompute.cli.show import console, table
+    from isocompute.words import number
 
     typer.echo(
         f"{machine.device}: copies {machine.bytes_per_second / 1e9:,.0f} GB/s, "

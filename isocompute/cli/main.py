@@ -8,7 +8,25 @@ import warnings
 import typer
 
 from isocompute import __version__
-from isocompute.cli import compare, explain, export, fit, forecast, import_, lm, plan, quickstart, split, study, train
+from isocompute.cli import (
+    ablate,
+    claims,
+    compare,
+    explain,
+    export,
+    fit,
+    forecast,
+    health,
+    import_,
+    lm,
+    plan,
+    quickstart,
+    report,
+    split,
+    study,
+    train,
+    ui,
+)
 from isocompute.errors import InputError
 
 __all__ = ["app", "main"]
@@ -23,13 +41,18 @@ app = typer.Typer(
 app.command("fit")(fit.command)
 app.command("forecast")(forecast.command)
 app.command("compare")(compare.command)
+app.command("claims")(claims.command)
+app.command("health")(health.command)
 app.command("plan")(plan.command)
 app.command("import")(import_.command)
 app.command("quickstart")(quickstart.command)
+app.command("report")(report.command)
 app.command("export")(export.command)
 app.command("explain")(explain.command)
+app.command("ablate")(ablate.command)
 app.command("split")(split.command)
 app.command("train")(train.command)
+app.command("ui")(ui.command)
 app.add_typer(study.app, name="study")
 app.add_typer(lm.app, name="lm")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isocompute.cli.show import console, heading, number, pair, table, value
+from isocompute.cli.show import console, heading, table
+from isocompute.words import number, pair, value
 
 if TYPE_CHECKING:
     from isocompute.allocation import Allocation

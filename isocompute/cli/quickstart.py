@@ -1,7 +1,8 @@
-"""`isocompute quickstart`: the playbook on the simulator: sweep, fit, n*(C), the paper's rules, a plan, charts."""
+"""`isocompute quickstart`: the playbook on the simulator: sweep, fit, n*(C), the paper's rules, a plan, the report."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,7 @@ max_batch = 65536
 [budget]
 rollouts = {budget}
 """
-_METRICS = ("avg@4", "best@4", "worst@4")
+_SETS = ("easy", "hard")
 
 
 def command(
@@ -52,29 +53,35 @@ def command(
     from isocompute import api
     from isocompute.law import write_law
     from isocompute.report.charts import law_chart
+    from isocompute.report.evidence import Evidence
     from isocompute.report.style import save
+    from isocompute.report.writing import write_report
     from isocompute.runs import load
 
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {out}: there is a file of that name; give another folder.")
-    laws: dict[tuple[str, str], Law] = {}
-    for name in ("easy", "hard"):
+    for name in _SETS:
         _sweep(folder / name, name, budget=budget, seed=seed, workers=workers, quiet=json)
-        runs = load(folder / name)
-        for metric in _METRICS:
-            replicates = 1000 if metric == "avg@4" else 300
-            laws[name, metric] = api.fit(runs, metric=f"exact/{metric}", replicates=replicates, seed=seed)
-        law = laws[name, "avg@4"]
+    runs = replace(load([folder / name for name in _SETS]), source=str(folder))
+    evidence = Evidence.of(runs, metric="exact/avg@4", seed=seed)
+    laws: dict[tuple[str, str], Law] = {}
+    for condition in evidence.conditions:
+        name = str(condition.ingredient("problems"))
+        laws[name, "avg@4"] = law = evidence.law(condition)
+        for metric in ("best@4", "worst@4"):
+            laws[name, metric] = api.fit(condition.runs, metric=f"exact/{metric}", replicates=300, seed=seed)
         write_law(law, folder / name / "law.json")
         for ending in ("png", "html"):
             save(law_chart(law), folder / name / f"law.{ending}")
     spend = plan_for or budget / 2
+    report = write_report(evidence, out=folder / "report.html", budget=spend)
     if json:
-        options.print_json(_json(laws, spend))
+        options.print_json(_json(laws, spend) | {"report": str(report.path)})
         return
     _show(laws, spend, budget)
     typer.echo(f"\nwrote {folder}/easy and {folder}/hard: study.toml, the runs, law.json, law.png, law.html")
+    typer.echo(f"wrote {report.path}: {len(report.figures)} figures, methods and runs; open it in a browser")
     typer.echo(f"next: isocompute fit {folder}/easy --metric exact/avg@4")
 
 
@@ -146,7 +153,8 @@ def _plan(name: str, law: Law, plan_for: float) -> dict[str, Any]:
 
 
 def _show(laws: dict[tuple[str, str], Law], plan_for: float, budget: int) -> None:
-    from isocompute.cli.show import console, heading, number, table
+    from isocompute.cli.show import console, heading, table
+    from isocompute.words import number
 
     screen = console()
     budgets = [c for c in (1e5, 3e5, 1e6, 3e6, 1e7, 3e7) if c <= budget]
@@ -251,7 +259,7 @@ def _larger(a: Optimum, b: Optimum) -> bool | None:
 
 
 def _ceiling(best: Optimum) -> str:
-    from isocompute.cli.fit import at_end
+    from isocompute.law.optimum import at_end
 
     low, high = best.ceiling_interval
     return f"{at_end(best.ceiling, best.ceiling_bound, best)} ({low:.0f}–{high:.0f})"

@@ -85,7 +85,8 @@ def _range(text: str) -> tuple[float, float]:
 
 
 def _show(made: Split, data: dict[str, Any], out: str | None) -> None:
-    from isocompute.cli.show import console, heading, pair, table, value
+    from isocompute.cli.show import console, heading, table
+    from isocompute.words import pair, value
 
     screen = console()
     whole = data["all"]

@@ -69,8 +69,8 @@ def run_json(result: Result) -> dict[str, Any]:
 
 
 def show_result(result: Result) -> None:
-    from isocompute.cli.show import number
     from isocompute.cli.study_display import duration
+    from isocompute.words import number
 
     skipped = f" ({result.skipped} of them before)" if result.skipped else ""
     typer.echo(
@@ -100,7 +100,7 @@ def _show_errors(errors: list[tuple[str, str]]) -> None:
 def status(folder: Folder, json: options.Json = False) -> None:
     """How far a study is; works at any time from any terminal, whether it is running or not."""
     from isocompute import study
-    from isocompute.cli.show import number
+    from isocompute.words import number
 
     data = status_json(folder, study.status(folder=folder))
     if json:
@@ -140,7 +140,8 @@ def runs(folder: Folder, json: options.Json = False) -> None:
     if json:
         options.print_json({"folder": folder, "runs": [run_row(cell) for cell in cells]})
         return
-    from isocompute.cli.show import console, number, table, value
+    from isocompute.cli.show import console, table
+    from isocompute.words import number, value
 
     metric = _shown_metric(cells)
     rows = [

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from isocompute.cli.show import number
+from isocompute.words import number
 
 if TYPE_CHECKING:
     from isocompute.study.progress import Progress, Report

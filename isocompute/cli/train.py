@@ -85,8 +85,8 @@ def result_json(result: Trained) -> dict[str, Any]:
 
 
 def _show(result: Trained) -> None:
-    from isocompute.cli.show import number, value
     from isocompute.cli.study_display import duration
+    from isocompute.words import number, value
 
     metric = next((name for name in result.last if name.startswith("avg@") and "/" not in name), None)
     if metric is not None:
@@ -107,7 +107,7 @@ class _Lines:
         self.quiet, self.started = quiet, False
 
     def __call__(self, point: Any) -> None:
-        from isocompute.cli.show import number, value
+        from isocompute.words import number, value
 
         if self.quiet:
             return

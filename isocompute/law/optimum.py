@@ -19,7 +19,7 @@ from isocompute.law.families import HILL, Family
 from isocompute.law.intervals import percentiles
 from isocompute.law.solver import Batch, Fits, evaluate, solve
 
-__all__ = ["Optimum", "fit_optimum"]
+__all__ = ["Optimum", "at_end", "fit_optimum"]
 
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
@@ -184,3 +184,10 @@ def _bound(estimate: float, smallest: float, largest: float) -> str | None:
 def _interval(values_BC: Array) -> Array:
     """Percentiles that are values which were run: between 8 and 16 there is nothing."""
     return np.asarray(np.percentile(values_BC, [2.5, 97.5], axis=0, method="inverted_cdf").T)
+
+
+def at_end(value: float, bound: str | None, best: Optimum) -> str:
+    """The optimum at one end of the data, as a bound where it is one."""
+    if bound is None:
+        return f"{value:.0f}"
+    return f"≤ {best.smallest:.0f}" if bound == "<=" else f"≥ {best.largest:.0f}"

@@ -218,7 +218,7 @@ def _range_warnings(
     law: PlanningLaw, budget: Budget, prices: Prices, targets: Sequence[Allocation], extrapolate: bool
 ) -> list[Warned]:
     """Refuse what is far outside the law's range, say what is outside."""
-    from isocompute.cli.show import number
+    from isocompute.words import number
 
     most = float(_columns(law, prices, targets)[2].max())
     times = law.outside(most)

@@ -215,6 +215,10 @@ def _data(runs: Sequence[Run], metric: str) -> Finding:
     name = next((c for c in ("train/exact", "train/avg") if all(_values(r, c) is not None for r in runs)), None)
     if name is None:
         return Finding("data", "unknown", None, None, "training reward is unknown: log 'train/avg'")
+    if name == metric:
+        return Finding(
+            "data", "unknown", None, None, f"'{metric}' is the training reward itself: evaluate held-out problems"
+        )
 
     def gap(run: Run) -> Array:
         both = run.points.select(pl.col(name).cast(pl.Float64), pl.col(metric).cast(pl.Float64)).drop_nulls()

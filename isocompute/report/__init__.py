@@ -1,1 +1,1 @@
-"""What people look at: charts now, the report and the claims later."""
+"""What people look at: charts, figures of the two papers, and the report."""

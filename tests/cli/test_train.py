@@ -25,7 +25,7 @@ SMALL = (
     "--set=evaluation.points=3",
     "--set=engine_options.device=cpu,engine_options.threads=1",
 )
-KEYS = {"folder", "model", "points", "finished", "diverged", "first", "last"}
+KEYS = {"ended", "folder", "model", "points", "finished", "diverged", "first", "last"}
 
 
 def test_train_prints_and_writes(call: Call, tmp_path: Path):

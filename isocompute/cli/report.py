@@ -1,0 +1,124 @@
+"""`isocompute report STUDY|LOGS…`: one page with the answer, the papers' figures from these runs, methods and runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from isocompute.cli import options
+from isocompute.errors import InputError
+
+if TYPE_CHECKING:
+    from isocompute.report.evidence import Evidence
+    from isocompute.report.writing import Report
+
+__all__ = ["command"]
+
+
+def command(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="A study, run folders, tables or a trainer's logs; PATH::NAME is one run."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="File to write: report.html, or with --figure any of .html, .png, .svg, .pdf.")
+    ] = None,
+    figure: Annotated[str | None, typer.Option(help="Draw this figure alone; --figures lists them.")] = None,
+    figures: Annotated[bool, typer.Option("--figures", help="List the figures.")] = False,
+    budget: Annotated[
+        str | None, typer.Option(help="Plan for 2e6 (rollouts), 3e9tok or 500h; the runs' own compute by default.")
+    ] = None,
+    metric: options.Metric = None,
+    unit: options.Unit = None,
+    columns: options.Columns = None,
+    where: options.Where = None,
+    problems_per_batch: options.Problems = None,
+    rollouts_per_problem: options.Rollouts = None,
+    replicates: options.Replicates = 1000,
+    seed: options.Seed = 0,
+    json: options.Json = False,
+) -> None:
+    """Write a page that says what the runs say: the answer, the two papers' figures from your data, methods, runs."""
+    if figures:
+        _list(json)
+        return
+    if not runs:
+        raise InputError("which runs? Name a study, run folders, tables or a trainer's logs.")
+    if figure is not None:
+        from isocompute.report.figures import FIGURES
+        from isocompute.report.style import check_format
+
+        if figure not in FIGURES:
+            raise InputError(f"--figure {figure}: there is no such figure; figures are {', '.join(FIGURES)}.")
+        if out is not None:
+            check_format(out, "--out")
+    from isocompute.report.evidence import Evidence
+    from isocompute.report.writing import check_page, write_report
+
+    path = check_page(out or "report.html") if figure is None else None
+    loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
+    evidence = Evidence.of(loaded, metric=metric, unit=unit, paths=runs, replicates=replicates, seed=seed)
+    if path is None:
+        _figure(evidence, figure or "", out, json=json)
+        return
+    report = write_report(evidence, out=path, budget=budget)
+    if json:
+        options.print_json(report.to_json())
+    else:
+        _show(report)
+
+
+def _list(json: bool) -> None:
+    from isocompute.cli.show import console
+    from isocompute.report.figures import FIGURES
+
+    if json:
+        options.print_json(
+            {
+                "figures": [
+                    {"name": s.name, "title": s.title, "source": s.source, "description": s.description}
+                    for s in FIGURES.values()
+                ]
+            }
+        )
+    else:
+        screen = console()
+        for s in FIGURES.values():
+            screen.print(s.name, style="bold")
+            screen.print(f"  {s.description} ({s.source})")
+
+
+def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool) -> None:
+    from isocompute.report.figures import Missing, draw
+
+    drawn = draw(name, evidence)
+    if isinstance(drawn, Missing):
+        raise InputError(f"--figure {name}: {evidence.runs.source} does not support it; it needs {drawn.needs}")
+    if out is not None or not json:
+        drawn.save(out or f"{name}.png")
+    if json:
+        options.print_json(drawn.to_json())
+    else:
+        typer.echo(drawn.caption)
+        typer.echo(f"wrote {out or f'{name}.png'}")
+
+
+def _show(report: Report) -> None:
+    from isocompute.cli.show import console
+
+    screen = console()
+    for answer in report.answers[:6]:
+        which = f"{answer.condition}: " if answer.condition else ""
+        screen.print(f"{which}{answer.headline}", style="bold")
+        screen.print(f" {answer.expectation}")
+    if len(report.answers) > 6:
+        screen.print(f"and {len(report.answers) - 6} more conditions")
+    left_out = len(report.evidence.left_out)
+    if left_out:
+        screen.print(f"note: {left_out} of {len(report.evidence.runs)} runs give no curve; the page says why")
+    total = len(report.figures) + len(report.missing)
+    screen.print(
+        f"wrote {report.path} ({report.size / 1e6:.1f} MB): {len(report.figures)} of {total} figures; the page says "
+        "what the others need"
+    )

@@ -1,0 +1,36 @@
+"""`isocompute ui STUDY`: the study in a browser, served to this machine only."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from isocompute.cli import options
+from isocompute.errors import InputError
+
+__all__ = ["command"]
+
+
+def command(
+    study: Annotated[str, typer.Argument(help="A study's folder, a folder of runs, or a table.")],
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port; by default 8321 or the next that is free.")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Open a study in the browser: plan, figures, runs, claims and comparisons, live while it runs."""
+    try:
+        import fastapi  # noqa: F401  # asked for here, so that what is missing is said before anything starts
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"the web app needs {error.name}; pip install 'isocompute[ui]'.") from error
+    from isocompute.ui.server import bind, serve
+
+    served = bind(study, port=port)
+    if json:
+        options.print_json({"url": served.url, "study": study})
+    else:
+        typer.echo(f"{study} is at {served.url} (this machine only); Ctrl-C ends")
+    serve(served, browser=not no_browser)

@@ -1,0 +1,138 @@
+"""The answer that a report begins with: what to run at a budget by each law, or where the best run is going."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isocompute.errors import InputError
+from isocompute.law import Forecast, Law
+from isocompute.plan.api import plan as make_plan
+from isocompute.plan.budget import Budget, parse_budget
+from isocompute.plan.load_law import planning_law
+from isocompute.plan.planner import Plan
+from isocompute.plan.present import plan_to_json
+from isocompute.report.conditions import Condition
+from isocompute.report.evidence import Evidence
+from isocompute.report.style import unit_name
+from isocompute.words import number, pair, value
+
+__all__ = ["Answer", "answers"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one condition's runs say to do."""
+
+    condition: str
+    runs: int
+    plan: Plan | None
+    why_not: str | None
+    """Why there is no plan."""
+    best: str | None
+    """The run that stands highest."""
+    outlook: Forecast | None
+    """Where it is going: at twice its compute."""
+    unit: str | None
+
+    @property
+    def headline(self) -> str:
+        """The answer in one line."""
+        if self.plan is not None:
+            a = self.plan.allocation
+            return (
+                f"Use {a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps:,} updates"
+            )
+        if self.outlook is not None:
+            return f"Best so far: {self.best}, {self.outlook.verdict.replace('_', ' ')}"
+        return "No plan and no forecast yet"
+
+    @property
+    def expectation(self) -> str:
+        """What to expect, and how sure that is."""
+        if self.plan is not None:
+            ranked, options = self.plan.chosen.ranked, len(self.plan.targets)
+            return (
+                f"At {self.plan.budget}, expect {self.plan.law.metric} {value(ranked.value)} (80% "
+                f"{pair(ranked.interval)}). It is the best of {options} settings with probability "
+                f"{value(ranked.probability_best)}."
+            )
+        if self.outlook is not None:
+            o = self.outlook
+            return (
+                f"It is at {value(o.now)}; at twice its compute ({number(o.at)} {unit_name(self.unit)}) expect "
+                f"{value(o.value)} ({o.level:.0%} {pair(o.interval)})."
+            )
+        return "These runs give no learning curve; the figures below show what they do say."
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `answers` in `report --json` (docs/report.md)."""
+        o = self.outlook
+        return {
+            "condition": self.condition,
+            "runs": self.runs,
+            "headline": self.headline,
+            "expectation": self.expectation,
+            "plan": None if self.plan is None else plan_to_json(self.plan),
+            "why_no_plan": self.why_not,
+            "best_run": self.best,
+            "outlook": None
+            if o is None
+            else {
+                "at": o.at,
+                "value": o.value,
+                "interval": list(o.interval),
+                "level": o.level,
+                "verdict": o.verdict,
+                "now": o.now,
+            },
+        }
+
+
+def answers(evidence: Evidence, *, budget: str | float | None = None) -> tuple[Answer, ...]:
+    """One answer a condition. The budget is the largest compute of its runs where none is named."""
+    asked = None if budget is None else parse_budget(budget)
+    return tuple(_answer(evidence, condition, asked) for condition in evidence.conditions)
+
+
+def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> Answer:
+    plan, why_not = None, None
+    try:
+        law = evidence.law(condition)
+        plan = _plan(law, asked, condition.name or evidence.runs.source, evidence.seed)
+    except InputError as error:
+        why_not = re.sub(r"^--law .*?: ", "", str(error))  # the option of another command
+    best = _best(evidence, condition)
+    return Answer(
+        condition=condition.name,
+        runs=len(condition.runs),
+        plan=plan,
+        why_not=why_not,
+        best=best,
+        outlook=None if best is None else evidence.outlook(best),
+        unit=evidence.unit,
+    )
+
+
+def _plan(law: Law, asked: Budget | None, name: str, seed: int) -> Plan:
+    known = planning_law(
+        law.settings,
+        law.surface,
+        name=name,
+        source=f"fitted to {len(law.runs)} runs",
+        metric=law.metric,
+        unit=law.unit,
+        seed=seed,
+    )
+    if len({fit.setting for fit in law.settings}) < 2:
+        raise InputError("its runs share one Bp and n; a plan needs at least two settings to choose from.")
+    return make_plan(budget=asked or Budget(known.last, known.unit), law=known, seed=seed)
+
+
+def _best(evidence: Evidence, condition: Condition) -> str | None:
+    """The run whose last three values are highest."""
+    curves = [evidence.curves[run.name] for run in condition.runs if run.name in evidence.curves]
+    return max(curves, key=lambda curve: float(np.mean(curve.values_C[-3:]))).name if curves else None

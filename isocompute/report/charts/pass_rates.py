@@ -1,0 +1,192 @@
+"""How pass rates spread over the training problems, at one compute and over training (IsoCompute figures 11 and 27)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from isocompute.report.charts.marks import chart, named_colours, panel
+from isocompute.report.conditions import Condition
+from isocompute.report.evidence import Evidence
+from isocompute.report.model import Drawing, Needs
+from isocompute.report.pass_rate_counts import BINS, PassRates
+from isocompute.report.style import HEAT, compute_axis
+from isocompute.runs import Run
+from isocompute.words import number, value
+
+__all__ = ["pass_rates_at_one_compute", "pass_rates_over_training"]
+
+_NEEDS = (
+    "pass rates of the problems over training (pass_rates.jsonl beside a run's points, or veRL's rollout dumps) at two "
+    "or more n of one recipe"
+)
+_CLASSES = {0.01: "1%", 0.02: "2%", 0.05: "5%", 0.1: "10%", 0.2: "20%", 0.5: "50%", 1.0: "100%"}
+_CONDITIONS = 6
+_COLUMNS = 24
+"""At most so many steps of a run are drawn over time."""
+
+
+def pass_rates_at_one_compute(evidence: Evidence) -> Drawing | Needs:
+    """Figure 11: the histogram of a small and of a large n at the same compute."""
+    panels, sentences, data = [], [], []
+    for condition in evidence.conditions[:_CONDITIONS]:
+        pair = _small_and_large(condition, evidence)
+        if pair is None:
+            continue
+        name = condition.name or "all runs"
+        compute = min(_rollouts(run, rates[-1].step) for run, rates in pair)
+        found = [(run, _nearest(run, rates, compute)) for run, rates in pair]
+        panels.append(_histogram_panel(f"{name} · at {number(compute)} rollouts", found))
+        (small, a), (large, b) = found
+        sentences.append(
+            f"{name}, at {number(compute)} rollouts: {a.zero:.1%} of {_measured(a)} are never solved with n = "
+            f"{small.settings.rollouts_per_problem} and {b.zero:.1%} of {_measured(b)} with n = "
+            f"{large.settings.rollouts_per_problem}; mean pass rates {value(a.mean)} and {value(b.mean)}"
+        )
+        data.append({"title": name, "compute": compute, "histograms": [_data(run, r) for run, r in found]})
+    return Drawing(panels, sentences, {"panels": data}) if panels else Needs(_NEEDS)
+
+
+def pass_rates_over_training(evidence: Evidence) -> Drawing | Needs:
+    """Figure 27: the histogram over training, for a small and for a large n."""
+    panels, sentences, data = [], [], []
+    for condition in evidence.conditions[:_CONDITIONS]:
+        pair = _small_and_large(condition, evidence)
+        for run, rates in pair or ():
+            title = f"{condition.name} · {_allocation(run)}".strip(" ·")
+            panels.append(_heat_panel(title, run, rates))
+            sentences.append(
+                f"{title}: from the first to the last point the share of unsolved problems goes from "
+                f"{rates[0].zero:.1%} to {rates[-1].zero:.1%}, the share above .95 from {rates[0].share_K[-1]:.1%} to "
+                f"{rates[-1].share_K[-1]:.1%}"
+            )
+            data.append({"title": title, "histograms": [_data(run, r) for r in rates]})
+    return Drawing(panels, sentences, {"panels": data}, columns=2) if panels else Needs(_NEEDS)
+
+
+Kept = tuple[Run, tuple[PassRates, ...]]
+
+
+def _small_and_large(condition: Condition, evidence: Evidence) -> tuple[Kept, Kept] | None:
+    """Two runs of one Bp, as far apart in n as there are, the larger at most 32 times the smaller.
+
+    The paper compares 8 and 128. A run with hundreds of times the n has made hardly an update at the same compute.
+    Pass rates must be measured alike: exact ones of the training problems first, then evaluations with as many samples
+    of every problem, and only then the counts of training batches, which have n samples a problem.
+    """
+    kept: dict[tuple[str, int | None], dict[int, Kept]] = {}
+    for run in condition.runs:
+        n = run.settings.rollouts_per_problem
+        everything = [r for r in evidence.pass_rates(run) if r.step > 0] if n is not None else []
+        for name in dict.fromkeys(r.set for r in everything):
+            mine = tuple(r for r in everything if r.set == name)
+            kept.setdefault((name, run.settings.problems_per_batch), {}).setdefault(n or 0, (run, mine))
+    enough = {key: runs for key, runs in kept.items() if len(runs) > 1}
+    if not enough:
+        return None
+    runs = enough[min(enough, key=lambda key: (*_fairness(enough[key]), key[0] != "validation", key[1] or 0))]
+    smallest = min(runs)
+    larger = [n for n in runs if smallest < n <= 32 * smallest] or [min(n for n in runs if n > smallest)]
+    return runs[smallest], runs[max(larger)]
+
+
+def _fairness(runs: Mapping[int, Kept]) -> tuple[int, int]:
+    rates = [r for _, kept in runs.values() for r in kept]
+    exact = all(r.samples is None for r in rates)
+    alike = len({(r.samples, r.problems) for r in rates}) == 1
+    return 0 if exact else 1 if alike else 2, -len(runs)
+
+
+def _rollouts(run: Run, step: int) -> float:
+    settings = run.settings
+    return float(step) * (settings.problems_per_batch or 1) * (settings.rollouts_per_problem or 1)
+
+
+def _nearest(run: Run, rates: Sequence[PassRates], compute: float) -> PassRates:
+    return min(rates, key=lambda r: abs(np.log(_rollouts(run, r.step) / compute)))
+
+
+def _allocation(run: Run) -> str:
+    return f"n = {run.settings.rollouts_per_problem}"
+
+
+def _histogram_panel(title: str, found: Sequence[tuple[Run, PassRates]]) -> Any:
+    rows = [
+        {"rate": k / BINS, "share": float(share), "n": _allocation(run)}
+        for run, r in found
+        for k, share in enumerate([*r.share_K, r.share_K[-1]])
+    ]
+    x = alt.X(
+        "rate:Q",
+        title="pass rate of a problem",
+        scale=alt.Scale(domain=[0, 1], nice=False),
+        axis=alt.Axis(tickCount=5),
+    )
+    y = alt.Y("share:Q", title="share of problems", axis=alt.Axis(format="~%", tickCount=5))
+    colour = named_colours("n", None, [_allocation(run) for run, _ in found])
+    base = chart(rows)
+    return panel(
+        base.mark_area(interpolate="step-after", opacity=0.22).encode(
+            x=x, y=alt.Y("share:Q", title="share of problems", stack=None), color=colour
+        ),
+        base.mark_line(interpolate="step-after", strokeWidth=1.8).encode(x=x, y=y, color=colour),
+        title=title,
+    )
+
+
+def _heat_panel(title: str, run: Run, rates: Sequence[PassRates]) -> Any:
+    shown = [rates[i] for i in np.unique(np.linspace(0, len(rates) - 1, min(_COLUMNS, len(rates))).astype(int))]
+    ends = [_rollouts(run, r.step) for r in shown]
+    starts = [ends[0] * 0.8, *ends[:-1]]
+    rows = [
+        {"compute": start, "end": end, "low": k / BINS, "high": (k + 1) / BINS, "share": _class(float(share))}
+        for start, end, r in zip(starts, ends, shown, strict=True)
+        for k, share in enumerate(r.share_K)
+        if share > 0
+    ]
+    names = list(_CLASSES.values())
+    colour = alt.Color(
+        "share:N",
+        title="share of problems up to",
+        scale=alt.Scale(domain=names, range=list(HEAT)),
+        legend=alt.Legend(orient="bottom", columns=len(names), symbolType="square", titleOrient="top"),
+    )
+    boxes = (
+        chart(rows)
+        .mark_rect()
+        .encode(
+            x=compute_axis("rollouts"),
+            x2="end:Q",
+            y=alt.Y("low:Q", title="pass rate", scale=alt.Scale(domain=[0, 1], nice=False)),
+            y2="high:Q",
+            color=colour,
+        )
+    )
+    return panel(boxes, title=title)
+
+
+def _measured(r: PassRates) -> str:
+    samples = "" if r.samples is None else f" ({r.samples} samples)" if r.samples else " (n samples each time seen)"
+    return f"{r.problems} {r.set} problems{samples}"
+
+
+def _class(share: float) -> str:
+    return next(name for bound, name in _CLASSES.items() if share <= bound * (1 + 1e-9))
+
+
+def _data(run: Run, r: PassRates) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "rollouts_per_problem": run.settings.rollouts_per_problem,
+        "step": r.step,
+        "rollouts": _rollouts(run, r.step),
+        "set": r.set,
+        "samples": r.samples,
+        "problems": r.problems,
+        "zero": r.zero,
+        "mean": r.mean,
+        "shares": r.share_K.tolist(),
+    }

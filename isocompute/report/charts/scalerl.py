@@ -1,0 +1,285 @@
+"""ScaleRL's figures: a curve fitted on its first half and held against the rest (figure 1), recipes by ceiling (figures
+2 and 5), and leave-one-out recipes as straight lines whose slope is the efficiency (figure 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from isocompute.arrays import Array
+from isocompute.errors import InputError
+from isocompute.law import Curve, Forecast, compare
+from isocompute.law.families import HILL
+from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
+from isocompute.law.intervals import around
+from isocompute.law.solver import Batch, solve
+from isocompute.report.charts.entries import Entry, entries_data, entries_panel
+from isocompute.report.charts.marks import band, chart, grid_of, named_colours, panel, thin, value_axis
+from isocompute.report.charts.recipe_sets import RecipeSet, recipe_sets
+from isocompute.report.evidence import Evidence
+from isocompute.report.model import Drawing, Needs
+from isocompute.report.style import ACCENT, BLUE, GREY, PAPER, compute_axis, unit_name
+from isocompute.words import number, pair, value
+
+__all__ = ["extrapolation", "leave_one_out", "recipes"]
+
+_MOST_RUNS = 4
+_MOST_RECIPES = 8
+_STRAIGHT = (0.03, 0.97)
+"""Outside this share of the rise, noise makes the straightened points fly off."""
+
+
+def extrapolation(evidence: Evidence) -> Drawing | Needs:
+    """The fit to the first half of a run, its 95% band, and the second half; the longest run of each condition."""
+    panels, sentences, data = [], [], []
+    for run in _longest(evidence):
+        whole = evidence.curves[run]
+        seen, made = evidence.forecast(run)
+        kept = usable_points(seen)
+        if np.ptp(kept.values_C) == 0:
+            continue
+        (fit,) = fit_groups([[kept]], replicates=max(100, evidence.replicates // 2), seed=evidence.seed)
+        later = replace(
+            whole,
+            compute_C=whole.compute_C[len(seen.compute_C) :],
+            values_C=whole.values_C[len(seen.compute_C) :],
+        )
+        panels.append(_extrapolation_panel(run, seen, later, fit, made, evidence))
+        end = np.array([float(whole.compute_C[-1])])
+        expected = float(fit.at(end)[0])
+        band_at_end = around(expected, fit.ensemble.at(end)[:, 0])
+        reached = float(later.values_C[-3:].mean())
+        sentences.append(
+            f"{run}: fitted up to {number(float(seen.compute_C[-1]))} {unit_name(evidence.unit)}, the curve expects "
+            f"{value(expected)} (95% {pair(band_at_end)}) at {number(float(end[0]))}, the forecast "
+            f"{value(made.value)} ({made.level:.0%} {pair(made.interval)}); {value(reached)} was reached"
+        )
+        data.append(
+            {
+                "run": run,
+                "fitted": {"compute": seen.compute_C.tolist(), "value": seen.values_C.tolist()},
+                "held_out": {"compute": later.compute_C.tolist(), "value": later.values_C.tolist()},
+                "form": fit.family.name,
+                "parameters": fit.parameters(),
+                "expected": expected,
+                "expected_interval": list(band_at_end),
+                "forecast": made.value,
+                "forecast_interval": list(made.interval),
+                "forecast_level": made.level,
+                "reached": reached,
+            }
+        )
+    if not panels:
+        return Needs("a run with at least eight evaluations, four of them in the first half of its compute")
+    return Drawing(panels, sentences, {"runs": data})
+
+
+def _longest(evidence: Evidence) -> list[str]:
+    """For each condition the run with the most compute, the highest end among equals, if its halves can be told."""
+    out = []
+    for condition in evidence.conditions:
+        curves = [evidence.curves[run.name] for run in condition.runs if run.name in evidence.curves]
+        for curve in sorted(curves, key=lambda c: (-round(np.log(c.compute_C[-1]), 1), -float(c.values_C[-3:].mean()))):
+            half = int((curve.compute_C <= 0.5 * curve.compute_C[-1]).sum())
+            if len(curve.compute_C) >= 8 and 4 <= half <= len(curve.compute_C) - 2:
+                out.append(curve.name)
+                break
+    return out[:_MOST_RUNS]
+
+
+def _extrapolation_panel(run: str, seen: Curve, later: Curve, fit: CurveFit, made: Forecast, evidence: Evidence) -> Any:
+    x, y = compute_axis(evidence.unit), value_axis(evidence.metric)
+    grid = [
+        {"compute": float(c), "value": float(v), "low": low, "high": high}
+        for c, v, low, high in zip(*grid_of(fit, to=float(later.compute_C[-1]), size=80), strict=True)
+    ]
+    inside = [row for row in grid if row["compute"] <= fit.last]
+    beyond = grid[len(inside) - 1 :]
+    points = [
+        {"compute": float(c), "value": float(v), "kind": kind}
+        for kind, curve in (("fitted", seen), ("held out", later))
+        for c, v in zip(curve.compute_C, curve.values_C, strict=True)
+        if c > 0
+    ]
+    kinds = named_colours("kind", None, ("fitted", "held out"), (BLUE, GREY))
+    ahead = [{"compute": made.at, "value": made.value, "low": made.interval[0], "high": made.interval[1]}]
+    low = value_axis(evidence.metric, "low")
+    return panel(
+        band(x, y, grid, alt.value(ACCENT), opacity=0.15),
+        chart(thin(points)).mark_circle(size=20, opacity=0.8).encode(x=x, y=y, color=kinds),
+        chart(inside).mark_line(color=ACCENT, strokeWidth=2).encode(x=x, y=y),
+        chart(beyond).mark_line(color=ACCENT, strokeWidth=2, strokeDash=[6, 4]).encode(x=x, y=y),
+        chart(ahead).mark_rule(color=BLUE, strokeWidth=2).encode(x=x, y=low, y2="high:Q"),
+        chart(ahead).mark_point(color=BLUE, shape="diamond", filled=True, size=70).encode(x=x, y=y),
+        title=run,
+        subtitle="line: fit to the first half, 95% band; diamond: forecast, 80%",
+    )
+
+
+def recipes(evidence: Evidence) -> Drawing | Needs:
+    """Recipes that differ in nothing else: fits, ceilings and their intervals."""
+    found = recipe_sets(evidence)
+    if not found:
+        return Needs("two or more recipes on one model and problem set (they differ in recipe fields of run.json)")
+    panels, sentences, data = [], [], []
+    for group in found[:_MOST_RUNS]:
+        ranked = sorted(group.entries, key=_place)[:_MOST_RECIPES]
+        panels += [
+            entries_panel(group.title, ranked, metric=evidence.metric, unit=evidence.unit),
+            _ceilings_panel(ranked, evidence.metric),
+        ]
+        top = ", ".join(f"{entry.name} {_ceiling(entry.fit)}" for entry in ranked[:4])
+        sentences.append(f"{group.title}: fitted ceilings {top}{_verdict(ranked, evidence)}")
+        data.append({"title": group.title, **entries_data(group.entries)})
+    return Drawing(panels, sentences, {"panels": data}, columns=2)
+
+
+def _place(entry: Entry) -> tuple[bool, float]:
+    """Ceilings that were seen before those that the form of the curve guesses, high ones first."""
+    return entry.fit.rise_done < SEEN, -entry.fit.ceiling
+
+
+def _ceiling(fit: CurveFit) -> str:
+    unseen = "" if fit.rise_done >= SEEN else f", {fit.rise_done:.0%} of the rise done"
+    return f"{value(fit.ceiling)} (95% {pair(fit.ceiling_interval())}{unseen})"
+
+
+def _verdict(ranked: Sequence[Entry], evidence: Evidence) -> str:
+    """What `isocompute compare` says of the two highest."""
+    try:
+        sides = ranked[0].fit.curves, ranked[1].fit.curves
+        result = compare(*sides, replicates=max(100, evidence.replicates // 2), seed=evidence.seed)
+    except InputError:
+        return ""
+    a, b = ranked[0].name, ranked[1].name
+    higher = {
+        "a": f"{a} reaches higher than {b}",
+        "b": f"{b} reaches higher than {a}",
+        "same": f"the ceilings of {a} and {b} do not differ beyond the error ({result.error_rule})",
+        "undecided": f"which of {a} and {b} reaches higher is undecided",
+    }
+    return f"; {higher[result.higher]}"
+
+
+def _ceilings_panel(ranked: Sequence[Entry], metric: str) -> Any:
+    rows = []
+    for entry in ranked:
+        low, high = entry.fit.ceiling_interval()
+        state = "seen" if entry.fit.rise_done >= SEEN else "guessed by the form"
+        rows.append({"entry": entry.name, "value": entry.fit.ceiling, "low": low, "high": high, "state": state})
+    return _forest(rows, f"ceiling of {metric}", "Ceilings", "whiskers: 95%; hollow: under 80% of the rise is done")
+
+
+def _forest(rows: Sequence[dict[str, Any]], axis: str, title: str, subtitle: str, even: float | None = None) -> Any:
+    y = alt.Y("entry:N", title=None, sort=[row["entry"] for row in rows], axis=alt.Axis(labelLimit=240))
+    ends = [v for row in rows for v in (row["low"], row["high"])] + ([] if even is None else [even])
+    pad = 0.06 * (max(ends) - min(ends)) or 0.01
+    scale = alt.Scale(domain=[min(ends) - pad, max(ends) + pad], nice=False)
+    x = alt.X("value:Q", title=axis, scale=scale, axis=alt.Axis(tickCount=5))
+    low = alt.X("low:Q", title=axis, scale=scale)
+    solid = alt.condition("datum.state == 'seen'", alt.value(BLUE), alt.value(PAPER))
+    dots = chart(rows).mark_point(size=60, filled=True, opacity=1, stroke=BLUE, strokeWidth=2)
+    layers = [
+        chart(rows).mark_rule(color=BLUE, strokeWidth=2).encode(x=low, x2="high:Q", y=y),
+        dots.encode(x=x, y=y, fill=solid),
+    ]
+    if even is not None:
+        layers.insert(0, chart([{"value": even}]).mark_rule(color=GREY, strokeDash=[3, 3]).encode(x=x))
+    # Narrower than other panels: names of recipes take the rest.
+    return panel(*layers, title=title, subtitle=subtitle, height=max(60, 26 * len(rows))).properties(width=200)
+
+
+def leave_one_out(evidence: Evidence) -> Drawing | Needs:
+    """Recipes that differ from one reference in a single field, straightened so that the slope is the efficiency B."""
+    for group in recipe_sets(evidence):
+        found = group.single_changes()
+        if found is not None:
+            return _leave_one_out(group, *found, evidence)
+    return Needs("a reference recipe and runs that change one field of it each (leave-one-out), at the same Bp and n")
+
+
+def _leave_one_out(group: RecipeSet, reference: Entry, others: Sequence[Entry], evidence: Evidence) -> Drawing:
+    everyone = [reference, *others]
+    reached = max(float(entry.fit.at(np.array([entry.fit.last]))[0]) for entry in everyone)
+    common = max(float(np.mean([entry.fit.ceiling for entry in everyone])), reached + 1e-6)
+    points, lines, slopes = [], [], {}
+    for entry in everyone:
+        efficiency, midpoint, base = _pinned(entry.fit, common)
+        slopes[entry.name] = efficiency
+        if len(slopes) > _MOST_RECIPES:  # more lines than colours: the others are in the panel beside
+            continue
+        points += _straightened(entry, common, base)
+        lines += [
+            {"compute": float(c), "value": efficiency * float(np.log10(c / midpoint)), "entry": entry.name}
+            for c in np.geomspace(entry.fit.first, entry.fit.last, 20)
+            if _STRAIGHT[0] < 1 / (1 + (midpoint / c) ** efficiency) < _STRAIGHT[1]
+        ]
+    x = compute_axis(evidence.unit)
+    y = alt.Y("value:Q", title="log10 (R − R0) / (A − R)", axis=alt.Axis(tickCount=5))
+    colour = named_colours("entry", None, [entry.name for entry in everyone[:_MOST_RECIPES]])
+    straight = panel(
+        chart(thin(points or lines)).mark_circle(size=14, opacity=0.5).encode(x=x, y=y, color=colour),
+        chart(lines or points).mark_line(strokeWidth=1.9).encode(x=x, y=y, color=colour),
+        title=group.title,
+        subtitle=f"slope = efficiency B at the common ceiling {value(common)}",
+    )
+    rows: list[dict[str, Any]] = []
+    for entry in everyone[1:]:
+        result = compare(entry.fit.curves, reference.fit.curves, replicates=max(100, evidence.replicates // 2))
+        low, high = result.efficiency_ratio_interval
+        rows.append(
+            {
+                "entry": entry.name,
+                "value": result.efficiency_ratio,
+                "low": low,
+                "high": high,
+                "state": "seen",
+                "ceiling_difference": result.difference,
+                "ceiling_interval": list(result.interval),
+                "slope": slopes[entry.name],
+            }
+        )
+    ratios = _forest(
+        [{key: row[key] for key in ("entry", "value", "low", "high", "state")} for row in rows],
+        f"B over that of {reference.name}",
+        "Efficiency",
+        "whiskers: 95%",
+        even=1.0,
+    )
+    said = [
+        f"{row['entry']} against {reference.name}: B is {row['value']:.2f} times (95% {row['low']:.2f}–"
+        f"{row['high']:.2f}), the ceiling differs by {row['ceiling_difference']:+.3f} "
+        f"({row['ceiling_interval'][0]:+.3f} to {row['ceiling_interval'][1]:+.3f})"
+        for row in rows
+    ]
+    data = {"reference": reference.name, "slope": slopes[reference.name], "common_ceiling": common, "changes": rows}
+    return Drawing([straight, ratios], said, data)
+
+
+def _pinned(fit: CurveFit, ceiling: float) -> tuple[float, float, float]:
+    """Efficiency, midpoint and base of the Hill curve with this ceiling through the points."""
+    compute_C = np.concatenate([c.compute_C for c in fit.curves])
+    values_C = np.concatenate([c.values_C for c in fit.curves])
+    span = np.array([max(fit.last / fit.unit, 1.0 + 1e-9)])
+    ones_RC: Array = np.ones((1, len(values_C)))
+    solved = solve(
+        HILL,
+        Batch((compute_C / fit.unit)[None], span, np.zeros(1, np.int64), values_C[None], ones_RC, ceiling, pinned=True),
+    )
+    midpoint, efficiency = np.exp(solved.theta_RK[0])
+    return float(efficiency), float(midpoint) * fit.unit, float(solved.base_R[0])
+
+
+def _straightened(entry: Entry, ceiling: float, base: float) -> list[dict[str, Any]]:
+    out = []
+    for curve in entry.fit.curves:
+        for c, v in zip(curve.compute_C, curve.values_C, strict=True):
+            done = (v - base) / (ceiling - base) if ceiling > base else 0.0
+            if c > 0 and _STRAIGHT[0] < done < _STRAIGHT[1]:
+                out.append({"compute": float(c), "value": float(np.log10(done / (1 - done))), "entry": entry.name})
+    return out

@@ -1,0 +1,257 @@
+"""What a report rests on: runs, the metric and unit they are read in, and every law and forecast of them, made once.
+
+Runs that cannot give a curve (no value of the metric, too few points, no compute) are left out one by one with the
+reason, so that half a study still makes a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from isocompute.errors import InputError
+from isocompute.law import Curve, Forecast, Law, curves_of, fit_law, forecast
+from isocompute.law.curve import MINIMUM_POINTS
+from isocompute.law.fits import CurveFit, fit_groups, usable_points
+from isocompute.law.from_runs import UNITS, choose_metric, choose_unit
+from isocompute.report.conditions import Condition, conditions_of
+from isocompute.report.pass_rate_counts import PassRates, read_pass_rates
+from isocompute.runs import Run, RunSet, files, load
+
+__all__ = ["Evidence", "Source"]
+
+Source = RunSet | str | Path | Sequence[str | Path]
+TRAINED = "train/avg"
+T = TypeVar("T")
+
+
+class Evidence:
+    """Runs with their laws and forecasts, computed when asked for and kept.
+
+    >>> evidence = Evidence.of("runs")
+    >>> evidence.metric, evidence.unit, len(evidence.curves), evidence.left_out
+    ('avg@4', 'rollouts', 3, {})
+    """
+
+    def __init__(
+        self,
+        runs: RunSet,
+        *,
+        metric: str,
+        unit: str | None,
+        paths: Sequence[str] = (),
+        replicates: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        self.runs, self.metric, self.unit = runs, metric, unit
+        self.replicates, self.seed = replicates, seed
+        self._paths = paths
+        self._kept: dict[Any, Any] = {}
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        *,
+        metric: str | None = None,
+        unit: str | None = None,
+        paths: Sequence[str] = (),
+        replicates: int = 1000,
+        seed: int = 0,
+    ) -> Evidence:
+        """Read runs, or take them as they are, and choose metric and unit where none is named.
+
+        `paths` say where loaded runs lie, to find the pass rates beside them. `unit` stays None where the runs are end
+        points that count no compute.
+        """
+        if isinstance(source, RunSet):
+            runs, paths = source, paths or [source.source]
+        else:
+            many = [source] if isinstance(source, str | Path) else list(source)
+            runs, paths = load(many), [str(path) for path in many]
+        metric = _metric(runs, metric)
+        having = replace(runs, runs=tuple(run for run in runs if metric in run.metrics))
+        return cls(runs, metric=metric, unit=_unit(having, unit), paths=paths, replicates=replicates, seed=seed)
+
+    @property
+    def title(self) -> str:
+        """What the runs are called: the last part of where they lie, of at most three places."""
+        names = [files.last_part(path.split("::")[-1]) for path in self._paths]
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know before anything else."""
+        out = []
+        if self.metric == TRAINED:
+            out.append(f"No metric on held-out problems: {TRAINED}, the reward in training, stands in for it.")
+        if self.curves and self.left_out:
+            out.append(f"{len(self.left_out)} of {len(self.runs)} runs give no curve; Methods says why.")
+        return out
+
+    @cached_property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All runs, grouped by what they are made of."""
+        return conditions_of(self.runs)
+
+    @property
+    def curves(self) -> dict[str, Curve]:
+        """The runs' curves by name, without those that are left out."""
+        return self.curves_in(self.metric, self.unit)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why a run gives no curve, by its name."""
+        return self._read(self.metric, self.unit)[1]
+
+    def curves_in(self, metric: str, unit: str | None = None) -> dict[str, Curve]:
+        """The curves of another metric, or against another unit."""
+        return self._read(metric, unit or self.unit)[0]
+
+    def law(self, condition: Condition, *, unit: str | None = None) -> Law:
+        """The law of a condition's runs; `InputError` where no run of it gives a curve."""
+        unit = unit or self.unit
+
+        def fit() -> Law:
+            mine = self._mine(condition, self.metric, unit)
+            if not mine:
+                out = self._read(self.metric, unit)[1]
+                raise InputError(next(out[run.name] for run in condition.runs if run.name in out))
+            return fit_law(mine, metric=self.metric, unit=unit or "steps", replicates=self.replicates, seed=self.seed)
+
+        return self._once(("law", condition.key, unit), fit)
+
+    def laws(self, *, unit: str | None = None) -> list[tuple[Condition, Law]]:
+        """The laws of all conditions that have one."""
+        out = []
+        for condition in self.conditions:
+            try:
+                out.append((condition, self.law(condition, unit=unit)))
+            except InputError:
+                continue
+        return out
+
+    def fits(self, condition: Condition, *, metric: str) -> tuple[CurveFit, ...]:
+        """The settings' curves of another metric, without the rest of a law; a fifth of the replicates are enough to
+        show where they lie.
+        """
+
+        def fit() -> tuple[CurveFit, ...]:
+            groups: dict[Any, list[Curve]] = {}
+            for curve in self._mine(condition, metric, self.unit):
+                known = curve.rollouts_per_problem is not None
+                groups.setdefault(curve.setting if known else curve.name, []).append(usable_points(curve))
+            if not groups:
+                return ()
+            return tuple(fit_groups(list(groups.values()), replicates=max(50, self.replicates // 5), seed=self.seed))
+
+        return self._once(("fits", condition.key, metric), fit)
+
+    def _mine(self, condition: Condition, metric: str, unit: str | None) -> list[Curve]:
+        curves = self.curves_in(metric, unit)
+        return [curves[run.name] for run in condition.runs if run.name in curves]
+
+    def forecast(self, run: str, *, share: float = 0.5) -> tuple[Curve, Forecast]:
+        """A run's curve up to a share of its compute, and the forecast of its end from there."""
+        curve = self.curves[run]
+        seen = curve.until(int((curve.compute_C <= share * float(curve.compute_C[-1]) * (1 + 1e-12)).sum()))
+        if len(seen.compute_C) < MINIMUM_POINTS:
+            raise InputError(f"run '{run}': fewer than {MINIMUM_POINTS} points up to {share:.0%} of its compute.")
+        return self._once(
+            ("forecast", run, share), lambda: (seen, forecast(seen, float(curve.compute_C[-1]), seed=self.seed))
+        )
+
+    def outlook(self, run: str) -> Forecast:
+        """Where a run is going: the forecast at twice its compute."""
+        curve = self.curves[run]
+        return self._once(("outlook", run), lambda: forecast(curve, 2.0 * float(curve.compute_C[-1]), seed=self.seed))
+
+    def pass_rates(self, run: Run) -> tuple[PassRates, ...]:
+        """How the pass rates of the run's problems were spread, over training; empty where nothing was kept."""
+        return self._once(("pass rates", run.name), lambda: read_pass_rates(run, self._paths))
+
+    def sibling(self, kind: str) -> str | None:
+        """The metric's `best@k` or `worst@k`, where runs have it."""
+        name = self.metric.replace("avg@", f"{kind}@")
+        return name if name != self.metric and any(name in run.metrics for run in self.runs) else None
+
+    def _read(self, metric: str, unit: str | None) -> tuple[dict[str, Curve], dict[str, str]]:
+        return self._once(("curves", metric, unit), lambda: _curves(self.runs, metric, unit))
+
+    def _once(self, key: Any, make: Callable[[], T]) -> T:
+        """Keep a result, or the error that came instead of it."""
+        if key not in self._kept:
+            try:
+                self._kept[key] = make()
+            except InputError as error:
+                self._kept[key] = error
+        found = self._kept[key]
+        if isinstance(found, InputError):
+            raise found
+        return found  # type: ignore[no-any-return]  # a key always holds one type
+
+
+def _metric(runs: RunSet, metric: str | None) -> str:
+    """The metric of all runs, or, where they share none, of as many as possible."""
+    try:
+        return choose_metric(runs, metric)
+    except InputError:
+        if metric is not None or runs.value_column is not None:
+            raise
+        having: dict[str, list[Run]] = {}
+        for run in runs:
+            for name in run.metrics:
+                having.setdefault(name, []).append(run)
+        for name, some in sorted(having.items(), key=lambda item: -len(item[1])):
+            if len(some) < len(runs) and _means(replace(runs, runs=tuple(some)), name):
+                return name
+        raise
+
+
+def _unit(runs: RunSet, unit: str | None) -> str | None:
+    """The unit of all runs, or, where they share none, of as many as possible; None where no run counts compute."""
+    try:
+        return choose_unit(runs, unit)
+    except InputError:
+        if unit is not None:
+            raise
+    able = {candidate: sum(_counts(run, candidate) for run in runs) for candidate in UNITS}
+    best = max(UNITS, key=lambda candidate: able[candidate])
+    return best if able[best] else None
+
+
+def _counts(run: Run, unit: str) -> bool:
+    try:
+        return choose_unit(RunSet((run,)), unit) == unit
+    except InputError:
+        return False
+
+
+def _means(runs: RunSet, metric: str) -> bool:
+    """Whether this is the metric that these runs would be read in."""
+    try:
+        return choose_metric(runs) == metric
+    except InputError:
+        return False
+
+
+def _curves(runs: RunSet, metric: str, unit: str | None) -> tuple[dict[str, Curve], dict[str, str]]:
+    out, left_out = {}, {}
+    for run in runs:
+        try:
+            if metric not in run.metrics:
+                raise InputError(f"run '{run.name}': it has no values of '{metric}'.")
+            (curve,), _, _ = curves_of(RunSet((run,), runs.source), metric=metric, unit=unit)
+            usable = usable_points(curve)
+            if len(usable.compute_C) < MINIMUM_POINTS or np.ptp(usable.values_C) == 0:
+                raise InputError(f"run '{run.name}': its values of '{metric}' do not change before it falls for good.")
+        except InputError as error:
+            left_out[run.name] = str(error)
+        else:
+            out[run.name] = curve
+    return out, left_out

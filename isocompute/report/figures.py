@@ -1,0 +1,208 @@
+"""The figures of the two papers by name, each drawn from one's own runs: `draw("optimum", Evidence.of("runs/"))`."""
+
+from __future__ import annotations
+
+from isocompute.errors import InputError
+from isocompute.report.charts import contrasts, coverage, optimum, pass_rates, records, reward, scalerl, sensitivity
+from isocompute.report.evidence import Evidence
+from isocompute.report.model import Drawing, Figure, FigureSpec, Missing
+
+__all__ = ["FIGURES", "Figure", "FigureSpec", "Missing", "draw"]
+
+_ALL = (
+    FigureSpec(
+        "reward",
+        "Reward against compute",
+        "IsoCompute fig. 6",
+        "validation reward for each n at one Bp, with fits, 95% bands and the frontier",
+        reward.reward_against_compute,
+    ),
+    FigureSpec(
+        "optimum",
+        "The best n at a budget",
+        "IsoCompute fig. 7",
+        "n*(C) at one Bp, with its interval and the fitted sigmoid",
+        optimum.best_n,
+    ),
+    FigureSpec(
+        "joint-optimum",
+        "The best n with Bp free",
+        "IsoCompute fig. 21",
+        "n*(C) where all (Bp, n) compete",
+        optimum.joint_best_n,
+    ),
+    FigureSpec(
+        "joint-frontier",
+        "The joint frontier",
+        "IsoCompute fig. 22",
+        "reward against compute of all (Bp, n), and which leads where",
+        reward.joint_frontier,
+    ),
+    FigureSpec(
+        "sensitivity",
+        "What matters more, n or Bp",
+        "IsoCompute fig. 10",
+        "reward at one compute along n and along Bp, the other held",
+        sensitivity.sensitivity,
+    ),
+    FigureSpec(
+        "metrics",
+        "The best n for coverage and for sharpening",
+        "IsoCompute fig. 8",
+        "the n that is best for best@k and for worst@k, for each Bp",
+        coverage.other_metrics,
+    ),
+    FigureSpec(
+        "batch-tradeoff",
+        "Problems against rollouts at one batch size",
+        "IsoCompute fig. 9",
+        "n*(M) and Bp*(M) at fixed B = Bp · n",
+        optimum.batch_tradeoff,
+    ),
+    FigureSpec(
+        "fixed-problems",
+        "Frontiers at each Bp",
+        "IsoCompute fig. 16 and 17",
+        "reward against compute for each n, a panel for each Bp",
+        reward.at_fixed_problems,
+    ),
+    FigureSpec(
+        "fixed-batch",
+        "Frontiers at each batch size",
+        "IsoCompute fig. 18 and 19",
+        "reward against compute for each n, a panel for each B",
+        reward.at_fixed_batch,
+    ),
+    FigureSpec(
+        "records",
+        "Record-breaking points",
+        "IsoCompute fig. 5 and 15",
+        "the points that the paper's fits keep, and where each n sets them",
+        records.records,
+    ),
+    FigureSpec(
+        "pass-rates",
+        "How pass rates are spread",
+        "IsoCompute fig. 11",
+        "their histogram for a small and a large n at the same compute",
+        pass_rates.pass_rates_at_one_compute,
+    ),
+    FigureSpec(
+        "pass-rate-dynamics",
+        "Pass rates over training",
+        "IsoCompute fig. 27",
+        "the same histograms as they change",
+        pass_rates.pass_rates_over_training,
+    ),
+    FigureSpec(
+        "out-of-distribution",
+        "On other problems",
+        "IsoCompute fig. 23",
+        "reward on problem sets that were not trained on",
+        reward.elsewhere,
+    ),
+    FigureSpec(
+        "tokens",
+        "Counting tokens instead of rollouts",
+        "IsoCompute fig. 24",
+        "n*(C) with compute in tokens and in rollouts",
+        optimum.in_tokens,
+    ),
+    FigureSpec(
+        "models",
+        "Other base models",
+        "IsoCompute fig. 12",
+        "reward against compute for each n, a panel for each model",
+        contrasts.models,
+    ),
+    FigureSpec(
+        "set-size",
+        "The size of the training set",
+        "IsoCompute fig. 13",
+        "reward against compute for each n, a panel for each D",
+        contrasts.set_sizes,
+    ),
+    FigureSpec(
+        "mixtures",
+        "Training mixtures by difficulty",
+        "IsoCompute fig. 14",
+        "a row for each training set, a column for each evaluation, a small and a large n",
+        contrasts.mixtures,
+    ),
+    FigureSpec(
+        "extremely-hard",
+        "Problems the base model never solves",
+        "IsoCompute fig. 20",
+        "best@k and worst@k against compute for each n",
+        reward.extremely_hard,
+    ),
+    FigureSpec(
+        "algorithms",
+        "Other algorithms",
+        "IsoCompute fig. 25",
+        "reward against compute for each n, a panel for each algorithm",
+        contrasts.algorithms,
+    ),
+    FigureSpec(
+        "baseline",
+        "The variance of the baseline",
+        "IsoCompute fig. 26",
+        "small groups with a baseline from more rollouts, beside plain ones",
+        contrasts.baselines,
+    ),
+    FigureSpec(
+        "extrapolation",
+        "Half a run predicts the rest",
+        "ScaleRL fig. 1",
+        "a fit to the first half with its band, held against the second",
+        scalerl.extrapolation,
+    ),
+    FigureSpec(
+        "recipes",
+        "Recipes by their ceiling",
+        "ScaleRL fig. 2 and 5",
+        "recipes that differ in nothing else, with fits and ceilings",
+        scalerl.recipes,
+    ),
+    FigureSpec(
+        "leave-one-out",
+        "One change at a time",
+        "ScaleRL fig. 7",
+        "recipes that change one field of a reference, as lines whose slope is the efficiency B",
+        scalerl.leave_one_out,
+    ),
+)
+_CURVES = "learning curves (runs with four or more evaluations and the compute behind each)"
+_MOST = 12
+FIGURES: dict[str, FigureSpec] = {spec.name: spec for spec in _ALL}
+
+
+def draw(name: str, evidence: Evidence) -> Figure | Missing:
+    """One figure, or what the data lack for it."""
+    spec = FIGURES.get(name)
+    if spec is None:
+        raise InputError(f"there is no figure '{name}'; figures are {', '.join(FIGURES)}.")
+    try:
+        made = spec.make(evidence)
+    except InputError as error:
+        return Missing(spec.name, spec.title, spec.source, str(error))
+    if isinstance(made, Drawing):
+        return _figure(spec, made)
+    needs = made.text if evidence.curves else f"{_CURVES}; {made.text}"
+    return Missing(spec.name, spec.title, spec.source, needs)
+
+
+def _figure(spec: FigureSpec, made: Drawing) -> Figure:
+    """The figure with at most so many panels and sentences; the data hold all of them."""
+    sentences = list(made.sentences[:_MOST])
+    if len(made.panels) > _MOST:
+        sentences.append(f"{len(made.panels) - _MOST} more panels are in the data")
+    return Figure(
+        name=spec.name,
+        title=spec.title,
+        source=spec.source,
+        sentences=tuple(sentences),
+        panels=tuple(made.panels[:_MOST]),
+        data=made.data,
+        columns=made.columns or (3 if len(made.panels) > 4 else 2),
+    )

@@ -1,0 +1,102 @@
+"""Results that are slow to make, kept until the files they rest on change.
+
+A study that is running changes every second, and a law takes longer than that. So a result that is out of date is
+still given out, marked as such, while the next one is made behind it; only a result that was never made is waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Cache", "Found", "PendingError"]
+
+T = TypeVar("T")
+_AT_ONCE = 2
+"""Slow results in the making at one time; what is kept or quick never queues behind them."""
+
+
+class PendingError(Exception):
+    """A result that is being made and is not there yet."""
+
+
+@dataclass(frozen=True)
+class Found(Generic[T]):
+    """A result, the version of the files that it rests on, and whether they are still the same."""
+
+    value: T
+    version: str
+    fresh: bool
+
+
+@dataclass
+class _Entry:
+    version: str
+    future: Future[Any]
+    next: tuple[str, Future[Any]] | None = None
+
+    def refresh(self, version: str, begin: Callable[[], Future[Any]]) -> None:
+        """Take over what was made behind the last result, and begin on this version if nobody has."""
+        if self.next is not None and self.next[1].done():
+            (self.version, self.future), self.next = self.next, None
+        if self.version == version or self.next is not None or not self.future.done():
+            return
+        if self.future.exception() is not None:
+            self.version, self.future = version, begin()  # an error is nothing to show meanwhile
+        else:
+            self.next = (version, begin())
+
+
+class Cache:
+    """Keeps the latest result of each key. `patience`: seconds that a caller waits for one that was never made."""
+
+    def __init__(self, *, patience: float, size: int = 256) -> None:
+        self._patience, self._size = patience, size
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+        self._turn = threading.Semaphore(_AT_ONCE)
+
+    def get(self, key: Hashable, version: str, make: Callable[[], T], *, what: str, quick: bool = False) -> Found[T]:
+        """The result of `make` for this version of the files; the last one while a new one is made.
+
+        An error is a result too: it is kept, and raised to everyone who asks. `what` says what is being waited for.
+        A `quick` one takes a moment: it needs no turn, and its last result is never given out for a new one. `make`
+        must not ask this cache for anything: those that wait for a turn would wait for each other.
+        """
+        turn: AbstractContextManager[object] = nullcontext() if quick else self._turn
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or (quick and entry.version != version):
+                entry = self._entries[key] = _Entry(version, _begin(make, turn))
+                while len(self._entries) > self._size:
+                    self._entries.popitem(last=False)
+            self._entries.move_to_end(key)
+            entry.refresh(version, lambda: _begin(make, turn))
+            future, made_for = entry.future, entry.version
+        try:
+            return Found(future.result(self._patience), made_for, made_for == version)
+        except FutureTimeoutError as error:
+            if future.done():
+                raise  # of the making, not of the waiting
+            raise PendingError(what) from error
+
+
+def _begin(make: Callable[[], Any], turn: AbstractContextManager[object]) -> Future[Any]:
+    """On a thread that does not keep the program from ending."""
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        with turn:
+            try:
+                future.set_result(make())
+            except BaseException as error:
+                future.set_exception(error)
+
+    threading.Thread(target=work, name="result", daemon=True).start()
+    return future

@@ -1,0 +1,223 @@
+"""A plan from a request: the options of `isocompute plan` as a query, on a law that is fitted once."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from isocompute.errors import InputError
+from isocompute.ui.answers import ChartFormat
+from isocompute.ui.cache import Found
+from isocompute.ui.commands import command_line
+from isocompute.ui.results import Results, Scope
+
+if TYPE_CHECKING:
+    from isocompute.plan.model import PlanningLaw
+    from isocompute.plan.planner import Plan
+    from isocompute.plan.regime import Diagnosis
+
+__all__ = ["STUDY", "ChartQuery", "PlanQuery", "Planner", "planner"]
+
+STUDY = "study"
+"""The name of the law that is fitted to the runs being served."""
+_SUFFIXES = {"rollouts": "", "tokens": "tok", "gpu_hours": "h"}
+_LOOKS = 25
+"""Budgets of the band."""
+_BEYOND = 4.0
+"""The band goes so far beyond the law's range, as forecasts and comparisons do."""
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Amount = Annotated[float, Field(gt=0, le=1e12)]
+
+
+class PlanQuery(BaseModel):
+    """The options of `isocompute plan`, with the same names; options that name files are the command's alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    law: str = Field(default=STUDY, max_length=80, description="'study', or a published law from /api/laws")
+    budget: str | None = Field(
+        default=None, max_length=30, description="2e6, 3e9tok, 500h or $2000; half of the law's range where left out"
+    )
+    part: str | None = Field(default=None, max_length=400, description="the part of the study that 'study' is")
+    metric: str | None = Field(default=None, min_length=1, max_length=200)
+    difficulty: Literal["easy", "hard"] | None = None
+    problems: Count | None = Field(default=None, description="D: problems in the training set")
+    problems_per_batch: Count | None = Field(default=None, description="hold Bp")
+    batch: Count | None = Field(default=None, description="hold B = Bp · n")
+    n: list[Count] = Field(default=[], max_length=40, description="allowed n; repeat it for several")
+    stable_low: Count | None = Field(default=None, description="smallest stable Bp")
+    stable_high: Count | None = Field(default=None, description="largest stable Bp")
+    max_batch: Count | None = None
+    min_updates: Count = 1
+    truncated: Annotated[float, Field(ge=0, le=1)] | None = None
+    gpus: Count | None = None
+    response_tokens: Amount | None = None
+    rollouts_per_second: Amount | None = None
+    price_per_gpu_hour: Amount | None = None
+    extrapolate: bool = False
+
+
+class ChartQuery(PlanQuery):
+    """The same, and how the chart is wanted."""
+
+    format: ChartFormat = "vega"
+
+
+class Planner:
+    """One law under one set of constraints: plans for any budget."""
+
+    def __init__(
+        self,
+        query: PlanQuery,
+        *,
+        law: PlanningLaw,
+        diagnosis: Diagnosis | None,
+        version: str,
+        fresh: bool,
+        address: str,
+        replicates: int | None,
+    ) -> None:
+        from isocompute.plan.candidates import Constraints
+        from isocompute.plan.spending import Hardware, prices
+
+        self.query, self.law, self.version, self.fresh = query, law, version, fresh
+        self._diagnosis, self._address, self._replicates = diagnosis, address, replicates
+        if (query.stable_low is None) != (query.stable_high is None):
+            raise InputError("a range of stable Bp has two ends; give both stable_low and stable_high, or neither.")
+        stable = (query.stable_low, query.stable_high) if query.stable_low and query.stable_high else None
+        self._constraints = Constraints(
+            problems_per_batch=query.problems_per_batch,
+            batch_size=query.batch,
+            rollouts_per_problem=tuple(sorted(set(query.n))) or None,
+            problems_range=stable,
+            max_batch=query.max_batch,
+            min_updates=query.min_updates,
+            gpus=query.gpus,
+            problems=query.problems,
+        )
+        self._constraints.check()
+        hardware = Hardware(
+            gpus=query.gpus,
+            response_tokens=query.response_tokens,
+            rollouts_per_second=query.rollouts_per_second,
+            price_per_gpu_hour=query.price_per_gpu_hour,
+        )
+        self._prices = prices(
+            hardware,
+            law_gpu_hours_per_rollout=law.gpu_hours_per_rollout,
+            law_response_tokens=law.response_tokens,
+            law_source=law.rate_source,
+        )
+
+    @property
+    def budget(self) -> str:
+        """The budget asked for, or half of what the law was measured up to."""
+        return self.query.budget or self._in_unit(float(f"{self.law.last / 2:.2g}"))
+
+    def plan(self, budget: str) -> Plan:
+        """What `isocompute plan` finds for this budget."""
+        from isocompute.plan.budget import parse_budget
+        from isocompute.plan.planner import make_plan
+
+        return make_plan(
+            law=self.law,
+            budget=parse_budget(budget),
+            prices=self._prices,
+            constraints=self._constraints,
+            metric=self.query.metric,
+            difficulty=self.query.difficulty,
+            truncated=self.query.truncated,
+            extrapolate=self.query.extrapolate,
+            diagnosis=self._diagnosis,
+        )
+
+    def band(self) -> list[dict[str, Any]]:
+        """What the best allocation is expected to reach at each of a row of budgets, where they buy one."""
+        import numpy as np
+
+        rows = []
+        for compute in np.geomspace(self.law.first, _BEYOND * self.law.last, _LOOKS):
+            try:
+                rows.append(self.chosen(self._in_unit(float(f"{compute:.4g}"))))
+            except InputError:
+                continue
+        return rows
+
+    def chosen(self, budget: str) -> dict[str, Any]:
+        """The plan for a budget as a row of the band."""
+        option = self.plan(budget).chosen
+        a = option.allocation
+        rates = self._prices.rates(a.problems_per_batch, a.rollouts_per_problem)
+        return {
+            "budget": budget,
+            "compute": rates.amount(a.compute, self.law.unit),
+            "problems_per_batch": a.problems_per_batch,
+            "rollouts_per_problem": a.rollouts_per_problem,
+            "update_steps": a.update_steps,
+            "value": option.ranked.value,
+            "low": option.ranked.interval[0],
+            "high": option.ranked.interval[1],
+        }
+
+    def _in_unit(self, amount: float) -> str:
+        return f"{amount:.10g}{_SUFFIXES.get(self.law.unit, '')}"
+
+    def command(self, budget: str) -> str:
+        """The command that prints the same plan."""
+        q = self.query
+        own = q.law == STUDY
+        return command_line(
+            "plan",
+            options={
+                "budget": budget,
+                "law": self._address if own else q.law,
+                "metric": q.metric,
+                "difficulty": q.difficulty,
+                "problems": q.problems,
+                "problems_per_batch": q.problems_per_batch,
+                "batch": q.batch,
+                "n": self._constraints.rollouts_per_problem,
+                "stable_problems": None if q.stable_low is None else f"{q.stable_low}-{q.stable_high}",
+                "max_batch": q.max_batch,
+                "min_updates": q.min_updates if q.min_updates > 1 else None,
+                "truncated": q.truncated,
+                "gpus": q.gpus,
+                "response_tokens": q.response_tokens,
+                "rollouts_per_second": q.rollouts_per_second,
+                "price_per_gpu_hour": q.price_per_gpu_hour,
+                "extrapolate": q.extrapolate,
+                "replicates": self._replicates,
+            },
+        )
+
+
+def planner(results: Results, query: PlanQuery) -> tuple[Planner, Scope | None]:
+    """The planner of a request, and what its law was fitted to; None for a published law, which never changes."""
+    if query.law != STUDY:
+        law = _published(query.law)
+        made = Planner(query, law=law, diagnosis=None, version="", fresh=True, address="", replicates=None)
+        return made, None
+    scope = results.scope(query.part, query.metric)
+    found: Found[PlanningLaw] = results.planning_law(scope, query.problems_per_batch)
+    diagnosis = results.diagnosis(scope)
+    made = Planner(
+        query,
+        law=found.value,
+        diagnosis=diagnosis.value,
+        version=found.version,
+        fresh=found.fresh and diagnosis.fresh,
+        address=results.source.at(scope.part),
+        replicates=scope.asked_replicates,
+    )
+    return made, scope
+
+
+@functools.cache
+def _published(name: str) -> PlanningLaw:
+    from isocompute.plan.published import entries, published
+
+    if name not in {entry.name for entry in entries()}:
+        raise InputError(f"law '{name}': it is 'study' or one of the published laws that /api/laws lists.")
+    return published(name)

@@ -1,0 +1,157 @@
+"""The study: what is in it, how far its cells are, its law, and its figures."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Response
+
+from isocompute.errors import InputError
+from isocompute.ui.answers import ChartFormat, TableFormat, chart_file, json_answer, table_answer
+from isocompute.ui.commands import command_line
+from isocompute.ui.request import Part, Scoped, Shared, responses
+from isocompute.ui.results import Results
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["study"])
+Figure = Annotated[str, Path(max_length=60, pattern="^[a-z-]+$", description="a name from /api/figures")]
+
+
+@router.get("/about", responses=responses())
+def about(results: Shared, part: Part = None) -> Response:
+    """What is served: parts, runs, metrics and what loading them had to say. The page's controls come from this."""
+    snapshot = results.snapshot()
+    name = snapshot.part(part)
+    data: dict[str, Any] = {
+        "name": results.source.name,
+        "address": results.source.at(name),
+        "version": snapshot.version,
+        "part": name,
+        "parts": [{"part": p.name, "runs": p.runs} for p in snapshot.parts],
+        "study": snapshot.spec_of(name) is not None,
+        "runs": [],
+        "metrics": [],
+        "warnings": [],
+        "empty": None,
+    }
+    try:
+        scope = results.scope(name)
+    except InputError as error:
+        return json_answer(data | {"empty": str(error)})
+    having: dict[str, int] = {}
+    for run in scope.runs:
+        for metric in run.metrics:
+            having[metric] = having.get(metric, 0) + 1
+    data["runs"] = [
+        {
+            "run": run.name,
+            "problems_per_batch": run.settings.problems_per_batch,
+            "rollouts_per_problem": run.settings.rollouts_per_problem,
+            "seed": run.settings.seed,
+            "points": run.points.height,
+        }
+        for run in scope.runs
+    ]
+    data |= {
+        "metrics": [{"metric": metric, "runs": count} for metric, count in having.items()],
+        "warnings": list(scope.warnings),
+    }
+    return json_answer(data)
+
+
+@router.get("/pulse", responses=responses())
+def pulse(results: Shared, part: Part = None) -> Response:
+    """Whether anything has changed, and how far the study is. Cheap: a page asks every second or two.
+
+    `version` changes with the files; `status` is what `isocompute study status --json` prints, null where there is no
+    `study.toml`; `prefix` is what a cell's name begins with where the study has several parts.
+    """
+    snapshot = results.snapshot()
+    name = snapshot.part(part)
+    spec = snapshot.spec_of(name)
+    status, prefix = None, ""
+    if spec is not None:
+        from isocompute import study
+        from isocompute.cli.study import status_json
+
+        folder = results.source.at(spec)
+        status = status_json(folder, study.status(folder=folder))
+        prefix = f"{name.removeprefix(spec).strip('/')}/".lstrip("/")
+    command = None if spec is None else command_line("study", "status", results.source.at(spec))
+    return json_answer({"version": snapshot.version, "status": status, "prefix": prefix}, command=command)
+
+
+@router.get("/cells", responses=responses("text/csv"))
+def cells(results: Shared, part: Part = None, format: TableFormat = "json") -> Response:
+    """What `isocompute study runs --json` prints: every cell with its allocation, state and last evaluation."""
+    from isocompute import study
+    from isocompute.cli.study import run_row
+
+    snapshot = results.snapshot()
+    spec = snapshot.spec_of(snapshot.part(part))
+    if spec is None:
+        raise InputError(
+            f"{results.source.address}: these are runs without a study.toml; cells are those of a study that "
+            "`isocompute study run SPEC.toml` made."
+        )
+    folder = results.source.at(spec)
+    rows = [run_row(cell) for cell in study.StudyFolder(folder).status(points=True)]
+    data = {"folder": folder, "runs": rows}
+    return table_answer(data, rows, form=format, name="cells", command=command_line("study", "runs", folder))
+
+
+@router.get("/fit", responses=responses("text/csv"))
+def fit(results: Shared, scope: Scoped, format: TableFormat = "json") -> Response:
+    """What `isocompute fit --json` prints: curves, frontier, n*(C), trade-offs. CSV has a row a run."""
+    found = results.law_json(scope)
+    options = {"metric": scope.metric, "unit": scope.unit, "replicates": scope.asked_replicates}
+    command = command_line("fit", results.source.at(scope.part), options=options)
+    rows = found.value["curves"]
+    return table_answer(found.value, rows, form=format, name="curves", command=command, fresh=found.fresh)
+
+
+@router.get("/figures", responses=responses())
+def figures() -> Response:
+    """What `isocompute report --figures --json` prints: the figures there are, each with the paper's that it is."""
+    from isocompute.report.figures import FIGURES
+
+    rows = [
+        {"name": spec.name, "title": spec.title, "source": spec.source, "description": spec.description}
+        for spec in FIGURES.values()
+    ]
+    return json_answer({"figures": rows}, command=command_line("report", "--figures"))
+
+
+@router.get("/figures/{name}", responses=responses())
+def figure(name: Figure, results: Shared, scope: Scoped) -> Response:
+    """What `isocompute report --figure NAME --json` prints: the figure's numbers."""
+    from isocompute.report.model import Missing
+
+    found = results.figure(scope, name)
+    drawn = found.value.figure
+    if isinstance(drawn, Missing):
+        raise InputError(f"figure '{name}' needs: {drawn.needs}")
+    return json_answer(drawn.to_json(), command=_command(results, scope, name), fresh=found.fresh)
+
+
+@router.get("/figures/{name}/chart", responses=responses("image/png", "image/svg+xml", "text/csv"))
+def chart(name: Figure, results: Shared, scope: Scoped, format: ChartFormat = "vega") -> Response:
+    """The figure: Vega-Lite panels for the page, or a file. `needs` stands in their place where the data lack it."""
+    from isocompute.report.model import Missing
+
+    found = results.figure(scope, name)
+    drawn, command = found.value.figure, _command(results, scope, name)
+    if isinstance(drawn, Missing):
+        if format != "vega":
+            raise InputError(f"figure '{name}' needs: {drawn.needs}")
+        return json_answer({**drawn.to_json(), "panels": []}, command=command, fresh=found.fresh)
+    if format == "vega":
+        more = {key: getattr(drawn, key) for key in ("name", "title", "source", "caption")}
+        return json_answer({**more, "panels": found.value.panels}, command=command, fresh=found.fresh)
+    return chart_file(drawn.chart, form=format, name=name, command=command, fresh=found.fresh)
+
+
+def _command(results: Results, scope: Scoped, name: str) -> str:
+    options = {"figure": name, "metric": scope.metric, "unit": scope.unit, "replicates": scope.asked_replicates}
+    return command_line("report", results.source.at(scope.part), options=options)

@@ -1,0 +1,116 @@
+"""Serving a study to this machine and nowhere else: the port, the browser, and work done before it is asked for."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from isocompute.errors import InputError
+from isocompute.ui.cache import PendingError
+from isocompute.ui.results import Results, Scope
+from isocompute.ui.source import Source
+
+__all__ = ["HOST", "PORT", "Served", "bind", "serve", "warm"]
+
+HOST = "127.0.0.1"
+PORT = 8321
+_TRIED = 20
+"""Ports after the usual one, where none was asked for."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A study and the socket that it will be served from."""
+
+    results: Results
+    socket: socket.socket
+
+    @property
+    def url(self) -> str:
+        """Where the first page is."""
+        return f"http://{HOST}:{self.socket.getsockname()[1]}/"
+
+
+def bind(address: str, *, port: int | None = None) -> Served:
+    """Look at the study and take a port; what is wrong with either is known before anything runs."""
+    source = Source(address)
+    snapshot = source.snapshot()
+    if not snapshot.specs and not snapshot.parts[-1].runs:
+        _check_loads(address)
+    return Served(Results(source), _listen(port))
+
+
+def _check_loads(address: str) -> None:
+    """A table or a trainer's logs will do too; an error says what else would."""
+    from isocompute.runs import files, load
+
+    try:
+        load(address)
+    except InputError as error:
+        if not files.is_folder(address):
+            raise
+        raise InputError(
+            f"{address}: no study.toml, no run folder and no log that can be read in it; give a study's folder, or "
+            "make one with isocompute study run SPEC.toml or isocompute import LOGS."
+        ) from error
+
+
+def _listen(port: int | None) -> socket.socket:
+    ports = [port] if port is not None else [*range(PORT, PORT + _TRIED), 0]
+    for candidate in ports:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, candidate))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            if error.errno == errno.EADDRINUSE:
+                continue
+            raise InputError(f"--port {candidate}: {error.strerror}; give one from 1024 to 65535.") from error
+        return listener
+    raise InputError(f"--port {port}: in use by another program; leave --port out to take a free one.")
+
+
+def serve(served: Served, *, browser: bool) -> None:
+    """Answer until Ctrl-C."""
+    import uvicorn
+
+    from isocompute.ui.app import create_app
+
+    config = uvicorn.Config(
+        create_app(served.results),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    threading.Thread(target=warm, args=(served.results,), name="warm", daemon=True).start()
+    if browser:
+        import webbrowser
+
+        threading.Thread(target=webbrowser.open, args=(served.url,), name="browser", daemon=True).start()
+    uvicorn.Server(config).run(sockets=[served.socket])
+
+
+def warm(results: Results) -> None:
+    """Make what the first pages show, so that it is there when they ask: the charts' script, the law, the limit."""
+    from isocompute.ui import vega
+
+    threading.Thread(target=vega.script, name="vega", daemon=True).start()
+    with suppress(InputError):
+        scope = results.scope()
+        for make in (results.law, results.diagnosis):
+            threading.Thread(target=_try, args=(make, scope), name="warm", daemon=True).start()
+
+
+def _try(make: Callable[[Scope], object], scope: Scope) -> None:
+    """Ask for a result; the page that shows it says what is wrong with it, if anything is."""
+    with suppress(InputError, PendingError):
+        make(scope)

@@ -1,0 +1,40 @@
+// Asking the server. An answer is the command's own JSON, with the command and its age in headers.
+
+export class ApiError extends Error {}
+
+/** `/api/path?…` of parameters; empty ones are left out, a list is repeated. */
+export function address(path, parameters = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== null && one !== undefined && one !== "" && one !== false) query.append(name, one);
+    }
+  }
+  const text = query.toString();
+  return `/api/${path}${text ? `?${text}` : ""}`;
+}
+
+/** The answer: {data, command, stale}. Waits through "being made", telling `pending` what for. */
+export async function get(path, parameters = {}, { signal, pending } = {}) {
+  for (;;) {
+    let response;
+    try {
+      response = await fetch(address(path, parameters), { signal });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ApiError("The app does not answer: is its terminal still open? Start it again with isocompute ui.");
+    }
+    const data = await response.json();
+    if (response.status === 202) {
+      pending?.(data.pending);
+      continue;
+    }
+    if (!response.ok) throw new ApiError(data.error);
+    const command = response.headers.get("Isocompute-Command");
+    return {
+      data,
+      command: command === null ? null : decodeURIComponent(command),
+      stale: response.headers.has("Isocompute-Stale"),
+    };
+  }
+}

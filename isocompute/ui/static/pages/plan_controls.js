@@ -1,0 +1,97 @@
+// The controls of a plan: what `isocompute plan` takes, as fields that report what they are changed to.
+
+import { fill, h } from "../dom.js";
+import { field, metricSelect, select } from "../widgets.js";
+
+const REWARD = /(avg|best|worst)@|reward|acc|score|value/;
+const COUNTS = [
+  ["problems", "problems in your set (D)"],
+  ["gpus", "GPUs"],
+  ["max_batch", "largest batch"],
+  ["min_updates", "fewest updates"],
+];
+const STABLE = [
+  ["stable_low", "from"],
+  ["stable_high", "to"],
+];
+const COSTS = [
+  ["rollouts_per_second", "rollouts a second"],
+  ["response_tokens", "tokens a response"],
+  ["price_per_gpu_hour", "price of a GPU-hour"],
+];
+
+/** Which law: this study's, or a published one. */
+export function lawField({ query, about, laws, change }) {
+  const names = [["study", `this study (${about.runs.length})`], ...laws.map(({ name }) => name)];
+  if (!isOwn(query) && laws.length === 0) names.push(query.law); // the others are still on their way
+  return select("Law", names, query.law ?? "study", (law) => change({ law, budget: null, metric: null }));
+}
+
+export function isOwn(query) {
+  return query.law === undefined || query.law === "study";
+}
+
+/** Everything else. */
+export function constraintFields({ query, about, change }) {
+  const own = isOwn(query);
+  const rewards = { ...about, metrics: about.metrics.filter(({ metric }) => REWARD.test(metric)) };
+  const metric = (name) => change({ metric: name });
+  const number = (name, label, step = "1") =>
+    field(
+      label,
+      h("input", {
+        type: "number",
+        min: step === "1" ? 1 : 0,
+        step,
+        value: query[name] ?? "",
+        placeholder: "any",
+        oninput: (event) => change({ [name]: event.target.value }),
+      }),
+    );
+  const allowed = h("input", {
+    type: "text",
+    value: query.n.join(", "),
+    placeholder: "any, or 8, 16, 32",
+    inputmode: "numeric",
+    onchange: (event) => change({ n: event.target.value.split(/[\s,]+/).filter(Boolean) }),
+  });
+  const far = h("input", {
+    type: "checkbox",
+    checked: Boolean(query.extrapolate),
+    onchange: (event) => change({ extrapolate: event.target.checked }),
+  });
+  const more = [
+    COUNTS.map(([name, label]) => number(name, label)),
+    h(
+      "fieldset",
+      {},
+      h("legend", {}, "Stable Bp"),
+      STABLE.map(([name, label]) => number(name, label)),
+    ),
+    COSTS.map(([name, label]) => number(name, label, "any")),
+    h("label", { class: "check" }, far, "plan far outside the law's range"),
+  ];
+  const used = [...COUNTS, ...STABLE, ...COSTS, ["extrapolate"]].some(([name]) => query[name]);
+  return [
+    own
+      ? metricSelect(rewards, query.metric, metric)
+      : select("Metric", [["", "the law's own"], "avg@4", "best@4", "worst@4"], query.metric, metric),
+    select("Problems are", [["", own ? "not said" : "as the law's"], "easy", "hard"], query.difficulty, (difficulty) =>
+      change({ difficulty }),
+    ),
+    h(
+      "fieldset",
+      {},
+      h("legend", {}, "Hold"),
+      number("problems_per_batch", "Bp, problems"),
+      number("batch", "B = Bp · n"),
+    ),
+    field("Allowed n", allowed),
+    h(
+      "details",
+      { open: used },
+      h("summary", {}, "More constraints and costs"),
+      fill(h("div", { class: "fields" }), more),
+    ),
+  ];
+}

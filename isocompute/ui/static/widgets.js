@@ -1,0 +1,177 @@
+// Pieces that several pages are made of.
+
+import { address, ApiError } from "./api.js";
+import { h } from "./dom.js";
+
+/** A command line with a button that copies it. */
+export function commandLine(command, label = "the same on the command line") {
+  if (!command) return null;
+  const said = h("span", { role: "status", class: "said" });
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(command);
+      said.textContent = "copied";
+    } catch {
+      const range = document.createRange();
+      range.selectNodeContents(code);
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      said.textContent = "selected: press Ctrl-C";
+    }
+    setTimeout(() => {
+      said.textContent = "";
+    }, 2000);
+  };
+  const code = h("code", { tabindex: "0", role: "group", "aria-label": label }, command);
+  return h(
+    "div",
+    { class: "command" },
+    h("span", { class: "prompt", "aria-hidden": "true" }, "$"),
+    code,
+    h("button", { type: "button", class: "quiet", onclick: copy }, "Copy"),
+    said,
+  );
+}
+
+/** Links that save a result: [["PNG", "figures/reward/chart", {format: "png"}], …]. */
+export function downloads(items) {
+  const links = items.map(([label, path, parameters]) =>
+    h(
+      "a",
+      { href: address(path, parameters), download: label === "JSON" ? `${path.replaceAll("/", "-")}.json` : "" },
+      label,
+    ),
+  );
+  return h("p", { class: "downloads" }, h("span", {}, "Save "), links);
+}
+
+/** What is missing and what would help. */
+export function notice(text, kind = "note") {
+  return h("p", { class: `notice ${kind}` }, withCode(text));
+}
+
+/** What stands in the place of a result that could not be had. */
+export function failure(error) {
+  if (error.name === "AbortError") throw error;
+  if (error instanceof ApiError) return notice(error.message, "empty");
+  throw error;
+}
+
+/** Text whose `commands` are set as code. */
+export function withCode(text) {
+  return String(text)
+    .split("`")
+    .map((part, i) => (i % 2 ? h("code", {}, part) : part));
+}
+
+/** A table: columns are [title, row → cell, kind], where kind "number" aligns right. Heads sort where `sort` is given. */
+export function table(columns, rows, { caption, sortable = false, empty = "nothing here yet" } = {}) {
+  const body = h("tbody");
+  const draw = (list) =>
+    body.replaceChildren(
+      ...list.map((row) =>
+        h(
+          "tr",
+          { class: row.class ?? null },
+          columns.map(([, cell, kind], i) =>
+            h(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: kind ?? null }, cell(row)),
+          ),
+        ),
+      ),
+    );
+  let order = null;
+  const sortBy = (index, key, button) => {
+    const down = order?.[0] === index && order[1] === 1 ? -1 : 1;
+    order = [index, down];
+    const rank = (row) => key(row) ?? "";
+    draw(
+      [...rows].sort((a, b) => {
+        const [x, y] = [rank(a), rank(b)];
+        return (
+          down *
+          (typeof x === "number" && typeof y === "number"
+            ? x - y
+            : String(x).localeCompare(String(y), "en", { numeric: true }))
+        );
+      }),
+    );
+    for (const head of button.closest("tr").children) head.removeAttribute("aria-sort");
+    button.closest("th").setAttribute("aria-sort", down === 1 ? "ascending" : "descending");
+  };
+  const heads = columns.map(([title, , kind, key], i) =>
+    h(
+      "th",
+      { scope: "col", class: kind ?? null },
+      sortable && key
+        ? h("button", { type: "button", class: "sort", onclick: (event) => sortBy(i, key, event.currentTarget) }, title)
+        : title,
+    ),
+  );
+  draw(rows);
+  return h(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, heads)), body),
+    rows.length ? null : h("p", { class: "muted" }, empty),
+  );
+}
+
+/** A value with its interval as a small bar on a shared scale. */
+export function intervalBar(at, [low, high], [first, last], { chosen = false } = {}) {
+  const x = (v) => 2 + (96 * (v - first)) / (last - first || 1);
+  return h(
+    "svg",
+    {
+      class: chosen ? "interval chosen" : "interval",
+      viewBox: "0 0 100 12",
+      preserveAspectRatio: "none",
+      "aria-hidden": "true",
+    },
+    h("line", { x1: x(low), x2: x(high), y1: 6, y2: 6 }),
+    h("rect", { x: x(at) - 1, y: 2, width: 2, height: 8 }),
+  );
+}
+
+/** A small line of a metric over a run. */
+export function sparkline(values) {
+  const there = values.map((v, i) => [i, v]).filter(([, v]) => typeof v === "number");
+  const [low, high] = [Math.min(...there.map(([, v]) => v)), Math.max(...there.map(([, v]) => v))];
+  const x = (i) => (100 * i) / Math.max(values.length - 1, 1);
+  const y = (v) => 26 - (24 * (v - low)) / (high - low || 1);
+  return h(
+    "svg",
+    { class: "spark", viewBox: "0 0 100 28", preserveAspectRatio: "none", "aria-hidden": "true" },
+    h("polyline", { points: there.map(([i, v]) => `${x(i).toFixed(1)},${y(v).toFixed(1)}`).join(" ") }),
+  );
+}
+
+let fields = 0;
+
+/** A control under its label. */
+export function field(label, control) {
+  control.id ||= `field-${++fields}`;
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control);
+}
+
+/** A select under its label: options are values or [value, text]. */
+export function select(label, options, value, onchange) {
+  const list = options.map((option) => {
+    const [key, text] = Array.isArray(option) ? option : [option, option];
+    return h("option", { value: key, selected: key === (value ?? "") }, text);
+  });
+  return field(label, h("select", { onchange: (event) => onchange(event.target.value) }, list));
+}
+
+/** Which metric to read: the one that is found, or any that a run has. */
+export function metricSelect({ metrics, runs }, value, onchange) {
+  const options = metrics.map(({ metric, runs: having }) => [
+    metric,
+    having === runs.length ? metric : `${metric} (${having} runs)`,
+  ]);
+  return select("Metric", [["", "found by itself"], ...options], value, onchange);
+}
+
+/** A state or verdict in a word. */
+export function chip(word) {
+  return h("span", { class: `chip ${word}` }, word.replaceAll("_", " "));
+}

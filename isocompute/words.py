@@ -1,0 +1,37 @@
+"""Numbers in words, the same on the terminal, in charts and on pages: short, and a dash where there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["count", "number", "pair", "value"]
+
+
+def count(x: int | None) -> str:
+    """A whole number as it is."""
+    return "–" if x is None else f"{x}"
+
+
+def number(x: float | None) -> str:
+    """Compute with three digits and a suffix: 1.27M."""
+    if x is None:
+        return "–"
+    x = float(f"{x:.3g}")  # 999,600 is 1M
+    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(x) >= size:
+            return f"{x / size:.3g}{suffix}"
+    return f"{x:.3g}"
+
+
+def value(x: float | None) -> str:
+    """A reward: three places, no leading zero."""
+    if x is None or not math.isfinite(x):
+        return "–"
+    text = f"{x:.3f}"
+    return text.replace("0.", ".", 1) if abs(x) < 1 else text
+
+
+def pair(interval: Sequence[float] | None) -> str:
+    """An interval of rewards."""
+    return "–" if interval is None else f"{value(interval[0])}–{value(interval[1])}"

@@ -1,0 +1,70 @@
+"""The page in a real browser: nothing fetched, nothing wrong in the console, narrow, dark, sortable, accessible."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from isocompute.report.writing import write_report
+from tests.report.made_up import evidence, study
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed; make test-ui installs one")
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    runs = [*study(bps=(32, 64), problems="easy"), *study(problems="hard")]
+    out: Path = tmp_path_factory.mktemp("report") / "report.html"
+    return write_report(evidence(runs), out=out).path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def test_the_page_works_from_disk(browser: object, address: str) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})  # type: ignore[attr-defined]  # untyped without it
+    requests, complaints = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(address)
+    assert requests == [address]
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    smallest = """Math.min(...[...document.querySelectorAll("svg.chart text")].map((text) => {
+        const svg = text.ownerSVGElement;
+        const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+        return parseFloat(getComputedStyle(text).fontSize) * scale;
+    }))"""
+    assert page.evaluate(smallest) > 9
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the answer"
+    column = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) => +row.cells[3].textContent)"
+    head = page.get_by_role("button", name="n", exact=True)
+    for falls in (False, True):
+        head.press("Enter")
+        assert page.evaluate(column) == sorted(page.evaluate(column), reverse=falls)
+    with page.expect_download() as download:
+        page.locator("[data-download]").first.press("Enter")
+    assert download.value.suggested_filename == "reward.json"
+    assert complaints == []
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessible(browser: object, address: str, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page = browser.new_page(color_scheme=scheme)  # type: ignore[attr-defined]  # untyped without it
+    page.goto(address)
+    found = axe.Axe().run(page).response["violations"]
+    assert [(v["id"], v["impact"], v["nodes"][0]["html"]) for v in found] == []
+    page.close()

@@ -1,0 +1,150 @@
+"""A study served three ways: to a client in this process, on a port, and to a real browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi.testclient import TestClient
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+
+from isocompute.ui.app import create_app
+from isocompute.ui.results import Results
+from isocompute.ui.server import bind
+from isocompute.ui.source import Source
+from tests.conftest import rising, write_points
+from tests.study.tools import write_spec
+
+LOCAL = "http://127.0.0.1"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+PATIENCE = 60_000
+"""Milliseconds to wait for something that will happen, on a machine that is busy."""
+
+
+@pytest.fixture(scope="session")
+def runs(sweep: Path) -> Path:
+    """Three runs at n = 8, 16 and 64. Do not write into it."""
+    return sweep / "runs"
+
+
+@pytest.fixture(scope="session")
+def client(runs: Path) -> TestClient:
+    """The app over the three runs."""
+    return over(runs)
+
+
+def over(folder: Path) -> TestClient:
+    """The app over a folder."""
+    return TestClient(create_app(Results(Source(str(folder)))), base_url=LOCAL, raise_server_exceptions=False)
+
+
+@pytest.fixture
+def one_run(tmp_path: Path) -> Path:
+    """A study of one run."""
+    write_points(tmp_path / "alone" / "32x8", rising(), problems_per_batch=32, rollouts_per_problem=8, seed=0)
+    return tmp_path / "alone"
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Path:
+    """A study that nobody has begun to run."""
+    folder = tmp_path / "waiting"
+    folder.mkdir()
+    write_spec(folder / "study.toml")
+    return folder
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The app on a free port of this machine."""
+    served = bind(str(folder), port=0)
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(served.results), log_level="error", lifespan="off", ws="none", access_log=False)
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [served.socket]})
+    thread.start()
+    try:
+        yield served.url.rstrip("/")
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def address(runs: Path) -> Iterator[str]:
+    """Where the three runs are served."""
+    with serving(runs) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """A real browser; root, as CI is, has no sandbox to use."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on PATH; `make test-ui` installs one")
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        expect.set_options(timeout=PATIENCE)
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """A page, everything it complained about, and every address it asked for."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.asked: list[str] = []
+        self._forgiven = ""
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", self._seen)
+
+    def forgive(self, text: str) -> None:
+        """A complaint that the test brings about."""
+        self._forgiven = text
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not (self._forgiven and self._forgiven in message.text):
+            self.complaints.append(message.text)
+
+    def _seen(self, request: Request) -> None:
+        self.asked.append(request.url)
+
+    @property
+    def strangers(self) -> list[str]:
+        """Requests that left the machine."""
+        local = (LOCAL, "data:", "blob:")
+        return [url for url in self.asked if not url.startswith(local)]
+
+
+@pytest.fixture
+def new_page(chromium: Browser) -> Iterator[Callable[..., Watched]]:
+    """Pages of a given width and colour scheme; none may complain or ask another machine for anything."""
+    opened: list[tuple[Any, Watched]] = []
+
+    def new(width: int = 1280, scheme: Any = "light") -> Watched:
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+        )
+        context.set_default_timeout(PATIENCE)
+        watched = Watched(context.new_page())
+        opened.append((context, watched))
+        return watched
+
+    yield new
+    for context, watched in opened:
+        context.close()
+        assert watched.complaints == []
+        assert watched.strangers == []
