@@ -82,7 +82,7 @@ def about_spread(study: Study) -> Iterator[Claim]:
             verdict,
             statistic={
                 "value": difference.value,
-                "unit": "share of training problems near 0: smaller n less larger n",
+                "unit": "share of problems near 0: smaller n less larger n",
                 "pairs": len(pairs),
                 "rule": f"{difference.rule} pairs of one Bp and seed",
             },
@@ -94,7 +94,7 @@ def about_spread(study: Study) -> Iterator[Claim]:
     if not found:
         yield what.lacks(
             f"at least {_PAIRS} pairs of runs (Bp or seeds) whose n differ {_APART[0]}- to {_APART[1]}-fold, with "
-            "'train/pass_rates' or 'train/zero_pass' in their points"
+            "'train/pass_rates', 'train/zero_pass' or 'val/zero_pass' in their points"
         )
 
 
@@ -121,7 +121,7 @@ def _spread_pairs(setup: Setup) -> list[tuple[float, tuple[str, str]]]:
 
 
 def _near_zero(run: Run) -> tuple[Array, Array] | None:
-    """Share of training problems near a pass rate of 0 along compute."""
+    """Share of problems near a pass rate of 0 along compute: of the training set where runs keep it, else held-out."""
     points = run.points
     if "rollouts" not in points.columns:
         return None
@@ -129,10 +129,11 @@ def _near_zero(run: Run) -> tuple[Array, Array] | None:
     if histogram is not None and isinstance(histogram.dtype, pl.List):
         lowest = (pl.col("train/pass_rates").list.len() // 20).clip(lower_bound=1)
         share = pl.col("train/pass_rates").list.head(lowest).list.sum() / pl.col("train/pass_rates").list.sum()
-    elif "train/zero_pass" in run.metrics:
-        share = pl.col("train/zero_pass")
     else:
-        return None
+        name = next((name for name in ("train/zero_pass", "val/zero_pass") if name in run.metrics), None)
+        if name is None:
+            return None
+        share = pl.col(name)
     table = points.select(pl.col("rollouts").cast(pl.Float64), share.cast(pl.Float64).alias("share")).drop_nulls()
     if table.is_empty():
         return None

@@ -26,8 +26,8 @@ from isocompute.health.rewards import VALIDATION_NOISE, Reward, batch_noise, ref
 from isocompute.health.series import series_of
 from isocompute.law.from_runs import choose_metric
 from isocompute.logs.names import is_validation
-from isocompute.report.pass_rate_counts import PassRates, read_pass_rates
 from isocompute.runs.model import Run, RunSet
+from isocompute.runs.pass_rates import PassRates, read_pass_rates
 
 __all__ = ["check"]
 

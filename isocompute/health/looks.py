@@ -14,8 +14,8 @@ from isocompute.health.model import Severity
 from isocompute.health.rewards import Reward, batch_noise, first_fall, first_gap
 from isocompute.health.series import Series, series_of
 from isocompute.health.shares import WINDOW, first_above, first_excess, first_given_up, near_zero
-from isocompute.report.pass_rate_counts import PassRates
 from isocompute.runs.model import Run
+from isocompute.runs.pass_rates import PassRates
 
 __all__ = [
     "Found",

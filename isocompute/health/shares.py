@@ -6,7 +6,7 @@ import numpy as np
 
 from isocompute.health.series import Series, trailing_mean
 from isocompute.plan.difficulty import zero_variance_share
-from isocompute.report.pass_rate_counts import BINS, PassRates
+from isocompute.runs.pass_rates import BINS, PassRates
 
 __all__ = ["first_above", "first_excess", "first_given_up", "near_zero"]
 

@@ -20,8 +20,8 @@ from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
 from isocompute.law.from_runs import UNITS, choose_metric, choose_unit
 from isocompute.report.conditions import Condition, conditions_of
-from isocompute.report.pass_rate_counts import PassRates, read_pass_rates
 from isocompute.runs import Run, RunSet, files, load
+from isocompute.runs.pass_rates import PassRates, read_pass_rates
 
 __all__ = ["Evidence", "Source"]
 

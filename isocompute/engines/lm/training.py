@@ -323,6 +323,7 @@ class LmTraining:
             point |= metrics_of(counts, self.evaluation.k, prefix=prefix)
             if not prefix:
                 point |= {"val/response_length": counts.response_length, "val/truncated": counts.truncated}
+                point["val/zero_pass"] = float((counts.correct_P == 0).mean())
                 for name, where in self.tasks.parts.items():
                     own = replace(counts, correct_P=counts.correct_P[where])
                     point |= metrics_of(own, self.evaluation.k, prefix=f"{name}/")

@@ -12,9 +12,9 @@ from isocompute.report.charts.marks import chart, named_colours, panel
 from isocompute.report.conditions import Condition
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
-from isocompute.report.pass_rate_counts import BINS, PassRates
 from isocompute.report.style import HEAT, compute_axis
 from isocompute.runs import Run
+from isocompute.runs.pass_rates import BINS, PassRates
 from isocompute.words import number, value
 
 __all__ = ["pass_rates_at_one_compute", "pass_rates_over_training"]

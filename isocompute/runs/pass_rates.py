@@ -14,7 +14,8 @@ import numpy as np
 import polars as pl
 
 from isocompute.arrays import Array
-from isocompute.runs import Run, files
+from isocompute.runs import files
+from isocompute.runs.model import Run
 
 __all__ = ["BINS", "PassRates", "read_pass_rates"]
 
