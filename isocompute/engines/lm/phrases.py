@@ -19,6 +19,8 @@ def interruption_of(recipe: Recipe, tasks: Tasks, folder: Path, stop_tokens: Seq
     if recipe.length_control != "interrupt":
         return None
     phrase = recipe.interrupt_phrase or tasks.phrase
+    if not phrase.strip():
+        raise InputError("recipe.interrupt_phrase: there is nothing to say; name a phrase that ends thinking.")
     tokens = phrase_tokens(phrase, folder, stop_tokens)
     last_word = phrase_tokens(phrase.split()[-1], folder, stop_tokens)
     marker = last_word[0] if len(last_word) == 1 and last_word[0] == tokens[-1] else None

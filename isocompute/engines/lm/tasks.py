@@ -88,7 +88,7 @@ class Tasks:
     validation: Task
     out_of_distribution: Mapping[str, Task]
     max_new_tokens: int
-    phrase: str
+    phrase: str = ""
     """What an interruption says where the recipe leaves it open."""
     parts: Mapping[str, slice] = field(default_factory=dict)
     """Of several sources, where each has its validation problems."""
