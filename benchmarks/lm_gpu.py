@@ -1,40 +1,53 @@
-"""Speed of the language-model engine on one GPU, beside TRL's GRPOTrainer on the same model, prompts and lengths.
+"""Speed of the language-model engine on one GPU, beside TRL's GRPOTrainer on the same models, prompts and lengths.
 
-    python benchmarks/lm_gpu.py --out results/lm_gpu.json                # everything
+    python benchmarks/lm_gpu.py --out results/lm-gpu.json                # everything
     python benchmarks/lm_gpu.py --parts step --batches 256 1024          # some of it
 
-The model is a 1.8M-parameter Qwen3-style decoder (4 layers, width 192, 4 heads, feed-forward 512) on 14-token chain
-prompts; 64 new tokens are forced on both sides, so tokens a second compare like with like. GRPO, one update a batch,
-bf16. Times are medians over steps after warm-up, the device synchronised.
+Parts: `parity` (log-probs of sampler, trainer, plain path and FP32), `step` (whole steps of three sizes), `large` (a
+135M-parameter model of SmolLM2's shape, 256 new tokens), `trl` and `trl-large` (the same by TRL), `stack` (16 cells of
+256 rollouts), `learning` (fast and plain path on chain:easy), `growth` (with length and parameters).
+
+The small model is a 1.8M-parameter Qwen3-style decoder (4 layers, width 192, 4 heads, feed-forward 512) on 14-token
+chain prompts; 64 new tokens are forced on both sides, so tokens a second compare like with like. GRPO, one update a
+batch, bf16, random weights. Times are medians over steps after warm-up, the device synchronised.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import itertools
+import gc
 import json
+import shlex
 import statistics
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from lm_gpu_trl import measure_trl
 
+from isocompute.engines.base import Cell
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
+from isocompute.engines.lm.engine import LmEngine
 from isocompute.engines.lm.fast.step import Step, capture, compile_decoder
+from isocompute.engines.lm.memory import memory_budget, training_rows
 from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import SamplingSettings, sample
 from isocompute.engines.lm.scoring import score
-from isocompute.engines.lm.tasks import ChainVerifier, Task
-from isocompute.engines.lm.vocabulary import write_chain_tokenizer
+from isocompute.engines.lm.tasks import Task
+from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.problems.chain import distinct_chains, parse_chain, vocabulary
 from isocompute.recipes import make_recipe
 
-MODULUS, NEW, PER_PROMPT = 97, 64, 8
+MODULUS, PROMPT, NEW, PER_PROMPT = 97, 14, 64, 8
+LARGE_NEW, LARGE_ROLLOUTS, TRL_LARGE_AT_ONCE = 256, 1024, 128
 RECIPE = make_recipe({"name": "grpo", "kl_coef": 0.0, "learning_rate": 1e-6})
 
 
@@ -54,6 +67,21 @@ def decoder_config(**changes: Any) -> DecoderConfig:
         "extra": {"pad_token_id": 0, "eos_token_id": 1},
     }
     return DecoderConfig(**{**values, **changes})
+
+
+def large_config() -> DecoderConfig:
+    """The shape of SmolLM2-135M, a Llama."""
+    return decoder_config(
+        model_type="llama",
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        max_position_embeddings=2048,
+    )
 
 
 def make_decoder(config: DecoderConfig, device: str, dtype: torch.dtype) -> Decoder:
@@ -76,10 +104,12 @@ def make_task(size: int, device: str) -> Task:
     return Task("bench", [str(i) for i in range(size)], prompts, verify)
 
 
-def make_step(decoder: Decoder, base: Decoder, task: Task, rollouts: int, *, micro_batch: int = 1 << 30) -> Step:
-    """A step of so many rollouts."""
+def make_step(
+    decoder: Decoder, base: Decoder, task: Task, rollouts: int, *, new: int = NEW, micro_batch: int = 1 << 30
+) -> Step:
+    """A step of so many rollouts, its problems chosen."""
     parameters = list(decoder.parameters())
-    return Step(
+    step = Step(
         decoder,
         base,
         Optimizer(parameters, RECIPE),
@@ -87,10 +117,13 @@ def make_step(decoder: Decoder, base: Decoder, task: Task, rollouts: int, *, mic
         RECIPE,
         problems=rollouts // PER_PROMPT,
         per_prompt=PER_PROMPT,
-        max_new_tokens=NEW,
+        max_new_tokens=new,
         stop_tokens=(),
         micro_batch=micro_batch,
     )
+    step.index_P.copy_(torch.arange(rollouts // PER_PROMPT))
+    step.table.fill(step.generator, step.index_P)
+    return step
 
 
 def timed(run: Callable[[], object], *, repeats: int, warm: int = 2) -> float:
@@ -122,11 +155,13 @@ def graphed(body: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
-def kv_bytes(config: DecoderConfig, rollouts: int, prompt: int, new: int) -> float:
-    """Bytes of keys and values that sampling reads: all of a row's, once a token."""
+def sampling_bytes(config: DecoderConfig, rollouts: int, new: int) -> dict[str, float]:
+    """Bytes of keys and values that sampling must read, all of a row's once a token: `rows` counts a prompt for each of
+    its rollouts, `shared` once a problem, which is how the kernels store it.
+    """
     slot = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
-    own = sum(range(new)) * slot * rollouts
-    return own + new * prompt * slot * rollouts
+    own, prompt = sum(range(new)) * slot * rollouts, new * PROMPT * slot * rollouts
+    return {"rows": own + prompt, "shared": own + prompt / PER_PROMPT}
 
 
 def bandwidth() -> float:
@@ -136,52 +171,74 @@ def bandwidth() -> float:
     return 2 * a.numel() / timed(lambda: b.copy_(a), repeats=10)
 
 
-def parity(device: str, dtype: torch.dtype) -> dict[str, float]:
-    """Fast against plain: the kernel's log-probs, and those of one pass over the whole sequence."""
-    decoder, task = make_decoder(decoder_config(), device, dtype), make_task(64, device)
+@torch.no_grad()
+def parity(dtype: torch.dtype) -> dict[str, float]:
+    """Mean distances between log-probs of the same tokens: the kernels' sampler, the fast and the plain trainer's pass,
+    the plain sampler beside its own trainer, and the same weights in FP32.
+    """
+    decoder, task = make_decoder(decoder_config(), "cuda", dtype), make_task(64, "cuda")
     step = make_step(decoder, decoder, task, 64)
-    step.index_P.copy_(torch.arange(8))
-    step.table.fill(step.generator, step.index_P)
     step.generator.seed.fill_(3)
     got = step.generator.run()
-    with torch.no_grad():
-        again, _ = score(decoder, got, fixed=True)
-    plain = sample(
-        decoder,
-        [task.prompts[i] for i in range(8)],
-        SamplingSettings(NEW, temperature=RECIPE.temperature),
-        seed=3,
-        per_prompt=PER_PROMPT,
-    )
-    same = (plain.responses_BT == got.responses_BT).float().mean()
-    gap = (again - got.logprobs_BT).abs()
-    return {"mean_gap": float(gap.mean()), "largest_gap": float(gap.max()), "same_tokens": float(same)}
+    fast, _ = score(decoder, got, fixed=PER_PROMPT)
+    plain, _ = score(decoder, got)
+    settings = SamplingSettings(NEW, temperature=RECIPE.temperature)
+    slow = sample(decoder, task.prompts[:8], settings, seed=3, per_prompt=PER_PROMPT)
+    exact, _ = score(copy.deepcopy(decoder).float(), got)
+
+    def gap(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float((a - b).abs().mean())
+
+    return {
+        "sampler_to_trainer": gap(got.logprobs_BT, fast),
+        "largest": float((got.logprobs_BT - fast).abs().max()),
+        "fast_to_plain_trainer": gap(fast, plain),
+        "plain_sampler_to_plain_trainer": gap(slow.logprobs_BT, score(decoder, slow)[0]),
+        "fast_trainer_to_fp32": gap(fast, exact),
+        "plain_trainer_to_fp32": gap(plain, exact),
+        "mean_logprob": float(exact.mean()),
+        "same_tokens": float((slow.responses_BT == got.responses_BT).float().mean()),
+    }
 
 
-def measure_step(rollouts: int, *, compiled: bool, repeats: int) -> dict[str, Any]:
-    """Sampling alone, the whole step, and what is left for training."""
+def measure_step(
+    config: DecoderConfig, rollouts: int, *, new: int = NEW, repeats: int, micro_batch: int = 1 << 30
+) -> dict[str, Any]:
+    """The whole step and sampling alone, both as CUDA graphs."""
     task = make_task(max(2048, rollouts // PER_PROMPT), "cuda")
-    decoder = make_decoder(decoder_config(), "cuda", torch.bfloat16)
+    decoder = make_decoder(config, "cuda", torch.bfloat16)
     base = copy.deepcopy(decoder)
-    if compiled:
-        compile_decoder(decoder)
-    step = make_step(decoder, base, task, rollouts)
-    step.index_P.copy_(torch.arange(rollouts // PER_PROMPT))
+    compile_decoder(decoder)
+    step = make_step(decoder, base, task, rollouts, new=new, micro_batch=micro_batch)
     started = time.perf_counter()
     graph = capture([step])
     ready = time.perf_counter() - started
     whole = timed(graph.replay, repeats=repeats)
-    sampling = timed(graphed(step.generator.run), repeats=repeats)
+    del graph
+    torch.cuda.empty_cache()
+    sampling = timed(graphed(step.generator.run), repeats=3 if new > NEW else repeats, warm=1)
     return {
         "rollouts": rollouts,
-        "compiled": compiled,
+        "new_tokens": new,
+        "parameters": sum(p.numel() for p in decoder.parameters()),
+        "steps": repeats,
         "capture_s": ready,
         "step_ms": whole * 1e3,
         "sampling_ms": sampling * 1e3,
-        "tokens_per_s": rollouts * NEW / whole,
+        "tokens_per_s": rollouts * new / whole,
         "rollouts_per_s": rollouts / whole,
-        "kv_bytes": kv_bytes(decoder.config, rollouts, 14, NEW),
     }
+
+
+def measure_large(*, repeats: int) -> dict[str, Any]:
+    """The 135M-parameter model; its micro-batch is what the engine would choose."""
+    config = large_config()
+    rows = training_rows(
+        config, tokens=PROMPT + LARGE_NEW, dtype=torch.bfloat16, budget=memory_budget(torch.device("cuda"))
+    )
+    torch.cuda.reset_peak_memory_stats()
+    found = measure_step(config, LARGE_ROLLOUTS, new=LARGE_NEW, repeats=repeats, micro_batch=rows)
+    return {**found, "micro_batch": rows, "peak_bytes": torch.cuda.max_memory_allocated()}
 
 
 def measure_stack(cells: int, rollouts: int, *, repeats: int) -> dict[str, Any]:
@@ -193,7 +250,6 @@ def measure_stack(cells: int, rollouts: int, *, repeats: int) -> dict[str, Any]:
         decoder = copy.deepcopy(base)
         compile_decoder(decoder)
         steps.append(make_step(decoder, base, task, rollouts))
-        steps[-1].index_P.copy_(torch.arange(rollouts // PER_PROMPT))
     together = timed(capture(steps).replay, repeats=repeats)
     alone = timed(capture(steps[:1]).replay, repeats=repeats)
     return {
@@ -205,100 +261,129 @@ def measure_stack(cells: int, rollouts: int, *, repeats: int) -> dict[str, Any]:
     }
 
 
-def measure_trl(rollouts: int, *, steps: int, config: DecoderConfig, new: int = NEW) -> dict[str, Any]:
-    """TRL's GRPOTrainer, seconds from one step's end to the next."""
-    import transformers
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+class _Undisturbed:
+    """A study's control that never stops a cell."""
 
-    from isocompute.engines.lm.checkpoint import save_decoder
+    def stopping(self) -> bool:
+        return False
 
-    chains = distinct_chains(parse_chain(f"chain:6?modulus={MODULUS}"), 4096, seed=0)
+    def advanced(self, _: int) -> None:
+        return None
+
+
+def learning(seed: int, *, fast: bool) -> dict[str, Any]:
+    """The built-in base on chain:easy, 32 problems × 16 rollouts × 100 updates."""
+    cell = Cell(
+        name="bench",
+        problems_per_batch=32,
+        rollouts_per_problem=16,
+        update_steps=100,
+        seed=seed,
+        problems={"source": "chain:easy"},
+        recipe={"name": "isocompute-easy"},
+        evaluation={"points": 5, "samples": 16},
+        engine={"device": "cuda", "fast": fast},
+    )
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder) / "tokenizer"
-        scratch.mkdir()
-        write_chain_tokenizer(scratch, modulus=MODULUS, context=config.max_position_embeddings)
-        save_decoder(make_decoder(config, "cpu", torch.float32), Path(folder) / "model", tokenizer_from=scratch)
-        model = transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "model", dtype=torch.bfloat16)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(Path(folder) / "model", padding_side="left")
-        ends: list[float] = []
-
-        class Clock(transformers.TrainerCallback):
-            def on_step_end(self, *_: object, **__: object) -> None:
-                torch.cuda.synchronize()
-                ends.append(time.perf_counter())
-
-        trainer = GRPOTrainer(
-            model=model,
-            processing_class=tokenizer,
-            reward_funcs=lambda completions, **_: [float(len(c) % 2) for c in completions],
-            train_dataset=Dataset.from_dict({"prompt": [chains.question(i) for i in range(len(chains))]}),
-            args=GRPOConfig(
-                output_dir=f"{folder}/out",
-                per_device_train_batch_size=rollouts,
-                num_generations=PER_PROMPT,
-                max_completion_length=new,
-                generation_kwargs={"min_new_tokens": new},
-                max_steps=steps,
-                learning_rate=1e-6,
-                beta=0.0,
-                bf16=True,
-                gradient_checkpointing=False,
-                report_to=[],
-                logging_steps=1000,
-                save_strategy="no",
-                disable_tqdm=True,
-            ),
-            callbacks=[Clock()],
-        )
-        trainer.train()
-    gaps = [b - a for a, b in itertools.pairwise(ends)]
-    seconds = statistics.median(gaps[1:] or gaps)
+        engine = LmEngine()
+        engine.check(cell)
+        engine.run(cell, Path(folder) / "run", _Undisturbed())
+        points = [json.loads(line) for line in (Path(folder) / "run" / "points.jsonl").read_text().splitlines()]
+    last = points[-1]
     return {
-        "rollouts": rollouts,
-        "new": new,
-        "step_ms": seconds * 1e3,
-        "tokens_per_s": rollouts * new / seconds,
-        "rollouts_per_s": rollouts / seconds,
-        "steps": len(gaps),
+        "seed": seed,
+        "fast": fast,
+        "avg@4": [point["avg@4"] for point in points],
+        "error": last["avg@4/error"],
+        "logprob_gap": last["logprob_gap"],
+        "rollouts": last["rollouts"],
+        "seconds": last["seconds"],
     }
 
 
-def main() -> None:
-    """Run the parts and write what came out."""
+def parts_of(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """Every measurement by the name of its result, the part before the first slash."""
+    repeats, small = arguments.repeats, decoder_config()
+    out: dict[str, Callable[[], Any]] = {
+        "parity/bf16": lambda: parity(torch.bfloat16),
+        "parity/fp32": lambda: parity(torch.float32),
+    }
+    for rollouts in arguments.batches:
+        out[f"step/{rollouts}"] = lambda rollouts=rollouts: measure_step(small, rollouts, repeats=repeats)
+    out["large/ours"] = lambda: measure_large(repeats=10)
+    chains = distinct_chains(parse_chain(f"chain:6?modulus={MODULUS}"), 4096, seed=0)
+    trl: dict[str, Any] = {
+        "questions": [chains.question(i) for i in range(len(chains))],
+        "modulus": MODULUS,
+        "per_prompt": PER_PROMPT,
+        "steps": arguments.trl_steps,
+    }
+    for rollouts in arguments.batches:
+        out[f"trl/{rollouts}"] = lambda rollouts=rollouts: measure_trl(
+            make_decoder(small, "cpu", torch.float32), rollouts=rollouts, new=NEW, **trl
+        )
+    out["trl-large/trl"] = lambda: measure_trl(
+        make_decoder(large_config(), "cpu", torch.float32),
+        rollouts=LARGE_ROLLOUTS,
+        new=LARGE_NEW,
+        at_once=TRL_LARGE_AT_ONCE,
+        **trl,
+    )
+    out["stack/16x256"] = lambda: measure_stack(16, 256, repeats=repeats)
+    for seed in range(3):
+        for fast in (True, False):
+            name = f"learning/{'fast' if fast else 'plain'}-{seed}"
+            out[name] = lambda seed=seed, fast=fast: learning(seed, fast=fast)
+    wider = decoder_config(hidden_size=384, intermediate_size=1024, head_dim=96)
+    grown = {
+        "16-tokens": (small, 1024, 16),
+        "128-tokens": (small, 1024, 128),
+        "width-384": (wider, 1024, NEW),
+        "4096-rollouts": (small, 4096, NEW),
+    }
+    for name, (config, rollouts, new) in grown.items():
+        out[f"growth/{name}"] = lambda config=config, rollouts=rollouts, new=new: measure_step(
+            config, rollouts, new=new, repeats=repeats
+        )
+    return {name: run for name, run in out.items() if name.split("/")[0] in arguments.parts}
+
+
+PARTS = ["parity", "step", "large", "trl", "trl-large", "stack", "learning", "growth"]
+
+
+def main() -> int:
+    """Run the parts and write what came out; a part that fails is named, and the others go on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", default=["parity", "step", "stack", "trl"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--batches", nargs="+", type=int, default=[256, 1024, 8192])
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--trl-steps", type=int, default=8)
-    parser.add_argument("--plain", action="store_true", help="without compiled blocks")
-    parser.add_argument("--flash", action="store_true", help="without the attention of cuDNN")
-    parser.add_argument("--out")
+    parser.add_argument("--trl-steps", type=int, default=5)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
-    if arguments.flash:
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    result: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-
-    def note(key: str, value: Any) -> None:
-        result[key] = value
-        print(key, json.dumps(value), flush=True)
+    result: dict[str, Any] = {
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": torch.cuda.get_device_name(),
+        "versions": {name: version(name) for name in ("torch", "triton", "transformers", "trl")},
+        "copy_bytes_per_s": bandwidth(),
+        "sampling_bytes": {str(b): sampling_bytes(decoder_config(), b, NEW) for b in arguments.batches},
+        "failed": {},
+    }
+    for name, run in parts_of(arguments).items():
+        started = time.perf_counter()
+        try:
+            result[name] = run()
+            print(f"{time.perf_counter() - started:6.1f} s  {name} {json.dumps(result[name])}", flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            result["failed"][name] = f"{type(error).__name__}: {error}"
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
         if arguments.out:
-            Path(arguments.out).write_text(json.dumps(result, indent=1) + "\n")
-
-    if "parity" in arguments.parts:
-        note("parity_bf16", parity("cuda", torch.bfloat16))
-        note("parity_fp32", parity("cuda", torch.float32))
-    if "step" in arguments.parts:
-        note("copy_bytes_per_s", bandwidth())
-        for rollouts in arguments.batches:
-            note(f"step_{rollouts}", measure_step(rollouts, compiled=not arguments.plain, repeats=arguments.repeats))
-    if "stack" in arguments.parts:
-        note("stack_16x256", measure_stack(16, 256, repeats=arguments.repeats))
-    if "trl" in arguments.parts:
-        for rollouts in arguments.batches:
-            note(f"trl_{rollouts}", measure_trl(rollouts, steps=arguments.trl_steps, config=decoder_config()))
+            arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if result["failed"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

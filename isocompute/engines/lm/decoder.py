@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from isocompute.engines.lm.cache import Cache, Joined, Prefix
 from isocompute.engines.lm.config import DecoderConfig
+from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.rope import rope_frequencies
 
-__all__ = ["Block", "Cache", "Decoder", "Prefix", "head_logits"]
+__all__ = ["Block", "Cache", "Decoder", "Norm", "Prefix", "head_logits"]
 
 
 class Norm(nn.Module):
@@ -85,20 +86,23 @@ class Attention(nn.Module):
         self.qk_norm, self.epsilon = config.qk_norm, config.rms_norm_eps
         self.bias = config.attention_bias
 
-    def _joined(self, cache: Cache | Prefix | None, layer: int) -> Joined:
-        """The weights side by side; a cache keeps them, as they do not change while it grows."""
-        if cache is not None and cache.length:
-            return cache.joined[layer]
+    def joined(self) -> Joined:
+        """The weights of q, k and v side by side."""
         parts, norm_HK = (self.q_proj, self.k_proj, self.v_proj), None
         if self.qk_norm:
             size = self.size
             norms = self.q_norm.weight.expand(self.heads, size), self.k_norm.weight.expand(self.groups, size)
             norm_HK = torch.cat(norms)
         bias = torch.cat([part.bias for part in parts]) if self.bias else None
-        joined = Joined(torch.cat([part.weight for part in parts]), bias, norm_HK)
-        if cache is not None:
-            cache.joined[layer] = joined
-        return joined
+        return Joined(torch.cat([part.weight for part in parts]), bias, norm_HK)
+
+    def _kept(self, cache: Cache | Prefix | None, layer: int) -> Joined:
+        """The same; a cache keeps them, as they do not change while it grows."""
+        if cache is None:
+            return self.joined()
+        if layer not in cache.joined:
+            cache.joined[layer] = self.joined()
+        return cache.joined[layer]
 
     def forward(
         self,
@@ -111,7 +115,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend to the cache (where there is one) and to the tokens themselves."""
         batch, length, _ = x_BTD.shape
-        weight, bias, norm_HK = self._joined(cache, layer)
+        weight, bias, norm_HK = self._kept(cache, layer)
         all_BTHK = F.linear(x_BTD, weight, bias).view(batch, length, -1, self.size)
         qk_BTHK, v_BTGK = torch.split(all_BTHK, [self.heads + self.groups, self.groups], dim=2)
         if norm_HK is not None:
@@ -241,10 +245,8 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self.block: Callable[..., Tensor] | None = None
-        """A compiled `Block.forward`, used where there is no cache."""
-        self.head_scores: Callable[..., tuple[Tensor, Tensor]] | None = None
-        """A compiled `scoring.head_scores`."""
+        self.compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+        """Functions of the training pass, and what to call in their place (`fused`)."""
         self.rope_scale = 1.0
         self.register_buffer("rope_speeds", torch.empty(config.head_dim // 2), persistent=False)
         self.reset_rope()
@@ -288,14 +290,16 @@ class Decoder(nn.Module):
         angles = positions_BT[..., None].float() * self.rope_speeds.float()
         cos, sin = (f(angles) * self.rope_scale for f in (torch.cos, torch.sin))
         cos_BTK, sin_BTK = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        block: Callable[..., Tensor] = Block.forward if cache is not None else self.fused(Block.forward)
         for index, layer in enumerate(self.layers):
-            if cache is None and self.block is not None:
-                x_BTD = self.block(layer, x_BTD, cos_BTK, sin_BTK, mask_BTS, None, 0)
-            else:
-                x_BTD = layer(x_BTD, cos_BTK, sin_BTK, mask_BTS, cache, index)
+            x_BTD = block(layer, x_BTD, cos_BTK, sin_BTK, mask_BTS, cache, index if cache is not None else 0)
         if cache is not None:
             cache.length += length
         return x_BTD
+
+    def fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of the training pass as it was compiled for this decoder, or as it is."""
+        return self.compiled.get(function, function)
 
     def logits(self, hidden: Tensor, *, fp32: bool = True) -> Tensor:
         """The head, in FP32 unless told otherwise."""
@@ -306,4 +310,6 @@ def head_logits(hidden: Tensor, weight_VD: Tensor, *, fp32: bool) -> Tensor:
     """The language-model head as FP32 numbers; `fp32` says whether it also computes in FP32."""
     if not fp32:
         return F.linear(hidden, weight_VD).float()
+    if hidden.is_cuda and hidden.dtype == torch.bfloat16:
+        return exact_linear(hidden, weight_VD)
     return F.linear(hidden.float(), weight_VD.float())

@@ -45,13 +45,20 @@ class Optimizer:
 
     def collect(self) -> None:
         """Fold the gradients of a micro-batch into the masters'; those of FP32 parameters add up by themselves."""
+        new: list[tuple[Tensor, Tensor]] = []
+        more: list[tuple[Tensor, Tensor]] = []
         for parameter, master in self._cast:
             if parameter.grad is not None:
                 if master.grad is None:
-                    master.grad = parameter.grad.float()
+                    master.grad = torch.empty_like(master)
+                    new.append((master.grad, parameter.grad))
                 else:
-                    master.grad += parameter.grad
+                    more.append((master.grad, parameter.grad))
                 parameter.grad = None
+        if new:  # all of them in a few kernels
+            torch._foreach_copy_([to for to, _ in new], [grad for _, grad in new])
+        if more:
+            torch._foreach_add_([to for to, _ in more], [grad for _, grad in more])
 
     @torch.no_grad()
     def step(self) -> Tensor:
@@ -66,8 +73,8 @@ class Optimizer:
         self.inner.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]  # torch declares it late
         self.inner.grad_scale = None  # type: ignore[attr-defined]  # likewise
         self.inner.step()
-        for parameter, master in self._cast:
-            parameter.copy_(master)
+        if self._cast:
+            torch._foreach_copy_([p for p, _ in self._cast], [m for _, m in self._cast])
         self.inner.zero_grad(set_to_none=True)
         return norm
 

@@ -8,15 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isocompute.engines.lm.decoder import Decoder, Prefix, head_logits
+from isocompute.engines.lm.decoder import Decoder, Norm, Prefix, head_logits
+from isocompute.engines.lm.fast.shared import fits_shared, shared_residual
 from isocompute.engines.lm.losses import entropy
 from isocompute.engines.lm.sampler import Rollouts, read_behind, read_prompts
 
-__all__ = ["head_scores", "micro_batches", "response_hidden", "score"]
+__all__ = ["head_scores", "micro_batches", "residual_scores", "response_hidden", "score"]
 
 
 def hidden_states(decoder: Decoder, rollouts: Rollouts) -> Tensor:
-    """Hidden states of prompts and responses, moved together to the left, up to the last token but one.
+    """Hidden states of prompts and responses, up to the last token but one, as `_moved_left` has them."""
+    out_BTD: Tensor = decoder(_moved_left(rollouts))
+    return out_BTD
+
+
+def _moved_left(rollouts: Rollouts) -> Tensor:
+    """Prompts and responses moved together to the left, without the last token.
 
     Attention is plainly causal then, and padding, all on the right, is seen by nobody.
     """
@@ -24,8 +31,7 @@ def hidden_states(decoder: Decoder, rollouts: Rollouts) -> Tensor:
     width, new = prompts_BT.shape[1], responses_BT.shape[1]
     both_BT = torch.cat([prompts_BT, responses_BT], dim=1)
     at_BT = torch.arange(width + new - 1, device=both_BT.device)[None] + (width - prompt_B)[:, None]
-    out_BTD: Tensor = decoder(both_BT.gather(1, at_BT.clamp(max=width + new - 1)))
-    return out_BTD
+    return both_BT.gather(1, at_BT.clamp(max=width + new - 1))
 
 
 def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
@@ -70,21 +76,20 @@ def score(
     *,
     temperature: float = 1.0,
     fp32_head: bool = True,
-    fixed: bool = False,
+    fixed: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the sampled tokens and entropies of their distributions, both zero outside the mask.
 
     The temperature is the sampler's, so that both sides speak of the distribution the tokens were drawn from. `fixed`
-    scores padding too, and forgets it, so that no shape depends on what was sampled.
+    says how many rows of a problem stand together; padding is scored too then, and forgotten, so that no shape depends
+    on what was sampled.
     """
     mask_BT, tokens_BT = rollouts.mask_BT, rollouts.responses_BT
     if fixed:
-        hidden_BTD = hidden_states(decoder, rollouts)
-        steps_BT = rollouts.prompt_lengths_B[:, None] - 1 + torch.arange(mask_BT.shape[1], device=mask_BT.device)
-        rows_B1 = torch.arange(len(mask_BT), device=mask_BT.device)[:, None]
-        head = decoder.head_scores or head_scores
+        residual_BTD = _fixed_residual(decoder, rollouts, per_prompt=1 if len(rollouts) % fixed else fixed)
+        scores = decoder.fused(residual_scores)
         weight = decoder.lm_head.weight
-        logprobs_BT, entropies_BT = head(hidden_BTD[rows_B1, steps_BT], weight, tokens_BT, temperature, fp32_head)
+        logprobs_BT, entropies_BT = scores(residual_BTD, decoder.norm, weight, tokens_BT, temperature, fp32_head)
         return logprobs_BT * mask_BT, entropies_BT * mask_BT
     hidden_SD, tokens_S = response_hidden(decoder, rollouts), tokens_BT[mask_BT]
     logprobs_S, entropies_S = head_scores(hidden_SD, decoder.lm_head.weight, tokens_S, temperature, fp32_head)
@@ -92,10 +97,27 @@ def score(
     return zeros_BT.masked_scatter(mask_BT, logprobs_S), zeros_BT.masked_scatter(mask_BT, entropies_S)
 
 
+def _fixed_residual(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) -> Tensor:
+    """Residual streams from which the response's tokens are predicted, padding among them."""
+    if fits_shared(decoder, rollouts):
+        return shared_residual(decoder, rollouts, per_prompt=per_prompt)
+    steps_T = torch.arange(rollouts.mask_BT.shape[1], device=rollouts.mask_BT.device)
+    steps_BT = rollouts.prompt_lengths_B[:, None] - 1 + steps_T
+    residual_BTD = decoder.residual(_moved_left(rollouts))
+    return residual_BTD.gather(1, steps_BT[..., None].expand(-1, -1, residual_BTD.shape[-1]))
+
+
+def residual_scores(
+    residual_BTD: Tensor, norm: Norm, weight_VD: Tensor, tokens_BT: Tensor, temperature: float, fp32_head: bool
+) -> tuple[Tensor, Tensor]:
+    """`head_scores` with the norm before it: all that follows the last layer."""
+    return head_scores(norm(residual_BTD), weight_VD, tokens_BT, temperature, fp32_head)
+
+
 def head_scores(
     hidden_BTD: Tensor, weight_VD: Tensor, tokens_BT: Tensor, temperature: float, fp32_head: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of tokens and entropies from hidden states; a function of its own so that it can be compiled."""
+    """Log-probs of tokens and entropies from hidden states."""
     logits_BTV = head_logits(hidden_BTD, weight_VD, fp32=fp32_head)
     if temperature != 1.0:
         logits_BTV = logits_BTV / temperature
@@ -103,14 +125,24 @@ def head_scores(
     return logprobs_BTV.gather(-1, tokens_BT[..., None])[..., 0], entropy(logprobs_BTV)
 
 
-def micro_batches(rollouts: Rollouts, size: int, *, fixed: bool = False) -> Iterator[Tensor | None]:
+def micro_batches(rollouts: Rollouts, size: int, *, fixed: int = 0) -> Iterator[Tensor | None]:
     """Rows in groups of `size`; None is all of them as they are.
 
-    Groups are of like length, so that little is padded, unless `fixed`: then they are simply the next rows.
+    Groups are of like length, so that little is padded, unless `fixed`: then they are simply the next rows, whole
+    problems of so many where that fits.
     """
     if len(rollouts) <= size and fixed:
         yield None
         return
     lengths_B = rollouts.prompt_lengths_B + rollouts.lengths_B
     order_B = torch.arange(len(lengths_B), device=lengths_B.device) if fixed else torch.argsort(lengths_B, stable=True)
+    if fixed and size >= fixed:
+        size = fixed * _even(len(lengths_B) // fixed, size // fixed)
     yield from torch.split(order_B, size)
+
+
+def _even(total: int, most: int) -> int:
+    """At most so many at a time, and always as many where that takes no more than twice the turns: one shape is one
+    compiled pass.
+    """
+    return next((part for part in range(most, most // 2, -1) if total % part == 0), most)

@@ -1,1 +1,1 @@
-"""The fast path on a GPU: whole generations in one kernel, whole steps in one CUDA graph."""
+"""The fast path on a GPU: kernels for decoding and for training on shared prompts, whole steps in one CUDA graph."""

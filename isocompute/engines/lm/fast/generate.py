@@ -10,45 +10,45 @@ from torch import Tensor
 
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Block, Cache, Decoder
+from isocompute.engines.lm.fast.attention import padded
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
 from isocompute.engines.lm.sampler import Rollouts
 
 __all__ = ["Generator", "Tiles", "fits_kernels", "tiles_for"]
 
-_LARGEST_VOCABULARY = 1024
+_TILE_OF_VOCABULARY = 1024
+"""Tokens up to which one program has all logits of a row in registers."""
 
 
 def fits_kernels(config: DecoderConfig, *, top_p: float, temperature: float) -> bool:
-    """Whether the kernels can do it: a vocabulary that fits a tile, plain sampling, no output biases."""
-    return (
-        config.vocab_size <= _LARGEST_VOCABULARY
-        and not config.output_bias
-        and not config.mlp_bias
-        and top_p >= 1.0
-        and temperature > 0.0
-    )
+    """Whether the kernels can do it: plain sampling, no output biases."""
+    return not config.output_bias and not config.mlp_bias and top_p >= 1.0 and temperature > 0.0
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes of the kernels' tiles: rows, columns and inputs of a product, slots of the cache, warps of each kernel."""
+    """Sizes of the kernels' tiles: rows, columns and inputs of a product, slots of the cache, warps of a product."""
 
     rows: int
     columns: int
     inputs: int
-    slots: int
-    product_warps: int = 4
-    attend_warps: int = 1
-    stages: int = 3
+    slots: int = 16
+    warps: int = 4
+    stages: int = 2
+    overlap: bool = True
+    """Whether a kernel is launched while the one before it ends; pays where it has weights to read meanwhile."""
 
 
-def tiles_for(rows: int) -> Tiles:
-    """Small tiles while that is what fills the GPU, larger ones beyond."""
-    if rows <= 512:
-        return Tiles(rows=16, columns=64, inputs=64, slots=16)
-    if rows <= 4096:
-        return Tiles(rows=32, columns=128, inputs=64, slots=16)
-    return Tiles(rows=64, columns=128, inputs=64, slots=16, stages=2)
+def tiles_for(rows: int, width: int) -> Tiles:
+    """Small tiles while that is what fills the GPU, larger ones beyond; all inputs at once where a model is narrow."""
+    if rows > 4096:
+        return Tiles(rows=64, columns=128, inputs=64, overlap=False)
+    if width > 256:
+        small = rows <= 512
+        return Tiles(rows=16 if small else 32, columns=64 if small else 128, inputs=64, stages=3, overlap=False)
+    if rows > 512:
+        return Tiles(rows=64, columns=64, inputs=256)
+    return Tiles(rows=16, columns=32, inputs=256, warps=2)
 
 
 class Generator:
@@ -70,7 +70,8 @@ class Generator:
         self.problems, self.per_prompt, self.temperature = problems, per_prompt, temperature
         weight, config = decoder.embed_tokens.weight, decoder.config
         device, rows = weight.device, problems * per_prompt
-        self.rows, self.new_slots, self.tiles = rows, new_slots, tiles_for(rows)
+        self.rows, self.new_slots, self.tiles = rows, new_slots, tiles_for(rows, config.hidden_size)
+        self.overlap = _overlap(device, wanted=self.tiles.overlap)
         self.prompts_PT = torch.zeros((problems, prompt_slots), dtype=torch.long, device=device)
         self.padding_P = torch.zeros(problems, dtype=torch.int32, device=device)
         self.cache = Cache.empty(config, problems, prompt_slots, weight)
@@ -122,41 +123,54 @@ class Generator:
         visible_PTS = visible_PTS | (at[:, None] == at[None])
         positions_PT = (at[None] - self.padding_P[:, None]).clamp(min=0)
         self.cache.length = 0
+        self.cache.joined.clear()  # the weights have changed since
         hidden_PTD = self.decoder.residual(
             self.prompts_PT, positions_BT=positions_PT, mask_BTS=visible_PTS, cache=self.cache
         )
         return hidden_PTD[:, -1]
 
     def _choose(self, step: int) -> None:
-        from isocompute.engines.lm.fast import kernels
+        """Draw the tokens of this step; their embeddings become the residual stream."""
+        from isocompute.engines.lm.fast import choice
 
         decoder, config = self.decoder, self.decoder.config
+        out = (self.tokens_BT, self.logprobs_BT, self.lengths_B, self.stopped_B, self.going_B)
+        numbers = (self.stops, len(self.stops), self.seed, self.first_row, step, self.temperature)
+        if config.vocab_size > _TILE_OF_VOCABULARY:
+            logits_BV = decoder.logits(decoder.norm(self.x_BD)).contiguous()
+            choice.draw[(self.rows,)](
+                logits_BV,
+                decoder.embed_tokens.weight,
+                self.x_BD,
+                *out,
+                *numbers,
+                self.new_slots,
+                D=config.hidden_size,
+                V=config.vocab_size,
+                C=4096,
+                I=1024,
+                num_warps=8,
+                **self.overlap,
+            )
+            return
         rows = 16
-        kernels.choose[(_tiles(self.rows, rows),)](
+        choice.choose[(_tiles(self.rows, rows),)](
             self.x_BD,
             decoder.norm.weight,
             decoder.lm_head.weight,
             decoder.embed_tokens.weight,
-            self.tokens_BT,
-            self.logprobs_BT,
-            self.lengths_B,
-            self.stopped_B,
-            self.going_B,
-            self.stops,
-            len(self.stops),
-            self.seed,
-            self.first_row,
-            step,
-            self.temperature,
+            *out,
+            *numbers,
             config.rms_norm_eps,
             self.rows,
             self.new_slots,
             D=config.hidden_size,
             V=config.vocab_size,
-            VP=_power(config.vocab_size),
+            VP=padded(config.vocab_size),
             R=rows,
-            I=self.tiles.inputs,
+            I=64,
             TYPE=_type(decoder.norm.weight),
+            **self.overlap,
         )
 
     def _decode(self, step: int) -> None:
@@ -175,8 +189,9 @@ class Generator:
             "C": tiles.columns,
             "I": tiles.inputs,
             "TYPE": _type(self.qkv_BC),
-            "num_warps": tiles.product_warps,
+            "num_warps": tiles.warps,
             "num_stages": tiles.stages,
+            **self.overlap,
         }
         high = _tiles(self.rows, tiles.rows)
         for index, (layer, joined) in enumerate(zip(self.decoder.layers, self.weights, strict=True)):
@@ -198,7 +213,7 @@ class Generator:
                 BIAS=joined.bias is not None,
                 **product,
             )
-            kernels.attend[(self.rows, groups)](
+            kernels.attend[(self.rows, heads)](
                 self.qkv_BC,
                 attention.q_norm.weight if config.qk_norm else self.cos,
                 attention.k_norm.weight if config.qk_norm else self.cos,
@@ -219,11 +234,12 @@ class Generator:
                 H=heads,
                 G=groups,
                 K=head,
-                KP=_power(head),
+                KP=padded(head),
                 S=tiles.slots,
                 QK_NORM=config.qk_norm,
                 TYPE=product["TYPE"],
-                num_warps=tiles.attend_warps,
+                num_warps=1,
+                **self.overlap,
             )
             kernels.add_projected[(high, _tiles(width, tiles.columns))](
                 self.x_BD,
@@ -262,6 +278,12 @@ class Generator:
             )
 
 
+def _overlap(device: torch.device, *, wanted: bool) -> dict[str, bool]:
+    """Launch options: whether a kernel may start while the one before it ends, which takes a Hopper GPU."""
+    able = wanted and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
+
+
 def _type(tensor: Tensor) -> Any:
     import triton.language as tl
 
@@ -270,8 +292,3 @@ def _type(tensor: Tensor) -> Any:
 
 def _tiles(size: int, tile: int) -> int:
     return -(-size // tile)
-
-
-def _power(size: int) -> int:
-    """The next power of two that a matrix product takes."""
-    return max(16, 1 << (size - 1).bit_length())

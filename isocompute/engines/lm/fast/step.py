@@ -18,10 +18,11 @@ from isocompute.arrays import Ints
 from isocompute.engines.lm.advantages import mixed_groups
 from isocompute.engines.lm.decoder import Block, Decoder
 from isocompute.engines.lm.fast.generate import Generator
+from isocompute.engines.lm.fast.shared import shared_block
 from isocompute.engines.lm.fast.weights import LayerWeights
 from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, left_padded
-from isocompute.engines.lm.scoring import head_scores
+from isocompute.engines.lm.scoring import residual_scores
 from isocompute.engines.lm.tasks import Task
 from isocompute.engines.lm.training import MEANS
 from isocompute.engines.lm.update import descend, make_batch, score_all
@@ -92,9 +93,9 @@ class Step:
         rewards_PN = self.task.verify(self.index_P.repeat_interleave(n), rollouts).view(-1, n)
         batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=self.max_new_tokens)
         if recipe.kl_coef:
-            base_BT = score_all(self.base, rollouts, recipe, micro_batch=self.micro_batch, fixed=True)
+            base_BT = score_all(self.base, rollouts, recipe, micro_batch=self.micro_batch, fixed=n)
             batch = replace(batch, base_logprobs_BT=base_BT)
-        stats = descend(self.decoder, self.optimizer, batch, recipe, micro_batch=self.micro_batch, fixed=True)
+        stats = descend(self.decoder, self.optimizer, batch, recipe, micro_batch=self.micro_batch, fixed=n)
         lengths_B = rollouts.lengths_B
         means = [  # in the order of MEANS
             rewards_PN.mean(),
@@ -133,14 +134,18 @@ class Step:
         """Run the body and undo it."""
         before = self.remember()
         fresh = not self.optimizer.inner.state
-        for _ in range(2):
-            self.body()
-        for tensor, value in before:
-            tensor.copy_(value)
-        if fresh:  # moments and counts that did not exist before start from zero
-            for state in self.optimizer.inner.state.values():
-                for value in state.values():
-                    value.zero_()
+        try:
+            for _ in range(2):
+                self.body()
+        finally:
+            for tensor, value in before:
+                tensor.copy_(value)
+            for parameter in (*self.optimizer.parameters, *self.optimizer.masters):
+                parameter.grad = None
+            if fresh:  # moments and counts that did not exist before start from zero
+                for state in self.optimizer.inner.state.values():
+                    for value in state.values():
+                        value.zero_()
 
 
 def capture(steps: Sequence[Step]) -> Any:
@@ -155,6 +160,7 @@ def capture(steps: Sequence[Step]) -> Any:
             step.warm_up()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # the graph has memory of its own
     graph = torch.cuda.CUDAGraph()
     streams = [torch.cuda.Stream() for _ in steps[1:]]  # type: ignore[no-untyped-call]  # likewise
     with torch.cuda.graph(graph):
@@ -179,8 +185,13 @@ def capture_sampling(step: Step) -> tuple[Any, Rollouts]:
     return graph, rollouts
 
 
+_SHAPES = 64
+
+
 def compile_decoder(decoder: Decoder) -> None:
     """Fuse what surrounds the matrix products of training; rounding stays where the plain path has it."""
     options: dict[str, Any] = {"emulate_precision_casts": True}
-    decoder.block = torch.compile(Block.forward, dynamic=False, options=options)
-    decoder.head_scores = torch.compile(head_scores, dynamic=False, options=options)
+    # Every shape is compiled by itself, and a worker may meet many in its cells; beyond the limit nothing is compiled.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _SHAPES)
+    for function in (Block.forward, shared_block, residual_scores):
+        decoder.compiled[function] = torch.compile(function, dynamic=False, options=options)

@@ -7,6 +7,8 @@ numbers and learning rates are those of the plain path, so in FP32 both sample t
 from __future__ import annotations
 
 import time
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,10 @@ from isocompute.engines.lm.fast.step import PromptTable, Step, capture, capture_
 from isocompute.engines.lm.fast.weights import join_weights
 from isocompute.engines.lm.model import Model
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings
-from isocompute.engines.lm.tasks import ChainVerifier, Task, Tasks
+from isocompute.engines.lm.tasks import Task, Tasks
 from isocompute.engines.lm.training import LmTraining
 from isocompute.engines.lm.update import UpdateStats, refuse_divergence
+from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.recipes import Recipe, learning_rate
 
 __all__ = ["FastTraining", "can_be_fast"]
@@ -85,13 +88,27 @@ class FastTraining(LmTraining):
             self._step.body()
         else:
             if self._graph is None:
-                self._graph = capture([self._step])
+                self._graph = self._captured()
             self._graph.replay()
         self.step += 1
         self.rollouts += bp * n
         if self.step % _LOOK == 0:
             self._pull()
         return True
+
+    def _captured(self) -> Any:
+        """The step as a graph, with the largest micro-batch that fits: half of one that did not, and so on."""
+        while True:
+            try:
+                return capture([self._step])
+            except torch.OutOfMemoryError:
+                tried = min(self._step.micro_batch, self.cell.batch_size)
+                if tried == 1:
+                    raise
+            self._step.micro_batch = tried // 2
+            self.sizes = replace(self.sizes, micro_batch=tried // 2)
+            warnings.warn(f"{tried} rollouts at once do not fit memory; training on {tried // 2}.", stacklevel=2)
+            torch.cuda.empty_cache()
 
     def evaluate(self) -> dict[str, Any]:
         """The point of this step."""

@@ -1,0 +1,201 @@
+"""Attention of a training pass in which the rollouts of a problem share their prompt, as an operator of PyTorch.
+
+Tokens stand in one flat array: all responses, row by row, then all prompts, left-padded. What comes in is the output of
+the joined product for q, k and v; norms and RoPE are part of the kernels (`attention_kernels`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Layout", "attend_shared", "fits_attention", "padded"]
+
+_LONGEST = 128
+"""Tokens of a prompt, or of a response, that one program holds."""
+
+
+class Layout(NamedTuple):
+    """Which tokens belong together: prompts of `slots` tokens, and `per_prompt` responses of `tokens` to each."""
+
+    problems: int
+    per_prompt: int
+    slots: int
+    tokens: int
+
+    @property
+    def responses(self) -> int:
+        """Rows of the batch."""
+        return self.problems * self.per_prompt
+
+    @property
+    def flat(self) -> int:
+        """Tokens in all."""
+        return self.responses * self.tokens + self.problems * self.slots
+
+
+def fits_attention(*, slots: int, tokens: int, head_dim: int) -> bool:
+    """Whether a sequence is short enough for one program."""
+    return max(slots, tokens, head_dim) <= _LONGEST
+
+
+def attend_shared(
+    qkv_NC: Tensor,
+    q_norm_K: Tensor | None,
+    k_norm_K: Tensor | None,
+    cos_TE: Tensor,
+    sin_TE: Tensor,
+    padding_P: Tensor,
+    layout: Layout,
+    *,
+    heads: int,
+    groups: int,
+    epsilon: float,
+) -> Tensor:
+    """What every token attends to, heads side by side. `cos_TE` and `sin_TE` are RoPE's, by position."""
+    out_NC: Tensor = _attend(
+        qkv_NC, q_norm_K, k_norm_K, cos_TE, sin_TE, padding_P, list(layout), [heads, groups], epsilon
+    )
+    return out_NC
+
+
+@torch.library.custom_op("isocompute::attend_shared", mutates_args=())
+def _attend(
+    qkv_NC: Tensor,
+    q_norm_K: Tensor | None,
+    k_norm_K: Tensor | None,
+    cos_TE: Tensor,
+    sin_TE: Tensor,
+    padding_P: Tensor,
+    layout: list[int],
+    heads: list[int],
+    epsilon: float,
+) -> Tensor:
+    from isocompute.engines.lm.fast import attention_kernels
+
+    out_NC = _like_output(qkv_NC, heads)
+    inputs = (qkv_NC, q_norm_K, k_norm_K, cos_TE, sin_TE, padding_P)
+    for launch in _launches(Layout(*layout), heads, inputs):
+        attention_kernels.attend_sequences[launch.grid](
+            *launch.tensors, out_NC, *launch.numbers, epsilon, **launch.constants
+        )
+    return out_NC
+
+
+@_attend.register_fake
+def _(qkv_NC: Tensor, *rest: Any) -> Tensor:
+    *_, heads, _ = rest
+    return _like_output(qkv_NC, heads)
+
+
+@torch.library.custom_op("isocompute::attend_shared_backward", mutates_args=())
+def _attend_backward(
+    grad_NC: Tensor,
+    qkv_NC: Tensor,
+    q_norm_K: Tensor | None,
+    k_norm_K: Tensor | None,
+    cos_TE: Tensor,
+    sin_TE: Tensor,
+    padding_P: Tensor,
+    layout: list[int],
+    heads: list[int],
+    epsilon: float,
+) -> tuple[Tensor, Tensor]:
+    from isocompute.engines.lm.fast import attention_kernels
+
+    shape = Layout(*layout)
+    out_NC, norms_RG2K = torch.empty_like(qkv_NC), _like_norms(qkv_NC, shape, heads)
+    size = qkv_NC.shape[1] // (heads[0] + 2 * heads[1])
+    prefix_BGSK = qkv_NC.new_empty((shape.responses, heads[1], shape.slots, 2 * size), dtype=torch.float32)
+    inputs = (qkv_NC, q_norm_K, k_norm_K, cos_TE, sin_TE, padding_P)
+    for launch in _launches(shape, heads, inputs):
+        attention_kernels.attend_sequences_backward[launch.grid](
+            *launch.tensors,
+            grad_NC.contiguous(),
+            out_NC,
+            prefix_BGSK,
+            norms_RG2K,
+            *launch.numbers,
+            epsilon,
+            0 if launch.constants["PREFIX"] else norms_RG2K.shape[0] - shape.problems,
+            **launch.constants,
+        )
+    return out_NC, norms_RG2K
+
+
+@_attend_backward.register_fake
+def _(_grad_NC: Tensor, qkv_NC: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *_, layout, heads, _ = rest
+    return torch.empty_like(qkv_NC), _like_norms(qkv_NC, Layout(*layout), heads)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch calls it by these names
+    *tensors, ctx.layout, ctx.heads, ctx.epsilon = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, grad_NC: Tensor) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors
+    grad_qkv_NC, norms_RG2K = _attend_backward(grad_NC, *tensors, ctx.layout, ctx.heads, ctx.epsilon)
+    q_grad, k_grad = None, None
+    if tensors[1] is not None:
+        q_grad, k_grad = (part.to(tensors[1].dtype) for part in norms_RG2K.sum(dim=(0, 1)))
+    return grad_qkv_NC, q_grad, k_grad, None, None, None, None, None, None
+
+
+_attend.register_autograd(_gradients, setup_context=_setup)
+
+
+def _like_output(qkv_NC: Tensor, heads: list[int]) -> Tensor:
+    size = qkv_NC.shape[1] // (heads[0] + 2 * heads[1])
+    return qkv_NC.new_empty((qkv_NC.shape[0], heads[0] * size))
+
+
+def _like_norms(qkv_NC: Tensor, layout: Layout, heads: list[int]) -> Tensor:
+    """Room for each program's part of the gradients of the norms' weights."""
+    size = qkv_NC.shape[1] // (heads[0] + 2 * heads[1])
+    rows = layout.responses * (layout.tokens > 0) + layout.problems
+    return qkv_NC.new_empty((rows, heads[1], 2, size), dtype=torch.float32)
+
+
+class _Launch(NamedTuple):
+    grid: tuple[int, int]
+    tensors: list[Tensor]
+    numbers: tuple[int, int, int, int]
+    constants: dict[str, Any]
+
+
+def _launches(layout: Layout, heads: list[int], inputs: tuple[Tensor | None, ...]) -> list[_Launch]:
+    """The kernel's calls: responses behind their prompts, then the prompts themselves."""
+    import triton.language as tl
+
+    qkv_NC, _, _, cos_TE, *_ = inputs
+    assert qkv_NC is not None
+    assert cos_TE is not None
+    half = cos_TE.shape[1]
+    constants = {
+        "H": heads[0],
+        "G": heads[1],
+        "E": half,
+        "EP": padded(half),
+        "QK_NORM": inputs[1] is not None,
+        "TYPE": tl.bfloat16 if qkv_NC.dtype == torch.bfloat16 else tl.float32,
+    }
+    tensors = [cos_TE if tensor is None else tensor for tensor in inputs]
+    first_prompt = layout.responses * layout.tokens
+    out = []
+    for prefix, rows, tokens in ((True, layout.responses, layout.tokens), (False, layout.problems, layout.slots)):
+        if not tokens:
+            continue
+        own = padded(tokens)
+        sizes = {"TP": own, "SP": padded(layout.slots), "PREFIX": prefix, "num_warps": 8 if own > 64 else 4}
+        numbers = (tokens, first_prompt, layout.per_prompt if layout.tokens else 0, layout.slots)
+        out.append(_Launch((rows, heads[1]), tensors, numbers, {**constants, **sizes}))
+    return out
+
+
+def padded(size: int) -> int:
+    """The next power of two that a matrix product takes."""
+    return max(16, 1 << (size - 1).bit_length())
