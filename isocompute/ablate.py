@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isocompute.engines.drive import schedule
 from isocompute.errors import InputError
 from isocompute.law.ablation import Ablation, leave_one_out
-from isocompute.law.from_runs import choose_metric, choose_unit, curves_of
+from isocompute.law.curve import MINIMUM_POINTS
+from isocompute.law.from_runs import UNITS, choose_metric, choose_unit, curves_of
 from isocompute.recipes import LEAVE_ONE_OUT
 from isocompute.runs import RunSet, files, load
 from isocompute.study.progress import Progress, Report, Result
-from isocompute.study.spec import WHOLE, StudySpec, parse_spec
+from isocompute.study.spec import WHOLE, StudySpec, cells, parse_spec
 
 __all__ = ["Ablated", "ablate", "analyse", "with_variants"]
 
@@ -52,6 +54,7 @@ def ablate(
 
     name = str(spec)
     data = with_variants(files.read_bytes(name), name=name)
+    check_spec(parse_spec(data, name=name), name=name, unit=unit, share=share)
     folder = Path(out) if out is not None else Path(files.last_part(name)).stem
     result = study.run_spec(data, name=name, out=folder, workers=workers, report=report)
     if result.failed or result.stopped or result.unwritable:
@@ -73,14 +76,47 @@ def with_variants(data: bytes, *, name: str) -> bytes:
     parsed = parse_spec(data, name=name)
     if parsed.variants:
         return data
+    if "variants" in tomllib.loads(data.decode()):
+        raise InputError(f"{name}: variants: there are none; name some, or leave the table out.")
     recipe = parsed.recipe.get("name", "")
-    if recipe not in LEAVE_ONE_OUT:
+    if not isinstance(recipe, str) or recipe not in LEAVE_ONE_OUT:
         raise InputError(
             f"{name}: nothing to leave out: recipe '{recipe or 'grpo'}' has no list of parts "
             f"({', '.join(LEAVE_ONE_OUT)} has); name them: [variants.NAME] with recipe = {{…}}."
         )
     lines = [f"[variants.{part}]\nrecipe = {_toml(fields)}" for part, fields in LEAVE_ONE_OUT[recipe].items()]
     return data.rstrip() + ("\n\n" + "\n".join(lines) + "\n").encode()
+
+
+def check_spec(spec: StudySpec, *, name: str, unit: str | None, share: float) -> None:
+    """Refuse what could not be analysed in the end, before anything is run."""
+    if not 0 < share < 1:
+        raise InputError(f"--fit-share {share:g}: give a share of the compute between 0 and 1, such as .5.")
+    if unit is not None and unit not in UNITS:
+        raise InputError(f"--unit {unit}: it is one of {', '.join(UNITS)}.")
+    if len(spec.problems) > 1:
+        raise InputError(
+            f"{name}: a leave-one-out study has one [problems] table; to train on several sets together name them "
+            "there: sources = {math = …, code = …}."
+        )
+    sides: dict[str, set[str]] = {}
+    for cell in cells(spec):
+        variant, _, run = cell.name.partition("/")
+        sides.setdefault(variant, set()).add(run.rpartition("-s")[0])
+        if set(cell.problems.get("sources", {})) != set(_sources(spec)):
+            raise InputError(f"{name}: variants.{variant}: its sources are not those of [problems].")
+        steps = schedule(cell.update_steps, spec.evaluation.points)
+        early = int((steps <= share * cell.update_steps).sum())
+        if early < MINIMUM_POINTS:
+            raise InputError(
+                f"{name}: cell {cell.name} is evaluated {early} times in the first {share:.0%} of its updates; a fit "
+                f"needs {MINIMUM_POINTS}: raise evaluation.points or the budget."
+            )
+    many = next((variant for variant, settings in sides.items() if len(settings) > 1), None)
+    if many is not None:
+        raise InputError(
+            f"{name}: grid: '{many}' has {len(sides[many])} allocations; recipes are compared at one Bp and n."
+        )
 
 
 def _toml(fields: dict[str, Any]) -> str:
@@ -107,11 +143,6 @@ def analyse(
     spec = parse_spec(
         files.read_bytes(files.join(str(folder), "study.toml")), name=files.join(str(folder), "study.toml")
     )
-    if len(spec.problems) > 1:
-        raise InputError(
-            f"{folder}: a leave-one-out study has one [problems] table; to train on several sets together name them "
-            "there: sources = {math = …, code = …}."
-        )
     runs = load(folder)
     metric, unit = choose_metric(runs, metric), choose_unit(runs, unit)
 
@@ -120,7 +151,8 @@ def analyse(
         whole = sides.pop(WHOLE)
         return leave_one_out(whole, sides, share=share, replicates=replicates, seed=seed)
 
-    tasks = {name: found(f"{name}/{metric}") for name in _sources(spec)}
+    known = set.intersection(*(set(run.metrics) for run in runs))
+    tasks = {name: found(f"{name}/{metric}") for name in _sources(spec) if f"{name}/{metric}" in known}
     return Ablated(str(folder), metric, unit, found(metric), tasks)
 
 

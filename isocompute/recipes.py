@@ -131,14 +131,17 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        if self.advantage == "none" and self.zero_variance_filter != "off":
-            raise ValueError("zero_variance_filter needs a group baseline; advantage = 'none' has none")
+        if self.advantage in ("none", "gae") and self.zero_variance_filter != "off":
+            raise ValueError(f"zero_variance_filter needs a group baseline; advantage = '{self.advantage}' has none")
         if self.baseline_rollouts is not None and self.advantage in ("none", "gae"):
             raise ValueError(f"baseline_rollouts needs a group baseline; advantage = '{self.advantage}' has none")
-        if self.advantage in ("none", "gae") and self.zero_variance_filter == "refill":
-            raise ValueError(f"zero_variance_filter needs a group baseline; advantage = '{self.advantage}' has none")
         if self.pipeline_steps and self.off_policy_steps > 1:
             raise ValueError("pipeline_steps and off_policy_steps are two ways to be off-policy; use one")
+        if self.ratio_anchor == "sampler" and self.tis_cap is not None:
+            raise ValueError(
+                "ratio_anchor = 'sampler' already weighs tokens by trainer over sampler probability; tis_cap would do "
+                "it twice: use one of them"
+            )
         off_policy = self.pipeline_steps or self.off_policy_steps > 1
         if off_policy and self.loss != "reinforce" and self.ratio_anchor == "trainer" and self.tis_cap is None:
             raise ValueError(

@@ -9,6 +9,10 @@ from isocompute.arrays import Ints
 __all__ = ["ProblemSampler"]
 
 
+_ROUNDING = 1e-9
+""".55 of 100 is 55, whatever floating point makes of it."""
+
+
 class ProblemSampler:
     """Draws batches without replacement inside an epoch; a new order each epoch.
 
@@ -46,9 +50,9 @@ class ProblemSampler:
         """Keep score, and retire what is solved."""
         if self.retire_at is None:
             return
-        self.right_P[index_P] += right_P
-        self.seen_P[index_P] += rollouts
-        done_P = self.right_P[index_P] >= self.retire_at * self.seen_P[index_P]
+        np.add.at(self.right_P, index_P, right_P)  # a problem may be there twice
+        np.add.at(self.seen_P, index_P, rollouts)
+        done_P = self.right_P[index_P] >= self.retire_at * self.seen_P[index_P] - _ROUNDING
         if done_P.any():
             self.active_P[index_P[done_P]] = False
             rest = self.order_P[self.at :]

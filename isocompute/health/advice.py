@@ -8,6 +8,12 @@ _ISOCOMPUTE = "IsoCompute (2603.12151)"
 _SCALERL = "ScaleRL (2510.13786)"
 
 ADVICE: dict[str, tuple[str, str]] = {
+    "non_finite": (
+        "nothing is learned from here on: go back to the last checkpoint before it; lower the learning rate, clip the "
+        "gradient, look for an overflow in half precision or a division by a spread of 0",
+        f"{_ISOCOMPUTE} section 3, factor 3 (an unstable learning rate); {_SCALERL} section 3.2 (logits in FP32); the "
+        "rest is our reading",
+    ),
     "reward_fall": (
         "go back to the checkpoint of the best reward; lower the learning rate (√B scaling from a base that is stable) "
         "and make fewer updates on a batch",

@@ -15,6 +15,7 @@ from isocompute.health.looks import (
     look_at_fall,
     look_at_gap,
     look_at_logprob_gap,
+    look_at_numbers,
     look_at_pass_rates,
     look_at_spikes,
     look_at_truncation,
@@ -33,6 +34,8 @@ __all__ = ["check"]
 
 _TRAIN = "train/avg"
 _NO_REWARDS = ("entropy", "kl", "response_length", "truncated", "zero_variance", "grad_norm", "learning_rate", "loss")
+_NUMBERS = ("loss", "grad_norm", "entropy")
+"""Beside the rewards, what must be a number at every point."""
 _KL_FLOOR = 0.1
 """Nats a token; drift below it is small whatever its factor."""
 
@@ -48,15 +51,25 @@ def check(run: Run, *, paths: Sequence[str] = ()) -> Health:
     findings: list[tuple[int, Finding]] = []
     checks = []
     for code, (names, needs, look) in _CHECKS.items():
-        rewards = tuple(reward.series.name for reward in watched.rewards)
-        metrics = rewards if names == (_TRAIN,) else tuple(name for name in names if series_of(run, name) is not None)
         found = look(watched)
-        checks.append(Check(code, metrics, ran=found is not None, needs=needs if found is None else None))
+        ran = found is not None
+        checks.append(Check(code, _metrics(watched, names), ran=ran, needs=None if ran else needs))
         findings += [(row, _finding(run, code, row, severity, text)) for row, severity, text in found or ()]
     ordered = tuple(finding for _, finding in sorted(findings, key=lambda pair: pair[0]))
     severities = {finding.severity for finding in ordered}
-    verdict: Verdict = "problem" if "problem" in severities else "warning" if severities else "healthy"
+    known = any(each.ran for each in checks if each.code != "non_finite")  # that they are numbers is no sign of health
+    quiet: Verdict = "healthy" if known else "unknown"
+    verdict: Verdict = "problem" if "problem" in severities else "warning" if severities else quiet
     return Health(run.name, verdict, ordered, tuple(checks))
+
+
+def _metrics(watched: Watched, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that the run logs, of what a check reads."""
+    if names == _NUMBERS:
+        return watched.numbers
+    if names == (_TRAIN,):
+        return tuple(reward.series.name for reward in watched.rewards)
+    return tuple(name for name in names if series_of(watched.run, name) is not None)
 
 
 def _watch(run: Run, paths: Sequence[str]) -> Watched:
@@ -67,13 +80,16 @@ def _watch(run: Run, paths: Sequence[str]) -> Watched:
         metric = choose_metric(RunSet((replace(run, points=run.points.drop(watched_too)),)))
     except InputError:  # nothing that is surely a reward: the checks without one still run
         metric = _TRAIN
-    if is_validation(metric) or metric in ("value", "reward"):  # not whatever happens to be the only column
+    held_out = is_validation(metric) or metric in ("value", "reward")  # not whatever happens to be the only column
+    if held_out:
         validation = _reward(run, metric, VALIDATION_NOISE)
+    must_be = (*([metric] if held_out else []), _TRAIN, *_NUMBERS)
+    numbers = tuple(name for name in must_be if name in run.metrics)
     rewards = [r for r in (validation, train) if r is not None]
     rows = run.points.height
     record_R = reference_rows(rows, rewards, lambda reward: reward.best_at_T)
     held_R = reference_rows(rows, rewards, lambda reward: reward.held_at_T)
-    return Watched(run, validation, train, record_R, held_R, _rates(run, paths))
+    return Watched(run, numbers, validation, train, record_R, held_R, _rates(run, paths))
 
 
 def _rates(run: Run, paths: Sequence[str]) -> dict[int, PassRates]:
@@ -98,37 +114,50 @@ def _finding(run: Run, code: str, row: int, severity: Severity, evidence: str) -
 
 
 _CHECKS: dict[str, tuple[tuple[str, ...], str, Look]] = {
-    "reward_fall": ((_TRAIN,), "a reward: avg@k or train/avg", look_at_fall),
-    "entropy_collapse": (("entropy",), "entropy", drifts("entropy", "entropy", up=False, warning=3, problem=3)),
-    "entropy_explosion": (("entropy",), "entropy", drifts("entropy", "entropy", up=True, warning=3, problem=3)),
+    "non_finite": (_NUMBERS, "a reward, loss, grad_norm or entropy", look_at_numbers),
+    "reward_fall": ((_TRAIN,), "a reward: avg@k or train/avg, 2 points", look_at_fall),
+    "entropy_collapse": (
+        ("entropy",),
+        "entropy, 2 points",
+        drifts("entropy", "entropy", up=False, warning=3, problem=3),
+    ),
+    "entropy_explosion": (
+        ("entropy",),
+        "entropy, 2 points",
+        drifts("entropy", "entropy", up=True, warning=3, problem=3),
+    ),
     "length_explosion": (
         ("response_length",),
-        "response_length",
+        "response_length, 2 points",
         drifts("response_length", "response length", up=True, warning=2, problem=3),
     ),
     "length_collapse": (
         ("response_length",),
-        "response_length",
+        "response_length, 2 points",
         drifts("response_length", "response length", up=False, warning=2, problem=3),
     ),
-    "truncation": (("truncated",), "truncated, the share of cut responses", look_at_truncation),
+    "truncation": (("truncated",), "truncated (the share of cut responses), 5 points", look_at_truncation),
     "kl_drift": (
         ("kl",),
-        "kl, to the base model",
+        "kl (to the base model), 2 points",
         drifts("kl", "KL", up=True, warning=3, problem=None, floor=_KL_FLOOR, smooth=5),
     ),
     "zero_variance": (
         ("zero_variance",),
-        "zero_variance, the share of groups that score all the same",
+        "zero_variance (the share of groups that score all the same), 10 points, or 5 with pass rates",
         look_at_zero_variance,
     ),
-    "logprob_gap": (tuple(MISMATCHES), "a distance of sampler and trainer, such as logprob_gap", look_at_logprob_gap),
-    "grad_norm_spikes": (("grad_norm",), "grad_norm", look_at_spikes),
+    "logprob_gap": (
+        tuple(MISMATCHES),
+        "a distance of sampler and trainer, such as logprob_gap, 5 points",
+        look_at_logprob_gap,
+    ),
+    "grad_norm_spikes": (("grad_norm",), "grad_norm, 13 points", look_at_spikes),
     "polarisation": (
         ("train/pass_rates",),
-        "pass rates of problems: pass_rates.jsonl or train/pass_rates",
+        "pass rates of problems (pass_rates.jsonl or train/pass_rates), 2 points",
         look_at_pass_rates,
     ),
-    "train_validation_gap": ((_TRAIN,), "train/avg and a reward on held-out problems", look_at_gap),
+    "train_validation_gap": ((_TRAIN,), "train/avg and 4 points of a reward on held-out problems", look_at_gap),
 }
 """Code → the metrics it reads, what to log for it to run, and the check: rows found, or None where it cannot run."""

@@ -17,9 +17,10 @@ import numpy as np
 from isocompute.arrays import Ints
 from isocompute.health.series import Series, counter_noise, trailing_median
 
-__all__ = ["Drift", "first_drift"]
+__all__ = ["FEWEST_FOR_DRIFT", "Drift", "first_drift"]
 
 SIGMAS = 6.0
+FEWEST_FOR_DRIFT = 2
 _BEFORE = 3
 """Points that the reference is the median of."""
 _NOTHING = 1e-12

@@ -8,7 +8,7 @@ import numpy as np
 
 from isocompute.health.series import Series, trailing_median
 
-__all__ = ["MISMATCHES", "first_spikes"]
+__all__ = ["FEWEST_NORMS", "MISMATCHES", "first_spikes"]
 
 _BEFORE = 30
 _FEWEST = 10
@@ -18,6 +18,8 @@ SIGMAS = 6.0
 """… and this many times their spread on a log scale above it."""
 SPIKES = 3
 """One spike is what gradient clipping is for; this many among the last thirty points are a state."""
+FEWEST_NORMS = _FEWEST + SPIKES
+"""Points before which there cannot be a third spike."""
 _PRIOR_NOISE = 0.3
 
 MISMATCHES: dict[str, float] = {

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from isocompute.arrays import Ints
-from isocompute.health.drift import first_drift
-from isocompute.health.gradients import MISMATCHES, first_spikes
+from isocompute.health.drift import FEWEST_FOR_DRIFT, first_drift
+from isocompute.health.gradients import FEWEST_NORMS, MISMATCHES, first_spikes
 from isocompute.health.model import Severity
-from isocompute.health.rewards import Reward, batch_noise, first_fall, first_gap
-from isocompute.health.series import Series, series_of
+from isocompute.health.rewards import FEWEST_FOR_FALL, FEWEST_FOR_GAP, Reward, batch_noise, first_fall, first_gap
+from isocompute.health.series import Series, first_not_finite, series_of
 from isocompute.health.shares import WINDOW, first_above, first_excess, first_given_up, near_zero
 from isocompute.runs.model import Run
 from isocompute.runs.pass_rates import PassRates
@@ -25,6 +26,7 @@ __all__ = [
     "look_at_fall",
     "look_at_gap",
     "look_at_logprob_gap",
+    "look_at_numbers",
     "look_at_pass_rates",
     "look_at_spikes",
     "look_at_truncation",
@@ -49,6 +51,8 @@ class Watched:
     """A run with what several checks read."""
 
     run: Run
+    numbers: tuple[str, ...]
+    """Metrics that it logs and that must be numbers: rewards, loss, norm of the gradient, entropy."""
     validation: Reward | None
     train: Reward | None
     record_R: Ints
@@ -81,19 +85,39 @@ def number_at(run: Run, column: str, row: int) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
+def look_at_numbers(watched: Watched) -> list[Found] | None:
+    """Rewards, losses, gradients and entropies that are no finite number any more."""
+    first = {name: at for name in watched.numbers if (at := first_not_finite(watched.run, name)) is not None}
+    if not first:
+        return [] if watched.numbers else None
+    row = min(at for at, _ in first.values())
+    text = ", ".join(f"{name} is {_not_finite(value)}" for name, (at, value) in first.items() if at == row)
+    return [(row, "problem", text)]
+
+
+def _not_finite(value: float) -> str:
+    return "NaN" if math.isnan(value) else "infinite" if math.isinf(value) else f"{value:.0e}, as good as infinite"
+
+
 def look_at_fall(watched: Watched) -> list[Found] | None:
     """Reward that falls, held-out and in training."""
+    rewards = [reward for reward in watched.rewards if len(reward.series) >= FEWEST_FOR_FALL]
     found: list[Found] = []
-    for reward in watched.rewards:
+    for reward in rewards:
         fall = first_fall(reward)
         if fall is not None:
             rows = reward.series.row_T
             text = (
-                f"{reward.series.name} fell from {fall.best:.3f} ({watched.step(int(rows[fall.best_at]))}) to "
-                f"{fall.now:.3f}; noise {reward.noise_T[fall.at]:.3f}"
+                f"{reward.series.name} fell from {_level(fall.best)} ({watched.step(int(rows[fall.best_at]))}) to "
+                f"{_level(fall.now)}; noise {_level(reward.noise_T[fall.at])}"
             )
             found.append((int(rows[fall.at]), "problem", text))
-    return found if watched.rewards else None
+    return found if rewards else None
+
+
+def _level(value: float) -> str:
+    """A reward: three places; three digits where it is so large that places say nothing."""
+    return f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def drifts(
@@ -135,12 +159,12 @@ def drifts(
 def _drifting(watched: Watched, name: str) -> Series | None:
     if name == "kl" and watched.run.settings.engine in _MISMATCH_ENGINES:
         return None
-    return series_of(watched.run, name)
+    return series_of(watched.run, name, fewest=FEWEST_FOR_DRIFT)
 
 
 def look_at_truncation(watched: Watched) -> list[Found] | None:
     """Cut responses, at ScaleRL's 5, 10 and 15%."""
-    series = series_of(watched.run, "truncated")
+    series = series_of(watched.run, "truncated", fewest=WINDOW)
     if series is None:
         return None
     found: dict[int, Found] = {}  # marks that are passed at one point are one finding, the highest
@@ -156,11 +180,12 @@ def look_at_truncation(watched: Watched) -> list[Found] | None:
 
 def look_at_zero_variance(watched: Watched) -> list[Found] | None:
     """Groups that score all the same: against the pass rates where they are known, else most of all groups."""
-    series = series_of(watched.run, "zero_variance")
-    if series is None:
-        return None
     settings = watched.run.settings
     n, problems = settings.rollouts_per_problem, settings.problems_per_batch
+    fewest = WINDOW if watched.rates and n and problems else _MOSTLY_POINTS
+    series = series_of(watched.run, "zero_variance", fewest=fewest)
+    if series is None:
+        return None
     if watched.rates and n and problems:
         excess = first_excess(series, watched.rates, n=n, problems=problems)
         if excess is None:
@@ -176,24 +201,24 @@ def look_at_zero_variance(watched: Watched) -> list[Found] | None:
 
 def look_at_logprob_gap(watched: Watched) -> list[Found] | None:
     """Distance between the sampler's and the trainer's log-probs."""
-    names = [name for name in MISMATCHES if series_of(watched.run, name) is not None]
-    marks = {name: MISMATCHES[name] for name in names}
-    if not names and watched.run.settings.engine in _MISMATCH_ENGINES and series_of(watched.run, "kl") is not None:
+    marks = {name: mark for name, mark in MISMATCHES.items() if series_of(watched.run, name) is not None}
+    if not marks and watched.run.settings.engine in _MISMATCH_ENGINES:
         marks = {"kl": MISMATCHES["mismatch_kl/mean"]}
+    long = [series for name in marks if (series := series_of(watched.run, name, fewest=WINDOW)) is not None]
     found: list[Found] = []
-    for name, mark in marks.items():
-        series = series_of(watched.run, name)
-        at = None if series is None else first_above(series, mark)
-        if series is not None and at is not None:
+    for series in long:
+        mark = marks[series.name]
+        at = first_above(series, mark)
+        if at is not None:
             now = float(series.values_T[max(0, at + 1 - WINDOW) : at + 1].mean())
-            text = f"sampler and trainer disagree: {name} is {now:.3g}, above {mark:g}"
+            text = f"sampler and trainer disagree: {series.name} is {now:.3g}, above {mark:g}"
             found.append((int(series.row_T[at]), "warning", text))
-    return found if marks else None
+    return found if long else None
 
 
 def look_at_spikes(watched: Watched) -> list[Found] | None:
     """Spikes of the gradient's norm."""
-    series = series_of(watched.run, "grad_norm")
+    series = series_of(watched.run, "grad_norm", fewest=FEWEST_NORMS)
     if series is None:
         return None
     spikes = first_spikes(series)
@@ -212,7 +237,7 @@ def look_at_spikes(watched: Watched) -> list[Found] | None:
 def look_at_pass_rates(watched: Watched) -> list[Found] | None:
     """Problems that are given up while the mean rises (interference)."""
     rates = watched.rates
-    if not rates:
+    if len(rates) < 2:
         return None
     at = first_given_up(rates)
     if at is None:
@@ -228,7 +253,7 @@ def look_at_pass_rates(watched: Watched) -> list[Found] | None:
 def look_at_gap(watched: Watched) -> list[Found] | None:
     """Training's reward that rises while held-out reward falls."""
     validation, train = watched.validation, watched.train
-    if validation is None or train is None:
+    if validation is None or train is None or len(validation.series) < FEWEST_FOR_GAP:
         return None
     at = first_gap(validation, train)
     if at is None:
@@ -237,7 +262,7 @@ def look_at_gap(watched: Watched) -> list[Found] | None:
     now, then = (train.series.until(int(validation.series.row_T[i])) - 1 for i in (at, best))
     text = (
         f"since {watched.step(int(validation.series.row_T[best]))} {train.series.name} rose from "
-        f"{train.level_T[then]:.3f} to {train.level_T[now]:.3f} and {validation.series.name} fell "
-        f"from {validation.level_T[best]:.3f} to {validation.level_T[at]:.3f}"
+        f"{_level(train.level_T[then])} to {_level(train.level_T[now])} and {validation.series.name} fell "
+        f"from {_level(validation.level_T[best])} to {_level(validation.level_T[at])}"
     )
     return [(int(validation.series.row_T[at]), "warning", text)]

@@ -8,7 +8,8 @@ from typing import Any, Literal
 __all__ = ["Check", "Finding", "Health", "Severity", "Verdict"]
 
 Severity = Literal["warning", "problem"]
-Verdict = Literal["healthy", "warning", "problem"]
+Verdict = Literal["healthy", "unknown", "warning", "problem"]
+"""From best to worst; `unknown` is a run that no check could say anything of."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Check:
     metrics: tuple[str, ...]
     ran: bool
     needs: str | None = None
-    """What to log for it to run; None where it ran."""
+    """What to log for it to run, and how many points of it; None where it ran."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,17 @@ import numpy as np
 from isocompute.arrays import Array, Ints
 from isocompute.health.series import Series, counter_noise, records, trailing_mean
 
-__all__ = ["Fall", "Reward", "batch_noise", "first_fall", "first_gap", "reference_rows", "reward_of"]
+__all__ = [
+    "FEWEST_FOR_FALL",
+    "FEWEST_FOR_GAP",
+    "Fall",
+    "Reward",
+    "batch_noise",
+    "first_fall",
+    "first_gap",
+    "reference_rows",
+    "reward_of",
+]
 
 VALIDATION_NOISE = 0.02
 """Prior noise of an evaluation, of the scale: ScaleRL's error, and that of some 600 samples."""
@@ -35,6 +45,10 @@ GAP = 0.05
 """Gain of training's reward that held-out reward does not share, of the scale."""
 _LONG = 1000
 _FEWEST, _MOST = 3, 20
+FEWEST_FOR_FALL = 2
+"""Points of a reward before which there is nothing to fall from."""
+FEWEST_FOR_GAP = _FEWEST + 1
+"""Evaluations before which none lies far enough after the best."""
 _AIM = 0.02
 _RAREST = 0.2
 """The spread of a binomial at a rate of .01 or .99: rarer successes are not told from noise."""

@@ -17,8 +17,10 @@ import polars as pl
 from isocompute.arrays import Array, Ints
 from isocompute.runs.model import Run
 
-__all__ = ["Series", "counter_noise", "records", "series_of", "trailing_mean", "trailing_median"]
+__all__ = ["Series", "counter_noise", "first_not_finite", "records", "series_of", "trailing_mean", "trailing_median"]
 
+LARGEST = 1e100
+"""Beyond it a number is as good as infinite, and its square is."""
 MEMORY = 100
 """Moves that the noise is estimated from: a run's noise changes as it learns."""
 PRIOR_WEIGHT = 4.0
@@ -29,7 +31,7 @@ _HALF_NORMAL = 0.6745
 
 @dataclass(frozen=True)
 class Series:
-    """The points of a run that have a finite value of a metric."""
+    """The points of a run that have a finite value of a metric, up to `LARGEST`."""
 
     name: str
     row_T: Ints
@@ -44,14 +46,32 @@ class Series:
         return int(np.searchsorted(self.row_T, row, side="right"))
 
 
-def series_of(run: Run, name: str) -> Series | None:
-    """A metric of a run; None where it has no finite value."""
-    column = run.points.get_column(name, default=None)
+def series_of(run: Run, name: str, *, fewest: int = 1) -> Series | None:
+    """A metric of a run; None where it has fewer finite values than a check needs."""
+    column = _numbers(run, name)
+    if column is None:
+        return None
+    values = column.fill_null(math.nan).to_numpy()
+    row_T = np.flatnonzero(np.abs(values) <= LARGEST)
+    return Series(name, row_T, np.asarray(values[row_T], dtype=np.float64)) if len(row_T) >= fewest else None
+
+
+def first_not_finite(run: Run, name: str) -> tuple[int, float] | None:
+    """Row and value of the first entry of a metric that is there and no finite number up to `LARGEST`."""
+    column = _numbers(run, name)
+    if column is None:
+        return None
+    there_R = column.is_not_null().to_numpy()
+    values_R = column.fill_null(0.0).to_numpy()
+    bad = np.flatnonzero(there_R & ~(np.abs(values_R) <= LARGEST))
+    return (int(bad[0]), float(values_R[bad[0]])) if len(bad) else None
+
+
+def _numbers(run: Run, name: str) -> pl.Series | None:
+    column: pl.Series | None = run.points.get_column(name, default=None)
     if column is None or not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
         return None
-    values = column.cast(pl.Float64).fill_null(math.nan).to_numpy()
-    row_T = np.flatnonzero(np.isfinite(values))
-    return Series(name, row_T, np.asarray(values[row_T], dtype=np.float64)) if len(row_T) else None
+    return column.cast(pl.Float64)
 
 
 def trailing_median(values_T: Array, width: int) -> Array:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
+from isocompute.arrays import Array
 from isocompute.health.series import Series, trailing_mean
 from isocompute.plan.difficulty import zero_variance_share
 from isocompute.runs.pass_rates import BINS, PassRates
@@ -26,10 +29,15 @@ def near_zero(rates: PassRates) -> float:
 
 def same_scores(rates: PassRates, n: int) -> float:
     """Expected share of groups of n whose rollouts all score the same: of pass rates in bins, the most it can be."""
+    return float(rates.share_K @ _same_scores_of_bins(n))
+
+
+@cache
+def _same_scores_of_bins(n: int) -> Array:
+    """The share at each bin's edge that lies further from a half."""
     low_K = np.arange(BINS) / BINS
     edge_K = np.where(low_K < 0.5, low_K, low_K + 1.0 / BINS)
-    each_K = np.array([zero_variance_share(edge_K[k : k + 1], n) for k in range(BINS)])
-    return float(rates.share_K @ each_K)
+    return np.array([zero_variance_share(edge_K[k : k + 1], n) for k in range(BINS)])
 
 
 def first_above(series: Series, mark: float, *, window: int = WINDOW) -> int | None:
@@ -48,11 +56,11 @@ def first_excess(
     """
     seen_T = trailing_mean(series.values_T, WINDOW)
     rows = sorted(rates)
+    last_T = np.searchsorted(rows, series.row_T, side="right") - 1
     for t in range(WINDOW - 1, len(series)):
-        at = int(np.searchsorted(rows, series.row_T[t], side="right")) - 1
-        if at < 0:
+        if last_T[t] < 0:
             continue
-        predicted = same_scores(rates[rows[at]], n)
+        predicted = same_scores(rates[rows[last_T[t]]], n)
         error = float(np.sqrt(max(predicted * (1.0 - predicted), 1e-3) / (problems * WINDOW)))
         if seen_T[t] - predicted >= max(EXCESS, SIGMAS * error):
             return t, float(seen_T[t]), predicted

@@ -1,21 +1,28 @@
-"""`--follow`: import again whenever a log has grown, until the user stops it.
+"""`--follow`: read again whenever a log or a run folder has grown, until the user stops it.
 
-The whole log is read again, so that a file that was cut, replaced or rotated needs no case of its own; the pauses grow
+The whole is read again, so that a file that was cut, replaced or rotated needs no case of its own; the pauses grow
 with what a reading costs, so that following never takes more than a small share of one core.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from isocompute.errors import InputError
-from isocompute.logs.discover import find
+from isocompute.logs.discover import Found, find
 from isocompute.logs.importing import Imports, import_logs
+from isocompute.runs.folder import POINTS, SETTINGS
 
-__all__ = ["follow"]
+__all__ = ["follow", "watch"]
 
+T = TypeVar("T")
+_State = tuple[tuple[str, int, int, int], ...]
+
+_PASS_RATES = "pass_rates.jsonl"
 _PAUSE = 2.0
 _SHARE = 10
 """A pause is at least this many times as long as the last reading took."""
@@ -31,54 +38,90 @@ def follow(
     wait: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Call `changed` with what there is now and after every growth; return when `wait` is interrupted (Ctrl-C).
+    """Import logs again and again: `changed` gets what there is now, and after every growth."""
 
-    A log that is not there yet, or has no points yet, is waited for.
+    def read() -> Imports:
+        return import_logs(
+            paths,
+            format=format,
+            problems_per_batch=problems_per_batch,
+            rollouts_per_problem=rollouts_per_problem,
+        )
+
+    watch(paths, read=read, changed=changed, wait=wait, clock=clock)
+
+
+def watch(
+    paths: Sequence[str],
+    *,
+    read: Callable[[], T],
+    changed: Callable[[T], None],
+    wait: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Call `read`, and `changed` with what it returns, now and after every growth of what lies at `paths`.
+
+    Returns when `wait` is interrupted (Ctrl-C). What is not there yet, or has no points yet, is waited for, which is
+    said once on standard error.
     """
     if "-" in paths:
         raise InputError("--follow: standard input cannot be read again; name the file that it comes from.")
-    last: object = None
+    last: _State | None = None
+    told: set[str] = set()
     try:
         while True:
             began = clock()
-            state = _state(paths)
+            state, missing = _look(paths)
+            for path in missing:
+                _tell(f"waiting for {path}", told)
             if state != last:
                 last = state
                 try:
-                    imports = import_logs(
-                        paths,
-                        format=format,
-                        problems_per_batch=problems_per_batch,
-                        rollouts_per_problem=rollouts_per_problem,
-                    )
-                except InputError:
+                    there = read()
+                except InputError as error:
                     if state and _is_final(state):
                         raise
+                    if not missing:
+                        _tell(f"waiting for points: {' '.join(str(error).split())}", told)
                 else:
-                    changed(imports)
+                    changed(there)
             wait(max(_PAUSE, _SHARE * (clock() - began)))
     except KeyboardInterrupt:
         return
 
 
-def _state(paths: Sequence[str]) -> tuple[tuple[str, int, int, int], ...]:
-    """Name, file, size and time of every log: whatever happens to one, this changes."""
-    out = []
+def _tell(line: str, told: set[str]) -> None:
+    if line not in told:
+        told.add(line)
+        print(line, file=sys.stderr, flush=True)
+
+
+def _look(paths: Sequence[str]) -> tuple[_State, list[str]]:
+    """Name, file, size and time of everything that is read, of which one changes whatever happens; and what is not
+    there yet.
+    """
+    state, missing = [], []
     for path in paths:
         try:
-            logs = [log for found in find([path]) for log in found.logs]
+            files = [file for found in find([path]) for file in _files(found)]
         except InputError:
-            continue  # not there yet
-        for log in logs:
-            if isinstance(log.path, Path):
-                try:
-                    stat = log.path.stat()
-                except OSError:
-                    continue
-                out.append((log.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(out)
+            missing.append(path)
+            continue
+        for file in files:
+            try:
+                stat = file.stat()
+            except OSError:
+                continue
+            state.append((str(file), stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(state), missing
 
 
-def _is_final(state: tuple[tuple[str, int, int, int], ...]) -> bool:
+def _files(found: Found) -> Iterator[Path]:
+    if found.run_folder is not None:
+        yield from (found.run_folder / name for name in (SETTINGS, POINTS, _PASS_RATES))
+    yield from (log.path for log in found.logs if log.path is not None)
+
+
+def _is_final(state: _State) -> bool:
     """A log this long without a point is no log in the making but the wrong file."""
     return all(size > 50_000_000 for _, _, size, _ in state)

@@ -10,10 +10,12 @@ import numpy as np
 
 from isocompute.errors import InputError
 from isocompute.law import Forecast, Law
+from isocompute.law.comparison import ONE_SEED_ERROR
+from isocompute.law.curve import scale_of
 from isocompute.plan.api import plan as make_plan
 from isocompute.plan.budget import Budget, parse_budget
 from isocompute.plan.load_law import planning_law
-from isocompute.plan.planner import Plan
+from isocompute.plan.planner import Option, Plan
 from isocompute.plan.present import plan_to_json
 from isocompute.report.conditions import Condition
 from isocompute.report.evidence import Evidence
@@ -22,6 +24,9 @@ from isocompute.words import number, pair, value
 
 __all__ = ["Answer", "answers"]
 
+_STANDS_OUT = 0.5
+"""A setting that is more likely the best than not."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -29,6 +34,9 @@ class Answer:
 
     condition: str
     runs: int
+    """Those that gave a curve."""
+    left_out: int
+    """Those that did not."""
     plan: Plan | None
     why_not: str | None
     """Why there is no plan."""
@@ -37,15 +45,18 @@ class Answer:
     outlook: Forecast | None
     """Where it is going: at twice its compute."""
     unit: str | None
+    seed_error: float = 0.0
+    """What a difference must exceed where a setting has one seed, as in `compare`: no interval shows that spread."""
 
     @property
     def headline(self) -> str:
         """The answer in one line."""
         if self.plan is not None:
-            a = self.plan.allocation
-            return (
-                f"Use {a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps:,} updates"
-            )
+            chosen = _words(self.plan.chosen)
+            if _stands_out(self.plan, self.seed_error):
+                return f"Use {chosen}"
+            cheapest = _words(_cheapest(self.plan, self.seed_error))
+            return f"No setting stands out; the cheapest within one error is {cheapest}"
         if self.outlook is not None:
             return f"Best so far: {self.best}, {self.outlook.verdict.replace('_', ' ')}"
         return "No plan and no forecast yet"
@@ -54,19 +65,32 @@ class Answer:
     def expectation(self) -> str:
         """What to expect, and how sure that is."""
         if self.plan is not None:
-            ranked, options = self.plan.chosen.ranked, len(self.plan.targets)
-            return (
-                f"At {self.plan.budget}, expect {self.plan.law.metric} {value(ranked.value)} (80% "
-                f"{pair(ranked.interval)}). It is the best of {options} settings with probability "
-                f"{value(ranked.probability_best)}."
-            )
+            return self._planned(self.plan)
         if self.outlook is not None:
             o = self.outlook
             return (
                 f"It is at {value(o.now)}; at twice its compute ({number(o.at)} {unit_name(self.unit)}) expect "
                 f"{value(o.value)} ({o.level:.0%} {pair(o.interval)})."
             )
+        if self.runs:
+            return "These runs cannot be held against each other; the figures below show each of them."
         return "These runs give no learning curve; the figures below show what they do say."
+
+    def _planned(self, plan: Plan) -> str:
+        ranked = plan.chosen.ranked
+        of = "" if _stands_out(plan, self.seed_error) else f" of {_words(plan.chosen)}, the highest"
+        it = "By the fits alone it" if self.seed_error else "It"
+        out = (
+            f"At {plan.budget}, expect {plan.law.metric} {value(ranked.value)} (80% {pair(ranked.interval)})"
+            f"{of}. {it} is the best of {len(plan.targets)} settings with probability "
+            f"{value(ranked.probability_best)}."
+        )
+        if self.seed_error:
+            out += (
+                " Settings have one seed, so the spread between seeds is not counted: a difference under "
+                f"{value(self.seed_error)} decides nothing."
+            )
+        return out
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `answers` in `report --json` (docs/report.md)."""
@@ -99,22 +123,56 @@ def answers(evidence: Evidence, *, budget: str | float | None = None) -> tuple[A
 
 
 def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> Answer:
-    plan, why_not = None, None
+    plan, why_not, seed_error = None, None, 0.0
+    comparable = evidence.comparable(condition)
     try:
         law = evidence.law(condition)
+        if not comparable:
+            raise InputError(
+                "its runs lie on different scales; say their problem set and model (`problems`, `model` in run.json)."
+            )
+        seed_error = _seed_error(law)
         plan = _plan(law, asked, condition.name or evidence.runs.source, evidence.seed)
     except InputError as error:
         why_not = re.sub(r"^--law .*?: ", "", str(error))  # the option of another command
-    best = _best(evidence, condition)
+    best = _best(evidence, condition) if comparable else None
+    fitted = sum(run.name in evidence.curves for run in condition.runs)
     return Answer(
         condition=condition.name,
-        runs=len(condition.runs),
+        runs=fitted,
+        left_out=len(condition.runs) - fitted,
         plan=plan,
         why_not=why_not,
         best=best,
         outlook=None if best is None else evidence.outlook(best),
         unit=evidence.unit,
+        seed_error=seed_error,
     )
+
+
+def _seed_error(law: Law) -> float:
+    """`compare`'s least error of a difference, where a setting has one seed."""
+    if min(len(fit.curves) for fit in law.settings) > 1:
+        return 0.0
+    return ONE_SEED_ERROR * scale_of(np.concatenate([curve.values_C for fit in law.settings for curve in fit.curves]))
+
+
+def _stands_out(plan: Plan, error: float) -> bool:
+    """Whether the chosen setting is more likely the best than not, and ahead of the next by more than the error."""
+    ahead = not plan.alternatives or error == 0.0 or plan.alternatives[0].ranked.regret > error
+    return ahead and plan.chosen.ranked.probability_best >= _STANDS_OUT
+
+
+def _cheapest(plan: Plan, error: float) -> Option:
+    """Of the settings within one error of the chosen one, that with the least time or the fewest updates."""
+    options = (plan.chosen, *plan.alternatives)
+    near = [option for option in options if option.ranked.regret <= max(error, option.ranked.standard_error)]
+    return min(near, key=lambda option: (option.seconds or 0.0, option.allocation.update_steps))
+
+
+def _words(option: Option) -> str:
+    a = option.allocation
+    return f"{a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps:,} updates"
 
 
 def _plan(law: Law, asked: Budget | None, name: str, seed: int) -> Plan:

@@ -16,7 +16,8 @@ _SHOWN = 6
 
 def answer_card(answer: Answer) -> str:
     """One card."""
-    count = f"{answer.runs} run{'s' if answer.runs != 1 else ''}"
+    of = f" of {answer.runs + answer.left_out}" if answer.left_out else ""
+    count = f"{answer.runs}{of} run{'s' if of or answer.runs != 1 else ''}"
     inside = [
         tag("p", escape(" · ".join(filter(None, (answer.condition, count)))), class_="which"),
         tag("h3", escape(answer.headline)),

@@ -16,7 +16,7 @@ import numpy as np
 
 from isocompute.errors import InputError
 from isocompute.law import Curve, Forecast, Law, curves_of, fit_law, forecast
-from isocompute.law.curve import MINIMUM_POINTS
+from isocompute.law.curve import MINIMUM_POINTS, scale_of
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
 from isocompute.law.from_runs import UNITS, choose_metric, choose_unit
 from isocompute.report.conditions import Condition, conditions_of
@@ -27,6 +27,8 @@ __all__ = ["Evidence", "Source"]
 
 Source = RunSet | str | Path | Sequence[str | Path]
 TRAINED = "train/avg"
+_ONE_SCALE = 2.0
+"""Lengths of scales may differ so much: a reward from -1 to 1 looks like a rate where it never was negative."""
 T = TypeVar("T")
 
 
@@ -151,6 +153,13 @@ class Evidence:
             return tuple(fit_groups(list(groups.values()), replicates=max(50, self.replicates // 5), seed=self.seed))
 
         return self._once(("fits", condition.key, metric), fit)
+
+    def comparable(self, *conditions: Condition) -> bool:
+        """Whether runs may be held against each other: they say their problem set or model, or lie on one scale."""
+        if all(c.ingredient("problems") or c.ingredient("model") for c in conditions):
+            return True
+        scales = [scale_of(curve.values_C) for c in conditions for curve in self._mine(c, self.metric, self.unit)]
+        return not scales or max(scales) <= _ONE_SCALE * min(scales)
 
     def _mine(self, condition: Condition, metric: str, unit: str | None) -> list[Curve]:
         curves = self.curves_in(metric, unit)

@@ -5,7 +5,6 @@ Everything is inside: no script, style, font or picture is fetched, and the cont
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files as resources
@@ -13,6 +12,7 @@ from importlib.resources import files as resources
 from isocompute import __version__
 from isocompute.report.answer import Answer
 from isocompute.report.answer_html import answer_card
+from isocompute.report.embedding import embedded_data
 from isocompute.report.evidence import Evidence
 from isocompute.report.html import facts, items, paragraphs, table, tag
 from isocompute.report.methods import left_out_reasons, method_facts, run_columns, run_rows, setting_rows
@@ -132,7 +132,10 @@ def _figure(figure: Figure) -> str:
         )
         for i, panel in enumerate(figure.panels)
     ]
-    data = json.dumps(figure.to_json(), allow_nan=False).replace("<", "\\u003c")
+    data, thinned = embedded_data(figure)
+    shown = f"--figure {figure.name} --out {figure.name}.pdf"
+    if thinned:
+        shown += f"   # all data: --figure {figure.name} --json"
     return tag(
         "figure",
         tag("h3", escape(figure.title), tag("span", escape(figure.source), class_="source"), id=f"fig-{figure.name}"),
@@ -140,8 +143,10 @@ def _figure(figure: Figure) -> str:
         tag("div", *panels, class_=f"panels columns-{min(figure.columns, 3)}"),
         tag(
             "p",
-            tag("button", "Data (JSON)", type="button", data_download=figure.name),
-            tag("code", escape(f"isocompute report … --figure {figure.name} --out {figure.name}.pdf")),
+            tag(
+                "button", "Data (JSON, thinned)" if thinned else "Data (JSON)", type="button", data_download=figure.name
+            ),
+            tag("code", escape(f"isocompute report … {shown}")),
             class_="tools",
         ),
         tag("script", data, type="application/json", id=f"data-{figure.name}"),

@@ -19,7 +19,6 @@ __all__ = [
     "join",
     "last_part",
     "read_bytes",
-    "size",
     "write_atomically",
 ]
 
@@ -66,15 +65,6 @@ def exists(address: str) -> bool:
             system, path = _remote(address)
             return bool(system.exists(path))
         return Path(address).exists()
-
-
-def size(address: str) -> int:
-    """Bytes of a file; 0 where it is not there."""
-    if is_remote(address):
-        system, path = _remote(address)
-        return int(system.size(path) or 0) if system.exists(path) else 0
-    path_here = Path(address)
-    return path_here.stat().st_size if path_here.exists() else 0
 
 
 def is_folder(address: str) -> bool:

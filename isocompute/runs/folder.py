@@ -15,14 +15,20 @@ from isocompute.runs.model import Run, RunWarning
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS, SETTINGS, RunWriter, whole_lines
 
-__all__ = ["POINTS", "SETTINGS", "RunWriter", "parse_lines", "read_run", "steps_of", "tidy"]
+__all__ = ["POINTS", "SETTINGS", "NoPointsError", "RunWriter", "parse_lines", "read_run", "steps_of", "tidy"]
 
 _SAMPLE = 100
 """Lines that tell the columns of a file; whatever they do not tell is noticed and read the slower way."""
 
 
+class NoPointsError(InputError):
+    """A run that has not come to its first point: there is no whole line."""
+
+
 def read_run(address: str, *, name: str | None = None) -> Run:
-    """Read a run folder."""
+    """Read a run folder; `NoPointsError` where it has no point yet."""
+    points_address = files.join(address, POINTS)
+    points = parse_lines(files.read_bytes(points_address), points_address)
     settings = RunSettings()
     settings_address = files.join(address, SETTINGS)
     if files.exists(settings_address):
@@ -32,19 +38,17 @@ def read_run(address: str, *, name: str | None = None) -> Run:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise InputError(f"{settings_address}: {where}: {first['msg']}; mend or remove it.") from error
-    points_address = files.join(address, POINTS)
-    points = parse_lines(files.read_bytes(points_address), points_address)
     return Run(name or files.last_part(address), settings, tidy(points))
 
 
 def parse_lines(data: bytes, address: str) -> pl.DataFrame:
     """A table from JSON lines, a torn last line dropped."""
     end = whole_lines(data)
+    if not data[:end].strip():
+        raise NoPointsError(f"{address}: holds no points yet; let the run evaluate, or leave it out.")
     if end < len(data):
         warnings.warn(f"{address}: the last line is torn and was dropped", RunWarning, stacklevel=2)
         data = data[:end]
-    if not data or data.isspace():
-        raise InputError(f"{address}: holds no points yet; let the run evaluate, or leave it out.")
     for sample in (_SAMPLE, None):
         try:
             table = pl.read_ndjson(io.BytesIO(data), infer_schema_length=sample)

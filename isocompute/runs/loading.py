@@ -11,7 +11,7 @@ from pathlib import Path
 
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.folder import POINTS, read_run
+from isocompute.runs.folder import POINTS, NoPointsError, read_run
 from isocompute.runs.model import Run, RunSet, RunSettings, RunWarning, listing
 from isocompute.runs.table import TABLE_SUFFIXES, read_table
 
@@ -93,14 +93,24 @@ def _is_foreign(address: str) -> bool:
 
 def _study(address: str) -> list[Run]:
     """The runs of a folder, read side by side: small files keep one core busy each, remote ones mostly wait."""
-    found = list(_run_folders(address, "", _DEPTH))
-    begun = [run for run in found if files.size(files.join(run[0], POINTS)) > 0] or found
-    if len(begun) < len(found):
-        # A study that is running: a cell's folder is there before its first evaluation.
-        waiting = len(found) - len(begun)
-        warnings.warn(f"{address}: {waiting} run(s) without a point yet are left out", RunWarning, stacklevel=2)
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(lambda run: read_run(run[0], name=run[1]), begun))
+        read = list(pool.map(_read_begun, _run_folders(address, "", _DEPTH)))
+    begun = [run for run in read if isinstance(run, Run)]
+    waiting = [error for error in read if isinstance(error, NoPointsError)]
+    if waiting and not begun:
+        raise waiting[0]
+    if waiting:
+        # A study that is running: a cell's folder is there before its first evaluation.
+        warnings.warn(f"{address}: {len(waiting)} run(s) without a point yet are left out", RunWarning, stacklevel=2)
+    return begun
+
+
+def _read_begun(found: tuple[str, str]) -> Run | NoPointsError:
+    address, name = found
+    try:
+        return read_run(address, name=name)
+    except NoPointsError as error:
+        return error
 
 
 def _run_folders(address: str, name: str, depth: int) -> Iterator[tuple[str, str]]:

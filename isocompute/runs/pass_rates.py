@@ -38,6 +38,14 @@ class PassRates:
     zero: float
     """Share of problems that were never solved (exact rates: under .01)."""
     mean: float
+    rate_P: Array | None = None
+    """Of each problem; None where only the histogram was kept."""
+    bins: int = BINS
+    """So many bins show the problems' spread and not the grid of rates that the samples allow."""
+
+    def shares(self, bins: int) -> Array:
+        """Shares of problems in so many equal bins; a histogram that was kept stays as it is."""
+        return self.share_K if self.rate_P is None else _histogram(self.rate_P, bins)
 
 
 def read_pass_rates(run: Run, paths: Sequence[str]) -> tuple[PassRates, ...]:
@@ -51,6 +59,26 @@ def read_pass_rates(run: Run, paths: Sequence[str]) -> tuple[PassRates, ...]:
             if files.exists(address):
                 return _from_counts(files.read_bytes(address))
     return ()
+
+
+def _histogram(rate_P: Array, bins: int) -> Array:
+    """Bins are closed below, the last one on both sides. A rate on an edge, such as 3 of 10, must not fall below it by
+    rounding.
+    """
+    index_P = np.clip(np.floor(rate_P * bins + 1e-9).astype(np.int64), 0, bins - 1)
+    share_K: Array = np.bincount(index_P, minlength=bins) / len(rate_P)
+    return share_K
+
+
+def _even_bins(samples: int) -> int:
+    """About `BINS` bins that each hold as many of the S + 1 rates 0/S, 1/S … 1 as any other, where there are such.
+
+    16 samples give 17 rates: 20 bins would have gaps, 16 a last bin with two rates. Where no such number divides S + 1,
+    the rates are so many that `BINS` bins have no gaps.
+    """
+    rates = samples + 1
+    even = (bins for bins in range(BINS + 1, BINS // 2 - 1, -1) if rates % bins == 0)
+    return next(even, min(BINS, rates))
 
 
 def _from_points(run: Run) -> tuple[PassRates, ...]:
@@ -95,10 +123,12 @@ def _from_counts(data: bytes) -> tuple[PassRates, ...]:
                 step=int(row.get("step", 0)),
                 set=str(row.get("set", "train")),
                 problems=len(rate_P),
-                share_K=np.histogram(rate_P, bins=BINS, range=(0.0, 1.0))[0] / len(rate_P),
+                share_K=_histogram(rate_P, BINS),
                 samples=int(samples_P[0]) if (samples_P == samples_P[0]).all() else 0,
                 zero=float((correct_P == 0).mean()),
                 mean=float(rate_P.mean()),
+                rate_P=rate_P,
+                bins=_even_bins(max(1, int(samples_P.min()))),
             )
         )
     return tuple(sorted(out, key=lambda rates: rates.step))

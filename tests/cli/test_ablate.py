@@ -57,9 +57,23 @@ def test_a_recipe_without_a_list_of_parts_is_named():
         with_variants(SPEC.partition("[variants")[0].encode(), name="spec.toml")
 
 
-def test_several_tables_of_problems_are_refused(tmp_path: Path):
-    text = SPEC.replace('problems = {set = "easy", size = 200}\n', "")
-    text += '[[problems]]\nset = "easy"\nsize = 50\n[[problems]]\nset = "hard"\nsize = 50\n'
-    (tmp_path / "spec.toml").write_text(text.replace("40_000", "2_000"))
-    answer = CliRunner().invoke(app, ["ablate", str(tmp_path / "spec.toml"), "--out", str(tmp_path / "out")])
-    assert isinstance(answer.exception, InputError) and "one [problems] table" in str(answer.exception)
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (('problems = {set = "easy", size = 200}', "[[problems]]"), [], "one [problems] table"),
+        (("rollouts_per_problem = [8]", "rollouts_per_problem = [8, 16]"), [], "recipes are compared at one Bp and n"),
+        (("points = 20", "points = 3"), [], "a fit needs 4"),
+        (("", ""), ["--fit-share", "2"], "--fit-share 2"),
+        (("", ""), ["--unit", "euros"], "--unit euros"),
+        (("[variants.slow]", "[variants]"), [], "variants"),
+    ],
+)
+def test_what_could_not_be_analysed_is_not_run(change: tuple[str, str], options: list[str], says: str, tmp_path: Path):
+    text = SPEC.replace(*change)
+    if change[1] == "[[problems]]":
+        text = SPEC.replace(change[0], "")
+        text += '[[problems]]\nset = "easy"\nsize = 50\n[[problems]]\nset = "hard"\nsize = 50\n'
+    (tmp_path / "spec.toml").write_text(text)
+    answer = CliRunner().invoke(app, ["ablate", str(tmp_path / "spec.toml"), "--out", str(tmp_path / "out"), *options])
+    assert isinstance(answer.exception, InputError) and says in str(answer.exception)
+    assert not (tmp_path / "out").exists()

@@ -48,7 +48,7 @@ RECIPES = st.fixed_dictionaries(
         "grad_clip": st.none() | positive(0.1, 10),
         "updates_per_batch": st.sampled_from((1, 1, 1, 2)),
     }
-)
+).map(lambda fields: fields if fields["ratio_anchor"] == "trainer" else {**fields, "tis_cap": None})
 
 
 @st.composite

@@ -130,9 +130,76 @@ def test_what_cannot_run_says_what_it_needs() -> None:
     health = check(run_of(train_avg=np.full(10, 0.5)))
     lacking = {c.code: c.needs for c in health.checks if not c.ran}
     assert health.verdict == "healthy"
-    assert lacking["entropy_collapse"] == "entropy"
+    assert lacking["entropy_collapse"] == "entropy, 2 points"
     assert "reward_fall" not in lacking
     assert all(c.needs is None for c in health.checks if c.ran)
+
+
+@pytest.mark.parametrize("metric", ["avg@1", "train/avg", "loss", "grad_norm", "entropy"])
+@pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "infinite"), (-1e120, "as good as infinite")])
+def test_what_is_no_number_is_a_problem_from_its_first_row(metric: str, value: float, word: str) -> None:
+    run = run_of(avg_at_1=np.full(30, 0.5))
+    column = np.full(30, 0.5)
+    column[[17, 25]] = value
+    run = dataclasses.replace(run, points=run.points.with_columns(pl.Series(metric, column)))
+    health = check(run)
+    (found,) = health.findings
+    assert (health.verdict, found.code, found.severity, found.since_step) == ("problem", "non_finite", "problem", 17)
+    assert metric in found.evidence
+    assert word in found.evidence
+    assert check(dataclasses.replace(run, points=run.points.head(17))).verdict == "healthy"
+
+
+def test_a_run_of_nothing_but_nan_is_a_problem() -> None:
+    points = pl.DataFrame({"step": range(10), "avg@4": [np.nan] * 10})
+    health = check(dataclasses.replace(run_of(avg_at_1=np.zeros(1)), points=points))
+    assert [(f.code, f.since_step) for f in health.findings] == [("non_finite", 0)]
+    assert [c.code for c in health.checks if c.ran] == ["non_finite"]
+
+
+def test_a_value_that_is_not_there_is_no_nan() -> None:
+    run = run_of(avg_at_1=np.where(np.arange(30) % 5 == 0, 0.5, np.nan), train_avg=np.full(30, 0.5))
+    assert check(run).verdict == "healthy"
+
+
+@pytest.mark.parametrize("size", [1e99, 1e150, 1e308])
+def test_huge_values_raise_no_warning_of_arithmetic(size: float) -> None:
+    """Warnings are errors here; what is beyond the largest number counts as infinite."""
+    wild = size * np.linspace(-1.0, 1.0, 40) ** 3
+    every = ("avg@1", "train/avg", "entropy", "kl", "response_length", "grad_norm", "truncated", "zero_variance")
+    points = pl.DataFrame({"step": range(40), **dict.fromkeys(every, wild)})
+    health = check(dataclasses.replace(run_of(avg_at_1=np.zeros(1)), points=points))
+    assert ("non_finite" in _codes(health)) == (size > 1e100)
+    assert all(len(f.evidence) < 200 for f in health.findings if f.code != "truncation")  # which is a share
+
+
+@pytest.mark.parametrize(
+    ("code", "metric", "fewest"),
+    [
+        ("reward_fall", "train/avg", 2),
+        ("entropy_collapse", "entropy", 2),
+        ("length_explosion", "response_length", 2),
+        ("truncation", "truncated", 5),
+        ("kl_drift", "kl", 2),
+        ("zero_variance", "zero_variance", 10),
+        ("logprob_gap", "logprob_gap", 5),
+        ("grad_norm_spikes", "grad_norm", 13),
+    ],
+)
+def test_a_check_runs_from_as_many_points_as_it_says(code: str, metric: str, fewest: int) -> None:
+    for count in (fewest - 1, fewest):
+        points = pl.DataFrame({"step": range(count), metric: [0.02] * count})
+        health = check(dataclasses.replace(run_of(avg_at_1=np.zeros(1)), points=points))
+        (one,) = [c for c in health.checks if c.code == code]
+        assert one.ran == (count == fewest)
+        assert f"{fewest} points" in (one.needs or f"{fewest} points")
+        if metric != "response_length" and fewest <= 5:  # one check alone reads it
+            assert health.verdict == ("healthy" if one.ran else "unknown")
+
+
+def test_three_spikes_are_found_as_soon_as_the_check_runs() -> None:
+    norms = np.array([1.0] * 10 + [60.0] * 3)
+    assert _codes(check(run_of(grad_norm=norms))) == ["grad_norm_spikes"]
 
 
 def test_a_column_that_happens_to_be_alone_is_no_reward() -> None:
@@ -143,7 +210,7 @@ def test_a_column_that_happens_to_be_alone_is_no_reward() -> None:
 
 def test_a_run_without_any_metric_is_no_error() -> None:
     health = check(run_of(nothing=np.full(3, np.nan)))
-    assert health.verdict == "healthy"
+    assert health.verdict == "unknown"
     assert not any(c.ran for c in health.checks)
 
 
@@ -168,6 +235,8 @@ def test_a_prefix_tells_the_same(seed: int, length: int, cut: int) -> None:
         zero_variance=np.clip(0.6 + walk(0.1), 0, 1),
         logprob_gap=np.abs(walk(0.05)),
     )
+    lost = np.where(np.arange(length) >= int(rng.integers(1, 140)), rng.choice([np.nan, np.inf, 1e200]), 0.3)
+    run = dataclasses.replace(run, points=run.points.with_columns(pl.Series("loss", lost)))
     cut = min(cut, length)
     whole, part = check(run), check(dataclasses.replace(run, points=run.points.head(cut)))
     assert part.findings == tuple(f for f in whole.findings if (f.since_step or 0) < cut)

@@ -107,23 +107,77 @@ def test_what_is_no_run_is_refused(call: Call, tmp_path: Path, content: str) -> 
         assert err.startswith("error: ")
 
 
-def test_follow_prints_each_finding_once(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = falling()
-    log = tmp_path / "metrics.jsonl"
-    lines = [json.dumps(point) + "\n" for point in points]
-    log.write_text("".join(lines[:15]))
-    pieces = iter([lines[15:24], lines[24:]])
+def test_a_run_that_nothing_can_be_said_of(call: Call, tmp_path: Path) -> None:
+    write_points(tmp_path / "short", rising(1))
+    code, out, _ = call(tmp_path / "short")
+    assert code == 0
+    assert out.startswith("unknown  short")
+    assert "1 of 13 checks could run" in out
+    assert call(tmp_path / "short", "--strict")[0] == 1
+    write_points(tmp_path / "good", rising())
+    assert "2 runs: 1 healthy, 1 unknown, 0 warning, 0 problem" in call(tmp_path)[1]
+    assert json.loads(call(tmp_path, "--json")[1])["verdict"] == "unknown"
+
+
+def test_nan_ends_with_code_1(call: Call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "points.jsonl").write_text("".join(json.dumps(p | {"avg@4": float("nan")}) + "\n" for p in rising()))
+    code, out, err = call(run)
+    assert (code, err) == (1, "")
+    assert "step 10: non_finite: avg@4 is NaN" in out
+
+
+def grown(path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch, *, at: tuple[int, ...]) -> None:
+    """Let a file grow to these numbers of lines while it is followed, then interrupt."""
+    pieces = iter([lines[a:b] for a, b in zip(at, (*at[1:], None), strict=True)])
 
     def wait(_: float) -> None:
         piece = next(pieces, None)
         if piece is None:
             raise KeyboardInterrupt
-        with log.open("a") as file:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
             file.writelines(piece)
 
-    monkeypatch.setattr(following, "follow", partial(following.follow, wait=wait))
-    code, out, _ = call(log, "--follow")
+    monkeypatch.setattr(following, "watch", partial(following.watch, wait=wait))
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "bad/points.jsonl"])
+def test_follow_prints_each_finding_once(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """A trainer's log, and a cell of a study."""
+    lines = [json.dumps(point) + "\n" for point in falling()]
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(lines[:15]))
+    grown(path, lines, monkeypatch, at=(15, 24))
+    code, out, err = call(tmp_path, "--follow")
     told = out.splitlines()
-    assert code == 1
-    assert len(told) == len(set(told)) == len(check_health(log)[0].findings)
+    assert (code, err) == (1, "")
+    assert len(told) == len(set(told)) == len(check_health(tmp_path)[0].findings)
     assert any("reward_fall" in line for line in told)
+
+
+def test_follow_of_one_run_out_of_a_study(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps(point) + "\n" for point in falling()]
+    write_points(tmp_path / "other", falling())
+    (tmp_path / "cell").mkdir()
+    (tmp_path / "cell" / "points.jsonl").write_text("".join(lines[:15]))
+    grown(tmp_path / "cell" / "points.jsonl", lines, monkeypatch, at=(15,))
+    code, out, _ = call(f"{tmp_path}::cell", "--follow", "--json")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert code == 1
+    assert {finding["run"] for finding in told} == {"cell"}
+    assert "reward_fall" in [finding["code"] for finding in told]
+
+
+def test_follow_waits_for_what_is_not_there(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps(point) + "\n" for point in falling()]
+    grown(tmp_path / "run" / "points.jsonl", lines, monkeypatch, at=(0, 0, 0))
+    code, out, err = call(tmp_path / "run", "--follow")
+    assert code == 1
+    assert "reward_fall" in out
+    assert err.splitlines()[0] == f"waiting for {tmp_path / 'run'}"
+    assert err.count(f"waiting for {tmp_path}") == 1

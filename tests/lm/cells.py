@@ -69,8 +69,10 @@ def make_training(kind: type[LmTraining] = LmTraining, **changes: Any) -> LmTrai
     cell = make_cell(**changes)
     options = Options.of(cell.engine)
     model = load_model(options.model, dtype=options.torch_dtype, device=options.where)
-    tasks = make_tasks(ProblemsSpec.of(cell.problems), model.folder, torch.device(options.where))
     recipe = lm_recipe(cell)
+    interrupted = recipe.length_control == "interrupt"
+    where = torch.device(options.where)
+    tasks = make_tasks(ProblemsSpec.of(cell.problems), model.folder, where, interrupted=interrupted)
     sizes = choose_sizes(options, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
     return kind(cell, model, tasks, recipe, EvaluationSpec.of(cell.evaluation), sizes)
 

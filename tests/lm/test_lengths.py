@@ -15,7 +15,7 @@ from isocompute.engines.lm.engine import LmEngine
 from isocompute.engines.lm.lengths import Interruption, length_penalty, plan_interruption
 from isocompute.engines.lm.pipeline.pool import Pool, Records
 from isocompute.engines.lm.pipeline.training import PipelineTraining
-from isocompute.engines.lm.sampler import SamplingSettings, sample
+from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, sample
 from isocompute.engines.lm.update import make_batch, objective, score_all
 from isocompute.errors import InputError
 from isocompute.recipes import Recipe, make_recipe
@@ -128,6 +128,9 @@ def test_what_is_left_open_follows_the_papers_proportions(budget: int, phrase: i
         ({"pipeline_steps": 2, "off_policy_steps": 2}, {}, "two ways to be off-policy"),
         ({"pipeline_steps": 2, "ratio_anchor": "trainer"}, {}, "need the probability that a token was sampled with"),
         ({}, {"sources": {"a": "chain:easy"}}, "leave one out"),
+        ({"off_policy_steps": 5}, {}, "5 batches of 8 problems are sampled at once, the set has 32"),
+        ({"tis_cap": 2.0}, {}, "tis_cap would do it twice"),
+        ({"advantage": "gae", "zero_variance_filter": "policy"}, {}, "needs a group baseline"),
     ],
 )
 def test_wrong_settings_are_named(recipe: dict[str, Any], problems: dict[str, Any], says: str):
@@ -141,6 +144,39 @@ def test_wrong_settings_are_named(recipe: dict[str, Any], problems: dict[str, An
 def test_too_few_slots_are_named():
     with pytest.raises(InputError, match="2 slots cannot hold the rollouts of one problem"):
         LmEngine().check(make_cell(recipe={"name": "cispo", "pipeline_steps": 1}, engine={"slots": 2}))
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"overlap": 3}, "overlap: is for a pipeline"),
+        ({"slots": 64}, "slots: is for a pipeline"),
+        ({"generation_device": "auto"}, "'auto' is not cpu, cuda, cuda:1"),
+    ],
+)
+def test_a_pipelines_options_belong_to_a_pipeline(engine: dict[str, Any], says: str):
+    with pytest.raises(InputError, match=says):
+        LmEngine().check(make_cell(engine=engine))
+
+
+@pytest.mark.parametrize("source", ["chain:easy", "chain:hard", "chain:3-12"])
+def test_whole_answers_are_left_alone_by_default(source: str):
+    """The automatic budget of chains lets the longest response end before anyone interrupts it."""
+    training = make_training(problems={"source": source}, recipe={"name": "cispo", "length_control": "interrupt"})
+    interruption = training.interruption
+    longest = (
+        max(len(prompt) for prompt in training.tasks.train.prompts) // 2
+    )  # as many results as operations, and the end
+    assert interruption is not None
+    assert interruption.window[0] >= longest and interruption.answer_tokens >= 2
+
+
+def test_a_marker_after_the_phrase_gives_no_more_room():
+    interruption = Interruption((7, 2), (3, 3), 2, marker=2)
+    start = torch.tensor([3])
+    ended = interruption.ends_thinking(torch.tensor([2]), torch.tensor([5]), start)
+    assert not bool(ended) and int(interruption.limit(start, ended, 50)) == 7
+    assert bool(interruption.ends_thinking(torch.tensor([2]), torch.tensor([2]), start))
 
 
 # Length penalty
@@ -246,3 +282,37 @@ def test_sources_are_trained_on_together_and_measured_apart(tmp_path: Path):
     assert {len(p) for p in training.tasks.train.prompts[:20]} <= {4, 6}
     first = points(folder)[0]
     assert first["short/avg@4"] > first["long/avg@4"]
+
+
+def test_what_one_source_is_measured_on_no_other_trains_on():
+    problems = {"source": None, "sources": {"a": "chain:1", "b": "chain:1-2"}, "size": 600, "validation": 100}
+    tasks = make_training(problems=problems).tasks
+    measured = {tuple(prompt) for prompt in tasks.validation.prompts}
+    assert not measured & {tuple(prompt) for prompt in tasks.train.prompts}
+    assert len(tasks.train) < 1200  # some had to go
+    response = sample_answers(tasks)
+    assert response == [1.0] * 5
+
+
+def sample_answers(tasks: Any) -> list[float]:
+    """Scores of right answers to some training problems, after some have been taken out before them."""
+    index_P = torch.tensor([0, 1, 50, len(tasks.train) - 2, len(tasks.train) - 1])
+    answers_P = tasks.train.verify.answers_P[index_P]
+    responses_BT = torch.stack([answers_P, torch.ones_like(answers_P)], dim=1)  # the answer and <eos>
+    whole = torch.ones_like(responses_BT, dtype=torch.bool)
+    rollouts = Rollouts(
+        responses_BT, torch.ones(5), responses_BT, torch.zeros(5, 2), whole, torch.ones(5, dtype=torch.bool)
+    )
+    # The prompt itself says what the answer is: numbers follow six other words in the vocabulary.
+    for prompt, answer in zip([tasks.train.prompts[i] for i in index_P.tolist()], answers_P.tolist(), strict=True):
+        assert answer - 6 == computed(prompt)
+    return tasks.train.verify(index_P, rollouts).tolist()
+
+
+def computed(prompt: list[int]) -> int:
+    words = ["<pad>", "<eos>", "=", "+", "-", "*"]
+    value = prompt[0] - 6
+    for operation, number in zip(prompt[1:-1:2], prompt[2:-1:2], strict=True):
+        other = number - 6
+        value = {"+": value + other, "-": value - other, "*": value * other}[words[operation]] % 23
+    return value

@@ -21,6 +21,7 @@ from isocompute.engines.lm.pipeline.pool import Pool, Records
 from isocompute.engines.lm.pipeline.training import PipelineTraining
 from isocompute.engines.lm.sampler import SamplingSettings, sample
 from isocompute.engines.lm.training import LmTraining
+from isocompute.errors import InputError
 from tests.lm.cells import Control, distance, make_cell, make_training, points, run, weights
 
 PIPELINE = {"recipe": {"name": "cispo", "pipeline_steps": 2}, "problems": {"source": "chain:1-8", "size": 64}}
@@ -173,7 +174,7 @@ def test_a_sequence_that_lives_through_an_update_has_log_probs_of_both_policies(
 
 
 def make_pipeline(**changes: Any) -> PipelineTraining:
-    training = make_training(kind=PipelineTraining, **changes)
+    training = make_training(kind=PipelineTraining, **{"update_steps": 100, **changes})
     assert isinstance(training, PipelineTraining)
     return training
 
@@ -234,7 +235,7 @@ def test_no_steps_of_slack_is_the_synchronous_run(tmp_path: Path):
     assert points(zero) == points(plain) and distance(weights(zero), weights(plain)) == 0.0
     # Adam would blow up the rounding of tiny gradients; batches of 10 of 24 problems span epochs.
     same = {"recipe": {"name": "cispo", "optimizer": "sgd", "learning_rate": 0.1}, "problems_per_batch": 10}
-    synchronous, pool = make_training(**same), make_pipeline(**same)
+    synchronous, pool = make_training(**same, update_steps=100), make_pipeline(**same)
     for _ in range(5):
         assert synchronous.update() and pool.update()
     assert (pool.oldest, pool.rollouts, pool.tokens) == (0, synchronous.rollouts, synchronous.tokens)
@@ -331,3 +332,43 @@ def test_a_run_ends_when_every_problem_is_retired(steps: int, tmp_path: Path):
     text = (folder / "finished.json").read_text()
     assert "every problem is retired after" in text
     assert points(folder)[-1]["retired"] == 12
+
+
+def test_nothing_is_begun_that_no_update_will_take():
+    training = make_pipeline(**PIPELINE, update_steps=5)
+    while training.step < 5:
+        assert training.update()
+    assert training.sampled == training.rollouts == 5 * 8 * 4 and not len(training.ledger)
+
+
+def test_two_groups_of_one_problem_are_both_counted():
+    """Few problems and many groups: one problem ends twice in a tick, and its pass rate must know both."""
+    training = make_pipeline(
+        recipe={"name": "cispo", "pipeline_steps": 8, "no_positive_resampling": 1.0},
+        problems={"size": 8, "source": "chain:8"},
+    )
+    judged = 0
+    inner = training._judged
+
+    def counting(index_P: Any, rollouts: Any) -> Any:
+        nonlocal judged
+        judged += len(rollouts)
+        return inner(index_P, rollouts)
+
+    training._judged = counting  # type: ignore[method-assign]
+    for _ in range(12):
+        assert training.update()
+    assert training.sampler.seen_P.sum() == judged == training._seen_P.sum()
+
+
+def test_an_absurd_number_of_slots_is_named(tmp_path: Path):
+    cell = make_cell(**PIPELINE, engine={"slots": 10**9})
+    with pytest.raises(InputError, match=r"out of memory .* slots = 1000000000"):
+        LmEngine().run(cell, tmp_path, Control())
+
+
+def test_k_beyond_the_run_is_as_long_as_the_run():
+    training = make_pipeline(**{**PIPELINE, "recipe": {"name": "cispo", "pipeline_steps": 10**9}}, update_steps=6)
+    while training.step < 6:
+        assert training.update()
+    assert training.oldest <= 6

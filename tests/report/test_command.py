@@ -108,6 +108,8 @@ def test_wrong_input(args: tuple[str, ...], message: str, tmp_path: Path, monkey
 def test_a_study_that_is_still_running(tmp_path: Path) -> None:
     write(tmp_path / "runs", study(ns=(8, 32)))
     write_points(tmp_path / "runs" / "begun", [], problems_per_batch=32, rollouts_per_problem=128)
-    with pytest.warns(UserWarning, match="1 run\\(s\\) without a point yet are left out"):
+    torn = write_points(tmp_path / "runs" / "torn", [], problems_per_batch=32, rollouts_per_problem=128)
+    (torn / "points.jsonl").write_bytes(b'{"step": 1, "avg')
+    with pytest.warns(UserWarning, match="2 run\\(s\\) without a point yet are left out"):
         report = isocompute.write_report(tmp_path / "runs", out=tmp_path / "r.html", replicates=50)
     assert len(report.evidence.runs) == 2

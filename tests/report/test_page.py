@@ -8,16 +8,19 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
 
 from isocompute.errors import InputError
+from isocompute.report.embedding import embedded_data
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import FIGURES
 from isocompute.report.style import DARK, themed
 from isocompute.report.svg import inline_svg
 from isocompute.report.writing import Report, write_report
 from isocompute.runs import Run, RunSet
-from tests.report.made_up import drawn, evidence, run, study
+from tests.report.made_up import drawn, evidence, run, study, truth
 
 NASTY = '</script><img src=x onerror="alert(1)">'
 
@@ -133,16 +136,47 @@ def test_every_colour_of_a_chart_has_a_dark_one(text: str) -> None:
     assert f'svg.chart [fill="{next(iter(DARK))}"]' in text
 
 
-def test_forty_runs_stay_under_five_megabytes(tmp_path: Path) -> None:
+def long(bp: int, n: int, problems: str, count: int = 1000) -> Run:
+    """A run as trainers log it: a value for every step."""
+    short = run(bp, n, name=f"{problems}-{bp}x{n}", problems=problems)
+    compute = np.linspace(2e3, 1e6, count)
+    noise = 0.002 * np.random.default_rng([bp, n]).standard_normal(count)
+    values = np.array([truth(c, bp, n) for c in compute]) + noise
+    points = {"step": range(1, count + 1), "rollouts": compute, "tokens": 500 * compute, "avg@4": values}
+    return Run(short.name, short.settings, pl.DataFrame(points))
+
+
+def test_forty_runs_of_a_thousand_points_stay_under_five_megabytes(tmp_path: Path) -> None:
     runs = [
-        run(bp, n, name=f"{s}-{bp}x{n}", problems=s)
-        for s in ("easy", "hard")
-        for bp in (32, 64, 128, 256, 512, 1024, 2048)
-        for n in (8, 32, 128)
+        long(bp, n, s) for s in ("easy", "hard") for bp in (32, 64, 128, 256, 512, 1024, 2048) for n in (8, 32, 128)
     ][:40]
     report = write_report(evidence(runs, replicates=50), out=tmp_path / "report.html")
     assert len(report.evidence.runs) == 40
     assert report.size == report.path.stat().st_size < 5e6
+    text = report.path.read_text()
+    embedded = {
+        name: json.loads(data)
+        for name, data in re.findall(r'<script[^>]* id="data-([^"]+)"[^>]*>(.*?)</script>', text, flags=re.DOTALL)
+    }
+    assert set(embedded) == {figure.name for figure in report.figures}
+    thinned = embedded["reward"]
+    assert "report --figure reward --json has all of them" in thinned["thinned"]
+    assert "Data (JSON, thinned)" in text
+    assert "# all data: --figure reward --json" in text
+    (whole,) = [figure.data for figure in report.figures if figure.name == "reward"]
+    for some, every in zip(thinned["data"]["panels"], whole["panels"], strict=True):
+        assert [r["run"] for r in some["runs"]] == [r["run"] for r in every["runs"]]
+        for few, all_of in zip(some["runs"], every["runs"], strict=True):
+            pairs = set(zip(all_of["compute"], all_of["value"], strict=True))
+            assert 10 < len(few["value"]) < len(pairs) == 1000
+            assert pairs.issuperset(zip(few["compute"], few["value"], strict=True))
+
+
+def test_data_that_are_few_are_embedded_whole() -> None:
+    figure = drawn("reward", study())
+    text, thinned = embedded_data(figure)
+    assert not thinned
+    assert json.loads(text) == json.loads(json.dumps(figure.to_json()))
 
 
 def test_the_answer_is_a_plan_or_a_reason(tmp_path: Path) -> None:

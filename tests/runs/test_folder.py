@@ -105,7 +105,7 @@ def test_a_line_that_is_wrong_in_the_middle_is_named(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"  \n"])
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"  \n", b'{"step": 1, "av', b'\n{"st'])
 def test_a_run_without_points(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "points.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=r"points.jsonl: holds no points yet; let the run evaluate, or leave it out"):

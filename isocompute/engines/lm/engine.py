@@ -66,8 +66,9 @@ class EngineSpec(BaseModel):
             known = f"; fields are {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else ""
             raise InputError(f"engine.{'.'.join(map(str, first['loc']))}: {first['msg']}{known}.") from error
         for name, device in (("device", spec.device), ("generation_device", spec.generation_device or "cpu")):
-            if device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-                raise InputError(f"engine.{name}: '{device}' is not cpu, cuda, cuda:1 or auto.")
+            if (name, device) != ("device", "auto") and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+                auto = " or auto" if name == "device" else ""
+                raise InputError(f"engine.{name}: '{device}' is not cpu, cuda, cuda:1{auto}.")
             if device.startswith("cuda") and not torch.cuda.is_available():
                 raise InputError(f"engine.{name}: '{device}', but torch sees no GPU on this machine; use cpu.")
             if ":" in device and int(device.partition(":")[2]) >= torch.cuda.device_count():
@@ -96,8 +97,13 @@ def _model(name: str, dtype: torch.dtype, device: str) -> Model:
 
 
 @lru_cache(maxsize=8)
-def _tasks(spec_json: str, folder: Path, device: str) -> Tasks:
-    return make_tasks(ProblemsSpec.model_validate_json(spec_json), folder, torch.device(device))
+def _tasks(spec_json: str, folder: Path, device: str, interrupted: bool) -> Tasks:
+    spec = ProblemsSpec.model_validate_json(spec_json)
+    return make_tasks(spec, folder, torch.device(device), interrupted=interrupted)
+
+
+def _tasks_of(problems: ProblemsSpec, folder: Path, engine: EngineSpec, recipe: Recipe) -> Tasks:
+    return _tasks(problems.model_dump_json(), folder, engine.where, recipe.length_control == "interrupt")
 
 
 class LmEngine:
@@ -113,7 +119,7 @@ class LmEngine:
         folder = model_folder(engine.model)
         DecoderConfig.read(folder)
         stop_tokens(folder)
-        tasks = _tasks(ProblemsSpec.of(cell.problems).model_dump_json(), folder, engine.where)
+        tasks = _tasks_of(ProblemsSpec.of(cell.problems), folder, engine, recipe)
         if cell.problems_per_batch > len(tasks.train):
             raise InputError(
                 f"grid.problems_per_batch: {cell.problems_per_batch} is more than the {len(tasks.train)} problems of "
@@ -137,6 +143,15 @@ class LmEngine:
                 f"engine.slots: {engine.slots} slots cannot hold the rollouts of one problem; use at least "
                 f"{recipe.baseline_rollouts or cell.rollouts_per_problem}."
             )
+        if cell.problems_per_batch * recipe.off_policy_steps > len(tasks.train):
+            raise InputError(
+                f"recipe.off_policy_steps: {recipe.off_policy_steps} batches of {cell.problems_per_batch} problems are "
+                f"sampled at once, the set has {len(tasks.train)}; raise problems.size, or lower it."
+            )
+        if not recipe.pipeline_steps:
+            for name in ("slots", "overlap", "generation_device"):
+                if getattr(engine, name):
+                    raise InputError(f"engine.{name}: is for a pipeline; set recipe.pipeline_steps, or leave it out.")
         if recipe.schedule:
             raise InputError("recipe.schedule: n does not change on the way in this engine; leave the field out.")
         if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
@@ -151,18 +166,21 @@ class LmEngine:
         model = _model(engine.model, engine.torch_dtype, engine.where)
         _set_threads(engine, model)
         problems = ProblemsSpec.of(cell.problems)
-        tasks = _tasks(problems.model_dump_json(), model.folder, engine.where)
+        tasks = _tasks_of(problems, model.folder, engine, recipe)
         sizes = choose_sizes(engine, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
         recorder = Recorder(folder, _settings(cell, engine, problems, recipe, sizes), on_point=self.on_point)
         evaluation = EvaluationSpec.of(cell.evaluation)
         kind = _kind_of_training(engine, cell, model, tasks, recipe)
-        training = kind(cell, model, tasks, recipe, evaluation, sizes, keep_rates=recorder.append_rates)
+        with _named_memory_errors(sizes):
+            training = kind(cell, model, tasks, recipe, evaluation, sizes, keep_rates=recorder.append_rates)
         with closing(recorder):
             saved = recorder.resume()
             if saved is not None:
+                before = saved[1].get("restarted", 0)
                 training.restore(*saved)
-                if training.restarted:
-                    warnings.warn(f"{folder}: {training.restarted} responses in flight begin again.", stacklevel=2)
+                if training.restarted > before:
+                    lost = training.restarted - before
+                    warnings.warn(f"{folder}: {lost} responses in flight begin again.", stacklevel=2)
             diverged: str | None = None
             try:
                 with _named_memory_errors(sizes):
@@ -230,7 +248,7 @@ def prepared_training(
     engine, chosen = EngineSpec.of(cell.engine), lm_recipe(cell)
     loaded = _model(engine.model, engine.torch_dtype, engine.where)
     _set_threads(engine, loaded)
-    tasks = _tasks(ProblemsSpec.of(cell.problems).model_dump_json(), loaded.folder, engine.where)
+    tasks = _tasks_of(ProblemsSpec.of(cell.problems), loaded.folder, engine, chosen)
     sizes = choose_sizes(engine, loaded, tasks, rollouts_per_problem)
     kind = _kind_of_training(engine, cell, loaded, tasks, chosen)
     return kind(cell, loaded, tasks, chosen, EvaluationSpec(points=2, samples=4), sizes)
@@ -288,10 +306,17 @@ def _named_memory_errors(sizes: Sizes) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in text:
             raise
         raise InputError(
-            f"out of memory with micro_batch = {sizes.micro_batch} and sample_batch = {sizes.sample_batch}; set "
+            f"out of memory with micro_batch = {sizes.micro_batch} and sample_batch = {sizes.sample_batch}"
+            f"{'' if sizes.slots is None else f', slots = {sizes.slots}'}; set "
             f"engine_options.micro_batch = {max(1, sizes.micro_batch // 2)} and sample_batch = "
             f"{max(1, sizes.sample_batch // 2)} (the result does not depend on them)."
         ) from error
+
+
+def _gpus(engine: EngineSpec) -> int | None:
+    """How many GPUs a run takes; None on a CPU."""
+    devices = {torch.device(where) for where in (engine.where, engine.generation_device or engine.where)}
+    return len({device.index or 0 for device in devices if device.type == "cuda"}) or None
 
 
 def _settings(cell: Cell, engine: EngineSpec, problems: ProblemsSpec, recipe: Recipe, sizes: Sizes) -> RunSettings:
@@ -300,8 +325,7 @@ def _settings(cell: Cell, engine: EngineSpec, problems: ProblemsSpec, recipe: Re
         rollouts_per_problem=cell.rollouts_per_problem,
         update_steps=cell.update_steps,
         seed=cell.seed,
-        gpus=len({where for where in (engine.where, engine.generation_device) if (where or "").startswith("cuda")})
-        or None,
+        gpus=_gpus(engine),
         engine="lm",
         model=engine.model,
         problems=problems.set or problems.source,

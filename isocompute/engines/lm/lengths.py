@@ -16,7 +16,7 @@ from torch import Tensor
 from isocompute.errors import InputError
 from isocompute.recipes import Recipe
 
-__all__ = ["Interruption", "length_penalty", "penalty_window", "plan_interruption"]
+__all__ = ["Interruption", "budget_beyond", "length_penalty", "penalty_window", "plan_interruption"]
 
 _ANSWER = 1 / 7
 """Share of a response's budget that is kept for the answer: ScaleRL's 2,048 of 14,336 tokens."""
@@ -51,11 +51,11 @@ class Interruption:
         forced_B = (at_B >= 0) & (at_B < len(self.phrase)) & ~ended_B
         return torch.where(forced_B, phrase_F[at_B.clamp(0, len(self.phrase) - 1)], tokens_B), forced_B
 
-    def ends_thinking(self, tokens_B: Tensor, forced_B: Tensor) -> Tensor:
-        """Which of the tokens end thinking without having been forced."""
+    def ends_thinking(self, tokens_B: Tensor, position_B: Tensor, start_B: Tensor) -> Tensor:
+        """Which of the tokens end thinking before anyone interrupts."""
         if self.marker is None:
-            return torch.zeros_like(forced_B)
-        return (tokens_B == self.marker) & ~forced_B
+            return torch.zeros_like(position_B, dtype=torch.bool)
+        return (tokens_B == self.marker) & (position_B < start_B)
 
     def limit(self, start_B: Tensor, ended_B: Tensor, budget: int) -> Tensor:
         """The most tokens a response may have: with an interruption, what is left for the answer counts from it."""
@@ -66,7 +66,7 @@ def plan_interruption(
     recipe: Recipe, phrase: tuple[int, ...], *, budget: int, marker: int | None = None
 ) -> Interruption:
     """The recipe's interruption inside a response budget; what the recipe leaves open follows ScaleRL's proportions."""
-    answer = recipe.answer_tokens if recipe.answer_tokens is not None else max(1, round(_ANSWER * budget))
+    answer = recipe.answer_tokens if recipe.answer_tokens is not None else _answer(budget)
     latest = budget - len(phrase) - answer
     if recipe.interrupt_window is not None:
         low, high = recipe.interrupt_window
@@ -77,13 +77,29 @@ def plan_interruption(
                 f"window at {max(latest, 0)}, or raise problems.max_new_tokens."
             )
     else:
-        low, high = max(1, round(_WINDOW * latest)), latest
+        low, high = _window(latest)
     if high < 1 or low > high:
         raise InputError(
             f"recipe.length_control: a response budget of {budget} tokens has no room for thinking, a phrase of "
             f"{len(phrase)} and an answer of {answer}; raise problems.max_new_tokens, or use 'truncate'."
         )
     return Interruption(phrase, (low, high), answer, marker)
+
+
+def _answer(budget: int) -> int:
+    return max(2, round(_ANSWER * budget))  # an answer and its end
+
+
+def _window(latest: int) -> tuple[int, int]:
+    return max(1, round(_WINDOW * latest)), latest
+
+
+def budget_beyond(longest: int) -> int:
+    """The smallest budget that leaves responses of up to so many tokens uninterrupted, where nothing else is said."""
+    budget = longest + 3
+    while _window(budget - 1 - _answer(budget))[0] < longest:
+        budget += 1
+    return budget
 
 
 def penalty_window(recipe: Recipe, *, budget: int) -> tuple[int, int]:

@@ -256,9 +256,10 @@ class _Forcing:
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log-probs of a step with the phrase in its place."""
         start_B, ended_B = self.start_B[active], self.ended_B[active]
-        tokens_B, forced_B = self.interruption.force(tokens_B, torch.full_like(start_B, step), start_B, ended_B)
+        position_B = torch.full_like(start_B, step)
+        tokens_B, forced_B = self.interruption.force(tokens_B, position_B, start_B, ended_B)
         self.forced_BT[active, step] = forced_B & going
-        self.ended_B[active] = ended_B = ended_B | self.interruption.ends_thinking(tokens_B, forced_B)
+        self.ended_B[active] = ended_B = ended_B | self.interruption.ends_thinking(tokens_B, position_B, start_B)
         self.limit_B[active] = self.interruption.limit(start_B, ended_B, self.budget)
         return tokens_B, torch.where(forced_B, 0.0, chosen_B)
 

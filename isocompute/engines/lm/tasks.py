@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from isocompute.engines.lm.lengths import budget_beyond
 from isocompute.engines.lm.model import context_length, read_tokenizer
-from isocompute.engines.lm.verifiers import ChainVerifier, JoinedVerifier, TextVerifier, Verifier
+from isocompute.engines.lm.verifiers import ChainVerifier, JoinedVerifier, PartVerifier, TextVerifier, Verifier
 from isocompute.errors import InputError
 from isocompute.problems.chain import DEFAULT_SIZE, LEVELS, Chains, distinct_chains, parse_chain, vocabulary
 from isocompute.problems.model import Problem, ProblemSet, draw
@@ -94,12 +95,17 @@ class Tasks:
     """Of several sources, where each has its validation problems."""
 
 
-def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device) -> Tasks:
-    """Everything a run needs of its problems, checked against the model's context."""
+def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, interrupted: bool = False) -> Tasks:
+    """Everything a run needs of its problems, checked against the model's context.
+
+    Where responses are `interrupted`, a budget that is left open is long enough for whole ones to end before.
+    """
     if spec.sources:
-        return _joined_tasks(spec, folder, device)
-    assert spec.source is not None
-    tasks = _chain_tasks(spec, folder, device) if _is_chain(spec.source) else _text_tasks(spec, folder)
+        tasks = _joined_tasks(spec, folder, device, interrupted=interrupted)
+    elif spec.source is not None and _is_chain(spec.source):
+        tasks = _chain_tasks(spec, folder, device, interrupted=interrupted)
+    else:
+        tasks = _text_tasks(spec, folder)
     for task in (tasks.train, tasks.validation, *tasks.out_of_distribution.values()):
         _check_room(task, tasks.max_new_tokens, folder)
     return tasks
@@ -116,15 +122,30 @@ def _join(name: str, tasks: Sequence[Task]) -> Task:
     return Task(name, ids, prompts, JoinedVerifier(verifiers, [len(task) for task in tasks]))
 
 
-def _joined_tasks(spec: ProblemsSpec, folder: Path, device: torch.device) -> Tasks:
+def _without_prompts(task: Task, measured: Set[tuple[int, ...]]) -> Task:
+    kept = [i for i, prompt in enumerate(task.prompts) if tuple(prompt) not in measured]
+    if len(kept) == len(task):
+        return task
+    ids, prompts, places = [task.ids[i] for i in kept], [task.prompts[i] for i in kept], np.array(kept, dtype=np.int64)
+    if isinstance(task.verify, ChainVerifier):
+        answers_P = task.verify.answers_P
+        return Task(task.name, ids, prompts, ChainVerifier(answers_P.cpu().numpy()[places], answers_P.device))
+    return Task(task.name, ids, prompts, PartVerifier(task.verify, places))
+
+
+def _joined_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, interrupted: bool) -> Tasks:
     """Several sources trained on together; validation problems stand together by source."""
     alone = [
-        make_tasks(spec.model_copy(update={"source": source, "sources": {}}), folder, device)
+        make_tasks(spec.model_copy(update={"source": source, "sources": {}}), folder, device, interrupted=interrupted)
         for source in spec.sources.values()
     ]
     ends = np.cumsum([len(tasks.validation) for tasks in alone]).tolist()
+    # What one source is measured on, another may hold to train on.
+    held_out = [t for a in alone for t in (a.validation, *a.out_of_distribution.values())]
+    measured = {tuple(prompt) for task in held_out for prompt in task.prompts}
     named = [
-        [replace(t, name=name) for t in (a.train, a.validation)] for name, a in zip(spec.sources, alone, strict=True)
+        (replace(_without_prompts(a.train, measured), name=name), replace(a.validation, name=name))
+        for name, a in zip(spec.sources, alone, strict=True)
     ]
     return Tasks(
         _join("train", [train for train, _ in named]),
@@ -169,7 +190,7 @@ def _check_room(task: Task, max_new_tokens: int, folder: Path) -> None:
 # Chains
 
 
-def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device) -> Tasks:
+def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, interrupted: bool) -> Tasks:
     assert spec.source is not None
     validation = distinct_chains(parse_chain(spec.validation_source or spec.source), spec.validation, seed=_HELD_OUT)
     outside = {
@@ -182,7 +203,7 @@ def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device) -> Task
         _chain_task("train", train, folder, device),
         _chain_task("validation", validation, folder, device),
         {name: _chain_task(name, chains, folder, device) for name, chains in outside.items()},
-        _chain_budget(spec, [train, *held_out]),
+        _chain_budget(spec, [train, *held_out], interrupted=interrupted),
         _CHAIN_PHRASE,
     )
 
@@ -202,8 +223,9 @@ def _chain_task(name: str, chains: Chains, folder: Path, device: torch.device) -
     return Task(name, [f"chain-{i}" for i in range(len(chains))], prompts, verify)
 
 
-def _chain_budget(spec: ProblemsSpec, sets: Sequence[Chains]) -> int:
-    return spec.max_new_tokens or max(int(chains.steps_P.max()) for chains in sets) + 3
+def _chain_budget(spec: ProblemsSpec, sets: Sequence[Chains], *, interrupted: bool = False) -> int:
+    longest = max(int(chains.steps_P.max()) for chains in sets) + 1  # every result, and the end
+    return spec.max_new_tokens or (budget_beyond(longest) if interrupted else longest + 2)
 
 
 # Text

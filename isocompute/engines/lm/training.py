@@ -188,8 +188,8 @@ class LmTraining:
         scores_PN = self.tasks.train.verify(problem_B, rollouts).view(len(index_P), -1)
         right_P = (scores_PN > 0.5).sum(dim=1).cpu().numpy()
         self.sampler.record(index_P, right_P, self.sampled_per_problem)
-        self._right_P[index_P] += right_P
-        self._seen_P[index_P] += self.sampled_per_problem
+        np.add.at(self._right_P, index_P, right_P)  # a pipeline may end two groups of one problem at once
+        np.add.at(self._seen_P, index_P, self.sampled_per_problem)
         rewards_PN = scores_PN
         if self.recipe.length_control == "penalty":
             longest, tolerance = penalty_window(self.recipe, budget=self.tasks.max_new_tokens)
@@ -336,7 +336,8 @@ class LmTraining:
                 }
             )
         point |= self._since_last()
-        refuse_foreign(point["kl"], "to the base")
+        if "kl" in point:  # a run that was resumed after its last update has no rollouts to tell it from
+            refuse_foreign(point["kl"], "to the base")
         self.evaluated += 1
         self.last_evaluated = self.step
         return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}

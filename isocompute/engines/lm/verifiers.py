@@ -14,7 +14,7 @@ from isocompute.engines.lm.model import read_tokenizer
 from isocompute.engines.lm.sampler import Rollouts
 from isocompute.problems.model import ProblemSet
 
-__all__ = ["ChainVerifier", "JoinedVerifier", "TextVerifier", "Verifier"]
+__all__ = ["ChainVerifier", "JoinedVerifier", "PartVerifier", "TextVerifier", "Verifier"]
 
 
 class Verifier(Protocol):
@@ -38,6 +38,17 @@ class ChainVerifier:
         final_B = rollouts.responses_BT.gather(1, place_B[:, None])[:, 0]
         right_B = rollouts.stopped_B & (rollouts.lengths_B > 1) & (final_B == self.answers_P[problems_B])
         return right_B.float()
+
+
+class PartVerifier:
+    """Some problems of a set, numbered anew."""
+
+    def __init__(self, verify: Verifier, places: Ints) -> None:
+        self.verify, self.places = verify, torch.from_numpy(places)
+
+    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
+        """What the whole set's verifier says."""
+        return self.verify(self.places.to(problems_B.device)[problems_B], rollouts)
 
 
 class JoinedVerifier:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -14,7 +14,7 @@ from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
 from isocompute.report.style import HEAT, compute_axis
 from isocompute.runs import Run
-from isocompute.runs.pass_rates import BINS, PassRates
+from isocompute.runs.pass_rates import PassRates
 from isocompute.words import number, value
 
 __all__ = ["pass_rates_at_one_compute", "pass_rates_over_training"]
@@ -39,14 +39,15 @@ def pass_rates_at_one_compute(evidence: Evidence) -> Drawing | Needs:
         name = condition.name or "all runs"
         compute = min(_rollouts(run, rates[-1].step) for run, rates in pair)
         found = [(run, _nearest(run, rates, compute)) for run, rates in pair]
-        panels.append(_histogram_panel(f"{name} · at {number(compute)} rollouts", found))
+        bins = _bins(r for _, r in found)
+        panels.append(_histogram_panel(f"{name} · at {number(compute)} rollouts", found, bins))
         (small, a), (large, b) = found
         sentences.append(
             f"{name}, at {number(compute)} rollouts: {a.zero:.1%} of {_measured(a)} are never solved with n = "
             f"{small.settings.rollouts_per_problem} and {b.zero:.1%} of {_measured(b)} with n = "
             f"{large.settings.rollouts_per_problem}; mean pass rates {value(a.mean)} and {value(b.mean)}"
         )
-        data.append({"title": name, "compute": compute, "histograms": [_data(run, r) for run, r in found]})
+        data.append({"title": name, "compute": compute, "histograms": [_data(run, r, bins) for run, r in found]})
     return Drawing(panels, sentences, {"panels": data}) if panels else Needs(_NEEDS)
 
 
@@ -57,13 +58,14 @@ def pass_rates_over_training(evidence: Evidence) -> Drawing | Needs:
         pair = _small_and_large(condition, evidence)
         for run, rates in pair or ():
             title = f"{condition.name} · {_allocation(run)}".strip(" ·")
-            panels.append(_heat_panel(title, run, rates))
+            bins = _bins(rates)
+            panels.append(_heat_panel(title, run, rates, bins))
             sentences.append(
                 f"{title}: from the first to the last point the share of unsolved problems goes from "
                 f"{rates[0].zero:.1%} to {rates[-1].zero:.1%}, the share above .95 from {rates[0].share_K[-1]:.1%} to "
                 f"{rates[-1].share_K[-1]:.1%}"
             )
-            data.append({"title": title, "histograms": [_data(run, r) for r in rates]})
+            data.append({"title": title, "histograms": [_data(run, r, bins) for r in rates]})
     return Drawing(panels, sentences, {"panels": data}, columns=2) if panels else Needs(_NEEDS)
 
 
@@ -113,11 +115,16 @@ def _allocation(run: Run) -> str:
     return f"n = {run.settings.rollouts_per_problem}"
 
 
-def _histogram_panel(title: str, found: Sequence[tuple[Run, PassRates]]) -> Any:
+def _bins(rates: Iterable[PassRates]) -> int:
+    """Histograms that are held against each other have the same bins: those of the fewest samples."""
+    return min(r.bins for r in rates)
+
+
+def _histogram_panel(title: str, found: Sequence[tuple[Run, PassRates]], bins: int) -> Any:
     rows = [
-        {"rate": k / BINS, "share": float(share), "n": _allocation(run)}
+        {"rate": k / bins, "share": float(share), "n": _allocation(run)}
         for run, r in found
-        for k, share in enumerate([*r.share_K, r.share_K[-1]])
+        for k, share in enumerate([*r.shares(bins), r.shares(bins)[-1]])
     ]
     x = alt.X(
         "rate:Q",
@@ -137,14 +144,14 @@ def _histogram_panel(title: str, found: Sequence[tuple[Run, PassRates]]) -> Any:
     )
 
 
-def _heat_panel(title: str, run: Run, rates: Sequence[PassRates]) -> Any:
+def _heat_panel(title: str, run: Run, rates: Sequence[PassRates], bins: int) -> Any:
     shown = [rates[i] for i in np.unique(np.linspace(0, len(rates) - 1, min(_COLUMNS, len(rates))).astype(int))]
     ends = [_rollouts(run, r.step) for r in shown]
     starts = [ends[0] * 0.8, *ends[:-1]]
     rows = [
-        {"compute": start, "end": end, "low": k / BINS, "high": (k + 1) / BINS, "share": _class(float(share))}
+        {"compute": start, "end": end, "low": k / bins, "high": (k + 1) / bins, "share": _class(float(share))}
         for start, end, r in zip(starts, ends, shown, strict=True)
-        for k, share in enumerate(r.share_K)
+        for k, share in enumerate(r.shares(bins))
         if share > 0
     ]
     names = list(_CLASSES.values())
@@ -177,7 +184,7 @@ def _class(share: float) -> str:
     return next(name for bound, name in _CLASSES.items() if share <= bound * (1 + 1e-9))
 
 
-def _data(run: Run, r: PassRates) -> dict[str, Any]:
+def _data(run: Run, r: PassRates, bins: int) -> dict[str, Any]:
     return {
         "run": run.name,
         "rollouts_per_problem": run.settings.rollouts_per_problem,
@@ -188,5 +195,5 @@ def _data(run: Run, r: PassRates) -> dict[str, Any]:
         "problems": r.problems,
         "zero": r.zero,
         "mean": r.mean,
-        "shares": r.share_K.tolist(),
+        "shares": r.shares(bins).tolist(),
     }

@@ -57,12 +57,14 @@ class RecipeSet:
 def recipe_sets(evidence: Evidence) -> list[RecipeSet]:
     """All sets of at least two recipes, the largest first.
 
-    Runs whose allocation nobody logged are recipes by their names, as long as they are all there is.
+    Runs whose allocation nobody logged are recipes by their names, as long as they are all there is. Runs that say
+    neither model nor problem set and lie on different scales are no recipes of one task.
     """
     groups: dict[str, list[tuple[Condition, Law]]] = {}
     for condition, law in evidence.laws():
         groups.setdefault(condition.rest("recipe."), []).append((condition, law))
-    out = [found for group in groups.values() if (found := _set(group)) is not None]
+    alike = [group for group in groups.values() if evidence.comparable(*(condition for condition, _ in group))]
+    out = [found for group in alike if (found := _set(group)) is not None]
     return sorted(out, key=lambda group: -len(group.entries))
 
 

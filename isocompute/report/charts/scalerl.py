@@ -124,6 +124,10 @@ def _extrapolation_panel(run: str, seen: Curve, later: Curve, fit: CurveFit, mad
 def recipes(evidence: Evidence) -> Drawing | Needs:
     """Recipes that differ in nothing else: fits, ceilings and their intervals."""
     found = recipe_sets(evidence)
+    if not found and not evidence.comparable(*evidence.conditions):
+        return Needs(
+            "runs that say their problem set and model: these do not, and their values lie on different scales"
+        )
     if not found:
         return Needs("two or more recipes on one model and problem set (they differ in recipe fields of run.json)")
     panels, sentences, data = [], [], []

@@ -134,7 +134,7 @@ class Pool:
         if (interruption := self.settings.interruption) is not None:
             tokens_A, forced_A = interruption.force(tokens_A, self._steps_A, self._starts_A, self._thought_A)
             chosen_A = torch.where(forced_A, 0.0, chosen_A)
-            self._thought_A = self._thought_A | interruption.ends_thinking(tokens_A, forced_A)
+            self._thought_A = self._thought_A | interruption.ends_thinking(tokens_A, self._steps_A, self._starts_A)
             limit_A = interruption.limit(self._starts_A, self._thought_A, self.settings.max_new_tokens)
         records, at = self.records, (self.rows_A, self._steps_A)
         records.responses_BT[at] = tokens_A

@@ -35,17 +35,18 @@ class PipelineTraining(LmTraining):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         bp, n, device = self.cell.problems_per_batch, self.sampled_per_problem, self.model.device
-        self.ledger = Ledger(problems_per_batch=bp, steps=self.recipe.pipeline_steps)
+        # No token can get older than the run has updates.
+        self.ledger = Ledger(problems_per_batch=bp, steps=min(self.recipe.pipeline_steps, self.update_steps))
         self.overlap = self.sizes.overlap
         where = torch.device(self.sizes.generation_device or device)
-        self.apart = self.overlap > 0 or where != device
+        self.apart = self.overlap > 0 or self.sizes.generation_device is not None
         self.sampling_decoder = copy.deepcopy(self.decoder).to(where) if self.apart else self.decoder
         self.records = Records.empty(self.ledger.seats * n, self.tasks.max_new_tokens, where)
         self.pool = Pool(
             self.sampling_decoder,
             self._settings(self.recipe.temperature),
             self.records,
-            slots=max(n, self.sizes.slots or bp * n),
+            slots=max(n, self.sizes.slots or min(bp * n, self.sizes.sample_batch)),
             prompt_tokens=max(len(prompt) for prompt in self.tasks.train.prompts),
             seed=self.cell.seed,
         )
@@ -59,6 +60,12 @@ class PipelineTraining(LmTraining):
         self._stream: Any = None
         if self.overlap and device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's annotation is missing
+
+    def due(self) -> bool:
+        """As elsewhere; while groups are under way, the last problem has not been trained on."""
+        if len(self.ledger) and not self.sampler.active_P.any():
+            return self.evaluated < len(self.steps) and self.step >= self.steps[self.evaluated]
+        return super().due()
 
     def _gather(self) -> Groups | None:
         """The next batch; at the end, when no problem is left, whatever is complete."""
@@ -85,6 +92,8 @@ class PipelineTraining(LmTraining):
         if self._executor is None:
             stats = self._train_on(groups)
         else:
+            if self._stream is not None:
+                self._stream.wait_stream(torch.cuda.current_stream())  # the batch is still being gathered
             learning = self._executor.submit(self._train_beside, groups)
             for _ in range(self.overlap):
                 if not self._tick(next_update=self.step + 1):
@@ -133,6 +142,9 @@ class PipelineTraining(LmTraining):
     def _admit(self, next_update: int) -> None:
         n, device = self.sampled_per_problem, self.records.lengths_B.device
         count = min(self.pool.free // n, self.ledger.room(version=self.version, next_update=next_update))
+        if self.recipe.zero_variance_filter != "refill":  # at the end, no more than the last updates will take
+            left = self.cell.problems_per_batch * (self.update_steps - next_update)
+            count = min(count, left - len(self.ledger))
         if count <= 0:
             return
         # Problems follow from the seed and how many were drawn before, counted in batches as elsewhere.
@@ -193,7 +205,8 @@ class PipelineTraining(LmTraining):
         arrays[f"{_FLIGHT}rewards"] = self._rewards_QN[seats_Q].cpu().numpy()
         told = [(group.number, group.problem, group.version) for group in groups]
         arrays[f"{_FLIGHT}groups"] = np.array(told, dtype=np.int64).reshape(-1, 3)
-        return arrays, {**meta, "drawn": self.drawn, "restarted": self.restarted}
+        names = ("drawn", "restarted", "_dropped_since")
+        return arrays, {**meta, **{name: getattr(self, name) for name in names}}
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Go on from a checkpoint: responses that were in flight begin again, and `restarted` counts them."""
