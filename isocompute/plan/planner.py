@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ __all__ = ["FAR", "Assumed", "Option", "Plan", "make_plan"]
 
 FAR = 10.0
 """A budget so many times outside a law's range is refused unless asked for."""
+_METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
 _NEAR = 1.02
 _LOOKS = 32
 _SHOWN = 8
@@ -100,6 +102,8 @@ def make_plan(
     mix = None if rates_P is None else classify(rates_P)
     difficulty = difficulty or (mix.difficulty if mix else law.difficulty)
     metric = metric or law.metric
+    if law.setup != OWN and metric != law.metric and not _METRIC.fullmatch(metric):
+        raise InputError(f"--metric {metric}: {law.name} is a law of {law.metric}; say avg@k, best@k or worst@k.")
     if law.setup == OWN and metric != law.metric:
         raise InputError(
             f"--metric {metric}: {law.name} is a law of {law.metric}; fit the runs with --metric {metric}."

@@ -261,3 +261,8 @@ def test_published_parameters_are_packaged_with_their_source() -> None:
         assert "arXiv" in entry.source and entry.setup and entry.uncertainty
     with pytest.raises(InputError, match="scalerl/8b"):
         published("scalerl/8B")
+
+
+def test_a_metric_that_is_none_is_named() -> None:
+    with pytest.raises(InputError, match="--metric foo: isocompute/bp32-easy is a law of avg@4; say avg@k"):
+        isocompute.plan(budget=1e6, law="isocompute/bp32-easy", metric="foo")
