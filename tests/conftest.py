@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from isocompute.runs import RunSettings, RunWriter
+from tests.commands import Call, Result
 
 os.environ["TRITON_INTERPRET"] = "1"  # GPU kernels run on the CPU; Triton asks when it is first imported
 
@@ -67,3 +70,24 @@ def in_sweep(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The sweep as the working folder, for examples that say `runs/`."""
     monkeypatch.chdir(sweep)
     return sweep
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """The command line as its entry point runs it, without the cost of a new process."""
+    from isocompute.cli.main import main
+
+    def run(*args: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["isocompute", *map(str, args)])
+        code: object = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            try:
+                main()
+            except SystemExit as stop:
+                code = stop.code or 0
+        captured = capsys.readouterr()
+        assert isinstance(code, int)
+        return Result(code, captured.out, captured.err)
+
+    return run

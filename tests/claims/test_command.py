@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from isocompute import judge_claims
-from isocompute.cli.main import main
-
-Call = Callable[..., tuple[int, str, str]]
+from tests.commands import Call
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["isocompute", "claims", *map(str, args)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        assert isinstance(code, int)
-        return code, captured.out, captured.err
-
-    return call
+def call(call: Call) -> Call:
+    return partial(call, "claims")
 
 
 def test_one_object_with_every_claim(call: Call, sweep: Path) -> None:

@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 import isocompute.engines.lm.training as training_module
-from tests.cli.test_commands import Call, call, fails
+from tests.commands import Call, fails
 from tests.study.tools import ROOT, finish, until
-
-__all__ = ["call"]
 
 SMALL = (
     "--problems-per-batch=4",

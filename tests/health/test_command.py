@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,27 +11,14 @@ import numpy as np
 import pytest
 
 from isocompute import check_health
-from isocompute.cli.main import main
 from isocompute.logs import follow as following
+from tests.commands import Call
 from tests.conftest import rising, write_points
-
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["isocompute", "health", *map(str, args)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        assert isinstance(code, int)
-        return code, captured.out, captured.err
-
-    return call
+def call(call: Call) -> Call:
+    return partial(call, "health")
 
 
 def falling(count: int = 30) -> list[dict[str, Any]]:

@@ -13,30 +13,12 @@ import pytest
 
 import isocompute
 from isocompute import InputError, load
-from isocompute.cli.main import main
 from isocompute.logs import Imports, import_logs
 from isocompute.logs.follow import follow
 from isocompute.logs.write import folder_of
+from tests.commands import Call
 from tests.conftest import rising, write_points
 from tests.logs import made_up as made
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["isocompute", *map(str, args)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        out = capsys.readouterr()
-        assert isinstance(code, int)
-        return code, out.out, out.err
-
-    return call
 
 
 def test_json_has_the_documented_keys_and_writes_nothing(

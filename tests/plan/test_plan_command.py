@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import isocompute
-from isocompute.cli.main import main
 from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
 from isocompute.recipes import Recipe
 from isocompute.study import cells, read_spec
+from tests.commands import Call, fails
 from tests.conftest import rising, write_points
 
 KEYS = (
@@ -43,43 +40,9 @@ KEYS = (
 RATE = ("--rollouts-per-second", "8", "--gpus", "8")
 
 
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        assert self.out.count("\n") == 1
-        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} in the output"))
-
-
-Call = Callable[..., Result]
-
-
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    def call(*args: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["isocompute", "plan", *map(str, args)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        assert isinstance(code, int)
-        return Result(code, captured.out, captured.err)
-
-    return call
-
-
-def fails(result: Result, message: str) -> None:
-    assert result.code == 2
-    assert result.out == ""
-    assert result.err.startswith("error: ") and result.err.count("\n") == 1
-    assert re.search(message, result.err), result.err
+def call(call: Call) -> Call:
+    return partial(call, "plan")
 
 
 def made_up_law(path: Path, *, budgets: float = 2e6, replicates: int = 60) -> Path:

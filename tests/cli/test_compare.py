@@ -1,0 +1,59 @@
+"""`isocompute compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tools import QUICK, check_intervals
+from tests.commands import Call
+from tests.conftest import CEILINGS, rising, write_points
+
+
+def test_compare_json(call: Call, sweep: Path) -> None:
+    runs = sweep / "runs"
+    data = call("compare", runs / "easy-32x8", runs / "easy-32x64", *QUICK, "--json").json
+    assert (data["a"]["runs"], data["b"]["runs"]) == (["easy-32x8"], ["easy-32x64"])
+    assert data["difference"] == pytest.approx(data["a"]["asymptote"] - data["b"]["asymptote"])
+    assert data["difference"] == pytest.approx(CEILINGS[8] - CEILINGS[64], abs=0.03)
+    assert data["interval"][1] - data["interval"][0] >= 0.0399  # one seed: ScaleRL's ±.02 at least
+    assert data["interval"][1] < 0
+    assert data["higher"] == "b"
+    assert data["overtakes"][-1]["winner"] == "b"
+    check_intervals(data)
+
+
+def test_compare_speed(call: Call, tmp_path: Path) -> None:
+    """The same curve at twice the price."""
+    cheap, dear = (write_points(tmp_path / str(every), rising(20, every=every)) for every in (1000, 2000))
+    data = call("compare", cheap, dear, *QUICK, "--json").json
+    assert data["speed_ratio"] == pytest.approx(2.0, rel=1e-3)
+    assert data["efficiency_ratio"] == pytest.approx(1.0, rel=1e-3)
+    assert data["difference"] == pytest.approx(0.0, abs=1e-4)
+    assert (data["higher"], data["faster"]) == ("same", "a")
+
+
+def test_compare_turned_round(call: Call, sweep: Path) -> None:
+    a, b = sweep / "runs" / "easy-32x8", sweep / "runs" / "easy-32x64"
+    one, other = call("compare", a, b, *QUICK, "--json").json, call("compare", b, a, *QUICK, "--json").json
+    assert one["difference"] == pytest.approx(-other["difference"], abs=1e-6)
+    assert (one["higher"], other["higher"]) == ("b", "a")
+    assert one["speed_ratio"] == pytest.approx(1 / other["speed_ratio"], rel=1e-3)
+
+
+def test_compare_pools_seeds(call: Call, tmp_path: Path) -> None:
+    for side, ceiling in (("a", 0.6), ("b", 0.7)):
+        for seed in (0, 1, 2):
+            write_points(tmp_path / side / f"seed{seed}", rising(14 + seed, ceiling), seed=seed)
+    data = call("compare", tmp_path / "a", tmp_path / "b", *QUICK, "--json").json
+    assert len(data["a"]["runs"]) == len(data["b"]["runs"]) == 3
+    assert (data["error_rule"], data["higher"]) == ("bootstrap", "b")
+
+
+def test_compare_on_a_terminal_tells_equal_names_apart(call: Call, sweep: Path, tmp_path: Path) -> None:
+    other = write_points(tmp_path / "easy-32x8", rising(20, 0.8))
+    result = call("compare", sweep / "runs" / "easy-32x8", other, *QUICK)
+    assert (result.code, result.err) == (0, "")
+    assert "easy-32x8 (second) has the higher ceiling" in result.out
+    assert "easy-32x8 (first)" in result.out

@@ -1,0 +1,77 @@
+"""What a user sees around the commands: warnings, help, start-up."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isocompute import __version__
+from tests.cli.tools import QUICK
+from tests.commands import Call, Result
+from tests.conftest import rising, write_points
+
+
+def test_warnings_go_to_standard_error(call: Call, tmp_path: Path) -> None:
+    path = write_points(tmp_path / "torn", rising(12)) / "points.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    result = call("forecast", tmp_path / "torn", "--json")
+    assert result.json["fitted_points"] == 11
+    assert result.err == f"warning: {path}: the last line is torn and was dropped\n"
+
+
+def test_names_are_shown_as_they_are(call: Call, tmp_path: Path) -> None:
+    for name in ("lr[/b]", "[red]x", ":smile:"):
+        write_points(tmp_path / "runs" / name.replace("/", "\u2044"), rising(12))
+    table = tmp_path / "t.csv"
+    rows = [f"lr[/b],{p['step']},{p['avg@4']}" for p in rising(12)]
+    table.write_text("run,step,avg@4\n" + "\n".join(rows) + "\n")
+    assert re.search(r"^lr\[/b\] ", call("fit", table, *QUICK).out, re.MULTILINE)
+    text = call("fit", tmp_path / "runs", *QUICK).out
+    assert "[red]x" in text
+    assert ":smile:" in text
+
+
+@pytest.mark.parametrize("command", ["fit", "forecast", "compare", "quickstart"])
+def test_help(call: Call, command: str) -> None:
+    result = call(command, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"Usage: isocompute {command}")
+    assert "--chart" in result.out or command == "quickstart"
+
+
+def test_help_lists_the_commands(call: Call) -> None:
+    result = call("--help")
+    for command in ("fit", "forecast", "compare", "quickstart"):
+        assert re.search(rf"^  {command} ", result.out, re.MULTILINE)
+
+
+def test_version(call: Call) -> None:
+    assert call("--version") == Result(0, f"isocompute {__version__}\n", "")
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "isocompute", "fit", "nowhere"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: nowhere: no such file or folder.\n"
+
+
+def test_start_up_is_light() -> None:
+    """`--help` answers at once: nothing heavy is imported before a command runs."""
+    script = (
+        "import runpy, sys\n"
+        "sys.argv = ['isocompute', '--help']\n"
+        "try: runpy.run_module('isocompute', run_name='__main__')\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules}), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: isocompute")
+    loaded = set(re.findall(r"'(\w+)'", done.stderr))
+    assert "isocompute" in loaded
+    assert not loaded & {"numpy", "polars", "scipy", "altair", "pydantic", "vl_convert", "torch", "fsspec"}
