@@ -16,10 +16,11 @@ from tests.lm.models import CONFIGS
 PROMPTS = [[5, 9, 2], [7, 1, 33, 80, 4, 6, 21], [50], [3, 3]]
 
 
-@pytest.fixture(scope="module")
-def decoder() -> Decoder:
+@pytest.fixture(scope="module", params=["native", "plain"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
     torch.manual_seed(0)
     out = Decoder(DecoderConfig.from_json(CONFIGS["qwen3"].to_dict())).eval()
+    out.native = request.param == "native"
     with torch.no_grad():
         for parameter in out.parameters():
             parameter.normal_(std=0.25)

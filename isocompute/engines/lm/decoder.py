@@ -196,6 +196,7 @@ class Mlp(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.bias = bias
         self.gate_proj = nn.Linear(width, inner, bias=bias)
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
@@ -247,6 +248,8 @@ class Decoder(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
         """Functions of the training pass, and what to call in their place (`fused`)."""
+        self.native = True
+        """Whether the C library may do its part on a CPU (native/)."""
         self.rope_scale = 1.0
         self.register_buffer("rope_speeds", torch.empty(config.head_dim // 2), persistent=False)
         self.reset_rope()
@@ -287,15 +290,19 @@ class Decoder(nn.Module):
         if positions_BT is None:
             positions_BT = torch.arange(start, start + length, device=tokens_BT.device)[None]
         x_BTD: Tensor = self.embed_tokens(tokens_BT).float()
-        angles = positions_BT[..., None].float() * self.rope_speeds.float()
-        cos, sin = (f(angles) * self.rope_scale for f in (torch.cos, torch.sin))
-        cos_BTK, sin_BTK = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        cos_BTK, sin_BTK = self.rotation(positions_BT)
         block: Callable[..., Tensor] = Block.forward if cache is not None else self.fused(Block.forward)
         for index, layer in enumerate(self.layers):
             x_BTD = block(layer, x_BTD, cos_BTK, sin_BTK, mask_BTS, cache, index if cache is not None else 0)
         if cache is not None:
             cache.length += length
         return x_BTD
+
+    def rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of RoPE at these positions, as `_rotate` takes them."""
+        angles = positions_BT[..., None].float() * self.rope_speeds.float()
+        cos, sin = (f(angles) * self.rope_scale for f in (torch.cos, torch.sin))
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
     def fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of the training pass as it was compiled for this decoder, or as it is."""

@@ -53,7 +53,7 @@ class EngineSpec(BaseModel):
     slots: int | None = Field(default=None, ge=1, description="pipeline: sequences in flight; a batch if not set")
     overlap: int = Field(default=0, ge=0, description="pipeline: decode steps that go on beside an update")
     generation_device: str | None = Field(default=None, description="pipeline: where to sample, such as cuda:1")
-    fast: bool = Field(default=True, description="on a GPU, whole steps as CUDA graphs where the cell allows it")
+    fast: bool = Field(default=True, description="CUDA graphs on a GPU, compiled C on a CPU, where the cell allows it")
     save_model: bool = Field(default=False, description="write the trained weights as a checkpoint into the run")
 
     @classmethod
@@ -164,6 +164,7 @@ class LmEngine:
         """Train the cell; True when it reached its last update, or diverged and stopped there."""
         engine, recipe = EngineSpec.of(cell.engine), lm_recipe(cell)
         model = _model(engine.model, engine.torch_dtype, engine.where)
+        model.decoder.native = engine.fast
         _set_threads(engine, model)
         problems = ProblemsSpec.of(cell.problems)
         tasks = _tasks_of(problems, model.folder, engine, recipe)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from isocompute.engines.lm.decoder import Cache, Decoder, Prefix
 from isocompute.engines.lm.lengths import Interruption
+from isocompute.engines.lm.native.sampling import can_be_native, native_rows
 from isocompute.errors import InputError
 
 __all__ = [
@@ -181,24 +182,83 @@ def sample(
     device = decoder.embed_tokens.weight.device
     lengths = [len(prompt) for prompt in prompts]
     _check(decoder, lengths, settings)
-    width, new, rows = max(lengths), settings.max_new_tokens, len(prompts) * per_prompt
+    width, rows = max(lengths), len(prompts) * per_prompt
+    native = can_be_native(decoder, settings)
     prompts_PT = left_padded(prompts, pad_token).to(device)
     padding_P = torch.tensor([width - n for n in lengths], device=device) if min(lengths) < width else None
     numbers_B = torch.as_tensor(list(range(rows)) if row_numbers is None else row_numbers, device=device)
     problem_B = torch.arange(len(prompts), device=device).repeat_interleave(per_prompt)
+    with torch.inference_mode():
+        uniform_TB = uniforms(seed, numbers_B, range(settings.max_new_tokens))
+        room = width if native else width + settings.max_new_tokens
+        cache = Cache.empty(decoder.config, len(prompts), room, decoder.embed_tokens.weight)
+        hidden_PTD = read_prompts(decoder, prompts_PT, padding_P, cache)
+        logits_PV = decoder.logits(hidden_PTD[:, -1], fp32=settings.fp32_head)
+    begun = _Begun(cache, logits_PV, padding_P, problem_B, uniform_TB)
+    if native:
+        drawn = _by_library(decoder, settings, begun, pad_token)
+    else:
+        forcing = None if settings.interruption is None else _Forcing(settings, seed, numbers_B)
+        drawn = _by_torch(decoder, settings, begun, forcing, pad_token)
+    last_B = drawn.responses_BT.gather(1, drawn.mask_BT.sum(dim=1, keepdim=True) - 1)[:, 0]
+    stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
+    return Rollouts(
+        prompts_PT[problem_B],
+        torch.tensor(lengths, device=device)[problem_B],
+        drawn.responses_BT,
+        drawn.logprobs_BT,
+        drawn.mask_BT,
+        torch.isin(last_B, stops),
+        drawn.forced_BT,
+    )
+
+
+class _Begun(NamedTuple):
+    """Prompts as they were read, and what the rows behind them need."""
+
+    cache: Cache
+    logits_PV: Tensor
+    padding_P: Tensor | None
+    problem_B: Tensor
+    uniform_TB: Tensor
+
+
+class _Drawn(NamedTuple):
+    """Tokens and log-probs up to the longest response."""
+
+    responses_BT: Tensor
+    logprobs_BT: Tensor
+    mask_BT: Tensor
+    forced_BT: Tensor | None = None
+
+
+def _by_library(decoder: Decoder, settings: SamplingSettings, begun: _Begun, pad_token: int) -> _Drawn:
+    """On a CPU, in C: a few rows at a time (native/generate.c)."""
+    responses_BT, logprobs_BT, lengths_B = native_rows(decoder, settings, **begun._asdict())
+    used = int(lengths_B.max())
+    mask_BT = torch.arange(used) < lengths_B[:, None]
+    return _Drawn(
+        torch.where(mask_BT, responses_BT[:, :used], pad_token),
+        torch.where(mask_BT, logprobs_BT[:, :used], 0.0),
+        mask_BT,
+    )
+
+
+def _by_torch(
+    decoder: Decoder, settings: SamplingSettings, begun: _Begun, forcing: _Forcing | None, pad_token: int
+) -> _Drawn:
+    """All rows a token at a time; the cache shrinks as they finish."""
+    cache, logits_PV, padding_P, problem_B, uniform_TB = begun
+    device, rows, new = problem_B.device, len(problem_B), settings.max_new_tokens
     responses_BT = torch.full((rows, new), pad_token, dtype=torch.long, device=device)
     logprobs_BT = torch.zeros((rows, new), device=device)
     mask_BT = torch.zeros((rows, new), dtype=torch.bool, device=device)
-    forcing = None if settings.interruption is None else _Forcing(settings, seed, numbers_B)
     stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
     used = 0
     with torch.inference_mode():
-        uniform_TB = uniforms(seed, numbers_B, range(new))
-        cache = Cache.empty(decoder.config, len(prompts), width + new, decoder.embed_tokens.weight)
-        hidden_PTD = read_prompts(decoder, prompts_PT, padding_P, cache)
-        logits_BV = decoder.logits(hidden_PTD[:, -1], fp32=settings.fp32_head)[problem_B]
+        logits_BV = logits_PV[problem_B]
         padding_B = None if padding_P is None else padding_P[problem_B]
-        if per_prompt > 1:
+        if rows > len(logits_PV):
             cache = cache.keep(problem_B)
         active: Tensor | slice = slice(None)  # rows in the cache
         going = torch.ones(rows, dtype=torch.bool, device=device)  # of these, the ones that have not stopped
@@ -225,18 +285,8 @@ def sample(
             padding = None if padding_B is None else padding_B[active]
             hidden_B1D = read_behind(decoder, tokens_B[:, None], padding, cache)
             logits_BV = decoder.logits(hidden_B1D[:, -1], fp32=settings.fp32_head)
-    mask_BT = mask_BT[:, :used]
-    last_B = responses_BT.gather(1, mask_BT.sum(dim=1, keepdim=True) - 1)[:, 0]
-    stopped_B = torch.isin(last_B, stops) if len(stops) else torch.zeros(rows, dtype=torch.bool, device=device)
-    return Rollouts(
-        prompts_PT[problem_B],
-        torch.tensor(lengths, device=device)[problem_B],
-        responses_BT[:, :used],
-        logprobs_BT[:, :used],
-        mask_BT,
-        stopped_B,
-        None if forcing is None else forcing.forced_BT[:, :used],
-    )
+    forced_BT = None if forcing is None else forcing.forced_BT[:, :used]
+    return _Drawn(responses_BT[:, :used], logprobs_BT[:, :used], mask_BT[:, :used], forced_BT)
 
 
 class _Forcing:

@@ -11,6 +11,8 @@ from torch import Tensor
 from isocompute.engines.lm.decoder import Decoder, Norm, Prefix, head_logits
 from isocompute.engines.lm.fast.shared import fits_shared, shared_residual
 from isocompute.engines.lm.losses import entropy
+from isocompute.engines.lm.native.functions import choose
+from isocompute.engines.lm.native.scoring import fits_native, native_hidden
 from isocompute.engines.lm.sampler import Rollouts, read_behind, read_prompts
 
 __all__ = ["head_scores", "micro_batches", "residual_scores", "response_hidden", "score"]
@@ -36,6 +38,8 @@ def _moved_left(rollouts: Rollouts) -> Tensor:
 
 def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
     """Hidden states from which the response's tokens are predicted, one row a real token, in the mask's order."""
+    if fits_native(decoder):
+        return native_hidden(decoder, rollouts)
     rows_S, steps_S = rollouts.mask_BT.nonzero(as_tuple=True)
     if rollouts.mask_BT.device.type == "cpu":  # elsewhere plain causal attention has the better kernels
         _, first, prompt_B = np.unique(_named(rollouts), axis=0, return_index=True, return_inverse=True)
@@ -92,7 +96,10 @@ def score(
         logprobs_BT, entropies_BT = scores(residual_BTD, decoder.norm, weight, tokens_BT, temperature, fp32_head)
         return logprobs_BT * mask_BT, entropies_BT * mask_BT
     hidden_SD, tokens_S = response_hidden(decoder, rollouts), tokens_BT[mask_BT]
-    logprobs_S, entropies_S = head_scores(hidden_SD, decoder.lm_head.weight, tokens_S, temperature, fp32_head)
+    if fits_native(decoder):
+        logprobs_S, entropies_S = choose(decoder.logits(hidden_SD), tokens_S, temperature)
+    else:
+        logprobs_S, entropies_S = head_scores(hidden_SD, decoder.lm_head.weight, tokens_S, temperature, fp32_head)
     zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_S.dtype, device=logprobs_S.device)
     return zeros_BT.masked_scatter(mask_BT, logprobs_S), zeros_BT.masked_scatter(mask_BT, entropies_S)
 

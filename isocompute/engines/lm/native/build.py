@@ -1,0 +1,68 @@
+"""The C library of this folder: compiled once for a processor, kept in the user's cache.
+
+Without a compiler, or with one that fails, there is no library, and sampling goes the plain way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["library"]
+
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("generate.c", "train.c"))
+_HEADER = Path(__file__).with_name("vectors.h")
+_FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
+"""Nothing that reorders sums: a row's numbers must not depend on how the compiler groups them."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None where they cannot be had."""
+    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    if compiler is None:
+        return None
+    try:
+        return ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _compiled(compiler: str) -> Path:
+    """The library's file, which is named by all that it depends on."""
+    texts = [path.read_text() for path in (_HEADER, *_SOURCES)]
+    known = "\n".join([*texts, compiler, *_FLAGS, platform.machine(), _processor()])
+    target = _folder() / f"native-{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            made = Path(scratch) / target.name
+            command = [compiler, *_FLAGS, "-shared", "-fPIC", *map(str, _SOURCES), "-o", str(made), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            made.replace(target)
+    return target
+
+
+def _folder() -> Path:
+    """Where compiled files are kept: a folder that belongs to this user alone."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "isocompute"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+        raise OSError(f"{folder} belongs to another user.")
+    return folder
+
+
+def _processor() -> str:
+    """What this processor can do: a home folder may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
