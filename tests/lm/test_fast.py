@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.evaluation import EvaluationSpec
 from isocompute.engines.lm.fast.exact import exact_linear
-from isocompute.engines.lm.fast.generate import Generator, fits_kernels, tiles_for
+from isocompute.engines.lm.fast.generate import Generator, fits_kernels
+from isocompute.engines.lm.fast.tiles import tiles_for
 from isocompute.engines.lm.fast.training import FastTraining, can_be_fast
 from isocompute.engines.lm.fast.weights import join_weights
 from isocompute.engines.lm.model import Model
@@ -55,7 +57,13 @@ PROMPTS = [[6, 3, 7, 2], [9, 4, 8, 5, 6, 2], [7, 2]]
 
 
 def generated(
-    decoder: Decoder, *, stops: tuple[int, ...], per_prompt: int = 3, new: int = 5, overlap: bool = False
+    decoder: Decoder,
+    *,
+    stops: tuple[int, ...],
+    per_prompt: int = 3,
+    new: int = 5,
+    overlap: bool = False,
+    library: bool = False,
 ) -> Rollouts:
     width = max(map(len, PROMPTS))
     generator = Generator(
@@ -72,6 +80,7 @@ def generated(
     generator.seed.fill_(5)
     generator.first_row.fill_(1000)
     generator.overlap = {"OVERLAP": overlap}
+    generator.tiles = replace(generator.tiles, library=library)
     return generator.run()
 
 
@@ -112,6 +121,20 @@ def test_kernels_that_overlap_sample_the_same(monkeypatch: pytest.MonkeyPatch) -
     assert one.responses_BT.equal(other.responses_BT)
     torch.testing.assert_close(one.logprobs_BT, other.logprobs_BT, atol=1e-5, rtol=0)
     assert one.lengths_B.max() > 17
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"model_type": "qwen2", "attention_bias": True}, {"num_hidden_layers": 1, "intermediate_size": 33}],
+    ids=["qwen3", "qwen2-bias", "one-layer"],
+)
+def test_a_librarys_products_sample_the_same(changes: dict[str, Any], kind: str) -> None:
+    decoder = tiny(**changes).to(getattr(torch, kind))
+    parts = generated(decoder, stops=(1,))
+    library = generated(decoder, stops=(1,), library=True)
+    assert library.responses_BT.equal(parts.responses_BT)
+    torch.testing.assert_close(library.logprobs_BT, parts.logprobs_BT, atol=1e-5 if kind == "float32" else 2e-2, rtol=0)
 
 
 def test_sampler_and_trainer_agree_in_bf16() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +10,11 @@ from torch import Tensor
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Block, Cache, Decoder
 from isocompute.engines.lm.fast.attention import padded
+from isocompute.engines.lm.fast.tiles import tiles_for
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
 from isocompute.engines.lm.sampler import Rollouts
 
-__all__ = ["Generator", "Tiles", "fits_kernels", "tiles_for"]
+__all__ = ["Generator", "fits_kernels"]
 
 _TILE_OF_VOCABULARY = 1024
 """Tokens up to which one program has all logits of a row in registers."""
@@ -23,32 +23,6 @@ _TILE_OF_VOCABULARY = 1024
 def fits_kernels(config: DecoderConfig, *, top_p: float, temperature: float) -> bool:
     """Whether the kernels can do it: plain sampling, no output biases."""
     return not config.output_bias and not config.mlp_bias and top_p >= 1.0 and temperature > 0.0
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Sizes of the kernels' tiles: rows, columns and inputs of a product, slots of the cache, warps of a product."""
-
-    rows: int
-    columns: int
-    inputs: int
-    slots: int = 16
-    warps: int = 4
-    stages: int = 2
-    overlap: bool = True
-    """Whether a kernel is launched while the one before it ends; pays where it has weights to read meanwhile."""
-
-
-def tiles_for(rows: int, width: int) -> Tiles:
-    """Small tiles while that is what fills the GPU, larger ones beyond; all inputs at once where a model is narrow."""
-    if rows > 4096:
-        return Tiles(rows=64, columns=128, inputs=64, overlap=False)
-    if width > 256:
-        small = rows <= 512
-        return Tiles(rows=16 if small else 32, columns=64 if small else 128, inputs=64, stages=3, overlap=False)
-    if rows > 512:
-        return Tiles(rows=64, columns=64, inputs=256)
-    return Tiles(rows=16, columns=32, inputs=256, warps=2)
 
 
 class Generator:
@@ -175,107 +149,166 @@ class Generator:
 
     def _decode(self, step: int) -> None:
         """One token through all layers; the residual stream is in place."""
+        if self.tiles.library:
+            self._decode_by_library(step)
+            return
+        for index in range(len(self.weights)):
+            self._project(index)
+            self._attend(index, step)
+            self._add_parts(index)
+
+    def _layer(self, index: int) -> Block:
+        layer = self.decoder.layers[index]
+        assert isinstance(layer, Block)
+        return layer
+
+    @property
+    def _product(self) -> dict[str, Any]:
+        """What the kernels of products share."""
+        tiles = self.tiles
+        sizes = {"R": tiles.rows, "C": tiles.columns, "I": tiles.inputs, "TYPE": _type(self.qkv_BC)}
+        return {**sizes, "num_warps": tiles.warps, "num_stages": tiles.stages, **self.overlap}
+
+    def _project(self, index: int) -> None:
+        """q, k and v of a layer."""
         from isocompute.engines.lm.fast import kernels
 
-        config, tiles, going = self.decoder.config, self.tiles, self.going_B
-        width, heads, groups, head = (
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
+        joined, (rows, columns) = self.weights[index], self.qkv_BC.shape
+        kernels.project[(_tiles(rows, self.tiles.rows), _tiles(columns, self.tiles.columns))](
+            self.x_BD,
+            self._layer(index).input_layernorm.weight,
+            joined.qkv,
+            joined.qkv if joined.bias is None else joined.bias,
+            self.qkv_BC,
+            self.going_B,
+            rows,
+            self.decoder.config.rms_norm_eps,
+            D=self.x_BD.shape[1],
+            OUT=columns,
+            GATED=False,
+            BIAS=joined.bias is not None,
+            **self._product,
         )
-        product: dict[str, Any] = {
-            "R": tiles.rows,
-            "C": tiles.columns,
-            "I": tiles.inputs,
-            "TYPE": _type(self.qkv_BC),
-            "num_warps": tiles.warps,
-            "num_stages": tiles.stages,
+
+    def _attend(self, index: int, step: int) -> None:
+        """Attention of a layer, and what it adds to the cache."""
+        from isocompute.engines.lm.fast import kernels
+
+        config, attention = self.decoder.config, self._layer(index).self_attn
+        kernels.attend[(self.rows, config.num_attention_heads)](
+            self.qkv_BC,
+            attention.q_norm.weight if config.qk_norm else self.cos,
+            attention.k_norm.weight if config.qk_norm else self.cos,
+            self.cos,
+            self.sin,
+            self.cache.keys_LBGTK[index],
+            self.cache.values_LBGTK[index],
+            self.padding_P,
+            self.keys_LBGTK[index],
+            self.values_LBGTK[index],
+            self.attended_BC,
+            self.going_B,
+            step,
+            self.per_prompt,
+            self.prompts_PT.shape[1],
+            self.new_slots,
+            config.rms_norm_eps,
+            H=config.num_attention_heads,
+            G=config.num_key_value_heads,
+            K=config.head_dim,
+            KP=padded(config.head_dim),
+            S=self.tiles.slots,
+            QK_NORM=config.qk_norm,
+            TYPE=_type(self.qkv_BC),
+            num_warps=1,
             **self.overlap,
-        }
-        high = _tiles(self.rows, tiles.rows)
-        for index, (layer, joined) in enumerate(zip(self.decoder.layers, self.weights, strict=True)):
-            assert isinstance(layer, Block)
-            attention, mlp = layer.self_attn, layer.mlp
-            columns = (heads + 2 * groups) * head
-            kernels.project[(high, _tiles(columns, tiles.columns))](
-                self.x_BD,
-                layer.input_layernorm.weight,
-                joined.qkv,
-                joined.qkv if joined.bias is None else joined.bias,
-                self.qkv_BC,
-                going,
-                self.rows,
-                config.rms_norm_eps,
-                D=width,
-                OUT=columns,
-                GATED=False,
-                BIAS=joined.bias is not None,
-                **product,
-            )
-            kernels.attend[(self.rows, heads)](
-                self.qkv_BC,
-                attention.q_norm.weight if config.qk_norm else self.cos,
-                attention.k_norm.weight if config.qk_norm else self.cos,
-                self.cos,
-                self.sin,
-                self.cache.keys_LBGTK[index],
-                self.cache.values_LBGTK[index],
-                self.padding_P,
-                self.keys_LBGTK[index],
-                self.values_LBGTK[index],
-                self.attended_BC,
-                going,
-                step,
-                self.per_prompt,
-                self.prompts_PT.shape[1],
-                self.new_slots,
-                config.rms_norm_eps,
-                H=heads,
-                G=groups,
-                K=head,
-                KP=padded(head),
-                S=tiles.slots,
-                QK_NORM=config.qk_norm,
-                TYPE=product["TYPE"],
-                num_warps=1,
-                **self.overlap,
-            )
-            kernels.add_projected[(high, _tiles(width, tiles.columns))](
-                self.x_BD,
-                self.attended_BC,
-                attention.o_proj.weight,
-                going,
-                self.rows,
-                D=width,
-                IN=heads * head,
-                **product,
-            )
-            kernels.project[(high, _tiles(config.intermediate_size, tiles.columns))](
-                self.x_BD,
-                layer.post_attention_layernorm.weight,
-                joined.gate_up,
-                joined.gate_up,
-                self.mixed_BF,
-                going,
-                self.rows,
-                config.rms_norm_eps,
-                D=width,
-                OUT=config.intermediate_size,
-                GATED=True,
-                BIAS=False,
-                **product,
-            )
-            kernels.add_projected[(high, _tiles(width, tiles.columns))](
-                self.x_BD,
-                self.mixed_BF,
-                mlp.down_proj.weight,
-                going,
-                self.rows,
-                D=width,
-                IN=config.intermediate_size,
-                **product,
-            )
+        )
+
+    def _add_parts(self, index: int) -> None:
+        """What follows attention, a kernel for each product."""
+        from isocompute.engines.lm.fast import kernels
+
+        layer, config, going = self._layer(index), self.decoder.config, self.going_B
+        width, inner, high = config.hidden_size, config.intermediate_size, _tiles(self.rows, self.tiles.rows)
+        add = kernels.add_projected[(high, _tiles(width, self.tiles.columns))]
+        add(
+            self.x_BD,
+            self.attended_BC,
+            layer.self_attn.o_proj.weight,
+            going,
+            self.rows,
+            D=width,
+            IN=self.attended_BC.shape[1],
+            **self._product,
+        )
+        gate_up = self.weights[index].gate_up
+        kernels.project[(high, _tiles(inner, self.tiles.columns))](
+            self.x_BD,
+            layer.post_attention_layernorm.weight,
+            gate_up,
+            gate_up,
+            self.mixed_BF,
+            going,
+            self.rows,
+            config.rms_norm_eps,
+            D=width,
+            OUT=inner,
+            GATED=True,
+            BIAS=False,
+            **self._product,
+        )
+        down = layer.mlp.down_proj.weight
+        add(self.x_BD, self.mixed_BF, down, going, self.rows, D=width, IN=inner, **self._product)
+
+    def _decode_by_library(self, step: int) -> None:
+        """The same with a library's matrix products."""
+        x_BD, y_BD = self.x_BD, self.attended_BC.new_empty(self.x_BD.shape)
+        both_BF = self.mixed_BF.new_empty(self.rows, 2 * self.mixed_BF.shape[1])
+        pending: Tensor | None = None  # what the last layer adds
+        for index, joined in enumerate(self.weights):
+            layer = self._layer(index)
+            normed_BD = self._add_and_norm(x_BD, pending, layer.input_layernorm.weight)
+            if joined.bias is None:
+                torch.mm(normed_BD, joined.qkv.t(), out=self.qkv_BC)
+            else:
+                torch.addmm(joined.bias, normed_BD, joined.qkv.t(), out=self.qkv_BC)
+            self._attend(index, step)
+            torch.mm(self.attended_BC, layer.self_attn.o_proj.weight.t(), out=y_BD)
+            normed_BD = self._add_and_norm(x_BD, y_BD, layer.post_attention_layernorm.weight)
+            torch.mm(normed_BD, joined.gate_up.t(), out=both_BF)
+            self._swiglu(both_BF)
+            torch.mm(self.mixed_BF, layer.mlp.down_proj.weight.t(), out=y_BD)
+            pending = y_BD
+        self._add_and_norm(x_BD, pending, None)
+
+    def _add_and_norm(self, x_BD: Tensor, y_BD: Tensor | None, norm_D: Tensor | None) -> Tensor:
+        """Add to the residual stream, in place; its norm, where there is one to take."""
+        from isocompute.engines.lm.fast import between
+
+        rows = max(1, 2048 // padded(x_BD.shape[1]))
+        out_BD = self.attended_BC.new_empty(x_BD.shape)
+        between.add_and_norm[(_tiles(self.rows, rows),)](
+            x_BD,
+            x_BD if y_BD is None else y_BD,
+            x_BD if norm_D is None else norm_D,
+            out_BD,
+            self.rows,
+            self.decoder.config.rms_norm_eps,
+            D=x_BD.shape[1],
+            DP=padded(x_BD.shape[1]),
+            R=rows,
+            ADD=y_BD is not None,
+            NORM=norm_D is not None,
+            TYPE=_type(out_BD),
+        )
+        return out_BD
+
+    def _swiglu(self, both_BF: Tensor) -> None:
+        from isocompute.engines.lm.fast import between
+
+        count, inner, block = self.mixed_BF.numel(), self.mixed_BF.shape[1], 2048
+        grid = (_tiles(count, block),)
+        between.swiglu[grid](both_BF, self.mixed_BF, count, F=inner, N=block, TYPE=_type(both_BF))
 
 
 def _overlap(device: torch.device, *, wanted: bool) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from isocompute.engines.lm.decoder import Block, Decoder
 from isocompute.engines.lm.fast.attention import Layout, attend_shared, fits_attention
 from isocompute.engines.lm.sampler import Rollouts
 
-__all__ = ["fits_shared", "shared_block", "shared_residual"]
+__all__ = ["fits_shared", "predicting", "shared_block", "shared_residual"]
 
 
 def fits_shared(decoder: Decoder, rollouts: Rollouts) -> bool:
@@ -36,20 +36,38 @@ def shared_residual(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) ->
     angles_TE = positions_T[:, None].float() * decoder.rope_speeds.float()
     cos_TE, sin_TE = (f(angles_TE) * decoder.rope_scale for f in (torch.cos, torch.sin))
     x_ND: Tensor = decoder.embed_tokens(tokens_N).float()
+    pending_ND: Tensor | None = None
     block = decoder.fused(shared_block)
     for layer in decoder.layers:
-        x_ND = block(layer, x_ND, cos_TE, sin_TE, padding_P, layout)
+        x_ND, pending_ND = block(layer, x_ND, pending_ND, cos_TE, sin_TE, padding_P, layout)
+    out_BTD: Tensor = decoder.fused(predicting)(x_ND, pending_ND, layout)
+    return out_BTD
+
+
+def predicting(x_ND: Tensor, pending_ND: Tensor | None, layout: Layout) -> Tensor:
+    """Of all tokens those from which a response's are predicted: the prompt's last, and its own but the last."""
+    x_ND = x_ND if pending_ND is None else x_ND + pending_ND
     first_prompt, width = layout.responses * layout.tokens, x_ND.shape[1]
     behind_BTD = x_ND[:first_prompt].view(layout.responses, layout.tokens, width)
-    prompts_PSD = x_ND[first_prompt:].view(problems, slots, width)
-    last_B1D = prompts_PSD[:, -1:].expand(-1, per_prompt, -1).reshape(-1, 1, width)
+    prompts_PSD = x_ND[first_prompt:].view(layout.problems, layout.slots, width)
+    last_B1D = prompts_PSD[:, -1:].expand(-1, layout.per_prompt, -1).reshape(-1, 1, width)
     return torch.cat([last_B1D, behind_BTD], dim=1)
 
 
 def shared_block(
-    layer: Block, x_ND: Tensor, cos_TE: Tensor, sin_TE: Tensor, padding_P: Tensor, layout: Layout
-) -> Tensor:
-    """`Block.forward` on flat tokens."""
+    layer: Block,
+    x_ND: Tensor,
+    pending_ND: Tensor | None,
+    cos_TE: Tensor,
+    sin_TE: Tensor,
+    padding_P: Tensor,
+    layout: Layout,
+) -> tuple[Tensor, Tensor]:
+    """`Block.forward` on flat tokens. The layer before leaves its last sum to this one, and this one to the next: a
+    sum and the norm that follows are one pass over memory, and so are their gradients.
+    """
+    if pending_ND is not None:
+        x_ND = x_ND + pending_ND
     attention = layer.self_attn
     joined = attention.joined()
     qkv_NC = F.linear(layer.input_layernorm(x_ND), joined.weight, joined.bias)
@@ -66,5 +84,4 @@ def shared_block(
         epsilon=attention.epsilon,
     )
     x_ND = x_ND + attention.o_proj(attended_NC)
-    out_ND: Tensor = x_ND + layer.mlp(layer.post_attention_layernorm(x_ND))
-    return out_ND
+    return x_ND, layer.mlp(layer.post_attention_layernorm(x_ND))

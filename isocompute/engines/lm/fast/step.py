@@ -18,7 +18,7 @@ from isocompute.arrays import Ints
 from isocompute.engines.lm.advantages import mixed_groups
 from isocompute.engines.lm.decoder import Block, Decoder
 from isocompute.engines.lm.fast.generate import Generator
-from isocompute.engines.lm.fast.shared import shared_block
+from isocompute.engines.lm.fast.shared import predicting, shared_block
 from isocompute.engines.lm.fast.weights import LayerWeights
 from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, left_padded
@@ -193,5 +193,5 @@ def compile_decoder(decoder: Decoder) -> None:
     options: dict[str, Any] = {"emulate_precision_casts": True}
     # Every shape is compiled by itself, and a worker may meet many in its cells; beyond the limit nothing is compiled.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _SHAPES)
-    for function in (Block.forward, shared_block, residual_scores):
+    for function in (Block.forward, shared_block, predicting, residual_scores):
         decoder.compiled[function] = torch.compile(function, dynamic=False, options=options)

@@ -1,0 +1,34 @@
+"""Sizes of the decode kernels' tiles, chosen by the number of rows and the model's width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Tiles", "tiles_for"]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows, columns and inputs of a product, slots of the cache, warps of a product."""
+
+    rows: int
+    columns: int
+    inputs: int
+    slots: int = 16
+    warps: int = 4
+    stages: int = 2
+    overlap: bool = True
+    """Whether a kernel is launched while the one before it ends; pays where it has weights to read meanwhile."""
+    library: bool = False
+    """Products by PyTorch's library, norms and SwiGLU between them; the rest of the sizes has no use then."""
+
+
+def tiles_for(rows: int, width: int) -> Tiles:
+    """Small tiles while that is what fills the GPU, all inputs at once; a library's products for many rows or a wide
+    model.
+    """
+    if rows > 1024 or width > 256:
+        return Tiles(rows=64, columns=128, inputs=64, overlap=False, library=True)
+    if rows > 512:
+        return Tiles(rows=64, columns=64, inputs=256)
+    return Tiles(rows=16, columns=32, inputs=256, warps=2)
