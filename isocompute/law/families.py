@@ -23,11 +23,13 @@ import numpy as np
 
 from isocompute.arrays import Array
 
-__all__ = ["EXPONENTIAL", "FAMILIES", "HILL", "POWER", "Family", "Shape"]
+__all__ = ["EXPONENTIAL", "FAMILIES", "HILL", "POWER", "Family", "Shape", "Slopes"]
 
-Shape = Callable[[Array, Array], tuple[Array, ...]]
-"""`(x_RC, theta_RK) -> (g_RC, dg_RC for each θ)`: the shape and its derivatives by θ. `x` is what `Family.coordinate`
-makes of compute in units of the curve's first positive compute."""
+Shape = Callable[[Array, Array], Array]
+"""`(x, theta_K) -> g`: each of `theta_K` broadcasts against `x`, which is what `Family.coordinate` makes of compute in
+units of the curve's first positive compute."""
+Slopes = Callable[[Array, Array, Array], tuple[Array, ...]]
+"""`(x, theta_K, g) -> (dg for each θ)`: the shape's derivatives by θ, from what the shape gave."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Family:
     coordinate: Callable[[Array], Array]
     """What the shape sees of compute: it is taken once a curve, not once a step of the search."""
     shape: Shape
+    slopes: Slopes
     parameters: tuple[str, ...]
     """Names of exp(θ), as reported to the user."""
     compute_like: tuple[bool, ...]
@@ -63,33 +66,48 @@ def _log(compute: Array) -> Array:
     return np.log(np.maximum(compute, 1e-12))  # compute 0 is the base model: far enough down to be g = 0
 
 
-def _hill(x_RC: Array, theta_RK: Array) -> tuple[Array, ...]:
-    b_R1 = np.exp(theta_RK[:, 1:2])
-    z_RC = b_R1 * (x_RC - theta_RK[:, 0:1])
-    np.clip(z_RC, -500.0, 500.0, out=z_RC)
-    g_RC = 1.0 / (1.0 + np.exp(-z_RC))
-    slope_RC = g_RC * (1.0 - g_RC)
-    return g_RC, -b_R1 * slope_RC, z_RC * slope_RC
+def _hill(x: Array, theta_K: Array) -> Array:
+    z: Array = theta_K[0] - x
+    z *= np.exp(theta_K[1])
+    np.minimum(z, 500.0, out=z)
+    np.exp(z, out=z)
+    z += 1.0
+    np.reciprocal(z, out=z)
+    return z
+
+
+def _hill_slopes(x: Array, theta_K: Array, g: Array) -> tuple[Array, ...]:
+    b = np.exp(theta_K[1])
+    by_midpoint = g - 1.0
+    by_midpoint *= g
+    by_midpoint *= b
+    by_efficiency = theta_K[0] - x
+    by_efficiency *= by_midpoint
+    return by_midpoint, by_efficiency
 
 
 def _same(compute: Array) -> Array:
     return compute
 
 
-def _exponential(x_RC: Array, theta_RK: Array) -> tuple[Array, ...]:
-    ratio_RC = np.minimum(x_RC * np.exp(-theta_RK[:, 0:1]), 700.0)
-    decay_RC = np.exp(-ratio_RC)
-    return 1.0 - decay_RC, -ratio_RC * decay_RC
+def _exponential(x: Array, theta_K: Array) -> Array:
+    return np.asarray(1.0 - np.exp(-np.minimum(x * np.exp(-theta_K[0]), 700.0)))
+
+
+def _exponential_slopes(x: Array, theta_K: Array, g: Array) -> tuple[Array, ...]:
+    return ((g - 1.0) * np.minimum(x * np.exp(-theta_K[0]), 700.0),)
 
 
 def _log1p(compute: Array) -> Array:
     return np.asarray(np.log1p(compute))
 
 
-def _power(x_RC: Array, theta_RK: Array) -> tuple[Array, ...]:
-    exponent_RC = np.exp(theta_RK[:, 0:1]) * x_RC
-    decay_RC = np.exp(-exponent_RC)
-    return 1.0 - decay_RC, exponent_RC * decay_RC
+def _power(x: Array, theta_K: Array) -> Array:
+    return np.asarray(1.0 - np.exp(-np.exp(theta_K[0]) * x))
+
+
+def _power_slopes(x: Array, theta_K: Array, g: Array) -> tuple[Array, ...]:
+    return ((1.0 - g) * (np.exp(theta_K[0]) * x),)
 
 
 def _log_box(*pairs: tuple[float, float]) -> Array:
@@ -100,6 +118,7 @@ HILL = Family(
     name="hill",
     coordinate=_log,
     shape=_hill,
+    slopes=_hill_slopes,
     parameters=("midpoint", "efficiency"),
     compute_like=(True, False),
     bounds=lambda span: _log_box((0.1, 10.0 * span), (0.25, 12.0)),
@@ -109,6 +128,7 @@ EXPONENTIAL = Family(
     name="exponential",
     coordinate=_same,
     shape=_exponential,
+    slopes=_exponential_slopes,
     parameters=("scale",),
     compute_like=(True,),
     bounds=lambda span: _log_box((0.1, 10.0 * span)),
@@ -118,6 +138,7 @@ POWER = Family(
     name="power",
     coordinate=_log1p,
     shape=_power,
+    slopes=_power_slopes,
     parameters=("exponent",),
     compute_like=(False,),
     bounds=lambda _: _log_box((0.02, 8.0)),

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from isocompute.arrays import Array
-from isocompute.errors import InputError
-from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting, lasting_fall, upper_bound
-from isocompute.law.fits import CurveFit, fit_groups, usable_points
+from isocompute.law.curve import Curve, lasting_fall, upper_bound
+from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import Frontier, compared, frontier
-from isocompute.law.optimum import Optimum, fit_optimum
+from isocompute.law.optimum import Optimum, Reading, fit_optima
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.sensitivity import Slice, sensitivity
-from isocompute.law.surface import Surface, fit_surface
+from isocompute.law.settings import settings_of, usable_curves
+from isocompute.law.surface import Surface
+from isocompute.law.surface_fit import fit_surface
 
 __all__ = ["Law", "RunFit", "Tradeoff", "fit_law"]
 
@@ -53,6 +54,10 @@ class Tradeoff:
     """n*(C), or n*(M) at fixed batch size; None where n is unknown or has one value."""
     problems: Optimum | None
     """Bp*(M), at fixed batch size only."""
+
+
+_Competition = tuple[str | None, int | None, tuple[CurveFit, ...]]
+"""What is held fixed, its value, and the settings that compete."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +92,9 @@ def fit_law(
     seed: int = 0,
 ) -> Law:
     """Fit everything the curves support."""
-    if not curves:
-        raise InputError("there are no runs to fit; give a folder of runs or a table with at least one run.")
-    usable = [usable_points(curve, points=points, bin_width=bin_width) for curve in curves]
-    for curve, kept in zip(curves, usable, strict=True):
-        _check(curve, kept, points, metric)
+    usable = usable_curves(curves, metric=metric, points=points, bin_width=bin_width)
     upper = upper_bound(np.concatenate([curve.values_C for curve in curves]))
-    settings = _settings(usable)
+    settings = settings_of(usable)
     several = [group for group in settings if len(group) > 1]
     singles = [[index] for index in range(len(usable))]
     fitted = fit_groups(
@@ -113,9 +114,11 @@ def fit_law(
     iso = unit != "steps" or len({fit.curves[0].batch_size for fit in setting_fits}) < 2
     if unit == "steps" and len({fit.setting[1] for fit in setting_fits}) > 1:
         iso = False  # a step of n = 32 costs four times one of n = 8, whatever Bp is
-    joint = _tradeoff(None, None, setting_fits, iso=iso)
-    by_problems = _slices_of(setting_fits, "problems_per_batch", iso=iso)
-    by_batch = _slices_of(setting_fits, "batch_size", iso=iso) if unit == "rollouts" else ()
+    competitions: list[_Competition] = [(None, None, setting_fits)]
+    competitions += _slices_of(setting_fits, "problems_per_batch")
+    if unit == "rollouts":
+        competitions += _slices_of(setting_fits, "batch_size")
+    joint, *tradeoffs = _tradeoffs(competitions, iso=iso)
     surface = fit_surface(setting_fits, upper=upper, replicates=replicates, seed=seed)
     return Law(
         metric=metric,
@@ -128,42 +131,12 @@ def fit_law(
         runs=runs,
         settings=setting_fits,
         joint=joint,
-        by_problems=by_problems,
-        by_batch=by_batch,
+        by_problems=tuple(t for t in tradeoffs if t.fixed == "problems_per_batch"),
+        by_batch=tuple(t for t in tradeoffs if t.fixed == "batch_size"),
         slices=tuple(sensitivity(setting_fits)),
         surface=surface,
         notes=tuple(_notes(runs, settings, joint, unit)),
     )
-
-
-def _check(curve: Curve, kept: Curve, points: str, metric: str) -> None:
-    if len(kept.compute_C) < MINIMUM_POINTS:
-        what = "record-breaking points" if points == "records" else "usable points"
-        raise InputError(
-            f"run '{curve.name}', column '{metric}': {len(kept.compute_C)} {what}, a fit needs "
-            f"{MINIMUM_POINTS}; evaluate more often"
-            + (", use a smaller --bin, or fit --points all." if points == "records" else " or leave the run out.")
-        )
-    if np.ptp(kept.values_C) == 0:
-        raise InputError(
-            f"run '{curve.name}', column '{metric}': all {len(kept.values_C)} values are "
-            f"{kept.values_C[0]:g}; a constant has no curve: check the metric or leave the run out."
-        )
-
-
-def _settings(curves: Sequence[Curve]) -> list[list[int]]:
-    """Indices of the runs of each setting, smaller n and Bp first.
-
-    Seeds share Bp, n and all that is known of their recipe; a run whose n is unknown is a setting of its own.
-    """
-    out: dict[tuple[Setting, str, str], list[int]] = {}
-    order = sorted(
-        range(len(curves)), key=lambda i: (curves[i].rollouts_per_problem or 0, curves[i].problems_per_batch or 0)
-    )
-    for i in order:
-        known = curves[i].rollouts_per_problem is not None
-        out.setdefault((curves[i].setting, curves[i].recipe, "" if known else curves[i].name), []).append(i)
-    return list(out.values())
 
 
 def _falls_after(curve: Curve) -> float | None:
@@ -171,27 +144,36 @@ def _falls_after(curve: Curve) -> float | None:
     return None if start is None else float(curve.compute_C[start - 1])
 
 
-def _slices_of(fits: Sequence[CurveFit], fixed: str, *, iso: bool) -> tuple[Tradeoff, ...]:
+def _slices_of(fits: Sequence[CurveFit], fixed: str) -> list[_Competition]:
+    """The settings that share a Bp, or a batch size, where there are several."""
     groups: dict[int, list[CurveFit]] = {}
     for fit in fits:
         curve = fit.curves[0]
         value = curve.problems_per_batch if fixed == "problems_per_batch" else curve.batch_size
         if value is not None:
             groups.setdefault(value, []).append(fit)
-    return tuple(
-        _tradeoff(fixed, value, tuple(group), iso=iso) for value, group in sorted(groups.items()) if len(group) > 1
-    )
+    return [(fixed, value, tuple(group)) for value, group in sorted(groups.items()) if len(group) > 1]
 
 
-def _tradeoff(fixed: str | None, value: int | None, fits: tuple[CurveFit, ...], *, iso: bool) -> Tradeoff:
-    front = frontier(fits)
-    scale = float(value or 1) if fixed == "batch_size" else 1.0
-    rollouts = _optimum(front, fits, 1, scale) if iso else None
-    problems = _optimum(front, fits, 0, scale) if fixed == "batch_size" else None
-    return Tradeoff(fixed, value, fits, front, rollouts, problems)
+def _tradeoffs(competitions: Sequence[_Competition], *, iso: bool) -> list[Tradeoff]:
+    """A frontier for each, and the optima along all of them, fitted at once."""
+    fronts = [frontier(fits) for _, _, fits in competitions]
+    readings: dict[tuple[int, int], Reading] = {}
+    for i, ((fixed, value, fits), front) in enumerate(zip(competitions, fronts, strict=True)):
+        at_batch = fixed == "batch_size"
+        scale = float(value or 1) if at_batch else 1.0
+        for axis in [1] * iso + [0] * at_batch:
+            reading = _reading(front, fits, axis, scale)
+            if reading is not None:
+                readings[i, axis] = reading
+    optima = dict(zip(readings, fit_optima(list(readings.values())), strict=True))
+    return [
+        Tradeoff(fixed, value, fits, front, optima.get((i, 1)), optima.get((i, 0)))
+        for i, ((fixed, value, fits), front) in enumerate(zip(competitions, fronts, strict=True))
+    ]
 
 
-def _optimum(front: Frontier, fits: tuple[CurveFit, ...], axis: int, scale: float) -> Optimum | None:
+def _reading(front: Frontier, fits: tuple[CurveFit, ...], axis: int, scale: float) -> Reading | None:
     """The optimal n (axis 1) or Bp (axis 0) along compute / scale, where settings can be compared."""
     values = [fit.setting[axis] for fit in fits]
     if any(v is None for v in values) or len(set(values)) < 2:
@@ -204,7 +186,7 @@ def _optimum(front: Frontier, fits: tuple[CurveFit, ...], axis: int, scale: floa
         return None
     tried: Array = np.array([float(v or 0) for v in values])
     crossings = {"rises" if tried[s.after] > tried[s.before] else "falls" for s in front.switches if s.crosses}
-    return fit_optimum(
+    return Reading(
         front.compute_C[part] / scale,
         tried[front.best_C[part]],
         tried[front.best_BC[:, part]],

@@ -10,16 +10,17 @@ Where the best n is the smallest or largest that was run, the optimum is only bo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isocompute.arrays import Array
-from isocompute.law.families import HILL, Family
+from isocompute.arrays import Array, Bools
+from isocompute.law.families import HILL
 from isocompute.law.intervals import percentiles
 from isocompute.law.solver import Batch, Fits, evaluate, solve
 
-__all__ = ["Optimum", "at_end", "fit_optimum"]
+__all__ = ["Optimum", "Reading", "at_end", "fit_optima"]
 
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
@@ -29,12 +30,9 @@ _STILL = 0.5
 _SIGMOID_POINTS = 60
 _SIGMOID_REPLICATES = 400
 """n* itself uses all points and replicates; the sigmoid through it needs fewer."""
-_SIGMOID = Family(
+_SIGMOID = replace(
+    HILL,
     name="sigmoid",
-    coordinate=HILL.coordinate,
-    shape=HILL.shape,
-    parameters=HILL.parameters,
-    compute_like=HILL.compute_like,
     bounds=lambda span: np.array([[0.0, np.log(span)], [np.log(0.5 / _LN10), np.log(_STEEPEST / _LN10)]]),
     grid_sizes=(40, 16),
 )
@@ -91,33 +89,55 @@ class Optimum:
         return float(2.0 ** (self.L + self.b))
 
 
-def fit_optimum(
-    x_C: Array,
-    optimum_C: Array,
-    optimum_BC: Array,
-    *,
-    tried: Array,
-    moves: frozenset[str] = frozenset({"rises", "falls"}),
-) -> Optimum:
-    """Fit the sigmoid to an optimum read along log-spaced `x_C`; `tried` are the values that were run.
+@dataclass(frozen=True)
+class Reading:
+    """An optimum read along log-spaced compute (or update steps)."""
 
-    `moves` are the directions that comparisons between settings support; another one is reported as `unclear`.
-    """
-    smallest, largest = float(tried.min()), float(tried.max())
-    every = slice(None, None, max(1, len(x_C) // _SIGMOID_POINTS))
-    log2_RC = np.log2(np.concatenate([optimum_C[None], optimum_BC[:_SIGMOID_REPLICATES]]))[:, every]
-    theta_RK, start_R, end_R = _sigmoids(x_C[every], log2_RC)
+    x_C: Array
+    optimum_C: Array
+    optimum_BC: Array
+    """The same for every replicate."""
+    tried: Array
+    """The values that were run."""
+    moves: frozenset[str] = frozenset({"rises", "falls"})
+    """The directions that comparisons between settings support; another one is reported as `unclear`."""
+
+
+@dataclass(frozen=True)
+class _Sigmoids:
+    """Fits to the estimate (first) and the replicates of a reading."""
+
+    theta_RK: Array
+    start_R: Array
+    end_R: Array
+
+
+def fit_optima(readings: Sequence[Reading]) -> list[Optimum]:
+    """Fit the sigmoid to each reading; all of them, and their replicates, at once."""
+    thinned = []
+    for reading in readings:
+        every = slice(None, None, max(1, len(reading.x_C) // _SIGMOID_POINTS))
+        rows_RC = np.concatenate([reading.optimum_C[None], reading.optimum_BC[:_SIGMOID_REPLICATES]])[:, every]
+        thinned.append((reading.x_C[every], np.log2(rows_RC)))
+    return [_optimum(*each) for each in zip(readings, _sigmoids(thinned), strict=True)]
+
+
+def _optimum(reading: Reading, fits: _Sigmoids) -> Optimum:
+    x_C, optimum_C, optimum_BC = reading.x_C, reading.optimum_C, reading.optimum_BC
+    theta_RK, start_R, end_R = fits.theta_RK, fits.start_R, fits.end_R
+    smallest, largest = float(reading.tried.min()), float(reading.tried.max())
     k_R = np.exp(theta_RK[:, 1]) * _LN10
     middle_R = np.log10(np.exp(theta_RK[:, 0]) * x_C[0])
-    rest = slice(1, None) if len(log2_RC) > 1 else slice(None)
+    rest = slice(1, None) if len(start_R) > 1 else slice(None)
     curve = Fits(theta_RK[:1], start_R[:1], end_R[:1], np.zeros(1))
     sigmoid_C = evaluate(_SIGMOID, curve, (x_C / x_C[0])[None])[0]
     move = float(end_R[0] - start_R[0])
     direction = "flat" if abs(move) <= _STILL else "rises" if move > 0 else "falls"
     moves_B = (end_R[rest] - start_R[rest]) * np.sign(move) > _STILL
-    if direction != "flat" and (direction not in moves or moves_B.mean() < _SURE):
+    if direction != "flat" and (direction not in reading.moves or moves_B.mean() < _SURE):
         direction = "unclear"
     ceiling_bound = _bound(optimum_C[-1], smallest, largest)
+    rises = float((end_R[rest] - start_R[rest] > _STILL).mean())
     return Optimum(
         x_C=x_C,
         estimate_C=optimum_C,
@@ -135,7 +155,7 @@ def fit_optimum(
         ceiling_interval=percentiles(2.0 ** end_R[rest]),
         midpoint_interval=percentiles(middle_R[rest]),
         direction=direction,
-        probability_rises=float((end_R[rest] - start_R[rest] > _STILL).mean()) if "rises" in moves else 0.0,
+        probability_rises=rises if "rises" in reading.moves else 0.0,
         saturates=bool(direction == "rises" and ceiling_bound is None and _levels_off(sigmoid_C, start_R[0], end_R[0])),
         floor_bound=_bound(optimum_C[0], smallest, largest),
         ceiling_bound=ceiling_bound,
@@ -144,30 +164,67 @@ def fit_optimum(
     )
 
 
-def _sigmoids(x_C: Array, log2_RC: Array) -> tuple[Array, Array, Array]:
-    """θ and the two ends of the better of a rising and a falling sigmoid, for every row."""
+def _sigmoids(thinned: Sequence[tuple[Array, Array]]) -> list[_Sigmoids]:
+    """The better of a rising and a falling sigmoid for every row of every (x, log2 of the optimum)."""
     # Replicates share many step functions: each distinct one is fitted once.
-    log2_UC, row_R = np.unique(log2_RC, axis=0, return_inverse=True)
-    solved = []
-    for sign in (1.0, -1.0):
-        values_UC = sign * log2_UC
-        top_U = values_UC.max(axis=1)
-        batch = Batch(
-            compute_GC=(x_C / x_C[0])[None],
-            span_G=np.array([max(float(x_C[-1] / x_C[0]), 1.0 + 1e-9)]),
-            group_R=np.zeros(len(values_UC), dtype=np.int64),
-            values_RC=values_UC - top_U[:, None],
-            weights_RC=np.ones_like(values_UC),
-            upper=0.0,
-        )
-        fits = solve(_SIGMOID, batch)
-        solved.append((fits.theta_RK, sign * (fits.base_R + top_U), sign * (fits.ceiling_R + top_U), fits.sse_R))
-    rising, falling = solved
-    falls_U = falling[3] < rising[3] * (1.0 - 1e-9) - 1e-12
-    row_R = row_R.ravel()
-    theta_UK = np.where(falls_U[:, None], falling[0], rising[0])
-    start_U, end_U = (np.where(falls_U, falling[i], rising[i]) for i in (1, 2))
-    return theta_UK[row_R], start_U[row_R], end_U[row_R]
+    known: dict[tuple[int, bytes], int] = {}
+    group_U, rows_U, row_GR = [], [], []
+    for group, (_, log2_RC) in enumerate(thinned):
+        row_GR.append([known.setdefault((group, row_C.tobytes()), len(known)) for row_C in log2_RC])
+        first_U = np.unique(row_GR[-1], return_index=True)[1]
+        group_U += [group] * len(first_U)
+        rows_U += list(log2_RC[first_U])
+    width = max((len(x_C) for x_C, _ in thinned), default=1)
+    compute_GC = np.array([_filled(x_C / x_C[0], width, 1.0) for x_C, _ in thinned]).reshape(len(thinned), width)
+    values_UC = np.array([_filled(row_C, width, 0.0) for row_C in rows_U]).reshape(len(rows_U), width)
+    weights_UC = np.array([_filled(np.ones(len(row_C)), width, 0.0) for row_C in rows_U]).reshape(len(rows_U), width)
+    batch = Batch(
+        compute_GC=compute_GC,
+        span_G=np.array([max(float(x_C[-1] / x_C[0]), 1.0 + 1e-9) for x_C, _ in thinned]),
+        group_R=np.array(group_U, dtype=np.int64),
+        values_RC=values_UC,
+        weights_RC=weights_UC,
+        upper=0.0,
+    )
+    change_UC = np.diff(values_UC, axis=1) * weights_UC[:, 1:]
+    up_U, down_U = (change_UC > 0).any(axis=1), (change_UC < 0).any(axis=1)
+    # A monotone sigmoid gains nothing on a row that moves the other way only.
+    rising, falling = _fit_signed(batch, up_U | ~down_U, 1.0), _fit_signed(batch, down_U, -1.0)
+    falls_U = falling.sse_R < rising.sse_R * (1.0 - 1e-9) - 1e-12
+    theta_UK = np.where(falls_U[:, None], falling.theta_RK, rising.theta_RK)
+    start_U, end_U = (
+        np.where(falls_U, getattr(falling, name), getattr(rising, name)) for name in ("base_R", "ceiling_R")
+    )
+    return [_Sigmoids(theta_UK[row_R], start_U[row_R], end_U[row_R]) for row_R in row_GR]
+
+
+def _filled(line_C: Array, width: int, value: float) -> Array:
+    return np.concatenate([line_C, np.full(width - len(line_C), value)])
+
+
+def _fit_signed(batch: Batch, wanted_R: Bools, sign: float) -> Fits:
+    """Sigmoids that rise (sign 1) or fall (-1) and end at or below (above) the highest (lowest) value seen; the other
+    rows have an infinite sum of squares.
+    """
+    count = len(wanted_R)
+    out = Fits(np.zeros((count, 2)), np.zeros(count), np.zeros(count), np.full(count, np.inf))
+    rows_R = np.flatnonzero(wanted_R)
+    if not len(rows_R):
+        return out
+    seen_RC = batch.weights_RC[rows_R] > 0
+    values_RC = sign * batch.values_RC[rows_R]
+    top_R = np.where(seen_RC, values_RC, -np.inf).max(axis=1)
+    fits = solve(
+        _SIGMOID,
+        replace(
+            batch,
+            group_R=batch.group_R[rows_R],
+            values_RC=np.where(seen_RC, values_RC - top_R[:, None], 0.0),
+            weights_RC=batch.weights_RC[rows_R],
+        ),
+    )
+    signed = Fits(fits.theta_RK, sign * (fits.base_R + top_R), sign * (fits.ceiling_R + top_R), fits.sse_R)
+    return out.updated(rows_R, signed)
 
 
 def _levels_off(sigmoid_C: Array, start: float, end: float) -> bool:

@@ -94,13 +94,14 @@ def _tradeoff(t: Tradeoff) -> dict[str, Any]:
     if None not in tried:
         n_BC = np.array(tried)[front.best_BC]
         interval_C2 = np.percentile(n_BC, [2.5, 97.5], axis=0, method="inverted_cdf").T.tolist()
+    counts_CS = np.stack([np.bincount(best_B, minlength=len(labels)) for best_B in front.best_BC.T])
     best = []
-    for i, compute in enumerate(front.compute_C):
+    for compute, counts_S, interval in zip(front.compute_C, counts_CS, interval_C2, strict=True):
         probability: dict[str, float] = {}
-        for index, count in zip(*np.unique(front.best_BC[:, i], return_counts=True), strict=True):
+        for index in np.flatnonzero(counts_S):
             label = labels[int(index)]
-            probability[label] = probability.get(label, 0.0) + float(count) / len(front.best_BC)
-        best.append({"compute": float(compute), "probability": probability, "interval": interval_C2[i]})
+            probability[label] = probability.get(label, 0.0) + float(counts_S[index]) / len(front.best_BC)
+        best.append({"compute": float(compute), "probability": probability, "interval": interval})
     return {
         "frontier": [
             {

@@ -24,15 +24,16 @@ from typing import Any, Literal
 
 import numpy as np
 import polars as pl
-from scipy import stats
+from scipy import special
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.law import Law, curves_of, fit_law
-from isocompute.law.curve import noise_level
-from isocompute.law.fits import CurveFit
+from isocompute.law import Curve, curves_of
+from isocompute.law.curve import noise_level, upper_bound
+from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.from_runs import choose_metric
 from isocompute.law.intervals import around
+from isocompute.law.settings import settings_of, usable_curves
 from isocompute.runs.model import Run, RunSet
 
 __all__ = ["ADVICE", "REGIMES", "Diagnosis", "Finding", "assumed_regime", "diagnose"]
@@ -96,10 +97,10 @@ def assumed_regime(direction: str) -> tuple[Regime, str]:
 def diagnose(runs: RunSet, *, metric: str | None = None) -> Diagnosis:
     """Read the limit off the runs of one setup (one model, problem set and recipe; several n help)."""
     metric = choose_metric(runs, metric)
-    law = _law(runs, metric)
-    leading = _leading(runs, law)
+    sweep = _sweep(runs, metric)
+    leading = _leading(runs, sweep)
     findings = (
-        *_by_rollouts(law),
+        *_by_rollouts(sweep),
         _interference(leading, metric),
         _data(leading, metric),
         _coverage(leading, metric),
@@ -110,27 +111,40 @@ def diagnose(runs: RunSet, *, metric: str | None = None) -> Diagnosis:
     return Diagnosis(most.regime if most else None, findings)
 
 
-def _law(runs: RunSet, metric: str) -> Law | None:
-    """None where the curves support no law: too few points, or nothing was ever solved."""
+@dataclass(frozen=True)
+class _Sweep:
+    """Settings that differ in n alone, smallest n first."""
+
+    fits: tuple[CurveFit, ...]
+    unit: str
+
+
+def _sweep(runs: RunSet, metric: str) -> _Sweep | None:
+    """The settings of the Bp with most n; None where the runs cannot be compared by compute, or where they support no
+    law: too few points, or nothing was ever solved.
+    """
     try:
         curves, metric, unit = curves_of(runs, metric=metric)
-        return fit_law(curves, metric=metric, unit=unit, replicates=_REPLICATES)
+        usable = usable_curves(curves, metric=metric)
     except InputError:
         return None
+    if unit == "steps":
+        return None
+    settings = [[usable[i] for i in group] for group in settings_of(usable)]
+    by_problems: dict[int, list[list[Curve]]] = {}
+    for seeds in settings:
+        if seeds[0].problems_per_batch is not None:
+            by_problems.setdefault(seeds[0].problems_per_batch, []).append(seeds)
+    slices = [group for _, group in sorted(by_problems.items()) if len(group) > 1] or [settings]
+    groups = [seeds for seeds in max(slices, key=len) if seeds[0].rollouts_per_problem is not None]
+    upper = upper_bound(np.concatenate([curve.values_C for curve in curves]))
+    fits = fit_groups(groups, replicates=_REPLICATES, upper=upper) if groups else []
+    return _Sweep(tuple(sorted(fits, key=lambda f: f.setting[1] or 0)), unit)
 
 
-def _competitors(law: Law | None) -> list[CurveFit]:
-    """Settings that differ in n alone, over one range of compute: those of the Bp with most n."""
-    if law is None or law.unit == "steps":
-        return []
-    slices = [t.fits for t in law.by_problems] or [law.joint.fits]
-    fits = max(slices, key=len)
-    return sorted((f for f in fits if f.setting[1] is not None), key=lambda f: f.setting[1] or 0)
-
-
-def _leading(runs: RunSet, law: Law | None) -> list[Run]:
+def _leading(runs: RunSet, sweep: _Sweep | None) -> list[Run]:
     """The runs of the setting that leads at the largest compute that all have; all runs where that is not known."""
-    fits = _competitors(law)
+    fits = sweep.fits if sweep else ()
     if len(fits) < 2:
         return list(runs)
     at = np.array([min(f.last for f in fits)])
@@ -138,10 +152,10 @@ def _leading(runs: RunSet, law: Law | None) -> list[Run]:
     return [runs.named(curve.name) for curve in best.curves]
 
 
-def _by_rollouts(law: Law | None) -> tuple[Finding, Finding]:
+def _by_rollouts(sweep: _Sweep | None) -> tuple[Finding, Finding]:
     """Updates and noise: which n leads at the largest compute that all settings have."""
-    fits = _competitors(law)
-    if law is None or len({f.setting[1] for f in fits}) < 2:
+    fits = sweep.fits if sweep else ()
+    if sweep is None or len({f.setting[1] for f in fits}) < 2:
         why = "fewer than two n with curves over one range of compute: run another n"
         return Finding("updates", "unknown", None, None, why), Finding("noise", "unknown", None, None, why)
     compute = min(f.last for f in fits)
@@ -152,7 +166,7 @@ def _by_rollouts(law: Law | None) -> tuple[Finding, Finding]:
     larger = int(value_S[1:].argmax()) + 1
     lead, lead_B = float(value_S[0] - value_S[larger]), value_SB[0] - value_SB[1:].max(axis=0)
     halvings = float(np.log2(n_S[larger] / n_S[0]))
-    where = f"at {compute:.3g} {law.unit}: " + ", ".join(
+    where = f"at {compute:.3g} {sweep.unit}: " + ", ".join(
         f"n = {n:.0f} {v:.3f}" for n, v in zip(n_S, value_S, strict=True)
     )
     updates = _finding(
@@ -291,5 +305,5 @@ def _over_seeds(runs: Sequence[Run], read: Callable[[Run], tuple[float, float]])
     half = 1.96 * float(np.sqrt((error_R**2).sum())) / len(value_R)
     if len(value_R) > 1:
         spread = float(value_R.std(ddof=1)) / float(np.sqrt(len(value_R)))
-        half = max(half, float(stats.t.ppf(0.975, len(value_R) - 1)) * spread)
+        half = max(half, float(special.stdtrit(len(value_R) - 1, 0.975)) * spread)
     return value, (value - half, value + half)

@@ -155,11 +155,11 @@ class Results:
         evidence, lock = self._evidence_of(scope)
 
         def make() -> Law:
-            from isocompute import api
-
             with lock:
                 if len(evidence.conditions) == 1 and not evidence.left_out:
                     return evidence.law(evidence.conditions[0])  # the same curves: figures need this law too
+            from isocompute import api
+
             return api.fit(scope.runs, metric=scope.metric, unit=scope.unit, replicates=scope.replicates)
 
         return self._slow("law", scope, make)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import socket
 import threading
 from collections.abc import Callable
@@ -100,14 +101,19 @@ def serve(served: Served, *, browser: bool) -> None:
 
 
 def warm(results: Results) -> None:
-    """Make what the first pages show, so that it is there when they ask: the charts' script, the law, the limit."""
+    """Make what the first pages show, so that it is there when they ask: the charts' script, the law, the limit.
+
+    One after the other: two at once would take as long together, and the law is wanted first.
+    """
     from isocompute.ui import vega
 
     threading.Thread(target=vega.script, name="vega", daemon=True).start()
     with suppress(InputError):
         scope = results.scope()
         for make in (results.law, results.diagnosis):
-            threading.Thread(target=_try, args=(make, scope), name="warm", daemon=True).start()
+            _try(make, scope)
+    for module in ("isocompute.report.figures", "isocompute.api"):  # what the other pages need: a second to load
+        importlib.import_module(module)
 
 
 def _try(make: Callable[[Scope], object], scope: Scope) -> None:

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isocompute.errors import InputError
-from isocompute.law.curve import Curve, lasting_fall, noise_level
-from isocompute.law.fits import block_length, fit_groups, usable_points
+from isocompute.law.bootstrap import block_length
+from isocompute.law.curve import Curve, lasting_fall, median, noise_level
+from isocompute.law.fits import fit_groups, usable_points
+from isocompute.law.intervals import percentiles
 from isocompute.law.records import record_points
 from tests.law.made_up import exponential, hill, noisy
 
@@ -134,3 +136,11 @@ def test_records_of_a_noisy_plateau_are_few() -> None:
     assert record_points(np.arange(7.0), values).tolist() == [0, 1, 4, 6]
     with pytest.raises(InputError, match="bin"):
         record_points(np.arange(7.0), values, bin_width=0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=40), st.floats(0.5, 0.99))
+def test_percentiles_and_medians_are_numpys(values: list[float], level: float) -> None:
+    expected = np.percentile(values, [50.0 * (1.0 - level), 50.0 * (1.0 + level)])
+    np.testing.assert_allclose(percentiles(np.array(values), level), expected, rtol=1e-9, atol=1e-9)
+    assert median(np.array(values)) == pytest.approx(float(np.median(values)), rel=1e-12)

@@ -8,7 +8,7 @@ from scipy.optimize import brentq
 
 from isocompute.errors import InputError
 from isocompute.law import Curve, fit_law, law_to_json, read_law, write_law
-from isocompute.law.optimum import fit_optimum
+from isocompute.law.optimum import Reading, fit_optima
 from tests.law.made_up import FIGURE_6_EASY, FIGURE_6_HARD, exponential, figure_6, hill, noisy
 
 
@@ -175,7 +175,7 @@ def test_a_run_that_only_falls_is_said_to() -> None:
 def test_sigmoid_recovers_the_papers_parameters() -> None:
     x = np.geomspace(1e4, 1e8, 160)
     log2n = 6.09 / (1 + np.exp(-4.75 * (np.log10(x) - 5.84))) + 2.73  # figure 7, easy
-    best = fit_optimum(x, 2**log2n, np.tile(2**log2n, (60, 1)), tried=np.array([4.0, 4096.0]))
+    (best,) = fit_optima([Reading(x, 2**log2n, np.tile(2**log2n, (60, 1)), tried=np.array([4.0, 4096.0]))])
     assert (best.L, best.k, best.log10_C0, best.b) == pytest.approx((6.09, 4.75, 5.84, 2.73), rel=2e-3)
     assert best.ceiling == pytest.approx(452, rel=0.01)
 

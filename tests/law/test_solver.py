@@ -34,7 +34,7 @@ def scipy_best(family: Family, values_C: Array, weights_C: Array, upper: float) 
     grid = family.grid(float(COMPUTE[-1]))
 
     def residual(p: Array) -> Array:
-        g = family.shape(family.coordinate(COMPUTE)[None], p[None, 2:])[0][0]
+        g = family.shape(family.coordinate(COMPUTE), p[2:])
         return np.sqrt(weights_C) * (p[0] - p[1] * (1.0 - g) - values_C)
 
     best = np.inf
@@ -55,12 +55,11 @@ def test_derivatives_match_finite_differences(family: Family) -> None:
     rng = np.random.default_rng(0)
     box = family.bounds(120.0)
     theta_RK = box[:, 0] + rng.uniform(0.2, 0.8, (6, len(box))) * (box[:, 1] - box[:, 0])
-    x = family.coordinate(COMPUTE)[None]
-    _, *derivatives = family.shape(x, theta_RK)
-    for k, derivative in enumerate(derivatives):
-        step = np.zeros(len(box))
+    x, theta_K = family.coordinate(COMPUTE)[None], theta_RK.T[:, :, None]
+    for k, derivative in enumerate(family.slopes(x, theta_K, family.shape(x, theta_K))):
+        step = np.zeros((len(box), 1, 1))
         step[k] = 1e-6
-        numeric = (family.shape(x, theta_RK + step)[0] - family.shape(x, theta_RK - step)[0]) / 2e-6
+        numeric = (family.shape(x, theta_K + step) - family.shape(x, theta_K - step)) / 2e-6
         np.testing.assert_allclose(derivative, numeric, atol=1e-8)
 
 
@@ -68,7 +67,7 @@ def test_derivatives_match_finite_differences(family: Family) -> None:
 def test_shapes_rise_from_zero_to_one(family: Family) -> None:
     theta_SK = family.grid(120.0)
     compute = np.array([0.0, *np.geomspace(1e-3, 1e9, 60)])
-    g_SC = family.shape(family.coordinate(compute)[None], theta_SK)[0]
+    g_SC = family.shape(family.coordinate(compute)[None], theta_SK.T[:, :, None])
     assert (np.diff(g_SC, axis=1) >= -1e-12).all()
     np.testing.assert_allclose(g_SC[:, 0], 0.0, atol=2e-2)  # the flattest Hill curves start slowly
     assert (g_SC <= 1.0 + 1e-12).all()

@@ -252,7 +252,7 @@ def test_a_run_may_be_named_anything(new_page: NewPage, tmp_path: Path) -> None:
     with serving(tmp_path) as url:
         page = shown(new_page(), url, "/study", "canvas")
         page.get_by_role("link", name=f"{name} 8").click()
-        page.locator("canvas").wait_for()
+        expect(page.locator("canvas")).to_have_count(1)  # the run's, when the study's two are gone
         expect(page.get_by_label("Run", exact=True)).to_have_value(f"{name} 8")
         assert page.locator("main img").count() == 0
         page.close()

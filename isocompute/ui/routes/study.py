@@ -116,10 +116,7 @@ def figures() -> Response:
     """What `isocompute report --figures --json` prints: the figures there are, each with the paper's that it is."""
     from isocompute.report.figures import FIGURES
 
-    rows = [
-        {"name": spec.name, "title": spec.title, "source": spec.source, "description": spec.description}
-        for spec in FIGURES.values()
-    ]
+    rows = [spec.to_json() for spec in FIGURES.values()]
     return json_answer({"figures": rows}, command=command_line("report", "--figures"))
 
 
