@@ -228,7 +228,7 @@ def test_a_refilled_batch_holds_problems_that_say_something(steps: int, monkeypa
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int):
+def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int, monkeypatch: pytest.MonkeyPatch):
     training = make_training(
         PipelineTraining if steps else training_module.LmTraining,
         problems={"source": "chain:extremely-hard", "size": 16},
@@ -241,9 +241,27 @@ def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int):
         },
     )
     before = {name: value.clone() for name, value in training.decoder.state_dict().items()}
+    inner = training._judged
+
+    def judged(index_P: Any, rollouts: Any) -> Any:
+        assert training.rollouts <= 2 * 10 * 8 * 4, "it never gives up"
+        return inner(index_P, rollouts)
+
+    monkeypatch.setattr(training, "_judged", judged)
     assert training.update()
     moved = max(float((before[k] - v).abs().max()) for k, v in training.decoder.state_dict().items())
     assert training.rollouts >= 10 * 8 * 4 and np.isfinite(moved)
+
+
+def test_a_group_that_says_nothing_has_no_part_in_any_term():
+    """Under `refill` a group without a difference is there for want of others; KL and entropy pass it over too."""
+    training = make_training(**LONG)
+    rollouts = sample(training.decoder, list(training.tasks.train.prompts[:8]), training._settings(1.0), seed=3)
+    rewards_PN = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+    recipe = make_recipe({"name": "dapo", "zero_variance_filter": "refill", "kl_coef": 0.1})
+    batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=14)
+    for weights_BT in (batch.policy_weights_BT, batch.extra_weights_BT):
+        assert (weights_BT.sum(dim=1) > 0).tolist() == [False, False, True, True, False, False, True, True]
 
 
 # Off-policy by batches

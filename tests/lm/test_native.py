@@ -16,7 +16,7 @@ from torch import Tensor
 
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
-from isocompute.engines.lm.native import build, functions, sampling
+from isocompute.engines.lm.native import build, functions, packing, sampling
 from isocompute.engines.lm.native.functions import Layout, attend, choose, normalise, swiglu
 from isocompute.engines.lm.native.scoring import fits_native
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, sample
@@ -223,7 +223,7 @@ def test_every_width_of_vector(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     build.library.cache_clear()
     try:
         lanes = {"x86-64": 4, "x86-64-v3": 8, "x86-64-v4": 16}[kind]
-        assert sampling._lanes() == lanes
+        assert packing._lanes() == lanes
         drawn = rolled(decoder)
         assert torch.equal(drawn.responses_BT, expected.responses_BT)
         torch.testing.assert_close(drawn.logprobs_BT, expected.logprobs_BT, atol=1e-4, rtol=0)

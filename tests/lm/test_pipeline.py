@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from isocompute.engines.drive import schedule
 from isocompute.engines.lm import engine as engine_module
 from isocompute.engines.lm.cache import Cache
-from isocompute.engines.lm.engine import LmEngine
+from isocompute.engines.lm.engine import EngineSpec, LmEngine
 from isocompute.engines.lm.pipeline import pool as pool_module
 from isocompute.engines.lm.pipeline.clock import run_clock
 from isocompute.engines.lm.pipeline.pool import Pool, Records
@@ -107,18 +110,20 @@ def test_a_synchronous_clock_is_arithmetic():
 # The pool
 
 
-def make_pool(training: LmTraining, *, rows: int, slots: int, temperature: float = 1.0) -> Pool:
+def make_pool(training: LmTraining, *, rows: int, slots: int, native: bool, temperature: float = 1.0) -> Pool:
     where = training.model.device
+    training.decoder.native = native
     sampling = SamplingSettings(max_new_tokens=12, temperature=temperature, stop_tokens=training.model.stop_tokens)
     records = Records.empty(rows, 12, where)
     return Pool(training.decoder, sampling, records, slots=slots, prompt_tokens=40, seed=5)
 
 
-def test_a_pool_samples_what_the_batched_sampler_samples():
+@pytest.mark.parametrize("native", [True, False])
+def test_a_pool_samples_what_the_batched_sampler_samples(native: bool):
     """Thirty sequences through ten slots, entering and leaving at any time: tokens are those of one plain batch."""
     training = make_training(problems={"source": "chain:1-8", "size": 64})
     prompts = list(training.tasks.train.prompts[:30])
-    pool = make_pool(training, rows=30, slots=10)
+    pool = make_pool(training, rows=30, slots=10, native=native)
     waiting = list(range(30))
     while waiting or pool.in_flight:
         while waiting and pool.free:
@@ -126,6 +131,7 @@ def test_a_pool_samples_what_the_batched_sampler_samples():
             pool.add(prompts[row], torch.tensor([row]), torch.tensor([row]))
         pool.tick(0)
     mine = pool.records.rollouts(torch.arange(30), prompts, forced=False)
+    training.decoder.native = False
     plain = sample(training.decoder, prompts, pool.settings, seed=5)
     assert torch.equal(mine.mask_BT, plain.mask_BT)
     assert torch.equal(mine.responses_BT * mine.mask_BT, plain.responses_BT * plain.mask_BT)
@@ -133,10 +139,11 @@ def test_a_pool_samples_what_the_batched_sampler_samples():
     torch.testing.assert_close(mine.logprobs_BT, plain.logprobs_BT, atol=1e-5, rtol=1e-4)
 
 
-def test_a_sequence_that_lives_through_an_update_has_log_probs_of_both_policies():
+@pytest.mark.parametrize("native", [True, False])
+def test_a_sequence_that_lives_through_an_update_has_log_probs_of_both_policies(native: bool):
     training = make_training(problems={"source": "chain:6-8", "size": 64})
     prompt = list(training.tasks.train.prompts[0])
-    pool = make_pool(training, rows=1, slots=2)
+    pool = make_pool(training, rows=1, slots=2, native=native)
     pool.add(prompt, torch.tensor([0]), torch.tensor([0]))
     before = {name: value.clone() for name, value in training.decoder.state_dict().items()}
     for _ in range(3):
@@ -303,6 +310,35 @@ def test_a_stop_loses_unfinished_responses_alone_and_says_how_many(tmp_path: Pat
     assert '"restarted"' in (folder / "finished.json").read_text()
 
 
+def test_every_stop_names_the_responses_it_cost(tmp_path: Path):
+    """Stopped twice: each resumption says its own number, the summary their sum."""
+    cell = make_cell(**PIPELINE, update_steps=8)
+    assert not LmEngine().run(cell, tmp_path, Control(64))
+    said = []
+    for control in (Control(64), Control()):
+        with pytest.warns(UserWarning, match="in flight begin again") as caught:
+            LmEngine().run(cell, tmp_path, control)
+        (warning,) = caught
+        said.append(int(re.findall(r"(\d+) responses in flight", str(warning.message))[0]))
+    assert min(said) > 0
+    assert json.loads((tmp_path / "finished.json").read_text())["restarted"] == sum(said)
+
+
+@pytest.mark.parametrize(
+    ("device", "sampling", "gpus"),
+    [
+        ("cpu", None, None),
+        ("cuda", None, 1),
+        ("cuda", "cuda:0", 1),
+        ("cuda:1", None, 1),
+        ("cuda", "cuda:1", 2),
+        ("cuda", "cpu", 1),
+    ],
+)
+def test_gpu_hours_count_the_gpu_that_samples(device: str, sampling: str | None, gpus: int | None):
+    assert engine_module._gpus(EngineSpec(device=device, generation_device=sampling)) == gpus
+
+
 def test_a_killed_pipeline_goes_on_from_its_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No goodbye: the state is written on the way, then everything after it is lost."""
     cell = make_cell(**PIPELINE, update_steps=8)
@@ -332,6 +368,20 @@ def test_a_run_ends_when_every_problem_is_retired(steps: int, tmp_path: Path):
     text = (folder / "finished.json").read_text()
     assert "every problem is retired after" in text
     assert points(folder)[-1]["retired"] == 12
+
+
+def test_groups_under_way_when_the_last_problem_is_retired_are_trained_on_before_the_last_look(tmp_path: Path):
+    """Nine batches are in flight when nothing is left to draw: one evaluation after them, not one after each."""
+    recipe = {"name": "cispo", "pipeline_steps": 8, "no_positive_resampling": 0.01}
+    problems = {"source": "chain:very-easy", "size": 12}
+    cell = make_cell(
+        problems_per_batch=2, recipe=recipe, problems=problems, update_steps=400, engine={"slots": 2 * 4 * 9}
+    )
+    folder = run(cell, tmp_path)
+    *before, last = points(folder)
+    assert {row["step"] for row in before} <= set(schedule(400, 3).tolist())
+    assert [row["step"] for row in points(folder) if row.get("retired") == 12] == [last["step"]]
+    assert json.loads((folder / "finished.json").read_text())["rollouts"] == last["rollouts"] == 2 * 4 * last["step"]
 
 
 def test_nothing_is_begun_that_no_update_will_take():

@@ -65,6 +65,25 @@ def test_compute_is_what_the_verifier_saw(
     assert (last["step"], last["rollouts"], last["tokens"]) == (3, 8 * each * 3, sum(tokens for _, tokens in seen))
 
 
+def test_what_a_refill_drops_is_counted_too(monkeypatch: pytest.MonkeyPatch):
+    """Rollouts and tokens are those that the verifier saw: problems that say nothing cost what the others cost."""
+    training = make_training(
+        recipe={"name": "dapo", "zero_variance_filter": "refill"}, problems={"source": "chain:easy", "size": 200}
+    )
+    seen: list[tuple[int, int]] = []
+    inner = training._judged
+
+    def counting(index_P: Any, rollouts: Rollouts) -> Any:
+        seen.append((len(rollouts), int(rollouts.mask_BT.sum())))
+        return inner(index_P, rollouts)
+
+    monkeypatch.setattr(training, "_judged", counting)
+    for _ in range(2):
+        assert training.update()
+    assert len(seen) > 2  # something was dropped, and other problems sampled for it
+    assert (training.rollouts, training.tokens) == tuple(np.sum(seen, axis=0).tolist())
+
+
 def test_a_decoupled_baseline_trains_on_some_and_filters_on_all(monkeypatch: pytest.MonkeyPatch):
     training = make_training(recipe={"name": "dapo", "baseline_rollouts": 16}, rollouts_per_problem=1)
     made: list[Any] = []
@@ -136,6 +155,8 @@ def test_pass_rates_give_the_metrics(whole: Callable[[str], Path]):
         for name, metric in (("avg", avg_at_k), ("best", best_at_k), ("worst", worst_at_k)):
             for k in (1, 4):
                 assert point[f"{name}@{k}"] == pytest.approx(float(metric(correct_P, samples_P, k=k).mean()), rel=1e-5)
+        assert point["val/zero_pass"] == pytest.approx(row["correct"].count(0) / 12, rel=1e-5)
+    assert points(folder)[0]["val/zero_pass"] > 0
     trained = [r for r in rows if r["set"] == "train"]
     assert sum(sum(r["samples"]) for r in trained) == 4 * 32
     # The mean reward of the updates since the last point, from the same counts.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isocompute.engines.lm.config import DecoderConfig
 
-__all__ = ["Cache", "Joined", "Prefix"]
+__all__ = ["Cache", "Joined", "Prefix", "vacated"]
 
 
 class Joined(NamedTuple):
@@ -77,3 +77,16 @@ class Prefix:
         before = (stored[layer].index_select(0, self.prompt_B) for stored in (self.keys, self.values))
         k_BGSK, v_BGSK = (torch.cat(pair, dim=2) for pair in zip(before, (k_BGTK, v_BGTK), strict=True))
         return k_BGSK, v_BGSK
+
+
+def vacated(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How to keep only these sequences, given in rising order, in the first places: which one stands in each place
+    afterwards, the places that come free, and who moves there. Only those are copied.
+    """
+    count = len(rows)
+    places = torch.arange(count, device=rows.device)
+    stays = torch.zeros(count, dtype=torch.bool, device=rows.device)
+    stays[rows[rows < count]] = True
+    holes, moved = (~stays).nonzero()[:, 0], rows[rows >= count]
+    places[holes] = moved
+    return places, holes, moved

@@ -14,8 +14,11 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
-__all__ = ["library"]
+from torch import Tensor
+
+__all__ = ["call", "library", "loaded"]
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("generate.c", "train.c"))
 _HEADER = Path(__file__).with_name("vectors.h")
@@ -33,6 +36,28 @@ def library() -> ctypes.CDLL | None:
         return ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def loaded() -> ctypes.CDLL:
+    """The library, for those who have made sure that there is one."""
+    found = library()
+    assert found is not None
+    return found
+
+
+def call(name: str, *arguments: Any) -> None:
+    """A function of the library. Arrays go in as the addresses of their numbers, and have to be without gaps."""
+    if getattr(loaded(), name)(*(_plain(argument) for argument in arguments)):
+        raise MemoryError(f"there is no memory for {name}.")
+
+
+def _plain(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        assert argument.is_contiguous()
+        return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, int):
+        return ctypes.c_int64(argument)
+    return ctypes.c_float(argument) if isinstance(argument, float) else argument
 
 
 def _compiled(compiler: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isocompute.engines.lm.native.build import library
+from isocompute.engines.lm.native.build import call
 from isocompute.engines.lm.native.parallel import spread
 
 __all__ = ["Layout", "attend", "choose", "normalise", "swiglu"]
@@ -67,23 +67,6 @@ def attend(
     return out
 
 
-def _call(name: str, *arguments: Any) -> None:
-    """A function of the library. Arrays go in as the addresses of their numbers, and have to be without gaps."""
-    found = library()
-    assert found is not None
-    if getattr(found, name)(*(_plain(argument) for argument in arguments)):
-        raise MemoryError(f"there is no memory for {name}.")
-
-
-def _plain(argument: Any) -> Any:
-    if isinstance(argument, Tensor):
-        assert argument.is_contiguous()
-        return ctypes.c_void_p(argument.data_ptr())
-    if isinstance(argument, int):
-        return ctypes.c_int64(argument)
-    return ctypes.c_float(argument) if isinstance(argument, float) else argument
-
-
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
@@ -93,7 +76,7 @@ class _Norm(torch.autograd.Function):
         def work(first: int, last: int) -> None:
             rows = slice(first, last)
             width = x_ND.shape[1]
-            _call("norm_forward", x_ND[rows], weight_D, last - first, width, epsilon, y_ND[rows], scale_N[rows])
+            call("norm_forward", x_ND[rows], weight_D, last - first, width, epsilon, y_ND[rows], scale_N[rows])
 
         spread(work, len(x_ND), least=_ROWS)
         ctx.save_for_backward(x_ND, weight_D, scale_N)
@@ -107,7 +90,7 @@ class _Norm(torch.autograd.Function):
         def work(first: int, last: int) -> Tensor:
             rows, dw_D = slice(first, last), torch.zeros_like(weight_D)
             inputs = x_ND[rows], weight_D, scale_N[rows], g_ND[rows]
-            _call("norm_backward", *inputs, last - first, x_ND.shape[1], dx_ND[rows], dw_D)
+            call("norm_backward", *inputs, last - first, x_ND.shape[1], dx_ND[rows], dw_D)
             return dw_D
 
         return dx_ND, _sum(spread(work, len(x_ND), least=_ROWS)), None
@@ -120,7 +103,7 @@ class _SwiGlu(torch.autograd.Function):
         both_NF, out_NF = both_NF.contiguous(), both_NF.new_empty(rows, inner)
 
         def work(first: int, last: int) -> None:
-            _call("swiglu_forward", both_NF[first:last], last - first, inner, out_NF[first:last])
+            call("swiglu_forward", both_NF[first:last], last - first, inner, out_NF[first:last])
 
         spread(work, rows, least=_ROWS)
         ctx.save_for_backward(both_NF)
@@ -133,7 +116,7 @@ class _SwiGlu(torch.autograd.Function):
 
         def work(first: int, last: int) -> None:
             rows = slice(first, last)
-            _call("swiglu_backward", both_NF[rows], g_NF[rows], last - first, g_NF.shape[1], d_NF[rows])
+            call("swiglu_backward", both_NF[rows], g_NF[rows], last - first, g_NF.shape[1], d_NF[rows])
 
         spread(work, len(both_NF), least=_ROWS)
         return d_NF
@@ -149,7 +132,7 @@ class _Choice(torch.autograd.Function):
         def work(first: int, last: int) -> None:
             part = slice(first, last)
             inputs = logits_NV[part], tokens_N[part], last - first, vocabulary, temperature
-            _call("choice_forward", *inputs, logprobs_N[part], entropies_N[part], log_sums_N[part])
+            call("choice_forward", *inputs, logprobs_N[part], entropies_N[part], log_sums_N[part])
 
         spread(work, rows, least=_ROWS)
         ctx.save_for_backward(logits_NV, tokens_N, log_sums_N, entropies_N)
@@ -164,7 +147,7 @@ class _Choice(torch.autograd.Function):
         def work(first: int, last: int) -> None:
             part = slice(first, last)
             inputs = (x[part] for x in (logits_NV, tokens_N, log_sums_N, entropies_N, a_N, b_N))
-            _call("choice_backward", *inputs, last - first, logits_NV.shape[1], ctx.temperature, d_NV[part])
+            call("choice_backward", *inputs, last - first, logits_NV.shape[1], ctx.temperature, d_NV[part])
 
         spread(work, len(logits_NV), least=_ROWS)
         return d_NV, None, None
@@ -197,7 +180,7 @@ class _Attention(torch.autograd.Function):
         out_NA, normalisers_NH = qkv_NC.new_empty(len(qkv_NC), heads * size), qkv_NC.new_empty(len(qkv_NC), heads)
 
         def work(first: int, last: int) -> None:
-            _call("attention_forward", ctypes.byref(shape), qkv_NC, first, last, out_NA, normalisers_NH)
+            call("attention_forward", ctypes.byref(shape), qkv_NC, first, last, out_NA, normalisers_NH)
 
         spread(work, len(layout.prompt_P), least=_problems(layout))
         ctx.save_for_backward(qkv_NC, norm_HK, out_NA, normalisers_NH)
@@ -212,7 +195,7 @@ class _Attention(torch.autograd.Function):
         def work(first: int, last: int) -> Tensor:
             dw_HK = torch.zeros(1) if norm_HK is None else torch.zeros_like(norm_HK)
             inputs = ctypes.byref(shape), qkv_NC, first, last, out_NA, normalisers_NH, g_NA
-            _call("attention_backward", *inputs, d_NC, dw_HK)
+            call("attention_backward", *inputs, d_NC, dw_HK)
             return dw_HK
 
         dw_HK = _sum(spread(work, len(layout.prompt_P), least=_problems(layout)))

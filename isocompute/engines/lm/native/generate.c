@@ -133,7 +133,7 @@ static void attend(const Model *m, const Batch *b, const Scratch *t, int64_t lay
         const float *prompt_keys_KT = b->keys_LPGKT + ((layer * b->problems + p) * G + g) * K * t->T;
         const float *prompt_values_TK = b->values_LPGTK + ((layer * b->problems + p) * G + g) * b->width * t->K;
         for (int64_t k = 0; k < K; k++) keys_KS[k * t->S + slot] = qkv[(H + g) * K + k];
-        memcpy(values_SK + slot * t->K, qkv + (H + G + g) * K, K * sizeof(float));
+        memcpy(values_SK + slot * t->K, qkv + (H + G + g) * K, (size_t)K * sizeof(float));
         int64_t seen = padded(live->step);
         for (int64_t h = g * (H / G); h < (g + 1) * (H / G); h++) {
             float *q_K = qkv + h * K;
@@ -162,10 +162,10 @@ static void attend(const Model *m, const Batch *b, const Scratch *t, int64_t lay
     }
 }
 
-/* Logits of the tokens that follow those of `count` rows. */
-static void forward(const Model *m, const Batch *b, const Scratch *t, const Live *live, int64_t count) {
+/* The last hidden states of `count` rows, into `h`. */
+static void read_rows(const Model *m, const Batch *b, const Scratch *t, const Live *live, int64_t count) {
     int64_t D = t->D, rows = (count + TILE - 1) / TILE * TILE;
-    for (int64_t r = 0; r < count; r++) memcpy(t->x + r * D, m->embedding_VD + live[r].token * D, D * sizeof(float));
+    for (int64_t r = 0; r < count; r++) memcpy(t->x + r * D, m->embedding_VD + live[r].token * D, (size_t)D * sizeof(float));
     for (int64_t layer = 0; layer < m->layers; layer++) {
         const float *const *w = m->layer + layer * OF_A_LAYER;
         for (int64_t r = 0; r < count; r++) normalise(t->x + r * D, m->width, w[NORM_ATTENTION], m->epsilon, t->h + r * D);
@@ -182,7 +182,6 @@ static void forward(const Model *m, const Batch *b, const Scratch *t, const Live
         product(t->gate, t->F, rows, m->inner, w[DOWN], D, t->x, 1);
     }
     for (int64_t r = 0; r < count; r++) normalise(t->x + r * D, m->width, m->norm_D, m->epsilon, t->h + r * D);
-    product(t->h, D, rows, m->width, m->head_DV, t->V, t->logits, 0);
 }
 
 /* A token by inverse transform and its log-prob (sampler.draw); `logits` is padded, and overwritten. */
@@ -244,13 +243,14 @@ static void work(const Model *m, const Batch *b, const Scratch *t) {
     while (1) {
         while (count < ROWS && next < b->last) {
             Live row = {next++, 0, 0, 0};
-            memcpy(t->logits, b->logits_PV + b->problem_B[row.row] * m->vocabulary, m->vocabulary * sizeof(float));
+            memcpy(t->logits, b->logits_PV + b->problem_B[row.row] * m->vocabulary, (size_t)m->vocabulary * sizeof(float));
             if (!advance(m, b, &row, t->logits)) continue;
             row.place = free_places[--unused];
             live[count++] = row;
         }
         if (!count) return;
-        forward(m, b, t, live, count);
+        read_rows(m, b, t, live, count);
+        product(t->h, t->D, (count + TILE - 1) / TILE * TILE, m->width, m->head_DV, t->V, t->logits, 0);
         int64_t kept = 0;
         for (int64_t r = 0; r < count; r++) {
             if (advance(m, b, live + r, t->logits + r * t->V))
@@ -262,32 +262,69 @@ static void work(const Model *m, const Batch *b, const Scratch *t) {
     }
 }
 
-/* Sample the rows from `first` to `last`; 1 where there is no memory for it. */
-int generate(const Model *m, const Batch *b) {
-    Scratch t = {
+/* Room for ROWS rows, and for caches of so many of them; 1 where there is no memory for it. */
+static int make_scratch(const Model *m, int64_t width, int64_t tokens, int64_t cached_rows, Scratch *t, void **memory) {
+    *t = (Scratch){
         .D = padded(m->width),
         .QKV = padded((m->heads + 2 * m->groups) * m->size),
         .A = padded(m->heads * m->size),
         .F = padded(m->inner),
         .V = padded(m->vocabulary),
         .K = padded(m->size),
-        .T = padded(b->width),
-        .S = padded(b->tokens),
+        .T = padded(width),
+        .S = padded(tokens),
     };
-    int64_t cached = m->layers * m->groups * ROWS * t.S;
-    int64_t sizes[] = {ROWS * t.D, ROWS * t.D, ROWS * t.QKV, ROWS * t.A, ROWS * t.F, ROWS * t.F,
-                       ROWS * t.V, t.T + t.S,  cached * m->size, cached * t.K};
-    float **parts[] = {&t.x, &t.h, &t.qkv, &t.a, &t.gate, &t.up, &t.logits, &t.score, &t.keys, &t.values};
+    int64_t cached = m->layers * m->groups * cached_rows * t->S;
+    int64_t sizes[] = {ROWS * t->D, ROWS * t->D, ROWS * t->QKV, ROWS * t->A, ROWS * t->F, ROWS * t->F,
+                       ROWS * t->V, t->T + t->S, cached * m->size, cached * t->K};
+    float **parts[] = {&t->x, &t->h, &t->qkv, &t->a, &t->gate, &t->up, &t->logits, &t->score, &t->keys, &t->values};
     int64_t total = 0, count = sizeof(sizes) / sizeof(sizes[0]);
     for (int64_t i = 0; i < count; i++) total += sizes[i] = (sizes[i] + 15) / 16 * 16;
-    float *memory = calloc((size_t)total + 16, sizeof(float)); /* padding stays zero: what is padded adds nothing */
-    if (!memory) return 1;
-    float *start = memory + (64 - (uintptr_t)memory % 64) % 64 / sizeof(float);
+    *memory = calloc((size_t)total + 16, sizeof(float)); /* padding stays zero: what is padded adds nothing */
+    if (!*memory) return 1;
+    float *start = (float *)*memory + (64 - (uintptr_t)*memory % 64) % 64 / sizeof(float);
     for (int64_t i = 0; i < count; i++) {
         *parts[i] = start;
         start += sizes[i];
     }
+    return 0;
+}
+
+/* Sample the rows from `first` to `last`; 1 where there is no memory for it. */
+int generate(const Model *m, const Batch *b) {
+    Scratch t;
+    void *memory;
+    if (make_scratch(m, b->width, b->tokens, ROWS, &t, &memory)) return 1;
     work(m, b, &t);
+    free(memory);
+    return 0;
+}
+
+/* Sequences of a pool, each with its prompt and its response in a cache of its own. */
+typedef struct {
+    int64_t tokens; /* slots of a cache */
+    const int64_t *token_A, *length_A;
+    float *keys_ALGKS, *values_ALGSK, *hidden_AD;
+} Slots;
+
+/* One more token of the sequences from `first` to `last`: it joins their caches; the hidden states that follow. */
+int read_slots(const Model *m, const Slots *s, int64_t first, int64_t last) {
+    static const int64_t none[ROWS] = {0};
+    Scratch t;
+    Live live[ROWS];
+    void *memory;
+    if (make_scratch(m, 0, s->tokens, 0, &t, &memory)) return 1;
+    t.keys = s->keys_ALGKS;
+    t.values = s->values_ALGSK;
+    Batch b = {.problems = 1, .problem_B = none, .padding_P = none, .keys_LPGKT = t.keys, .values_LPGTK = t.values};
+    for (int64_t start = first; start < last; start += ROWS) {
+        int64_t count = last - start < ROWS ? last - start : ROWS;
+        for (int64_t r = 0; r < count; r++)
+            live[r] = (Live){.row = r, .step = s->length_A[start + r] + 1, .place = start + r, .token = s->token_A[start + r]};
+        read_rows(m, &b, &t, live, count);
+        for (int64_t r = 0; r < count; r++)
+            memcpy(s->hidden_AD + (start + r) * m->width, t.h + r * t.D, (size_t)m->width * sizeof(float));
+    }
     free(memory);
     return 0;
 }

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from isocompute.engines.lm.cache import Cache
 from isocompute.engines.lm.decoder import Decoder
+from isocompute.engines.lm.native.sampling import fits_native_decoding
+from isocompute.engines.lm.native.slots import NativeSlots
 from isocompute.engines.lm.pipeline.slots import SlotCache
 from isocompute.engines.lm.sampler import INTERRUPTION, Rollouts, SamplingSettings, draw, left_padded, uniform_at
 
@@ -89,7 +91,11 @@ class Pool:
     ) -> None:
         self.decoder, self.settings, self.records, self.seed, self.slots = decoder, settings, records, seed, slots
         room = prompt_tokens + settings.max_new_tokens
-        self.cache = SlotCache.empty(decoder.config, slots, room, decoder.embed_tokens.weight)
+        self.cache: NativeSlots | SlotCache
+        if fits_native_decoding(decoder):
+            self.cache = NativeSlots(decoder, slots, room)
+        else:
+            self.cache = SlotCache.empty(decoder.config, slots, room, decoder.embed_tokens.weight)
         device = decoder.embed_tokens.weight.device
         self._stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
         empty = torch.zeros(0, dtype=torch.long, device=device)

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from isocompute.engines.lm.cache import Cache
+from isocompute.engines.lm.cache import Cache, vacated
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
 
@@ -52,22 +52,14 @@ class SlotCache(Cache):
         return keys_BGTK, values_BGTK
 
     def compact(self, rows: Tensor) -> Tensor:
-        """Drop all but these sequences, given in rising order; which one stands in each place afterwards.
-
-        The last ones move into the places that come free, and only they are copied.
-        """
-        count = len(rows)
-        places = torch.arange(count, device=rows.device)
-        stays = torch.zeros(count, dtype=torch.bool, device=rows.device)
-        stays[rows[rows < count]] = True
-        holes, moved = (~stays).nonzero()[:, 0], rows[rows >= count]
+        """Drop all but these sequences, given in rising order; which one stands in each place afterwards."""
+        places, holes, moved = vacated(rows)
         if len(moved):
             for stored in (self.keys_LBGTK, self.values_LBGTK):
                 stored[:, holes, :, : self._longest] = stored[:, moved, :, : self._longest]
             self._lengths_B[holes] = self._lengths_B[moved]
-            places[holes] = moved
-        self.active = count
-        self._longest = int(self._lengths_B[:count].max()) if count else 0
+        self.active = len(rows)
+        self._longest = int(self._lengths_B[: self.active].max()) if self.active else 0
         return places
 
     def add(self, prompts: Cache, prompt_A: Tensor, lengths_A: Tensor) -> None:
