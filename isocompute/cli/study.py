@@ -47,10 +47,10 @@ def run(
         show_result(result)
     if result.unwritable:
         typer.echo(f"error: {result.unwritable}; what is written stays: make room and run the same command.", err=True)
-    if result.unwritable or result.failed:
-        raise typer.Exit(1)
     if result.stopped:
         raise typer.Exit(STOPPED)
+    if result.unwritable or result.failed:
+        raise typer.Exit(1)
 
 
 def run_json(result: Result) -> dict[str, Any]:
