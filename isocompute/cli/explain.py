@@ -44,5 +44,6 @@ def explain_json(found: Explanation) -> dict[str, Any]:
         "form": found.form,
         "assumed": list(assumed),
         "odd": [{"code": note.code, "message": note.message} for note in found.odd],
+        "unknown": [{"key": key, "meant": meant} for key, meant in found.unknown.items()],
         "text": found.text,
     }

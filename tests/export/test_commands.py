@@ -53,6 +53,23 @@ def test_export_then_explain(trainer: str, plan: str, tmp_path: Path) -> None:
     assert {note["code"] for note in made["notes"]} >= {"reward"}
 
 
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({"length_control": "interrupt"}, "length_control", "long responses are cut, not interrupted"),
+        ({"length_control": "penalty"}, "length_control", "no length penalty: it belongs into your reward function"),
+        ({"pipeline_steps": 8}, "pipeline_steps", "written as on-policy training, not pipeline_steps = 8"),
+    ],
+)
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_a_config_cannot_hold_is_said(
+    trainer: str, fields: dict[str, Any], code: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "recipe": {"name": "cispo", **fields}}))
+    notes = {note["code"]: note["message"] for note in as_json("export", trainer, str(tmp_path / "plan.json"))["notes"]}
+    assert says in notes[code]
+
+
 def test_the_config_goes_to_stdout_and_the_report_to_stderr(plan: str) -> None:
     result = run("export", "verl", plan, "--model", "Qwen/Qwen3-8B", "--gpus", "16", "--per-device", "4")
     assert result.exit_code == 0

@@ -113,13 +113,13 @@ def test_trl_that_it_refuses_itself() -> None:
     found = explain_text("num_generations: 7\nper_device_train_batch_size: 8\nloss_type: grpoo\n", gpus=1)
     assert odd(found) >= {"generation_batch", "loss", "steps_unknown"}
     assert found.setup.problems_per_batch is None
-    assert "On-policy" not in describe(found.setup, [])
+    assert "On-policy" not in describe(found.setup, [], {})
 
 
 def test_a_batch_that_does_not_divide_is_not_called_a_way_to_run() -> None:
     text = "data.train_batch_size=128 actor_rollout_ref.actor.ppo_mini_batch_size=100 actor_rollout_ref.rollout.n=8"
     found = explain_text(f"python3 -m verl.trainer.main_ppo {text} trainer.total_training_steps=5")
-    assert "does not run as it stands" in describe(found.setup, [])
+    assert "does not run as it stands" in describe(found.setup, [], {})
     assert "off_policy" not in odd(found)
 
 

@@ -20,6 +20,7 @@ from trl import GRPOConfig  # noqa: E402
 from isocompute.export import Hardware, Plan, export_plan, make_plan  # noqa: E402
 from isocompute.export import trl as writer  # noqa: E402
 from isocompute.export.reading import trl as reader  # noqa: E402
+from isocompute.export.reading.keys import unknown_keys  # noqa: E402
 from tests.export.plans import cases  # noqa: E402
 
 NOT_OF_THE_CONFIG = ("model_name_or_path", "dataset_name", "reward_funcs")
@@ -62,6 +63,12 @@ def writer_fields() -> list[str]:
     plan = make_plan({"Bp": 8, "n": 8, "M": 10})
     table = yaml.safe_load(export_plan(trainer="trl", plan=plan).files[1].text)
     return [key for key in table if key not in (*NOT_OF_THE_CONFIG, "output_dir")]
+
+
+def test_the_list_of_keys_has_every_field_and_nothing_like_it() -> None:
+    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
+    assert unknown_keys("trl", fields, alone=True) == {}
+    assert unknown_keys("trl", [f"{name}_x" for name in fields], alone=True).keys() == {f"{name}_x" for name in fields}
 
 
 def test_the_readers_defaults_are_trls() -> None:

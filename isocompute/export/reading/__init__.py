@@ -8,6 +8,7 @@ from types import ModuleType
 from isocompute.errors import InputError
 from isocompute.export.reading import nemo_rl, openrlhf, prime_rl, skyrl, trl, verl
 from isocompute.export.reading.describe import describe
+from isocompute.export.reading.keys import unknown_keys
 from isocompute.export.reading.oddities import oddities
 from isocompute.export.reading.parse import parse, read_config
 from isocompute.export.reading.setup import Config, Odd, Setup
@@ -23,6 +24,8 @@ class Explanation:
 
     setup: Setup
     odd: tuple[Odd, ...]
+    unknown: dict[str, str | None]
+    """Keys that the trainer does not have, each with the one that was probably meant."""
     form: str
     text: str
 
@@ -61,4 +64,11 @@ def _explain(config: Config, source: str, gpus: int | None, problems: int | None
             Odd("builds_on", f"builds on {', '.join(config.parents)}, which was not read: what it sets is not seen.")
         )
     unique = tuple({(note.code, note.message): note for note in odd}.values())
-    return Explanation(setup, unique, config.form, describe(setup, unique))
+    unknown = _unknown(config, reader)
+    return Explanation(setup, unique, unknown, config.form, describe(setup, unique, unknown))
+
+
+def _unknown(config: Config, reader: ModuleType) -> dict[str, str | None]:
+    """What the config sets and the trainer has not; a `GRPOConfig(…)` takes nothing but the trainer's own keys."""
+    keys = sorted(config.keys - {"**", *config.added})
+    return unknown_keys(reader.NAME, keys, read=reader.READ, alone=config.form == "python")

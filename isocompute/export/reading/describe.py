@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from isocompute.export.reading.setup import Odd, Setup
 
 __all__ = ["describe"]
 
+_MOST_UNKNOWN = 6
 TITLES = {
     "verl": "veRL",
     "trl": "TRL",
@@ -18,8 +19,8 @@ TITLES = {
 }
 
 
-def describe(setup: Setup, odd: Sequence[Odd]) -> str:
-    """What it is, whether it is on-policy, its recipe, what is assumed and what is odd."""
+def describe(setup: Setup, odd: Sequence[Odd], unknown: Mapping[str, str | None]) -> str:
+    """What it is, whether it is on-policy, its recipe, what is assumed, what is odd, and keys that nobody reads."""
     sentences = [_allocation(setup), _policy(setup), _recipe(setup)]
     named = {"problems_per_batch": "Bp", "rollouts_per_problem": "n", "learning_rate": "the learning rate"}
     silent = [named[name] for name in named if name in setup.assumed and getattr(setup, name) is not None]
@@ -30,6 +31,12 @@ def describe(setup: Setup, odd: Sequence[Odd]) -> str:
     if odd:
         numbered = [f"({i}) {note.message}" for i, note in enumerate(odd, 1)]
         sentences.append("Odd: " + " ".join(numbered if len(odd) > 1 else [odd[0].message]))
+    if unknown:
+        shown = [key if near is None else f"{key} (meant: {near}?)" for key, near in unknown.items()]
+        shown.sort(key=lambda text: not text.endswith("?)"))
+        more = f" and {len(shown) - _MOST_UNKNOWN} more" if len(shown) > _MOST_UNKNOWN else ""
+        are = "Not a key" if len(shown) == 1 else "Not keys"
+        sentences.append(f"{are} of {TITLES[setup.trainer]} {setup.version}: {', '.join(shown[:_MOST_UNKNOWN])}{more}.")
     return " ".join(sentence for sentence in sentences if sentence)
 
 

@@ -24,6 +24,8 @@ class Config:
     """Keys whose value hangs on something outside the file, such as an unset variable."""
     parents: tuple[str, ...] = ()
     """Configs it builds on that were not found."""
+    added: tuple[str, ...] = ()
+    """Keys that are meant to be new to the trainer: Hydra's `+key=value`."""
 
     @property
     def keys(self) -> set[str]:
