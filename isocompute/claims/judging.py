@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from isocompute.claims.allocations import about_problems, about_spread
 from isocompute.claims.form import about_form
 from isocompute.claims.model import Claim
@@ -9,10 +11,10 @@ from isocompute.claims.optima import about_algorithms, about_batches, about_opti
 from isocompute.claims.optima_compared import about_difficulty, about_metrics, about_sizes, about_units
 from isocompute.claims.recipe_pairs import about_recipes
 from isocompute.claims.setups import sort_runs
-from isocompute.law.from_runs import choose_metric
-from isocompute.runs.model import RunSet
+from isocompute.report.evidence import Evidence
+from isocompute.runs.model import RunSet, RunWarning
 
-__all__ = ["judge"]
+__all__ = ["judge", "metric_of"]
 
 _ABOUT = (
     about_optimum,
@@ -31,5 +33,21 @@ _ABOUT = (
 
 def judge(runs: RunSet, *, metric: str | None = None) -> tuple[Claim, ...]:
     """Judge every claim of the two papers that these runs bear on; the others say which runs would decide them."""
-    study = sort_runs(runs, choose_metric(runs, metric))
+    study = sort_runs(runs, metric_of(runs, metric))
     return tuple(claim for about in _ABOUT for claim in about(study))
+
+
+def metric_of(runs: RunSet, metric: str | None = None) -> str:
+    """The metric that the runs are read in: the one asked for, else the one that `report` chooses.
+
+    Where no metric is in all runs it is that of most of them, which a warning says.
+    """
+    chosen = Evidence.of(runs, metric=metric).metric
+    having = sum(chosen in run.metrics for run in runs)
+    if metric is None and having < len(runs):
+        warnings.warn(
+            f"{runs.source}: no metric is in all runs; taking {chosen}, which {having} of {len(runs)} have.",
+            RunWarning,
+            stacklevel=3,
+        )
+    return chosen

@@ -29,13 +29,16 @@ def command(
 ) -> None:
     """Judge the papers' claims on these runs: holds, fails, or undecided and what would decide it."""
     from isocompute import api
+    from isocompute.claims.judging import metric_of
 
-    runs = options.load_runs(paths, columns, where, problems_per_batch, rollouts_per_problem)
-    claims = api.judge_claims(runs, metric=metric)
+    with options.heard() as said:
+        runs = options.load_runs(paths, columns, where, problems_per_batch, rollouts_per_problem)
+        chosen = metric_of(runs, metric)
+        claims = api.judge_claims(runs, metric=chosen)
     if json:
-        options.print_json(_json(claims))
+        options.print_json(_json(claims), said=said)
     else:
-        _show(claims)
+        _show(claims, chosen)
 
 
 def _json(claims: Sequence[Claim]) -> dict[str, Any]:
@@ -43,13 +46,13 @@ def _json(claims: Sequence[Claim]) -> dict[str, Any]:
     return {"claims": [claim.to_json() for claim in claims]}
 
 
-def _show(claims: Sequence[Claim]) -> None:
+def _show(claims: Sequence[Claim], metric: str) -> None:
     from isocompute.cli.show import console, heading
     from isocompute.words import number
 
     screen = console()
     counts = [f"{sum(c.verdict == v for c in claims)} {v}" for v in ("holds", "fails", "undecided")]
-    screen.print(f"{', '.join(counts[:2])}, {counts[2]}", style="bold")
+    screen.print(f"{', '.join(counts)}; read in {metric}", style="bold")
     styles = {"holds": "green", "fails": "red", "undecided": "yellow"}
     judged = [claim for claim in claims if claim.runs]
     for claim in judged:

@@ -34,8 +34,9 @@ def command(
         from isocompute.report.style import check_format
 
         check_format(chart)
-    sides = [options.load_runs([side], columns, where) for side in (a, b)]
-    result = api.compare(sides[0], sides[1], metric=metric, unit=unit, replicates=replicates, seed=seed)
+    with options.heard() as said:
+        sides = [options.load_runs([side], columns, where) for side in (a, b)]
+        result = api.compare(sides[0], sides[1], metric=metric, unit=unit, replicates=replicates, seed=seed)
     names = _names(a, b)
     if chart:
         from isocompute.law.from_runs import choose_metric, choose_unit
@@ -52,7 +53,7 @@ def command(
             chart,
         )
     if json:
-        options.print_json(comparison_json(result))
+        options.print_json(comparison_json(result), said=said)
     else:
         _show(result, *names)
         if chart:

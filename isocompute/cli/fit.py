@@ -42,10 +42,11 @@ def command(
     from isocompute import api
     from isocompute.law import law_to_json, write_law
 
-    loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
-    law = api.fit(
-        loaded, metric=metric, unit=unit, points=points, bin_width=bin_width, replicates=replicates, seed=seed
-    )
+    with options.heard() as said:
+        loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
+        law = api.fit(
+            loaded, metric=metric, unit=unit, points=points, bin_width=bin_width, replicates=replicates, seed=seed
+        )
     if out:
         write_law(law, out)
     if chart:
@@ -54,7 +55,7 @@ def command(
 
         save(law_chart(law), chart)
     if json:
-        options.print_json(law_to_json(law))
+        options.print_json(law_to_json(law), said=said)
     else:
         show(law)
         for written in filter(None, (out, chart)):
@@ -115,7 +116,7 @@ def show(law: Law) -> None:
         error = sum(left.rmse for left in inner) / len(inner)
         screen.print(
             f"\nJoint law R(C; n, Bp): {law.surface.family.name}, rmse {law.surface.rmse:.4f}; "
-            f"an n left out is predicted to {error:.4f}"
+            f"an n left out is predicted to {error:.3g}"
         )
     for note in law.notes:
         screen.print(f"note: {note}", style="yellow")

@@ -46,20 +46,23 @@ def command(
         check_format(chart)
         if backtest:
             raise InputError("--chart draws one forecast; leave it out with --backtest.")
-    loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
+    with options.heard() as said:
+        loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
+        if backtest:
+            tests, skipped = api.backtest(loaded, metric=metric, unit=unit, level=level)
+        else:
+            made = api.forecast(loaded, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
     if backtest:
-        tests, skipped = api.backtest(loaded, metric=metric, unit=unit, level=level)
         data = backtest_json(tests, skipped)
         if json:
-            options.print_json(data)
+            options.print_json(data, said=said)
         else:
             _show_backtest(data)
         return
-    made = api.forecast(loaded, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
     if chart:
         draw(loaded, made, metric, unit, chart)
     if json:
-        options.print_json(forecast_json(made))
+        options.print_json(forecast_json(made), said=said)
     else:
         from isocompute.law.from_runs import choose_metric, choose_unit
 

@@ -32,12 +32,17 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Look runs over: entropy, length, truncation, KL, gradients, reward. Code 1 where there is a problem."""
+    import warnings
+
     from isocompute import api
+    from isocompute.runs.model import NonFiniteWarning
 
     if follow:
         checked = _follow(paths, problems_per_batch, rollouts_per_problem, json=json)
     else:
-        runs = options.load_runs(paths, None, None, problems_per_batch, rollouts_per_problem)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NonFiniteWarning)  # a finding of its own
+            runs = options.load_runs(paths, None, None, problems_per_batch, rollouts_per_problem)
         checked = api.check_health(runs, paths=paths)
         if json:
             options.print_json(_json(checked))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +26,7 @@ __all__ = [
     "Seed",
     "Unit",
     "Where",
+    "heard",
     "load_runs",
     "pairs",
     "plain_value",
@@ -94,6 +97,26 @@ def load_runs(
     )
 
 
-def print_json(data: dict[str, Any]) -> None:
-    """One JSON object on standard output."""
+@contextmanager
+def heard() -> Iterator[list[dict[str, str]]]:
+    """The warnings about runs that are given inside, as `--json` tells them; standard error has them all the same."""
+    from isocompute.runs import RunWarning
+
+    said: list[dict[str, str]] = []
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def keep(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, RunWarning):
+                said.append({"code": "runs", "message": str(message)})
+            show(message, category, *rest, **more)
+
+        warnings.showwarning = keep
+        yield said
+
+
+def print_json(data: dict[str, Any], *, said: Sequence[dict[str, str]] = ()) -> None:
+    """One JSON object on standard output; what was `heard` is added to its warnings."""
+    if said:
+        data = data | {"warnings": [*data.get("warnings", ()), *said]}
     typer.echo(json.dumps(data, allow_nan=False))

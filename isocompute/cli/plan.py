@@ -73,35 +73,36 @@ def command(
     from isocompute import api
     from isocompute.plan.api import stages
 
-    plan = api.plan(
-        budget=budget,
-        law=law,
-        metric=metric,
-        difficulty=difficulty,
-        pass_rates=pass_rates,
-        pass_rate_column=pass_rate_column,
-        problems=problems,
-        problems_per_batch=problems_per_batch,
-        batch_size=batch,
-        rollouts_per_problem=_whole_numbers(n),
-        stable_problems=_range(stable_problems),
-        max_batch=max_batch,
-        min_updates=min_updates,
-        lr_anchor=lr_anchor,
-        truncated=truncated,
-        gpus=gpus,
-        gpu=gpu,
-        model=model,
-        prompt_tokens=prompt_tokens,
-        response_tokens=response_tokens,
-        rollouts_per_second=rollouts_per_second,
-        timed_runs=throughput_from,
-        price_per_gpu_hour=price_per_gpu_hour,
-        extrapolate=extrapolate,
-        replicates=replicates,
-        seed=seed,
-        tell=lambda text: typer.echo(text, err=True),
-    )
+    with options.heard() as said:
+        plan = api.plan(
+            budget=budget,
+            law=law,
+            metric=metric,
+            difficulty=difficulty,
+            pass_rates=pass_rates,
+            pass_rate_column=pass_rate_column,
+            problems=problems,
+            problems_per_batch=problems_per_batch,
+            batch_size=batch,
+            rollouts_per_problem=_whole_numbers(n),
+            stable_problems=_range(stable_problems),
+            max_batch=max_batch,
+            min_updates=min_updates,
+            lr_anchor=lr_anchor,
+            truncated=truncated,
+            gpus=gpus,
+            gpu=gpu,
+            model=model,
+            prompt_tokens=prompt_tokens,
+            response_tokens=response_tokens,
+            rollouts_per_second=rollouts_per_second,
+            timed_runs=throughput_from,
+            price_per_gpu_hour=price_per_gpu_hour,
+            extrapolate=extrapolate,
+            replicates=replicates,
+            seed=seed,
+            tell=lambda text: typer.echo(text, err=True),
+        )
     proposals = _propose(plan, next_, law, out, seed) if next_ else []
     if json:
         from isocompute.plan.present import plan_to_json, proposal_to_json
@@ -109,7 +110,7 @@ def command(
         extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals], "study": out} if next_ else {}
         if schedule:
             extra["schedule"] = stages(plan).to_json()
-        options.print_json(plan_to_json(plan) | extra)
+        options.print_json(plan_to_json(plan) | extra, said=said)
         return
     from isocompute.cli.plan_display import show, show_next, show_schedule
 
@@ -180,9 +181,21 @@ def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Prop
         text = study_text(
             proposals,
             before=study_of(law),
-            recipe={"name": f"isocompute-{plan.difficulty or 'easy'}"},
+            recipe=_recipe(plan),
             seed=seed,
             why=f"What to run to plan {plan.budget} better (law: {plan.law.name}); `isocompute study run {out}`.",
         )
         files.write_atomically(Path(out), text.encode())
     return proposals
+
+
+def _recipe(plan: Plan) -> dict[str, Any]:
+    """What the law's runs were trained with, as far as they say and agree; the paper's for those that say nothing."""
+    from isocompute.recipes import make_recipe
+
+    runs = plan.law.runs_recipe
+    if runs is None or not runs.fields:
+        return {"name": f"isocompute-{plan.difficulty or 'easy'}"}
+    plain = make_recipe({}).model_dump()
+    own = {key: "none" if value is None else value for key, value in runs.fields.items() if value != plain[key]}
+    return {"name": "grpo", **own}  # `grpo` is what a recipe without a name is

@@ -57,14 +57,15 @@ def command(
     from isocompute.report.writing import check_page, write_report
 
     path = check_page(out or "report.html") if figure is None else None
-    loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
-    evidence = Evidence.of(loaded, metric=metric, unit=unit, paths=runs, replicates=replicates, seed=seed)
+    with options.heard() as said:
+        loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
+        evidence = Evidence.of(loaded, metric=metric, unit=unit, paths=runs, replicates=replicates, seed=seed)
     if path is None:
         _figure(evidence, figure or "", out, json=json)
         return
     report = write_report(evidence, out=path, budget=budget)
     if json:
-        options.print_json(report.to_json())
+        options.print_json(report.to_json(), said=said)
     else:
         _show(report)
 
@@ -73,20 +74,14 @@ def _list(json: bool) -> None:
     from isocompute.cli.show import console
     from isocompute.report.figures import FIGURES
 
+    rows = [spec.to_json() for spec in FIGURES.values()]
     if json:
-        options.print_json(
-            {
-                "figures": [
-                    {"name": s.name, "title": s.title, "source": s.source, "description": s.description}
-                    for s in FIGURES.values()
-                ]
-            }
-        )
-    else:
-        screen = console()
-        for s in FIGURES.values():
-            screen.print(s.name, style="bold")
-            screen.print(f"  {s.description} ({s.source})")
+        options.print_json({"figures": rows})
+        return
+    screen = console()
+    for row in rows:
+        screen.print(row["name"], style="bold")
+        screen.print(f"  {row['description']} ({row['source']})")
 
 
 def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool) -> None:

@@ -27,7 +27,8 @@ from isocompute.health.rewards import VALIDATION_NOISE, Reward, batch_noise, ref
 from isocompute.health.series import series_of
 from isocompute.law.from_runs import choose_metric
 from isocompute.logs.names import is_validation
-from isocompute.runs.model import Run, RunSet
+from isocompute.runs.finite import set_apart
+from isocompute.runs.model import POINT_COLUMNS, Run, RunSet
 from isocompute.runs.pass_rates import PassRates, read_pass_rates
 
 __all__ = ["check"]
@@ -47,6 +48,7 @@ def check(run: Run, *, paths: Sequence[str] = ()) -> Health:
     >>> check(isocompute.load("runs/easy-32x8")[0]).verdict
     'healthy'
     """
+    run = replace(run, points=set_apart(run.points, but=POINT_COLUMNS))
     watched = _watch(run, paths)
     findings: list[tuple[int, Finding]] = []
     checks = []

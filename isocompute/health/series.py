@@ -15,12 +15,11 @@ import numpy as np
 import polars as pl
 
 from isocompute.arrays import Array, Ints
+from isocompute.runs.finite import LARGEST, non_finite
 from isocompute.runs.model import Run
 
 __all__ = ["Series", "counter_noise", "first_not_finite", "records", "series_of", "trailing_mean", "trailing_median"]
 
-LARGEST = 1e100
-"""Beyond it a number is as good as infinite, and its square is."""
 MEMORY = 100
 """Moves that the noise is estimated from: a run's noise changes as it learns."""
 PRIOR_WEIGHT = 4.0
@@ -58,13 +57,7 @@ def series_of(run: Run, name: str, *, fewest: int = 1) -> Series | None:
 
 def first_not_finite(run: Run, name: str) -> tuple[int, float] | None:
     """Row and value of the first entry of a metric that is there and no finite number up to `LARGEST`."""
-    column = _numbers(run, name)
-    if column is None:
-        return None
-    there_R = column.is_not_null().to_numpy()
-    values_R = column.fill_null(0.0).to_numpy()
-    bad = np.flatnonzero(there_R & ~(np.abs(values_R) <= LARGEST))
-    return (int(bad[0]), float(values_R[bad[0]])) if len(bad) else None
+    return next(((row, value) for row, metric, value in non_finite(run.points) if metric == name), None)
 
 
 def _numbers(run: Run, name: str) -> pl.Series | None:

@@ -6,8 +6,9 @@ dictionaries would take.
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ import polars as pl
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.logs.literals import as_number
+from isocompute.logs.literals import as_float
+from isocompute.logs.measured import no_longer_numbers
 from isocompute.logs.names import CUMULATIVE, PER_STEP, is_validation, our_names
+from isocompute.runs.finite import with_marks
 from isocompute.runs.model import POINT_COLUMNS
 
 __all__ = ["Rows", "Sink"]
@@ -29,6 +32,8 @@ _SPARSE = 50
 """Cells of the table for each value that was logged; real logs have two or three."""
 _HELD = 1_000_000
 """Values that a block keeps before they become columns."""
+_ODD = (0.0, math.nan, math.inf, -math.inf)
+"""What may stand in the place of a finite value."""
 _Piece = tuple[npt.NDArray[np.int64], Array]
 _COMPARED = 16
 """Rows of one step that are compared with each other; trainers write a step in at most about eight."""
@@ -63,16 +68,15 @@ class _Block:
         self._rows, self._values = array("q"), array("d")
 
 
-def _dense(pieces: list[_Piece], count: int) -> Array:
-    """A column as one array, NaN where a row does not have it."""
-    out = np.full(count, np.nan)
+def _dense(pieces: list[_Piece], count: int) -> tuple[Array, npt.NDArray[np.int8]]:
+    """A column's finite values, NaN where a row has none; and the place in `_ODD` of what it has instead, or 0."""
+    out, odd = np.full(count, np.nan), np.zeros(count, dtype=np.int8)
     for rows, values in pieces:
-        if len(rows) == len(values):
-            out[rows] = values
-        else:
-            out[rows[0] : rows[0] + len(values)] = values
-    out[~np.isfinite(out)] = np.nan
-    return out
+        at = rows if len(rows) == len(values) else slice(rows[0], rows[0] + len(values))
+        out[at] = values
+        odd[at] = np.isnan(values) + 2 * np.isposinf(values) + 3 * np.isneginf(values)
+    out[odd > 0] = np.nan
+    return out, odd
 
 
 class Rows:
@@ -105,7 +109,7 @@ class Rows:
         return self._steps[-1] if self._steps else None
 
     def add(self, step: float, names: tuple[str, ...], values: Sequence[float]) -> None:
-        """Take in one row. NaN and infinity count as not there."""
+        """Take in one row."""
         if not 0 <= step <= _MOST_STEP or not names:
             self.skipped_lines += 1
             return
@@ -124,11 +128,12 @@ class Rows:
             self._blocks[layout].flush(self._columns)
 
     def add_mapping(self, step: float, values: Mapping[str, Any]) -> bool:
-        """Take in the numbers of a row; False where there are none."""
-        numbers = {str(k): n for k, v in values.items() if (n := as_number(v)) is not None}
-        if numbers:
-            self.add(step, tuple(numbers), list(numbers.values()))
-        return bool(numbers)
+        """Take in the numbers of a row; False where none is finite."""
+        numbers = {str(k): n for k, v in values.items() if (n := as_float(v)) is not None}
+        if not any(map(math.isfinite, numbers.values())):
+            return False
+        self.add(step, tuple(numbers), list(numbers.values()))
+        return True
 
     def found(self, config: Mapping[str, Any]) -> None:
         """Take in configuration; what was found first stands."""
@@ -152,13 +157,17 @@ class Rows:
         for block in self._blocks:
             block.flush(self._columns)
         self._refuse_chaos(count)
+        for name in [n for n, pieces in self._columns.items() if not any(np.isfinite(v).any() for _, v in pieces)]:
+            del self._columns[name]  # never a number: not measured, and in nobody's way to a name of ours
         names = our_names(self._columns)
         data: dict[str, Array] = {}
         again: dict[str, Array] = {}
+        odd: dict[str, npt.NDArray[np.int8]] = {}
         for name in list(self._columns):
-            values = _dense(self._columns.pop(name), count)
+            values, kinds = _dense(self._columns.pop(name), count)
             if order is not None:
                 values = _last_of_each(values[order], starts, dead)
+                kinds = np.maximum.reduceat(np.where(dead, 0, kinds[order]), starts)
             if name in names.again:
                 again[name] = values
                 continue
@@ -166,6 +175,8 @@ class Rows:
             if ours in data:
                 ours = name
             data[ours] = values
+            if kinds.any():
+                odd[ours] = kinds
         for name, values in again.items():
             standing = data[names.again[name]]
             if np.any(~np.isnan(standing) & ~np.isnan(values)):
@@ -174,6 +185,7 @@ class Rows:
         for metric, parts in names.means.items():
             data.setdefault(metric, np.mean([data[part] for part in parts], axis=0))
         _derive(data)
+        marks = [mark for name, kinds in odd.items() for mark in _news(name, data[name], kinds)]
         table = {"step": pl.Series("step", sorted_steps[starts], dtype=pl.Int64)}
         counters = _counters(data, sorted_steps[starts])
         for name in list(data):
@@ -183,7 +195,7 @@ class Rows:
         first = [c for c in POINT_COLUMNS if c in frame.columns and (c != "step" or self.has_steps)]
         kept = [c for c in frame.columns if c not in (*first, "step") and frame[c].null_count() < frame.height]
         kept.sort(key=lambda name: not is_validation(name))
-        return frame.select(first + kept), replaced
+        return with_marks(frame.select(first + kept), marks) if marks else frame.select(first + kept), replaced
 
     def _refuse_chaos(self, count: int) -> None:
         """Rows whose names are all different make a table of holes that no memory holds."""
@@ -250,6 +262,12 @@ def _last_of_each(values: Array, starts: Any, dead: Any) -> Array:
     valid = ~np.isnan(values) & ~dead
     last = np.maximum.reduceat(np.where(valid, np.arange(len(values)), -1), starts)
     return np.where(last >= starts, values[last], np.nan)
+
+
+def _news(name: str, values_T: Array, kinds_T: npt.NDArray[np.int8]) -> Iterator[tuple[int, str, float]]:
+    """Row, name and value of what was a number before and is none any more."""
+    for row in no_longer_numbers(values_T, np.flatnonzero((kinds_T > 0) & np.isnan(values_T))).tolist():
+        yield row, name, _ODD[kinds_T[row]]
 
 
 def _derive(data: dict[str, Array]) -> None:

@@ -7,6 +7,7 @@ from isocompute.logs.base import Match, Reader
 from isocompute.logs.readers import READERS
 from isocompute.logs.readers.tables import Table
 from isocompute.logs.source import Log, Sample
+from isocompute.runs.table import TABLE_SUFFIXES
 
 __all__ = ["find_reader", "is_foreign_table", "reader_named"]
 
@@ -68,7 +69,7 @@ def _refuse_two(log: Log, clear: list[tuple[Match, Reader]]) -> None:
 
 
 def _nobody(log: Log, best: Match, reader: Reader) -> str:
-    if best.other:
+    if best.other or (isinstance(reader, Table) and log.part.lower().endswith(TABLE_SUFFIXES)):
         return f"{log.name}: {best.why}."
     looked = "; ".join(f"{r.name}: {r.looks_for}" for r in READERS)
     closest = f"closest is {reader.name}: {best.why}" if best.score > 0 else "nothing in it comes close to any of them"

@@ -18,6 +18,7 @@ from isocompute.logs.discover import Found, find
 from isocompute.logs.names import is_validation
 from isocompute.logs.settings import from_config, from_name
 from isocompute.logs.siblings import config_beside
+from isocompute.runs.finite import non_finite, place
 from isocompute.runs.folder import read_run
 from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, listing
 
@@ -93,9 +94,9 @@ def import_logs(
     if not taken:
         if len(left_out) == 1:
             raise InputError(left_out[0])
-        raise InputError(
-            f"{listing(many, 3)}: no log among {len(left_out)} files; the first: {(left_out or ['none'])[0]}"
-        )
+        if not left_out:
+            raise InputError(f"{listing(many, 3)}: no file that could be a log.")
+        raise InputError(f"{listing(many, 3)}: no log among {len(left_out)} files; the first: {left_out[0]}")
     return Imports(tuple(_distinct(taken, left_out)), tuple(left_out))
 
 
@@ -138,7 +139,7 @@ def _finish(
 ) -> Imported:
     points, replaced = rows.points()
     name = rows.name or found.name
-    notes = list(rows.notes)
+    notes = [*rows.notes, *_odd(points)]
     path = found.logs[0].path
     beside = {} if several or path is None or sources[0] == "-" else config_beside(path)
     settings, said = from_config(rows.config)
@@ -165,6 +166,14 @@ def _finish(
     return Imported(
         _counted(run), format_name, sources, replaced, rows.skipped_lines, tuple(dict.fromkeys(notes)), rows.pass_rates
     )
+
+
+def _odd(points: pl.DataFrame) -> list[str]:
+    """What is no finite number any more, and since when."""
+    first: dict[str, str] = {}
+    for row, name, value in non_finite(points):
+        first.setdefault(name, f"{name} is {value:g} at {place(points, row)}, no number any more")
+    return list(first.values())
 
 
 def _filled(run: Run, fill: Mapping[str, int | None]) -> Run:

@@ -10,7 +10,7 @@ import math
 import re
 from typing import Any
 
-__all__ = ["LiteralError", "as_number", "balanced_end", "parse", "scalars"]
+__all__ = ["LiteralError", "as_float", "as_number", "balanced_end", "parse", "scalars"]
 
 _DEPTH = 60
 _MOST_TOKENS = 50_000
@@ -42,7 +42,13 @@ class LiteralError(ValueError):
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number out of a value or its text (`'0.25'`, `np.float64(0.25)`, `tensor(0.25)`); None without one."""
+    """A finite number out of a value or its text; None without one."""
+    number = as_float(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def as_float(value: Any) -> float | None:
+    """What a value or its text is as a number (`'0.25'`, `np.float64(0.25)`, `tensor(nan)`); None for others."""
     if isinstance(value, str):
         if len(value) > _LONGEST_NUMBER:
             return None
@@ -56,10 +62,9 @@ def as_number(value: Any) -> float | None:
     elif isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        number = float(value)
+        return float(value)
     except (ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
 
 
 def scalars(value: Any, prefix: str = "", separator: str = "/", depth: int = 0) -> dict[str, Any]:

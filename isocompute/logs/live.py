@@ -10,13 +10,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isocompute.logs.literals import as_number, scalars
+from isocompute.logs.literals import as_float, scalars
+from isocompute.logs.measured import NUMBERS_BEFORE
 from isocompute.logs.names import our_names
 from isocompute.logs.settings import from_config
+from isocompute.runs.finite import NON_FINITE, as_text
 from isocompute.runs.folder import RunWriter
 from isocompute.runs.model import RunSettings
 
@@ -31,6 +34,8 @@ class LiveRun:
         self._settings = RunSettings.model_validate({"engine": engine} | found)
         self._writer = RunWriter(folder, self._settings)
         self._held: dict[str, float] = {}
+        self._numbers: dict[str, float] = {}
+        """How often a metric was a number before it was none; -inf where it is not measured."""
         self._step: int | None = None
         self._written = True
 
@@ -39,23 +44,38 @@ class LiveRun:
         if step != self._step:
             self.flush()
             self._step, self._held = step, {}
-        self._held |= {str(k): n for k, v in metrics.items() if (n := as_number(_plain(v))) is not None}
+        self._held |= {str(k): n for k, v in metrics.items() if (n := as_float(_plain(v))) is not None}
         self._written = False
 
     def flush(self) -> None:
         """Write the point under way, all of it: of several lines of a step the last one stands."""
-        if self._written or self._step is None or not self._held:
+        held = {name: value for name, value in self._held.items() if math.isfinite(value)}
+        if self._written or self._step is None or not held:
             return
-        names = our_names(self._held)
+        names = our_names(name for name in self._held if name in held or self._numbers.get(name, 0) > 0)
         point: dict[str, Any] = {"step": self._step}
         bp, n = self._settings.problems_per_batch, self._settings.rollouts_per_problem
         if bp and n:
             point["rollouts"] = self._step * bp * n
-        point |= {names.ours.get(name, name): value for name, value in self._held.items()}
+        point |= {names.ours.get(name, name): value for name, value in held.items()}
         for metric, parts in names.means.items():
-            point.setdefault(metric, sum(point[part] for part in parts) / len(parts))
+            if all(part in point for part in parts):
+                point.setdefault(metric, sum(point[part] for part in parts) / len(parts))
+        odd = {names.ours.get(name, name): self._held[name] for name in self._held if self._is_news(name)}
+        if odd:
+            point[NON_FINITE] = as_text(odd)
         self._writer.append(point)
         self._written = True
+
+    def _is_news(self, name: str) -> bool:
+        """Whether a metric is no number any more, as `import` decides it (logs/measured.py)."""
+        before = self._numbers.get(name, 0)
+        if math.isfinite(self._held[name]):
+            self._numbers[name] = before + 1
+            return False
+        if before < NUMBERS_BEFORE:
+            self._numbers[name] = -math.inf
+        return before >= NUMBERS_BEFORE
 
     def close(self) -> None:
         """Write what is left."""

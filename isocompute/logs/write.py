@@ -15,6 +15,7 @@ import polars as pl
 from isocompute.errors import InputError
 from isocompute.logs.importing import Imported, Imports
 from isocompute.runs import files
+from isocompute.runs.finite import NON_FINITE
 from isocompute.runs.folder import POINTS, SETTINGS
 
 __all__ = ["folder_of", "summary", "write"]
@@ -77,7 +78,8 @@ def _one(item: Imported, folder: Path) -> Path:
 
 def _points(points: pl.DataFrame) -> Iterator[bytes]:
     """Points as JSON lines, without what is not there."""
-    points = points.select(c for c, kind in points.schema.items() if kind.is_numeric() or kind == pl.Boolean)
+    kept = [c for c, kind in points.schema.items() if kind.is_numeric() or kind == pl.Boolean or c == NON_FINITE]
+    points = points.select(kept)
     for part in points.iter_slices(_SLICE):
         yield b"".join(_lines(part))
 

@@ -46,6 +46,10 @@ class FigureSpec:
     description: str
     make: Callable[[Evidence], Drawing | Needs]
 
+    def to_json(self) -> dict[str, Any]:
+        """One row of `report --figures --json`."""
+        return {"name": self.name, "title": self.title, "source": self.source, "description": self.description}
+
 
 @dataclass(frozen=True)
 class Figure:

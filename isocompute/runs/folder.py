@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.model import Run, RunWarning
+from isocompute.runs.finite import set_apart
+from isocompute.runs.model import POINT_COLUMNS, Run, RunWarning
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS, SETTINGS, RunWriter, whole_lines
 
@@ -90,7 +91,8 @@ def _slowly(data: bytes, address: str) -> pl.DataFrame:
 
 
 def tidy(table: pl.DataFrame) -> pl.DataFrame:
-    """One row a step in order of step, the later row standing where a resumed run repeats one."""
+    """One row a step in order of step, the later row standing where a resumed run repeats one; metrics finite."""
+    table = set_apart(table, but=POINT_COLUMNS)
     step = steps_of(table)
     if step is None:
         return table

@@ -5,14 +5,15 @@ trainer's raw logs, which are imported on the way.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from isocompute.errors import InputError
 from isocompute.runs import files
+from isocompute.runs.finite import non_finite, place
 from isocompute.runs.folder import POINTS, NoPointsError, read_run
-from isocompute.runs.model import Run, RunSet, RunSettings, RunWarning, listing
+from isocompute.runs.model import NonFiniteWarning, Run, RunSet, RunSettings, RunWarning, listing
 from isocompute.runs.table import TABLE_SUFFIXES, read_table
 
 __all__ = ["load"]
@@ -20,6 +21,8 @@ __all__ = ["load"]
 RUN_MARK = "::"
 _DEPTH = 4
 _READERS = 8
+_MOST_NAMED = 3
+"""Runs and metrics in the warning about values that are left out."""
 
 
 def load(
@@ -49,7 +52,24 @@ def load(
             runs[run.name] = run
     defaults = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
     filled = tuple(Run(r.name, _filled(r.settings, defaults), r.points) for r in runs.values())
+    _tell_of_non_finite(filled, source)
     return RunSet(filled, source, (columns or {}).get("value"))
+
+
+def _tell_of_non_finite(runs: Iterable[Run], source: str) -> None:
+    """One warning for all values that are NaN or infinite: no law can use them, the other points stand."""
+    first: dict[tuple[str, str], str] = {}
+    count: dict[tuple[str, str], int] = {}
+    for run in runs:
+        for row, name, value in non_finite(run.points):
+            key = (run.name, name)
+            first.setdefault(key, f"{name} = {value:g} in run '{run.name}', {place(run.points, row)}")
+            count[key] = count.get(key, 0) + 1
+    if not first:
+        return
+    named = [text + (f" and {count[key] - 1} later" if count[key] > 1 else "") for key, text in first.items()]
+    more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    warnings.warn(f"{source}: left out: {'; '.join(named[:_MOST_NAMED])}{more}.", NonFiniteWarning, stacklevel=3)
 
 
 def _filled(settings: RunSettings, defaults: Mapping[str, int | None]) -> RunSettings:
@@ -61,10 +81,12 @@ def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]
     if RUN_MARK in address:
         whole, name = address.split(RUN_MARK, 1)
         return [RunSet(tuple(_load_one(whole, columns, where)), whole).named(name)]
+    if not address.strip():
+        raise InputError("an empty path was given; name a run folder, a folder of runs, or a table.")
     if not files.exists(address):
         raise InputError(f"{address}: no such file or folder.")
     if files.is_folder(address):
-        runs = _study(address) or _logs(address, f"no run folders (with {POINTS}) in it; is this the study's folder?")
+        runs = _study(address) or _logs(address, f"no run folders (with {POINTS}) in it; name the study's folder")
         return _filter_settings(runs, where, address)
     if not address.lower().endswith(TABLE_SUFFIXES):
         runs = _logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})")
@@ -77,11 +99,16 @@ def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]
 def _logs(address: str, otherwise: str) -> list[Run]:
     """A trainer's logs, as `isocompute import` reads them; `otherwise` says what the address is not."""
     from isocompute.logs import import_logs
+    from isocompute.logs.readers.layout import NO_COMPUTE
 
     try:
-        return [item.run for item in import_logs(address)]
+        found = import_logs(address)
     except InputError as error:
         raise InputError(f"{address}: {otherwise}. As a log: {error}") from error
+    tables = [why for why in found.left_out if NO_COMPUTE in why]
+    if tables:
+        warnings.warn(f"{address}: {len(tables)} table(s) left out: {tables[0]}", RunWarning, stacklevel=2)
+    return [item.run for item in found]
 
 
 def _is_foreign(address: str) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 import polars as pl
 
 from isocompute.errors import InputError
+from isocompute.runs.finite import non_finite
 from isocompute.runs.settings import RunSettings
 
-__all__ = ["POINT_COLUMNS", "Run", "RunSet", "RunSettings", "RunWarning"]
+__all__ = ["POINT_COLUMNS", "NonFiniteWarning", "Run", "RunSet", "RunSettings", "RunWarning"]
 
 POINT_COLUMNS = ("step", "rollouts", "tokens", "seconds", "gpu_hours")
 """Columns of a point that count compute; every other numeric column is a metric."""
@@ -19,6 +20,10 @@ POINT_COLUMNS = ("step", "rollouts", "tokens", "seconds", "gpu_hours")
 
 class RunWarning(UserWarning):
     """Something in the data was repaired or left out; the result is still sound."""
+
+
+class NonFiniteWarning(RunWarning):
+    """Values that are NaN or infinite were left out."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,17 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the numeric columns that do not count compute and are not empty."""
+        """Names of the numeric columns that do not count compute and are not empty.
+
+        A metric that was never a finite number is not empty: whoever asks for it is to hear of it.
+        """
+        marked = {name for _, name, _ in non_finite(self.points)}
         return [
             name
             for name, kind in self.points.schema.items()
-            if name not in POINT_COLUMNS and (kind.is_numeric() or kind == pl.Boolean) and self.points[name].count()
+            if name not in POINT_COLUMNS
+            and (kind.is_numeric() or kind == pl.Boolean)
+            and (self.points[name].count() or name in marked)
         ]
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from isocompute import judge_claims
+from isocompute.report.evidence import Evidence
 from tests.commands import Call
+from tests.conftest import rising, write_points
 
 
 @pytest.fixture
@@ -45,3 +47,17 @@ def test_a_metric_that_is_not_there_is_refused(call: Call, sweep: Path) -> None:
     code, out, err = call(sweep / "runs", "--metric", "nothing")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "no run has a metric 'nothing'" in err
+
+
+def test_runs_without_a_common_metric_are_read_as_the_report_reads_them(call: Call, tmp_path: Path) -> None:
+    """Two log `avg@4`, one `avg@1` alone: the metric of most, and a word about it."""
+    for name, metric in (("a", "avg@4"), ("b", "avg@4"), ("c", "avg@1")):
+        write_points(tmp_path / name, [{"step": p["step"], metric: p["avg@4"]} for p in rising()])
+    code, out, err = call(tmp_path, "--json")
+    said = f"{tmp_path}: no metric is in all runs; taking avg@4, which 2 of 3 have."
+    assert (code, err) == (0, f"warning: {said}\n")
+    assert json.loads(out)["warnings"] == [{"code": "runs", "message": said}]
+    assert "read in avg@4" in call(tmp_path)[1]
+    assert Evidence.of(tmp_path).metric == "avg@4"
+    code, _, err = call(tmp_path, "--metric", "avg@1")
+    assert (code, err) == (0, "")

@@ -3,14 +3,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from isocompute.ablate import with_variants
+from isocompute.ablate import analyse, with_variants
 from isocompute.cli.main import app
 from isocompute.errors import InputError
 from isocompute.recipes import LEAVE_ONE_OUT, make_recipe
 from isocompute.study import parse_spec
+from tests.conftest import write_points
 
 SPEC = """
 engine = "sim"
@@ -39,6 +41,69 @@ def test_a_spec_becomes_a_table(tmp_path: Path):
     assert low <= slow["predicted"] <= high
     again = CliRunner().invoke(app, arguments)  # nothing is run twice
     assert again.exit_code == 0 and "slow" in again.stdout and "predicted" in again.stdout
+
+
+SOURCES = """
+engine = "lm"
+problems = {sources = {short = "chain:1-2", long = "chain:6-8"}}
+recipe = {name = "grpo"}
+grid = {problems_per_batch = [8], rollouts_per_problem = [8]}
+budget = {rollouts = 40_000}
+seeds = [0, 1]
+[variants.less]
+recipe = {learning_rate = 1e-5}
+"""
+STEPS = np.unique(np.geomspace(1, 1000, 40).round().astype(int))
+
+
+def hill(ceiling: float, middle: float, *, seed: int, noise: float = 0.004) -> list[float]:
+    """Values from .3 up, a curve of known ceiling and half-way compute with a little noise."""
+    truth = 0.3 + (ceiling - 0.3) / (1 + (middle / (64 * STEPS)) ** 1.5)
+    made: list[float] = (truth + noise * np.random.default_rng(seed).standard_normal(len(STEPS))).tolist()
+    return made
+
+
+def write_study(folder: Path, sides: dict[str, dict[str, tuple[float, float]]]) -> Path:
+    """A finished leave-one-out study: for each side and metric, the ceiling and the half-way compute."""
+    for side, metrics in sides.items():
+        for seed in (0, 1):
+            columns = {name: hill(*curve, seed=10 * len(side) + seed) for name, curve in metrics.items()}
+            rows = [
+                {"step": int(step), "rollouts": int(step) * 64, **{name: values[i] for name, values in columns.items()}}
+                for i, step in enumerate(STEPS)
+            ]
+            settings = {"problems_per_batch": 8, "rollouts_per_problem": 8, "seed": seed}
+            write_points(folder / side / f"8x8-s{seed}", rows, **settings)
+    (folder / "study.toml").write_text(SOURCES)
+    return folder
+
+
+def test_each_source_is_judged_by_itself_where_it_was_measured(tmp_path: Path):
+    """The part raises the ceiling on the long problems alone; `best@4` was measured on all of them together."""
+    same = {"avg@4": (0.7, 3000.0), "short/avg@4": (0.8, 3000.0), "best@4": (0.9, 3000.0)}
+    folder = write_study(
+        tmp_path / "study",
+        {"whole": {**same, "long/avg@4": (0.7, 3000.0)}, "less": {**same, "long/avg@4": (0.5, 3000.0)}},
+    )
+    found = analyse(folder, replicates=100)
+    assert {name: task.parts[0].verdict for name, task in found.tasks.items()} == {
+        "short": "no difference seen",
+        "long": "raises the ceiling",
+    }
+    assert analyse(folder, metric="best@4", replicates=100).tasks == {}
+
+
+def test_a_part_that_leads_where_nothing_else_can_be_told_says_so(tmp_path: Path):
+    """Both are far from their ceilings and from half-way, so neither can be compared; the last values can."""
+    folder = write_study(tmp_path / "study", {"whole": {"avg@4": (0.9, 3e5)}, "less": {"avg@4": (0.9, 5e5)}})
+    (part,) = analyse(folder, replicates=100).ablation.parts
+    assert part.comparison is not None
+    assert (part.comparison.higher, part.comparison.faster, part.comparison.ahead_now) == (
+        "undecided",
+        "undecided",
+        "a",
+    )
+    assert part.verdict == "leads at the end"
 
 
 def test_parts_of_scalerl_are_left_out_by_themselves():

@@ -42,12 +42,6 @@ def test_bad_runs(call: Call, sweep: Path, tmp_path: Path, command: str, kind: s
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_nan_in_a_table(call: Call, tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("run,step,avg@4\n" + "".join(f"a,{i},{'nan' if i == 3 else i / 10}\n" for i in range(1, 9)))
-    fails(call("fit", path), r"run 'a', column 'avg@4': the value in row 3 is nan; delete that row or empty the cell")
-
-
 def test_mixed_units(call: Call, sweep: Path, tmp_path: Path) -> None:
     write_points(tmp_path / "tokens-only", [{"tokens": i, "avg@4": i / 10} for i in range(1, 9)])
     message = r"mixed units: run 'easy-32x16' counts compute in rollouts, run 'tokens-only' cannot; add the column"

@@ -96,7 +96,7 @@ def test_errors_are_one_line_with_code_2(call: Call, tmp_path: Path) -> None:
     for argument, message in (
         (tmp_path / "a.txt", "no known log format"),
         (tmp_path / "none.log", "no such file or folder"),
-        (tmp_path / "empty", "no log among 0 files"),
+        (tmp_path / "empty", "no file that could be a log"),
         (tmp_path / "*.log", "no such file or folder"),
     ):
         code, out, err = call("import", argument)

@@ -378,7 +378,7 @@ def test_a_metric_spelled_two_ways_is_one_curve(write: Write) -> None:
             r"some.dat: this is a set of problems \(a row a problem\), not a training log; "
             r"isocompute split reads those\.$",
         ),
-        ("a,b\n1,2\n3,4\n", "closest is table: no column for the step or the compute"),
+        ("a,b\n1,2\n3,4\n", "closest is table: no run counts compute in rollouts"),
         ("step,note\n1,x\n2,y\n", "closest is table: no column of numbers besides the step"),
         ('{"log_history": [{"step": 1', "not a whole JSON file"),
         ('{"log_history": 5}', "needs a list 'log_history'"),

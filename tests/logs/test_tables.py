@@ -145,7 +145,7 @@ def test_a_table_of_ours_is_read_as_before(tmp_path: Path) -> None:
     ("header", "rows", "message"),
     [
         (["index", "data_source", "q_pass_rate"], [(1, "m", 0.5), (2, "m", 0.1)], "a set of problems"),
-        (["set", "L", "k"], [("easy", 6.1, 4.7), ("hard", 4.5, 7.2)], "no column for the step or the compute"),
+        (["set", "L", "k"], [("easy", 6.1, 4.7), ("hard", 4.5, 7.2)], "no run counts compute in rollouts or tokens"),
     ],
 )
 def test_tables_that_hold_no_runs(tmp_path: Path, header: list[str], rows: list[Any], message: str) -> None:

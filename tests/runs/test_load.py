@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from isocompute import InputError, Run, RunSet, RunSettings, load
 from isocompute.law import curves_of
+from isocompute.runs import RunWarning
 from tests.conftest import rising, write_points
 
 
@@ -137,6 +139,21 @@ def test_given_settings_fill_gaps_and_replace_nothing(sweep: Path, tmp_path: Pat
     assert (run.settings.problems_per_batch, run.settings.rollouts_per_problem) == (16, 4)
     runs = load(sweep / "runs", problems_per_batch=16)
     assert {run.settings.problems_per_batch for run in runs} == {32}
+
+
+def test_a_table_without_step_or_compute_is_told_of_in_a_folder_too(tmp_path: Path) -> None:
+    """In the words that the table by itself gets from a law."""
+    (tmp_path / "mixed").mkdir()
+    lost, good = tmp_path / "mixed" / "lost.csv", tmp_path / "mixed" / "good.csv"
+    lost.write_text("avg@4,loss\n" + "".join(f"{i / 10},{i}\n" for i in range(8)))
+    with pytest.raises(InputError) as alone:
+        curves_of(load(lost))
+    with pytest.raises(InputError, match=re.escape(str(alone.value))):
+        load(tmp_path / "mixed")
+    good.write_text("step,avg@4\n" + "".join(f"{i},{i / 10}\n" for i in range(8)))
+    with pytest.warns(RunWarning, match=re.escape(f"mixed: 1 table(s) left out: {alone.value}")):
+        (run,) = load(tmp_path / "mixed")
+    assert run.name == "good"
 
 
 # What a law can read
@@ -293,3 +310,25 @@ def test_mixed_units_in_one_table(tmp_path: Path) -> None:
     path.write_text("run,rollouts,tokens,avg@4\n" + "\n".join(rows) + "\n")
     with pytest.raises(InputError, match=r"mixed units: run 'a' counts compute in rollouts, run 'b' cannot; add the"):
         curves_of(load(path))
+
+
+@pytest.mark.parametrize("path", ["", " "])
+def test_no_path_is_not_the_working_folder(path: str) -> None:
+    with pytest.raises(InputError, match="an empty path was given"):
+        load(path)
+
+
+def test_a_folder_without_files(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"no run folders \(with points.jsonl\) in it; .*: no file that could be a log\.$"
+    ):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_set_of_problems_is_no_run(tmp_path: Path, suffix: str) -> None:
+    table = pl.DataFrame({"question": ["1 + 1?", "2 + 2?"], "answer": ["2", "4"], "level": [1, 2]})
+    path = tmp_path / f"problems.{suffix}"
+    table.write_csv(path) if suffix == "csv" else table.write_parquet(path)
+    with pytest.raises(InputError, match=r"this is a set of problems .*; isocompute split reads those"):
+        load(path)

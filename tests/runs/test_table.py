@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -222,11 +223,22 @@ def test_settings_that_are_not_known_stay_unknown(tmp_path: Path) -> None:
     assert [run.settings.rollouts_per_problem for run in load(path)] == [None, 8]
 
 
-@pytest.mark.parametrize("cell", ["nan", "NaN", "inf", " 0.5", "1"])
+@pytest.mark.parametrize("cell", ["5e-1", ".5", " 0.5", "1"])
 def test_a_cell_of_another_look_leaves_its_column_numeric(tmp_path: Path, cell: str) -> None:
     (run,) = load(text(tmp_path, f"step,avg@4\n1,0.25\n2,{cell}\n3,\n"))
     assert run.metrics == ["avg@4"]
-    assert run.points["avg@4"].to_list() == pytest.approx([0.25, float(cell), None], nan_ok=True)
+    assert run.points["avg@4"].to_list() == [0.25, float(cell), None]
+
+
+@pytest.mark.parametrize("cell", ["nan", "NaN", "inf", "-Infinity", "1e200"])
+def test_what_is_no_finite_number_is_left_out_and_named(tmp_path: Path, cell: str) -> None:
+    said = re.escape(f"left out: avg@4 = {float(cell):g} in run 'table', step 2.")
+    with pytest.warns(RunWarning, match=rf"table.csv: {said}$"):
+        (run,) = load(text(tmp_path, f"step,avg@4,loss\n1,0.25,1\n2,{cell},2\n3,,3\n"))
+    assert run.metrics == ["avg@4", "loss"]
+    assert run.points["avg@4"].to_list() == [0.25, None, None]
+    assert run.points["non_finite"].to_list() == [None, f"avg@4={float(cell)}", None]
+    assert run.points["loss"].to_list() == [1, 2, 3]
 
 
 def test_a_fraction_or_a_first_value_far_down_the_table(tmp_path: Path) -> None:

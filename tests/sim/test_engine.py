@@ -198,6 +198,14 @@ def test_sampler_visits_every_problem_once_an_epoch() -> None:
         assert len(np.unique(batch)) == 7
 
 
+@pytest.mark.parametrize("percent", range(1, 101))
+def test_a_pass_rate_of_so_many_in_a_hundred_is_reached_by_them(percent: int) -> None:
+    """.55 × 100 is 55.00000000000001 to a computer: 55 of 100 reach .55 all the same, and 54 do not."""
+    sampler = ProblemSampler(2, percent / 100)
+    sampler.record(np.array([0, 1]), np.array([percent, percent - 1]), 100)
+    assert sampler.active_P.tolist() == [False, True]
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -206,6 +214,10 @@ def test_sampler_visits_every_problem_once_an_epoch() -> None:
         ({"recipe": {"name": "grpo", "baseline_rollouts": 4}}, "recipe.baseline_rollouts"),
         ({"evaluation": {"k": [32]}}, "evaluation.k"),
         ({"evaluation": {"points": 1}}, "evaluation.points"),
+        ({"recipe": {"name": "cispo", "pipeline_steps": 2}}, "recipe.pipeline_steps: 2 needs engine = 'lm'"),
+        ({"recipe": {"name": "cispo", "off_policy_steps": 2}}, "recipe.off_policy_steps: 2 needs engine = 'lm'"),
+        ({"recipe": {"name": "grpo", "length_control": "penalty"}}, "recipe.length_control: 'penalty' needs engine"),
+        ({"recipe": {"name": "dapo", "zero_variance_filter": "refill"}}, "recipe.zero_variance_filter: 'refill' needs"),
     ],
 )
 def test_impossible_cells_are_refused(changes: dict, text: str) -> None:

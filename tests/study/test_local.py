@@ -77,6 +77,19 @@ def test_added_sets_run_only_what_is_new(tmp_path: Path):
         study.run(spec=write_spec(spec, problems=[easy, {"set": "hard", "low": 0.1}], seeds=[0]), out=out)
 
 
+def test_added_variants_run_only_what_is_new(tmp_path: Path):
+    spec, out = tmp_path / "study.toml", tmp_path / "out"
+    slow, fast = {"recipe": {"learning_rate": 1e-4}}, {"recipe": {"learning_rate": 1e-2}}
+    study.run(spec=write_spec(spec, variants={"slow": slow}, seeds=[0]), out=out)
+    before = points(out)
+    result = study.run(spec=write_spec(spec, variants={"slow": slow, "fast": fast}, seeds=[0]), out=out)
+    assert (result.skipped, result.finished) == (4, 6)  # the whole recipe and one variant, then another
+    assert {name: points(out)[name] for name in before} == before
+    study.run(spec=write_spec(spec, variants={"slow": slow}, seeds=[0]), out=out)
+    with pytest.raises(InputError, match=r"variants\.fast\.recipe\.learning_rate: 0\.01 → 0\.0001"):
+        study.run(spec=write_spec(spec, variants={"slow": slow, "fast": slow}, seeds=[0]), out=out)
+
+
 def test_a_changed_spec_is_refused_with_the_fields_that_differ(tmp_path: Path):
     spec, out = tmp_path / "study.toml", tmp_path / "out"
     study.run(spec=write_spec(spec, recipe={"kl_coef": 0.1}), out=out)

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 
 from isocompute.logs.names import is_validation, our_names
 
-__all__ = ["Layout", "layout_of"]
+__all__ = ["NO_COMPUTE", "Layout", "layout_of"]
+
+NO_COMPUTE = (
+    "no run counts compute in rollouts or tokens or gpu_hours or steps; add the column 'rollouts', or 'step' with "
+    "problems_per_batch and rollouts_per_problem"
+)
+"""Of a table without any of them: in the words of a law that is asked for one (law/from_runs.py)."""
 
 _RUN = ("run", "run_name", "run_id", "experiment", "experiment_name", "exp", "trial", "name")
 _METRIC = ("metric", "metric_name", "key", "tag", "variable")
@@ -126,9 +132,7 @@ def layout_of(columns: Sequence[str], numeric: set[str]) -> Layout:
     if not step and not compute:
         if run:
             return Layout("ends", run, settings=settings, numbers=numbers)
-        return Layout(
-            "none", why="no column for the step or the compute (step, rollouts, tokens, gpu_hours) and none for the run"
-        )
+        return Layout("none", why=NO_COMPUTE)
     mapped = our_names(numbers).ours
     # A tracker's chart calls its first column `Step` and the others by run; a table of ours has `step` and metrics.
     if (

@@ -41,7 +41,7 @@ class Table:
         if frame is None:
             return False
         layout = _layout(frame)
-        if layout.kind in ("long", "tracker", "runs"):
+        if layout.kind in ("long", "tracker", "runs") or layout.other:
             return True
         ours = {"run": layout.run, "step": layout.step, **layout.compute, **layout.settings}
         return layout.kind == "rows" and any(theirs not in (None, name) for name, theirs in ours.items())

@@ -13,7 +13,7 @@ from typing import ClassVar
 from isocompute.logs.base import NO_MATCH, Match
 from isocompute.logs.collect import Rows, Sink
 from isocompute.logs.dumps import ConfigWatch
-from isocompute.logs.literals import as_number
+from isocompute.logs.literals import as_float
 from isocompute.logs.readers.folded import Folded
 from isocompute.logs.source import Log, Sample, strip
 
@@ -145,11 +145,11 @@ def _slowly(body: bytes) -> tuple[tuple[str, ...], list[float]] | None:
     parts = body.decode(errors="replace").split(" - ")
     for i, part in enumerate(parts):
         key, colon, text = part.rpartition(":")
-        if i == len(parts) - 1 and not (colon and as_number(text) is not None):
+        if i == len(parts) - 1 and not (colon and as_float(text) is not None):
             key, colon, text = part.partition(":")
             number = _LEADING_NUMBER.match(text)
             text = number[0] if number else ""
-        value = as_number(text)
+        value = as_float(text)
         if colon and value is not None and _KEY.fullmatch(key):
             found[key] = value
     return (tuple(found), list(found.values())) if found else None

@@ -1,0 +1,91 @@
+"""NaN and infinity in a study's runs: the point is left out and named, the study goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.tools import QUICK
+from tests.commands import Call, Result
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "fit": ("fit", "runs", *QUICK),
+    "forecast": ("forecast", "runs/easy-32x8"),
+    "backtest": ("forecast", "--backtest", "runs"),
+    "compare": ("compare", "runs/easy-32x8", "runs/easy-32x64", *QUICK),
+    "plan": ("plan", "--budget", "1e6", "--law", "runs", *QUICK),
+    "claims": ("claims", "runs"),
+    "report": ("report", "runs", *QUICK),
+}
+
+
+@pytest.fixture
+def runs(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The sweep, to be written into, as the working folder."""
+    shutil.copytree(sweep / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def rewrite(run: Path, value: float | None, rows: slice = slice(7, 8)) -> list[int]:
+    """Put a value into some of a run's points, or take those points out; the steps that changed."""
+    path = run / "points.jsonl"
+    points: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = points[rows]
+    for point in changed:
+        point["avg@4"] = value
+    if value is None:
+        del points[rows]
+    path.write_text("".join(json.dumps(point) + "\n" for point in points))
+    return [point["step"] for point in changed]
+
+
+def answer(result: Result) -> dict[str, Any]:
+    assert result.code == 0, result.err
+    out: dict[str, Any] = json.loads(result.out)
+    return out
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_one_evaluation_without_a_number_is_as_if_it_were_not_there(
+    call: Call, runs: Path, command: str, value: float
+) -> None:
+    (step,) = rewrite(runs / "easy-32x8", value)
+    result = call(*COMMANDS[command], "--json")
+    told = answer(result)
+    said = rf"runs\S*: left out: avg@4 = {value:g} in run 'easy-32x8', step {step}\."
+    assert re.fullmatch(rf"warning: {said}\n", result.err)
+    heard = told.pop("warnings", [])
+    assert [bool(re.fullmatch(said, w["message"])) for w in heard if w["code"] == "runs"] == [True]
+    rewrite(runs / "easy-32x8", None)
+    without = answer(call(*COMMANDS[command], "--json"))
+    without.pop("warnings", None)
+    assert told.pop("bytes", 0) == pytest.approx(without.pop("bytes", 0), rel=0.01)  # of a page: it names every point
+    assert told == without
+
+
+@pytest.mark.parametrize("command", ["fit", "plan", "backtest"])
+def test_a_run_of_nothing_but_nan_is_left_out_by_name(call: Call, runs: Path, command: str) -> None:
+    rewrite(runs / "easy-32x16", float("nan"), slice(None))
+    result = call(*COMMANDS[command], "--json")
+    answer(result)
+    assert "avg@4 = nan in run 'easy-32x16', step" in result.err
+    assert re.search(r"in run 'easy-32x16', step \d+ and \d\d later\.", result.err)
+    assert "'easy-32x16'" in result.err.splitlines()[-1] or "easy-32x16" in json.loads(result.out)["skipped"]
+
+
+@pytest.mark.parametrize("command", ["fit", "forecast", "compare", "plan"])
+def test_nothing_but_nan_is_wrong_input(call: Call, runs: Path, command: str) -> None:
+    for run in runs.iterdir():
+        rewrite(run, float("nan"), slice(None))
+    code, out, err = call(*COMMANDS[command], "--json")
+    *said, error = err.splitlines()
+    assert (code, out) == (2, "")
+    assert all(line.startswith("warning: runs") for line in said)
+    assert re.fullmatch(r"error: run 'easy-32x\d+', column 'avg@4': 0 of \d+ points have a value, .*", error)

@@ -1,0 +1,143 @@
+"""Metrics of a trainer's log that are no numbers any more: kept for `health`, out of the way of everything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isocompute import check_health
+from isocompute.logs import import_logs
+from isocompute.logs.live import LiveRun
+from isocompute.logs.write import write
+from isocompute.runs import RunWarning, load
+from isocompute.runs.model import Run
+from tests.commands import Call
+from tests.logs import made_up as made
+
+NAN, INF = float("nan"), float("inf")
+Change = Callable[[int], dict[str, Any]]
+
+
+def broken(step: int) -> dict[str, Any]:
+    """Gradients explode at step 9, and nothing is a number from step 10 on."""
+    grad_norm = INF if step == 9 else NAN if step > 9 else 0.5
+    return {"loss": NAN if step > 9 else 0.1, "grad_norm": grad_norm}
+
+
+def unmeasured(step: int) -> dict[str, Any]:
+    """NaN where nothing was measured: from the start, and between evaluations."""
+    return {"loss": NAN, "val/acc/mean@4": 0.01 * step if step % 4 == 1 else NAN}
+
+
+def verl_rows(change: Change) -> list[tuple[int, dict[str, Any]]]:
+    names = {"loss": "actor/pg_loss", "grad_norm": "actor/grad_norm"}
+    return [(s, made.verl_pairs(s) | {names.get(k, k): v for k, v in change(s).items()}) for s in range(1, 16)]
+
+
+def verl(change: Change) -> str:
+    return "".join(made.verl_line(step, row) + "\n" for step, row in verl_rows(change))
+
+
+def verl_file(change: Change) -> str:
+    return "".join(json.dumps({"step": step, "data": row}) + "\n" for step, row in verl_rows(change))
+
+
+def trl_state(change: Change) -> str:
+    history = [made.trl_row(s) | change(s) | {"step": s} for s in range(1, 16)]
+    return json.dumps({"global_step": 15, "log_history": history, "max_steps": 50})
+
+
+def trl_console(change: Change) -> str:
+    return "".join(str(made.trl_row(s) | change(s)) + "\n" for s in range(1, 16))
+
+
+FORMATS: dict[str, Callable[[Change], str]] = {
+    "verl": verl,
+    "verl-file": verl_file,
+    "trl-state": trl_state,
+    "trl-console": trl_console,
+}
+
+
+def imported(tmp_path: Path, kind: str, change: Change) -> Run:
+    path = tmp_path / "some.log"
+    path.write_text(FORMATS[kind](change))
+    (item,) = import_logs(path)
+    return item.run
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
+def test_health_sees_in_a_log_what_it_sees_in_a_run(kind: str, tmp_path: Path, call: Call) -> None:
+    run = imported(tmp_path, kind, broken)
+    assert run.points["grad_norm"].to_list() == [0.5] * 8 + [None] * 7
+    code, out, err = call("health", tmp_path / "some.log", "--json")
+    (found,) = (f for f in json.loads(out)["runs"][0]["findings"] if f["code"] == "non_finite")
+    assert (code, err, found["since_step"], found["evidence"]) == (1, "", 9, "grad_norm is infinite")
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
+def test_what_was_not_measured_is_no_finding(kind: str, tmp_path: Path) -> None:
+    run = imported(tmp_path, kind, unmeasured)
+    assert "non_finite" not in run.points.columns
+    (health,) = check_health(tmp_path / "some.log")
+    assert "non_finite" not in [finding.code for finding in health.findings]
+
+
+def test_a_run_folder_keeps_it(tmp_path: Path, call: Call) -> None:
+    run = imported(tmp_path, "trl-state", broken)
+    code, _, err = call("import", tmp_path / "some.log", "--out", tmp_path / "runs")
+    assert (code, err) == (0, "")
+    lines = [json.loads(line) for line in (tmp_path / "runs" / run.name / "points.jsonl").read_text().splitlines()]
+    assert [line.get("non_finite") for line in lines[7:11]] == [None, "grad_norm=inf", *["loss=nan, grad_norm=nan"] * 2]
+    with pytest.warns(
+        RunWarning, match=r"left out: grad_norm = inf in .* step 9 and 6 later; loss = nan in .* step 10 and 5 later\.$"
+    ):
+        (again,) = load(tmp_path / "runs")
+    assert again.points.select(run.points.columns).equals(run.points)
+    (item,) = import_logs(tmp_path / "runs")
+    (folder,) = write([item], tmp_path / "second")  # type: ignore[arg-type]  # a list is as good as what import gives
+    assert (folder / "points.jsonl").read_bytes() == (tmp_path / "runs" / run.name / "points.jsonl").read_bytes()
+
+
+def test_import_says_since_when(tmp_path: Path) -> None:
+    path = tmp_path / "some.log"
+    path.write_text(trl_state(broken))
+    (item,) = import_logs(path)
+    assert "grad_norm is inf at step 9, no number any more" in item.notes
+    assert "loss is nan at step 10, no number any more" in item.notes
+
+
+def test_a_reward_that_breaks_leaves_a_law_the_points_before(tmp_path: Path, call: Call) -> None:
+    def change(step: int) -> dict[str, Any]:
+        return {"reward": NAN} if step > 12 else {}
+
+    run = imported(tmp_path, "trl-state", change)
+    assert run.points["train/avg"].count() == 12
+    result = call("forecast", tmp_path / "some.log", "--metric", "train/avg", "--json")
+    assert result.code == 0
+    assert result.json["fitted_points"] <= 12
+    assert "left out: train/avg = nan in run" in result.err
+
+
+@pytest.mark.parametrize("change", [broken, unmeasured])
+def test_a_callback_writes_what_an_import_reads(tmp_path: Path, change: Change) -> None:
+    live = LiveRun(tmp_path / "live", engine="trl", config={})
+    for step in range(1, 16):
+        live.log(step, {k: v for k, v in (made.trl_row(step) | change(step)).items() if k != "epoch"})
+    live.close()
+    run = imported(tmp_path, "trl-state", change)
+    lines = [json.loads(line) for line in (tmp_path / "live" / "points.jsonl").read_text().splitlines()]
+    marks = run.points["non_finite"].to_list() if "non_finite" in run.points.columns else [None] * 15
+    assert [line.get("non_finite") for line in lines] == marks
+
+
+def test_a_metric_that_is_never_a_number_takes_nobodys_name(tmp_path: Path) -> None:
+    rows = [{"step": s, "reward": NAN, "train/accuracy": 0.01 * s, "loss": 0.5} for s in range(1, 9)]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (item,) = import_logs(path)
+    assert item.run.points["train/avg"].to_list() == [row["train/accuracy"] for row in rows]
