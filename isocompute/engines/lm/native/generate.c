@@ -101,7 +101,7 @@ static void product(
 static void normalise(const float *x, int64_t n, const float *w, float epsilon, float *out) {
     vec squares = all(0);
     for (int64_t i = 0; i < n; i += LANES) squares += at(x + i) * at(x + i);
-    vec scale = all(1.0f / sqrtf((float)sum_of(squares) / (float)n + epsilon));
+    vec scale = all(1.0f / sqrtf(sum_of(squares) / (float)n + epsilon));
     for (int64_t i = 0; i < n; i += LANES) put(out + i, at(x + i) * scale * at(w + i));
 }
 
@@ -110,7 +110,7 @@ static void turn(const Model *m, float *head_K, const float *norm_K, int64_t pos
     int64_t K = m->size, half = K / 2;
     const float *cos_K = m->cos_PK + position * K, *sin_K = m->sin_PK + position * K;
     if (m->qk_norm) {
-        float scale = 1.0f / sqrtf((float)dot(head_K, head_K, K) / (float)K + m->epsilon);
+        float scale = 1.0f / sqrtf(dot(head_K, head_K, K) / (float)K + m->epsilon);
         for (int64_t i = 0; i < K; i++) head_K[i] = head_K[i] * scale * norm_K[i];
     }
     for (int64_t i = 0; i < half; i++) {
@@ -151,7 +151,7 @@ static void attend(const Model *m, const Batch *b, const Scratch *t, int64_t lay
                 put(t->score + s, weight);
                 total += weight;
             }
-            float share = 1.0f / (float)sum_of(total);
+            float share = 1.0f / sum_of(total);
             for (int64_t k = 0; k < K; k += LANES) {
                 int64_t tokens = b->width - padding;
                 vec sum = along(t->score + padding, prompt_values_TK + padding * t->K + k, t->K, tokens);
@@ -197,7 +197,7 @@ static int64_t draw(float *logits, int64_t V, float temperature, double uniform,
     }
     most = all(largest_of(most));
     for (int64_t v = 0; v < wide; v += LANES) total += exp_of(at(logits + v) - most);
-    float log_sum = (float)log(sum_of(total)); /* beside the largest: a probability near 1 needs all its digits */
+    float log_sum = (float)log(exact_sum_of(total)); /* beside the largest: a probability near 1 needs all its digits */
     if (temperature <= 0) {
         for (int64_t v = 1; v < V; v++) token = logits[v] > logits[token] ? v : token;
         *logprob = logits[token] - most[0] - log_sum;
@@ -282,7 +282,7 @@ static int make_scratch(const Model *m, int64_t width, int64_t tokens, int64_t c
     for (int64_t i = 0; i < count; i++) total += sizes[i] = (sizes[i] + 15) / 16 * 16;
     *memory = calloc((size_t)total + 16, sizeof(float)); /* padding stays zero: what is padded adds nothing */
     if (!*memory) return 1;
-    float *start = (float *)*memory + (64 - (uintptr_t)*memory % 64) % 64 / sizeof(float);
+    float *start = aligned(*memory);
     for (int64_t i = 0; i < count; i++) {
         *parts[i] = start;
         start += sizes[i];

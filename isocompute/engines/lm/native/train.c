@@ -11,7 +11,7 @@ int norm_forward(const float *x_ND, const float *w_D, int64_t rows, int64_t D, f
     for (int64_t r = 0; r < rows; r++) {
         const float *x = x_ND + r * D;
         float *y = y_ND + r * D;
-        float scale = scale_N[r] = 1.0f / sqrtf((float)dot(x, x, D) / (float)D + epsilon);
+        float scale = scale_N[r] = 1.0f / sqrtf(dot(x, x, D) / (float)D + epsilon);
         for (int64_t i = 0; i < D; i++) y[i] = x[i] * scale * w_D[i];
     }
     return 0;
@@ -25,7 +25,7 @@ int norm_backward(
         const float *x = x_ND + r * D, *g = g_ND + r * D;
         float *dx = dx_ND + r * D, scale = scale_N[r];
         for (int64_t i = 0; i < D; i++) dx[i] = g[i] * w_D[i];
-        float mean = (float)dot(dx, x, D) * scale * scale / (float)D;
+        float mean = dot(dx, x, D) * scale * scale / (float)D;
         for (int64_t i = 0; i < D; i++) {
             dx[i] = scale * (dx[i] - x[i] * mean);
             dw_D[i] += g[i] * x[i] * scale;
@@ -74,11 +74,11 @@ int choice_forward(
             total += p;
             mean += p * x;
         }
-        double sum = sum_of(total);
+        double sum = exact_sum_of(total);
         float log_sum = (float)log(sum);
         log_sum_N[r] = log_sum; /* beside the largest logit: a probability near 1 needs all its digits */
         logprob_N[r] = (logits[token_N[r]] - top) * cold[0] - log_sum;
-        entropy_N[r] = (float)(log(sum) - sum_of(mean) / sum);
+        entropy_N[r] = (float)(log(sum) - exact_sum_of(mean) / sum);
     }
     return 0;
 }
@@ -122,13 +122,15 @@ static int make_room(const Attention *a, Room *room) {
     float **parts[] = {&room->keys_KS,  &room->keys_SK, &room->values_KS, &room->values_SK, &room->dkeys_SK, &room->dvalues_SK,
                        &room->score_S, &room->ds_S,    &room->q_K,       &room->out_K,     &room->d_K,      &room->dq_K};
     int64_t sizes[] = {S * K, S * K, S * K, S * K, S * K, S * K, S, S, K, K, K, K}, total = 0;
-    for (int i = 0; i < 12; i++) total += sizes[i];
-    float *start = room->memory = calloc((size_t)total, sizeof(float)); /* padding stays zero and adds nothing */
-    for (int i = 0; start && i < 12; i++) {
+    for (int i = 0; i < 12; i++) total += sizes[i] = (sizes[i] + 15) / 16 * 16;
+    room->memory = calloc((size_t)total + 16, sizeof(float)); /* padding stays zero and adds nothing */
+    if (!room->memory) return 1;
+    float *start = aligned(room->memory);
+    for (int i = 0; i < 12; i++) {
         *parts[i] = start;
         start += sizes[i];
     }
-    return !room->memory;
+    return 0;
 }
 
 /* A head of q or k as attention sees it: normed and rotated. */
@@ -138,7 +140,7 @@ static void turned(const Attention *a, int64_t head, const float *x_K, int64_t p
     float unit[K];
     if (a->norm_HK) {
         const float *w_K = a->norm_HK + head * K;
-        float scale = 1.0f / sqrtf((float)dot(x_K, x_K, K) / (float)K + a->epsilon);
+        float scale = 1.0f / sqrtf(dot(x_K, x_K, K) / (float)K + a->epsilon);
         for (int64_t k = 0; k < K; k++) unit[k] = x_K[k] * scale * w_K[k];
         x_K = unit;
     }
@@ -162,12 +164,12 @@ static void turned_back(const Attention *a, int64_t head, const float *x_K, int6
         return;
     }
     const float *w_K = a->norm_HK + head * K;
-    float scale = 1.0f / sqrtf((float)dot(x_K, x_K, K) / (float)K + a->epsilon);
+    float scale = 1.0f / sqrtf(dot(x_K, x_K, K) / (float)K + a->epsilon);
     for (int64_t k = 0; k < K; k++) {
         dw_HK[head * K + k] += d[k] * x_K[k] * scale;
         d[k] *= w_K[k];
     }
-    float mean = (float)dot(d, x_K, K) * scale * scale / (float)K;
+    float mean = dot(d, x_K, K) * scale * scale / (float)K;
     for (int64_t k = 0; k < K; k++) dx_K[k] = scale * (d[k] - x_K[k] * mean);
 }
 
@@ -205,7 +207,7 @@ static void look(
                 put(room->score_S + s, p);
                 total += p;
             }
-            float sum = (float)sum_of(total);
+            float sum = sum_of(total);
             for (int64_t k = 0; k < K; k += LANES) {
                 vec mean = along(room->score_S, room->values_SK + k, room->K, seen) / all(sum);
                 put_some(out_NA + (start + t) * H * K + h * K + k, mean, K - k);
@@ -252,7 +254,7 @@ static void look_back(
                 put(room->q_K + k, at(room->q_K + k) * all(cold));
                 put(room->dq_K + k, all(0));
             }
-            float mean = (float)sum_of(products), normaliser = normaliser_NH[(start + t) * H + h];
+            float mean = sum_of(products), normaliser = normaliser_NH[(start + t) * H + h];
             against(room->q_K, K, room->keys_KS, room->S, seen, room->score_S);
             against(room->d_K, K, room->values_KS, room->S, seen, room->ds_S);
             for (int64_t s = 0; s < seen; s += LANES) {

@@ -20,6 +20,9 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 
 static inline int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
+/* The first whole cache line: a vector that lies in two of them is read and written twice. */
+static inline float *aligned(void *memory) { return (float *)(((uintptr_t)memory + 63) / 64 * 64); }
+
 static inline vec all(float x) { return (vec){0} + x; }
 
 static inline vec at(const float *p) { return *(const vec *)p; }
@@ -31,17 +34,28 @@ static inline vec larger(vec a, vec b) {
     return (vec)(((ivec)a & first) | ((ivec)b & ~first));
 }
 
-/* In double: beside a large number the small ones count as well. */
-static inline double sum_of(vec x) {
+/* Halves onto each other, until one number is left. */
+static inline float sum_of(vec x) {
+    float part[LANES];
+    put(part, x);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
+}
+
+/* In double: beside a probability near 1 the small ones count as well. */
+static inline double exact_sum_of(vec x) {
     double sum = 0;
     for (int i = 0; i < LANES; i++) sum += (double)x[i];
     return sum;
 }
 
 static inline float largest_of(vec x) {
-    float most = x[0];
-    for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
-    return most;
+    float part[LANES];
+    put(part, x);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] = part[i + half] > part[i] ? part[i + half] : part[i];
+    return part[0];
 }
 
 /* The first `n` of a vector's numbers, zero for the others; beyond the end of an array nothing is read or written. */
@@ -65,7 +79,7 @@ static inline void put_some(float *p, vec x, int64_t n) {
         memcpy(p, &x, (size_t)n * sizeof(float));
 }
 
-static inline double dot(const float *x, const float *y, int64_t n) {
+static inline float dot(const float *x, const float *y, int64_t n) {
     vec sum = all(0);
     for (int64_t i = 0; i < n; i += LANES) sum += some(x + i, n - i) * some(y + i, n - i);
     return sum_of(sum);
