@@ -277,4 +277,5 @@ def test_what_the_kernels_do_not_know() -> None:
     assert fits_kernels(config, top_p=1.0, temperature=1.0)
     large = DecoderConfig(**{**config.__dict__, "vocab_size": 150_000})
     assert fits_kernels(large, top_p=1.0, temperature=1.0)
-    assert tiles_for(256, 192).rows < tiles_for(8192, 192).rows
+    assert tiles_for(256, 192).rows < tiles_for(1024, 192).rows
+    assert tiles_for(8192, 192).library and tiles_for(256, 384).library

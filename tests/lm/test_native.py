@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from isocompute.engines.lm import scoring
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.native import build, functions, packing, sampling
@@ -240,11 +241,38 @@ def test_every_width_of_vector(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_p
         torch.testing.assert_close(ours, parameter.grad, atol=1e-3, rtol=1e-3)
 
 
-def test_weights_that_are_no_numbers_give_none() -> None:
+@pytest.mark.parametrize(
+    "name", ["layers.1.mlp.up_proj", "layers.0.self_attn.q_proj", "layers.2.self_attn.k_proj", "lm_head"]
+)
+def test_weights_that_are_no_numbers_give_none(name: str) -> None:
     decoder = decoder_like(reference("qwen3"), "qwen3")
+    rollouts = rolled(decoder)
     with torch.no_grad():
-        decoder.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
-    assert torch.isnan(rolled(decoder).logprobs_BT[:, 0]).all()
+        decoder.get_submodule(name).weight[3, 5] = torch.nan  # type: ignore[union-attr,operator]  # a linear layer
+    assert torch.isnan(rolled(decoder).logprobs_BT[:, 1:][rolled(decoder).mask_BT[:, 1:]]).all()
+    with torch.no_grad():
+        assert torch.isnan(score(decoder, rollouts, temperature=0.7)[0][rollouts.mask_BT]).any()
+
+
+def test_gates_that_are_far_off() -> None:
+    gates = torch.tensor([-1000.0, -178.0, -90.0, -88.0, 88.0, 90.0, 178.0, 1000.0])
+    x = torch.cat([gates, torch.full((8,), 3.0)])[None].requires_grad_()
+    expected = torch.cat([gates, torch.full((8,), 3.0)])[None].double().requires_grad_()
+    swiglu(x).sum().backward()
+    (F.silu(expected[:, :8]) * expected[:, 8:]).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(swiglu(x).double(), F.silu(expected[:, :8]) * expected[:, 8:], atol=1e-30, rtol=1e-6)
+    torch.testing.assert_close(x.grad.double(), expected.grad, atol=1e-30, rtol=1e-6)
+
+
+def test_long_sequences_are_trained_on_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = decoder_like(reference("qwen3"), "qwen3")
+    rollouts = rolled(decoder)
+    short, _ = score(decoder, rollouts, temperature=0.7)
+    monkeypatch.setattr(scoring, "native_hidden", lambda *_: pytest.fail("too long for it"))
+    monkeypatch.setattr("isocompute.engines.lm.native.scoring._LONGEST", 20)
+    long, _ = score(decoder, rollouts, temperature=0.7)
+    torch.testing.assert_close(long, short, atol=1e-5, rtol=0)
 
 
 # Building
@@ -288,6 +316,22 @@ def test_a_compiler_that_fails_leaves_nothing(fresh: Path, monkeypatch: pytest.M
 def test_a_folder_of_somebody_else_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.os, "getuid", lambda: 12345)
     assert build.library() is None
+
+
+def test_nor_one_that_others_can_write_to(fresh: Path) -> None:
+    fresh.mkdir()
+    fresh.chmod(0o777)
+    assert build.library() is None
+
+
+def test_a_user_without_a_home_has_the_plain_path(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr(build.Path, "home", homeless)
+    assert build.library() is None
+    assert not fresh.exists()
 
 
 def test_bfloat16_and_other_kinds_of_sampling_take_the_plain_path() -> None:

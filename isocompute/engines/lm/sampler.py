@@ -353,6 +353,8 @@ def _check(decoder: Decoder, lengths: Sequence[int], settings: SamplingSettings)
         raise InputError("there are no prompts to sample from.")
     if min(lengths) < 1:
         raise InputError("a prompt is empty; give at least a start token.")
+    if settings.max_new_tokens < 1:
+        raise InputError(f"max_new_tokens: {settings.max_new_tokens} leaves no room for a response; set at least 1.")
     room = decoder.config.max_position_embeddings
     if max(lengths) + settings.max_new_tokens > room:
         raise InputError(

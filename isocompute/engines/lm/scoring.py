@@ -12,7 +12,7 @@ from isocompute.engines.lm.decoder import Decoder, Norm, Prefix, head_logits
 from isocompute.engines.lm.fast.shared import fits_shared, shared_residual
 from isocompute.engines.lm.losses import entropy
 from isocompute.engines.lm.native.functions import choose
-from isocompute.engines.lm.native.scoring import fits_native, native_hidden
+from isocompute.engines.lm.native.scoring import fits_native, native_hidden, short_enough
 from isocompute.engines.lm.sampler import Rollouts, read_behind, read_prompts
 
 __all__ = ["head_scores", "micro_batches", "residual_scores", "response_hidden", "score"]
@@ -38,7 +38,7 @@ def _moved_left(rollouts: Rollouts) -> Tensor:
 
 def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
     """Hidden states from which the response's tokens are predicted, one row a real token, in the mask's order."""
-    if fits_native(decoder):
+    if fits_native(decoder) and short_enough(rollouts):
         return native_hidden(decoder, rollouts)
     rows_S, steps_S = rollouts.mask_BT.nonzero(as_tuple=True)
     if rollouts.mask_BT.device.type == "cpu":  # elsewhere plain causal attention has the better kernels

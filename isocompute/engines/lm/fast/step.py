@@ -185,13 +185,14 @@ def capture_sampling(step: Step) -> tuple[Any, Rollouts]:
     return graph, rollouts
 
 
-_SHAPES = 64
+_SHAPES = 128
 
 
 def compile_decoder(decoder: Decoder) -> None:
     """Fuse what surrounds the matrix products of training; rounding stays where the plain path has it."""
     options: dict[str, Any] = {"emulate_precision_casts": True}
-    # Every shape is compiled by itself, and a worker may meet many in its cells; beyond the limit nothing is compiled.
+    # Every shape is compiled by itself (a block twice: the first has no sum to make up for), and a worker may meet many
+    # in its cells; beyond the limit nothing is compiled.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _SHAPES)
     for function in (Block.forward, shared_block, predicting, residual_scores):
         decoder.compiled[function] = torch.compile(function, dynamic=False, options=options)

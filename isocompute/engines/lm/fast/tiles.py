@@ -11,16 +11,16 @@ __all__ = ["Tiles", "tiles_for"]
 class Tiles:
     """Rows, columns and inputs of a product, slots of the cache, warps of a product."""
 
-    rows: int
-    columns: int
-    inputs: int
+    rows: int = 0
+    columns: int = 0
+    inputs: int = 0
     slots: int = 16
     warps: int = 4
     stages: int = 2
     overlap: bool = True
     """Whether a kernel is launched while the one before it ends; pays where it has weights to read meanwhile."""
     library: bool = False
-    """Products by PyTorch's library, norms and SwiGLU between them; the rest of the sizes has no use then."""
+    """Products by PyTorch's library, norms and SwiGLU between them: no tiles but attention's."""
 
 
 def tiles_for(rows: int, width: int) -> Tiles:
@@ -28,7 +28,7 @@ def tiles_for(rows: int, width: int) -> Tiles:
     model.
     """
     if rows > 1024 or width > 256:
-        return Tiles(rows=64, columns=128, inputs=64, overlap=False, library=True)
+        return Tiles(overlap=False, library=True)
     if rows > 512:
         return Tiles(rows=64, columns=64, inputs=256)
     return Tiles(rows=16, columns=32, inputs=256, warps=2)

@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,10 @@ _FLAGS = ("-std=c11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-e
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled functions; None where they cannot be had."""
-    compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
-    if compiler is None:
-        return None
-    try:
-        return ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError):
-        return None
+    for compiler in filter(None, map(shutil.which, ("cc", "gcc", "clang"))):
+        with suppress(OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: a user without a home
+            return ctypes.CDLL(str(_compiled(compiler)))
+    return None
 
 
 def loaded() -> ctypes.CDLL:
@@ -62,9 +60,9 @@ def _plain(argument: Any) -> Any:
 
 def _compiled(compiler: str) -> Path:
     """The library's file, which is named by all that it depends on."""
-    texts = [path.read_text() for path in (_HEADER, *_SOURCES)]
-    known = "\n".join([*texts, compiler, *_FLAGS, platform.machine(), _processor()])
-    target = _folder() / f"native-{hashlib.sha256(known.encode()).hexdigest()[:16]}.so"
+    known = "\n".join([compiler, *_FLAGS, platform.machine(), _processor()]).encode()
+    texts = b"".join(path.read_bytes() for path in (_HEADER, *_SOURCES))
+    target = _folder() / f"native-{hashlib.sha256(known + texts).hexdigest()[:16]}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             made = Path(scratch) / target.name
@@ -76,11 +74,11 @@ def _compiled(compiler: str) -> Path:
 
 def _folder() -> Path:
     """Where compiled files are kept: a folder that belongs to this user alone."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "isocompute"
+    asked = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = (asked if asked.is_absolute() else Path.home() / ".cache") / "isocompute"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
-        raise OSError(f"{folder} belongs to another user.")
+    if hasattr(os, "getuid") and (folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022):
+        raise OSError(f"others can write to {folder}.")
     return folder
 
 

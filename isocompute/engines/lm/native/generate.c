@@ -2,7 +2,7 @@
  *
  * A row that stops makes room for the next, so nothing waits for the longest response, and what is at work stays in the
  * processor's cache. A row's numbers do not depend on which others stand beside it: every sum has its order from the
- * model's shape alone.
+ * shapes of the model and of the padded prompts alone.
  *
  * Names: D width, H heads, G key-value heads, K head size, V vocabulary, T a prompt's tokens, S a response's. Widths are
  * padded with zeros to whole vectors; `padded` says how wide. Products are with packed weights (`packed` in

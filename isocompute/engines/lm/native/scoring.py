@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from isocompute.engines.lm.decoder import Block, Decoder
     from isocompute.engines.lm.sampler import Rollouts
 
-__all__ = ["fits_native", "native_hidden"]
+__all__ = ["fits_native", "native_hidden", "short_enough"]
 
 
 def fits_native(decoder: Decoder) -> bool:
@@ -24,6 +24,16 @@ def fits_native(decoder: Decoder) -> bool:
     weight = decoder.embed_tokens.weight
     known = decoder.native and weight.device.type == "cpu" and weight.dtype == torch.float32
     return known and library() is not None
+
+
+_LONGEST = 256
+"""Tokens of a sequence up to which the library's attention is the faster one: it takes one query at a time, which is a
+matrix product no more."""
+
+
+def short_enough(rollouts: Rollouts) -> bool:
+    """Whether prompts and responses are of a length that the library is good at."""
+    return rollouts.prompts_BT.shape[1] + rollouts.responses_BT.shape[1] <= _LONGEST
 
 
 def native_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
@@ -74,7 +84,7 @@ def _flat(rollouts: Rollouts) -> tuple[Tensor, Layout, Tensor]:
     _, first_P, problem_B = np.unique(named, axis=0, return_index=True, return_inverse=True)
     order_B = np.argsort(problem_B.reshape(-1), kind="stable")
     problem_B, responses_B = problem_B.reshape(-1)[order_B], rollouts.lengths_B.numpy()[order_B]
-    own_B, prompt_P = responses_B - 1, lengths_B[first_P]
+    own_B, prompt_P = np.maximum(responses_B - 1, 0), lengths_B[first_P]
     count_P = np.bincount(problem_B, minlength=len(first_P))
     first_response_P = np.concatenate([[0], np.cumsum(count_P)])
     total_P = prompt_P + np.bincount(problem_B, weights=own_B, minlength=len(first_P)).astype(np.int64)

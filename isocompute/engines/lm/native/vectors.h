@@ -29,10 +29,9 @@ static inline vec at(const float *p) { return *(const vec *)p; }
 
 static inline void put(float *p, vec x) { *(vec *)p = x; }
 
-static inline vec larger(vec a, vec b) {
-    ivec first = a > b;
-    return (vec)(((ivec)a & first) | ((ivec)b & ~first));
-}
+static inline vec chosen(ivec which, vec a, vec b) { return (vec)(((ivec)a & which) | ((ivec)b & ~which)); }
+
+static inline vec larger(vec a, vec b) { return chosen(a > b, a, b); }
 
 /* Halves onto each other, until one number is left. */
 static inline float sum_of(vec x) {
@@ -96,7 +95,8 @@ static inline float largest_in(const float *x, int64_t n) {
 
 /* exp to about 1e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (coefficients of Cephes' expf). */
 static inline vec exp_of(vec x) {
-    x = larger(x, all(-87.0f));
+    x = chosen(x < all(-87.0f), all(-87.0f), x); /* what is no number stays so */
+    x = chosen(x > all(88.0f), all(88.0f), x);
     vec shifted = x * all(1.44269504f) + all(12582912.0f); /* adding 1.5 · 2^23 rounds to a whole number */
     vec n = shifted - all(12582912.0f);
     vec r = x - n * all(0.693359375f) + n * all(2.12194440e-4f);
