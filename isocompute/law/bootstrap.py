@@ -8,7 +8,7 @@
   too.
 
 Seeds that were evaluated at the same compute are fitted as their mean, which is the same, and long curves as the few
-points that say the same (`condense`); replicates that came out too steep for those are fitted to all points.
+points that say the same (`condense`); replicates that are too steep for those are fitted to all points.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scipy import special
 from isocompute.arrays import Array, Ints
 from isocompute.law.curve import median
 from isocompute.law.ensemble import Ensemble
-from isocompute.law.families import FAMILIES, HILL, Family
+from isocompute.law.families import FAMILIES, Family
 from isocompute.law.rows import Rows, padded
 from isocompute.law.solver import Batch, Fits, solve
 
@@ -170,12 +170,10 @@ def _resample(
 
 
 def _solve(family: Family, rows: Rows, few: _Few, resampled: list[_Resampled], upper: float) -> Fits:
-    """Fit replicates to the condensed points, and those that came out too steep for them to all points."""
+    """Fit replicates to the condensed points, and those that are too steep for them to all points."""
     group_R = np.concatenate([np.full(len(each.weights_TB[0]), each.group) for each in resampled])
     solved = solve(family, Batch(few.compute_GM, rows.span_G, group_R, *_condensed(rows, few, resampled), upper))
-    if family is not HILL:
-        return solved
-    steep = np.flatnonzero(np.exp(solved.theta_RK[:, 1]) > few.steepest_G[group_R])
+    steep = np.flatnonzero(family.steepness(solved.theta_RK.T) > few.steepest_G[group_R])
     if not len(steep):
         return solved
     whole = _whole(rows, resampled, steep)

@@ -9,7 +9,7 @@ Qᵀ diag(u) Q = Z diag(nodes) Zᵀ; the columns of E = Q Z are the polynomials 
 The curves of `families` are not polynomials, but close to them. The nearest pole of a Hill curve lies π/B off the real
 axis of u; over a range of length L its slopes are then polynomials to about `_FACTOR` · exp(-m · asinh(2π / (B · L))),
 relative to themselves, and that is also the error of θ in standard errors. `Condensed.steepest` is the B up to which it
-is below `TOLERANCE`. The other two families are as smooth as Hill curves with B ≤ 2.
+is below `TOLERANCE`. `Family.steepness` says what the B of a curve is, of the other two families too.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ __all__ = ["NODES", "TOLERANCE", "Condensed", "condense"]
 
 NODES = 32
 _WORTH = 1.5
-"""A curve is condensed if it has so many times as many points."""
+"""A curve is condensed if it has so many times as many points at different compute."""
 TOLERANCE = 1e-3
 """Of a standard error."""
 _FACTOR = 50.0
 """Measured on evenly and on log-spaced points; see tests/law/test_condense.py."""
 _NO_WEIGHT = 1e-9
+_COLLAPSED = 1e-6
+"""Below this norm the next polynomial vanishes on the points but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,12 @@ class Condensed:
     project_CM: Array
     """`values_C @ project_CM` are the values of the condensed points."""
     steepest: float
-    """The largest efficiency B of a Hill curve that may be fitted to them."""
+    """The largest `Family.steepness` of a curve that may be fitted to them."""
 
 
 def condense(compute_C: Array) -> Condensed | None:
-    """The points that stand for those at `compute_C`; None where they are too few for it to be worth it.
+    """The points that stand for those at `compute_C`; None where they are too few for it to be worth it, or so
+    close together that rounding makes them too few.
 
     A point at compute 0, the base model's, stays as it is.
     """
@@ -58,14 +61,14 @@ def condense(compute_C: Array) -> Condensed | None:
 def _condense(grid: bytes) -> Condensed | None:
     compute_C = np.frombuffer(grid)
     after = np.flatnonzero(compute_C > 0)
-    if len(after) < _WORTH * NODES:
-        return None
     u_C = np.log(compute_C[after])
-    low, length = float(u_C.min()), float(np.ptp(u_C))
-    if length <= 0.0:
+    if len(np.unique(u_C)) < _WORTH * NODES:
         return None
+    low, length = float(u_C.min()), float(np.ptp(u_C))
     x_C = 2.0 * (u_C - low) / length - 1.0
     q_CM = _polynomials(x_C, NODES)
+    if q_CM is None:
+        return None
     nodes_M, z_MM = np.linalg.eigh(q_CM.T @ (x_C[:, None] * q_CM))
     e_CM = q_CM @ z_MM
     root_M = e_CM.sum(axis=0)
@@ -84,13 +87,16 @@ def _condense(grid: bytes) -> Condensed | None:
     )
 
 
-def _polynomials(x_C: Array, count: int) -> Array:
-    """Orthonormal polynomials of degree 0, 1, … on the points (Lanczos, orthogonalised twice)."""
+def _polynomials(x_C: Array, count: int) -> Array | None:
+    """Orthonormal polynomials of degree 0, 1, … on the points (Lanczos, orthogonalised twice), if there are so many."""
     q_CM = np.empty((len(x_C), count))
     q_CM[:, 0] = 1.0 / math.sqrt(len(x_C))
     for k in range(1, count):
         next_C = x_C * q_CM[:, k - 1]
         for _ in range(2):
             next_C -= q_CM[:, :k] @ (q_CM[:, :k].T @ next_C)
-        q_CM[:, k] = next_C / np.linalg.norm(next_C)
+        norm = float(np.linalg.norm(next_C))
+        if norm < _COLLAPSED:
+            return None
+        q_CM[:, k] = next_C / norm
     return q_CM

@@ -32,6 +32,10 @@ class Curve:
     one_update: float | None = None
     """Compute of one update, where steps are known."""
 
+    def __post_init__(self) -> None:
+        for name in ("compute_C", "values_C"):  # `condense` reads their bytes as float64
+            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
+
     @property
     def setting(self) -> Setting:
         """(problems per batch, rollouts per problem): runs that share it are seeds of one setting."""

@@ -48,6 +48,8 @@ class Family:
     bounds: Callable[[float], Array]
     """`(last compute / first compute) -> [[low, high] per θ]`."""
     grid_sizes: tuple[int, ...]
+    steepness: Callable[[Array], Array]
+    """`theta_K -> B`, one a curve: the efficiency of the Hill curves that are as smooth in log compute as these."""
 
     @property
     def free(self) -> int:
@@ -86,6 +88,10 @@ def _hill_slopes(x: Array, theta_K: Array, g: Array) -> tuple[Array, ...]:
     return by_midpoint, by_efficiency
 
 
+def _hill_steepness(theta_K: Array) -> Array:
+    return np.asarray(np.exp(theta_K[1]))
+
+
 def _same(compute: Array) -> Array:
     return compute
 
@@ -110,6 +116,13 @@ def _power_slopes(x: Array, theta_K: Array, g: Array) -> tuple[Array, ...]:
     return ((1.0 - g) * (np.exp(theta_K[0]) * x),)
 
 
+def _two(theta_K: Array) -> Array:
+    """exp(-C/τ) has no pole, but grows without bound further than π/2 off the real axis of log C, where a Hill curve
+    with B = 2 has its pole; (1 + C/s)^-β has its own at π, and comes close to an exponential where β is large.
+    """
+    return np.full(theta_K.shape[1:], 2.0)
+
+
 def _log_box(*pairs: tuple[float, float]) -> Array:
     return np.asarray(np.log(np.array(pairs)))
 
@@ -123,6 +136,7 @@ HILL = Family(
     compute_like=(True, False),
     bounds=lambda span: _log_box((0.1, 10.0 * span), (0.25, 12.0)),
     grid_sizes=(24, 8),
+    steepness=_hill_steepness,
 )
 EXPONENTIAL = Family(
     name="exponential",
@@ -133,6 +147,7 @@ EXPONENTIAL = Family(
     compute_like=(True,),
     bounds=lambda span: _log_box((0.1, 10.0 * span)),
     grid_sizes=(24,),
+    steepness=_two,
 )
 POWER = Family(
     name="power",
@@ -143,5 +158,6 @@ POWER = Family(
     compute_like=(False,),
     bounds=lambda _: _log_box((0.02, 8.0)),
     grid_sizes=(16,),
+    steepness=_two,
 )
 FAMILIES: tuple[Family, ...] = (HILL, EXPONENTIAL, POWER)

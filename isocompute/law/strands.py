@@ -26,7 +26,7 @@ class Strand:
 
     @property
     def steepest(self) -> float:
-        """The largest efficiency of a Hill curve that may be fitted to the condensed points."""
+        """The largest steepness of a curve that may be fitted to the condensed points."""
         return np.inf if self.condensed is None else self.condensed.steepest
 
     @property

@@ -1,7 +1,8 @@
 """Fitting the joint law R(C; n, Bp) of `surface` to the points of all settings.
 
 R0 and the coefficients of A enter linearly; the others are found by least squares from the fits of the single settings,
-to the points that stand for each setting's (`strands`). The form, Hill or exponential, is chosen by AIC.
+to the points that stand for each setting's (`strands`), or to all of them where a form is too steep for those. The
+form, Hill or exponential, is chosen by AIC.
 
 The error that matters is that of a setting nobody ran, so every n is left out once and predicted from the rest.
 Replicates are one Gauss-Newton step from the estimate for resampled residuals: cheap enough for a planner to use
@@ -32,11 +33,12 @@ def fit_surface(fits: Sequence[CurveFit], *, upper: float, replicates: int = 100
     known = [fit for fit in fits if fit.setting[1] is not None]
     if len({fit.setting[1] for fit in known}) < 3 or len({fit.setting[0] is None for fit in known}) > 1:
         return None
-    data = _Data.of(known, [strands(fit.curves) for fit in known])
-    best = _best(known, data)
-    if best.family is HILL and (best.efficiency_I(data.few) > data.few.steepest_I).any():
-        data = _Data.of(known, [[replace(s, condensed=None) for s in strands(fit.curves)] for fit in known])
-        best = _best(known, data)
+    strands_S = [strands(fit.curves) for fit in known]
+    data = _Data.of(known, strands_S)
+    every = _Data.of(known, [[replace(strand, condensed=None) for strand in mine] for mine in strands_S])
+    best = _best(known, data, every)
+    if not best.holds(data.few):
+        data = every
     residual_I = data.whole.values_I - best.at(data.whole)
     return Surface(
         family=best.family,
@@ -45,7 +47,7 @@ def fit_surface(fits: Sequence[CurveFit], *, upper: float, replicates: int = 100
         coefficients_Q=best.coefficients_Q,
         replicates_BQ=_replicates(best, data, residual_I, replicates, np.random.default_rng(seed)),
         rmse=float(np.sqrt(np.mean(residual_I**2))),
-        left_out=_leave_one_out(best, data),
+        left_out=_leave_one_out(best, data, every),
         upper=upper,
     )
 
@@ -146,8 +148,10 @@ class _Fitted:
         """Derivatives by the coefficients, weighted as the residuals are."""
         return _model(self.family, self._design(points), self.coefficients_Q, points)[1] * _root(points)[:, None]
 
-    def efficiency_I(self, points: _Points) -> Array:
-        return np.asarray(np.exp(self._design(points).theta_KBI(self.coefficients_Q[None])[1, 0]))
+    def holds(self, points: _Points) -> bool:
+        """Whether the points stand for all, to curves as steep as these."""
+        theta_KI = self._design(points).theta_KBI(self.coefficients_Q[None])[:, 0]
+        return bool((self.family.steepness(theta_KI) <= points.steepest_I).all())
 
     def _design(self, points: _Points) -> Design:
         return Design.of(self.family, self.terms, points.n_I, points.bp_I)
@@ -168,10 +172,13 @@ def _root(points: _Points) -> Array:
     return np.asarray(np.sqrt(points.weights_I))
 
 
-def _best(fits: Sequence[CurveFit], data: _Data) -> _Fitted:
+def _best(fits: Sequence[CurveFit], data: _Data, every: _Data) -> _Fitted:
     """The better of the two forms."""
     terms = _terms(data.whole)
-    both = [_fit(family, terms, data.few, _start(family, terms, fits, data.unit)) for family in (HILL, EXPONENTIAL)]
+    both = [
+        _fit(family, terms, data.few, every.few, _start(family, terms, fits, data.unit))
+        for family in (HILL, EXPONENTIAL)
+    ]
     return min(both, key=lambda fitted: _aic(fitted, data.whole))
 
 
@@ -180,7 +187,13 @@ def _aic(fitted: _Fitted, points: _Points) -> float:
     return len(points.values_I) * float(np.log(error + 1e-30)) + 2 * len(fitted.coefficients_Q)
 
 
-def _fit(family: Family, terms: Terms, points: _Points, start_Q: Array) -> _Fitted:
+def _fit(family: Family, terms: Terms, few: _Points, every: _Points, start_Q: Array) -> _Fitted:
+    """The fit to few points that stand for `every`, or to those where it is too steep."""
+    fitted = _fit_to(family, terms, few, start_Q)
+    return fitted if fitted.holds(few) else _fit_to(family, terms, every, start_Q)
+
+
+def _fit_to(family: Family, terms: Terms, points: _Points, start_Q: Array) -> _Fitted:
     design, root_I = Design.of(family, terms, points.n_I, points.bp_I), _root(points)
 
     def residual(q: Array) -> Array:
@@ -235,16 +248,17 @@ def _replicates(fitted: _Fitted, data: _Data, residual_I: Array, replicates: int
     return out_BQ
 
 
-def _leave_one_out(fitted: _Fitted, data: _Data) -> tuple[LeftOut, ...]:
+def _leave_one_out(fitted: _Fitted, data: _Data, every: _Data) -> tuple[LeftOut, ...]:
     values = np.unique(data.whole.n_I)
     if len(values) < 4:
         return ()
     out = []
     for n in values:
-        rest, held = data.few.where(data.few.n_I != n), data.whole.where(data.whole.n_I == n)
+        rest, all_rest = (points.where(points.n_I != n) for points in (data.few, every.few))
+        held = data.whole.where(data.whole.n_I == n)
         fewer = replace(_terms(rest), centre=fitted.terms.centre)
         start_Q = fitted.coefficients_Q[_kept(fitted.family, fitted.terms, fewer)]
-        error_I = _fit(fitted.family, fewer, rest, start_Q).at(held) - held.values_I
+        error_I = _fit(fitted.family, fewer, rest, all_rest, start_Q).at(held) - held.values_I
         last_I = np.append(np.diff(held.run_I) != 0, True)
         out.append(
             LeftOut(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +27,10 @@ GRIDS = {
     "every step": np.arange(1.0, 201.0) * 64,
     "from the base model": np.arange(0.0, 150.0) * 64,
     "sixty": np.linspace(1.0, 60.0, 60),
+    "six decades": np.geomspace(1.0, 1e6, 200),
+    "eight decades": np.geomspace(1.0, 1e8, 200),
+    "every step of five decades": np.arange(1.0, 2e5, 700.0),
+    "evaluated four times": np.repeat(np.geomspace(1.0, 1e3, 48), 4),
     "with a gap": np.concatenate([np.geomspace(1.0, 10.0, 100), np.linspace(900.0, 1000.0, 100)]),
 }
 
@@ -68,6 +75,26 @@ def test_short_curves_and_the_base_model_stay_as_they_are() -> None:
     assert found.project_CM[0].tolist() == [1.0] + [0.0] * NODES
 
 
+def test_points_at_few_compute_values_stay_as_they_are() -> None:
+    """There are no more orthogonal polynomials on them than values."""
+    ten = np.repeat(np.geomspace(1.0, 1e3, 10), 20)
+    assert condense(ten) is None
+    assert condense(np.repeat(np.geomspace(1.0, 1e3, 47), 4)) is None
+    assert condense(np.full(200, 5.0)) is None
+    bunched = np.sort(ten * (1.0 + 1e-12 * np.random.default_rng(0).random(200)))
+    assert len(np.unique(bunched)) > 100
+    assert condense(bunched) is None
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.float32, ">f8"])
+def test_numbers_of_any_kind_are_numbers(kind: npt.DTypeLike) -> None:
+    compute_C = GRIDS["every step"][:100]
+    values_C = (100 * hill(compute_C, 0.3, 0.6, 2e3, 1.2)).round()
+    plain, other = (Curve("a", compute_C.astype(k), values_C.astype(k)) for k in (np.float64, kind))
+    mine, theirs = (fit_groups([[curve]], replicates=20)[0].ensemble for curve in (other, plain))
+    np.testing.assert_array_equal(mine.theta_BK, theirs.theta_BK)
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 @pytest.mark.parametrize("name", [name for name in GRIDS if name != "from the base model"])
 def test_curves_up_to_the_steepest_are_polynomials_enough(name: str, family: object) -> None:
@@ -77,9 +104,10 @@ def test_curves_up_to_the_steepest_are_polynomials_enough(name: str, family: obj
     assert found is not None
     (each,) = [f for f in FAMILIES if f is family]
     theta_SK = each.grid(float(compute_C[-1] / compute_C[0]))
-    if each is HILL:
-        assert found.steepest > 1.5
-        theta_SK = theta_SK[np.exp(theta_SK[:, 1]) <= found.steepest]
+    theta_SK = theta_SK[each.steepness(theta_SK.T) <= found.steepest]
+    if each is not HILL and found.steepest < 2.0:
+        assert not len(theta_SK)  # all are fitted to all points
+        return
     theta_K = theta_SK.T[:, :, None]
     x_C, x_M = (each.coordinate(c / compute_C[0])[None] for c in (compute_C, found.compute_M))
     g_C, g_M = each.shape(x_C, theta_K), each.shape(x_M, theta_K)
@@ -146,6 +174,46 @@ def test_the_law_is_that_of_all_points(monkeypatch: pytest.MonkeyPatch) -> None:
     n = np.array([[8.0], [24.0], [64.0]])
     got, wanted = (law.surface.at(last, n, np.array([1.0])) for law in (few, whole) if law.surface)
     np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("decades", [6, 8])
+def test_replicates_over_wide_compute_are_those_of_all_points(decades: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = np.geomspace(1.0, 10.0**decades, 200)
+    middle = 10.0 ** (decades / 2)
+    truths = [exponential(log, 0.6, 0.3, middle), 0.6 - 0.3 * (1 + log) ** -0.3, hill(log, 0.3, 0.6, middle, 0.8)]
+    groups = [[noisy(f"{i}", log, truth, noise=0.01, seed=i)] for i, truth in enumerate(truths)]
+    few = fit_groups(groups, replicates=200)
+    monkeypatch.setattr(strands_module, "condense", lambda _: None)
+    for mine, theirs, form in zip(
+        few, fit_groups(groups, replicates=200), ("exponential", "power", "hill"), strict=True
+    ):
+        assert theirs.family.name == form
+        values_BC, other_BC = mine.ensemble.at(log), theirs.ensemble.at(log)
+        assert (np.abs(values_BC - other_BC) <= TOLERANCE * other_BC.std(axis=0)).all()
+
+
+@pytest.mark.parametrize(
+    ("span", "truth"),
+    [
+        (1e6, lambda log, i: exponential(log, 0.6, 0.3, 300.0 * 4.0**i)),
+        # The joint fit is soft enough for the condensed points; those without one n are not.
+        (1e4, lambda log, i: hill(log, 0.3, 0.6, 100.0, (0.5, 2.6, 2.6, 0.5)[i])),
+    ],
+    ids=["too wide", "too steep where one n is left out"],
+)
+def test_the_surface_is_that_of_all_points(
+    span: float, truth: Callable[[Array, int], Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = np.geomspace(1.0, span, 200)
+    runs = [noisy(f"{i}", log, truth(log, i), noise=0.01, seed=i, rollouts_per_problem=8 * 2**i) for i in range(4)]
+    few = fit_law(runs, metric="avg@4", replicates=5).surface
+    monkeypatch.setattr(strands_module, "condense", lambda _: None)
+    whole = fit_law(runs, metric="avg@4", replicates=5).surface
+    assert few is not None and whole is not None
+    assert few.family is whole.family
+    np.testing.assert_allclose(few.coefficients_Q, whole.coefficients_Q, rtol=1e-5, atol=1e-5)
+    mine, theirs = ([each.rmse for each in surface.left_out] for surface in (few, whole))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
 def test_squares_of_seeds_are_those_of_their_points() -> None:
