@@ -61,7 +61,7 @@ def command(
         loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
         evidence = Evidence.of(loaded, metric=metric, unit=unit, paths=runs, replicates=replicates, seed=seed)
     if path is None:
-        _figure(evidence, figure or "", out, json=json)
+        _figure(evidence, figure or "", out, json=json, said=said)
         return
     report = write_report(evidence, out=path, budget=budget)
     if json:
@@ -84,7 +84,7 @@ def _list(json: bool) -> None:
         screen.print(f"  {row['description']} ({row['source']})")
 
 
-def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool) -> None:
+def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool, said: list[dict[str, str]]) -> None:
     from isocompute.report.figures import Missing, draw
 
     drawn = draw(name, evidence)
@@ -93,7 +93,7 @@ def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool) -> No
     if out is not None or not json:
         drawn.save(out or f"{name}.png")
     if json:
-        options.print_json(drawn.to_json())
+        options.print_json(drawn.to_json(), said=said)
     else:
         typer.echo(drawn.caption)
         typer.echo(f"wrote {out or f'{name}.png'}")

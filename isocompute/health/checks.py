@@ -79,7 +79,7 @@ def _watch(run: Run, paths: Sequence[str]) -> Watched:
     validation = None
     watched_too = [name for name in (*_NO_REWARDS, *MISMATCHES) if name in run.points.columns]
     try:
-        metric = choose_metric(RunSet((replace(run, points=run.points.drop(watched_too)),)))
+        metric = choose_metric(RunSet((replace(run, points=run.points.drop(watched_too)),)), any_number=False)
     except InputError:  # nothing that is surely a reward: the checks without one still run
         metric = _TRAIN
     held_out = is_validation(metric) or metric in ("value", "reward")  # not whatever happens to be the only column

@@ -57,7 +57,8 @@ def series_of(run: Run, name: str, *, fewest: int = 1) -> Series | None:
 
 def first_not_finite(run: Run, name: str) -> tuple[int, float] | None:
     """Row and value of the first entry of a metric that is there and no finite number up to `LARGEST`."""
-    return next(((row, value) for row, metric, value in non_finite(run.points) if metric == name), None)
+    marked = non_finite(run.points).get(name)
+    return None if marked is None else (marked.row, marked.value)
 
 
 def _numbers(run: Run, name: str) -> pl.Series | None:

@@ -90,8 +90,11 @@ def _counted(runs: RunSet) -> list[Run]:
     ] or list(runs)
 
 
-def choose_metric(runs: RunSet, metric: str | None = None) -> str:
-    """The metric asked for, or the one that is meant: the named value column, the first reward, or the only."""
+def choose_metric(runs: RunSet, metric: str | None = None, *, any_number: bool = True) -> str:
+    """The metric asked for, or the one that is meant: the named value column, the first reward, or the only.
+
+    A metric that was never a number in any run is meant where there is no other, or without `any_number`.
+    """
     metric = metric or runs.value_column
     have = dict.fromkeys(name for run in runs for name in run.metrics)
     if metric is not None:
@@ -103,6 +106,8 @@ def choose_metric(runs: RunSet, metric: str | None = None) -> str:
         return metric
     shared = set.intersection(*(set(run.metrics) for run in _counted(runs))) if have else set()
     everywhere = [name for name in have if name in shared]
+    if any_number:
+        everywhere = [name for name in everywhere if any(_count(run, name) for run in runs)] or everywhere
     best = min(everywhere, key=_rank, default=None)
     if best is not None and (_rank(best) < len(_REWARDS) or len(everywhere) == 1):
         return best
@@ -111,6 +116,10 @@ def choose_metric(runs: RunSet, metric: str | None = None) -> str:
             _refuse_text(runs, column, partly=True)
         raise InputError(f"{runs.source}: no column holds numbers to fit; is there one besides compute?")
     raise InputError(f"{runs.source}: which metric? Say --metric NAME with one of {_names(have)}.")
+
+
+def _count(run: Run, metric: str) -> int:
+    return run.points[metric].count() if metric in run.points.columns else 0
 
 
 def _rank(name: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -128,9 +128,9 @@ class Rows:
             self._blocks[layout].flush(self._columns)
 
     def add_mapping(self, step: float, values: Mapping[str, Any]) -> bool:
-        """Take in the numbers of a row; False where none is finite."""
+        """Take in the numbers of a row, NaN and infinity among them; False where there is none."""
         numbers = {str(k): n for k, v in values.items() if (n := as_float(v)) is not None}
-        if not any(map(math.isfinite, numbers.values())):
+        if not numbers:
             return False
         self.add(step, tuple(numbers), list(numbers.values()))
         return True
@@ -145,7 +145,10 @@ class Rows:
         self._steps = array("q", steps)
 
     def points(self) -> tuple[pl.DataFrame, int]:
-        """The points in our names, and how many of them a later line replaced. The rows are used up by it."""
+        """The points in our names, and how many of them a later line replaced. The rows are used up by it.
+
+        A step at which nothing is finite is a point where that is news, and else counts as skipped.
+        """
         count = len(self._steps)
         if not count:
             return pl.DataFrame(), 0
@@ -185,17 +188,21 @@ class Rows:
         for metric, parts in names.means.items():
             data.setdefault(metric, np.mean([data[part] for part in parts], axis=0))
         _derive(data)
-        marks = [mark for name, kinds in odd.items() for mark in _news(name, data[name], kinds)]
-        table = {"step": pl.Series("step", sorted_steps[starts], dtype=pl.Int64)}
-        counters = _counters(data, sorted_steps[starts])
-        for name in list(data):
-            table[name] = pl.Series(name, data.pop(name), nan_to_null=True)
+        point_steps = sorted_steps[starts]
+        marks = {name: told for name, kinds in odd.items() if (told := _news(data[name], kinds)).count()}
+        said = _said(data, marks, len(starts))
+        if not said.all():
+            self.skipped_lines += int((~said).sum())
+            point_steps = point_steps[said]
+            data = {name: values[said] for name, values in data.items()}
+            marks = {name: told.filter(pl.Series(said)) for name, told in marks.items()}
+        counters = _counters(data, point_steps)
+        table = {"step": pl.Series("step", point_steps, dtype=pl.Int64)}
+        table |= {name: pl.Series(name, data.pop(name), nan_to_null=True) for name in list(data)}
         frame = pl.DataFrame([*table.values()])
         frame = frame.with_columns(pl.Series(n, v, nan_to_null=True) for n, v in counters.items() if n not in table)
-        first = [c for c in POINT_COLUMNS if c in frame.columns and (c != "step" or self.has_steps)]
-        kept = [c for c in frame.columns if c not in (*first, "step") and frame[c].null_count() < frame.height]
-        kept.sort(key=lambda name: not is_validation(name))
-        return with_marks(frame.select(first + kept), marks) if marks else frame.select(first + kept), replaced
+        frame = _ordered(frame if self.has_steps else frame.drop("step"))
+        return with_marks(frame, pl.DataFrame(marks)) if marks else frame, replaced
 
     def _refuse_chaos(self, count: int) -> None:
         """Rows whose names are all different make a table of holes that no memory holds."""
@@ -264,10 +271,28 @@ def _last_of_each(values: Array, starts: Any, dead: Any) -> Array:
     return np.where(last >= starts, values[last], np.nan)
 
 
-def _news(name: str, values_T: Array, kinds_T: npt.NDArray[np.int8]) -> Iterator[tuple[int, str, float]]:
-    """Row, name and value of what was a number before and is none any more."""
-    for row in no_longer_numbers(values_T, np.flatnonzero((kinds_T > 0) & np.isnan(values_T))).tolist():
-        yield row, name, _ODD[kinds_T[row]]
+def _news(values_T: Array, kinds_T: npt.NDArray[np.int8]) -> pl.Series:
+    """What stands where a metric was a number before and is none any more; null elsewhere."""
+    rows = no_longer_numbers(values_T, np.flatnonzero((kinds_T > 0) & np.isnan(values_T)))
+    told = pl.Series([None], dtype=pl.Float64).new_from_index(0, len(values_T))
+    return told.scatter(rows, np.array(_ODD)[kinds_T[rows]]) if len(rows) else told
+
+
+def _said(data: Mapping[str, Array], marks: Mapping[str, pl.Series], count: int) -> npt.NDArray[np.bool_]:
+    """Which points have a finite value, or news of one that is none any more."""
+    said = np.zeros(count, dtype=np.bool_)
+    for values in data.values():
+        said |= ~np.isnan(values)
+    for told in marks.values():
+        said |= told.is_not_null().to_numpy()
+    return said
+
+
+def _ordered(frame: pl.DataFrame) -> pl.DataFrame:
+    """Compute first, then metrics on held-out problems, then the others, without empty ones."""
+    first = [c for c in POINT_COLUMNS if c in frame.columns]
+    kept = [c for c in frame.columns if c not in first and frame[c].null_count() < frame.height]
+    return frame.select(first + sorted(kept, key=lambda name: not is_validation(name)))
 
 
 def _derive(data: dict[str, Array]) -> None:

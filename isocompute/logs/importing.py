@@ -118,7 +118,8 @@ def _import(found: Found, reader: Reader | None, fill: Mapping[str, int | None])
         assert used is not None
         for rows in sink.runs.values():
             if len(rows):
-                out.append(_finish(rows, found, used.name, sources, fill, several=len(sink.runs) > 1))
+                item = _finish(rows, found, used.name, sources, fill, several=len(sink.runs) > 1)
+                out += [item] if item.run.points.height else []
     except InputError as error:
         raise error if reading in str(error) else InputError(f"{reading}: {error}") from error
     if not out:
@@ -170,10 +171,10 @@ def _finish(
 
 def _odd(points: pl.DataFrame) -> list[str]:
     """What is no finite number any more, and since when."""
-    first: dict[str, str] = {}
-    for row, name, value in non_finite(points):
-        first.setdefault(name, f"{name} is {value:g} at {place(points, row)}, no number any more")
-    return list(first.values())
+    return [
+        f"{name} is {marked.value:g} at {place(points, marked.row)}, no number any more"
+        for name, marked in non_finite(points).items()
+    ]
 
 
 def _filled(run: Run, fill: Mapping[str, int | None]) -> Run:

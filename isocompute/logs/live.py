@@ -49,10 +49,14 @@ class LiveRun:
 
     def flush(self) -> None:
         """Write the point under way, all of it: of several lines of a step the last one stands."""
-        held = {name: value for name, value in self._held.items() if math.isfinite(value)}
-        if self._written or self._step is None or not held:
+        if self._written or self._step is None:
             return
+        self._written = True
+        held = {name: value for name, value in self._held.items() if math.isfinite(value)}
         names = our_names(name for name in self._held if name in held or self._numbers.get(name, 0) > 0)
+        odd = {names.ours.get(name, name): self._held[name] for name in self._held if self._is_news(name)}
+        if not held and not odd:
+            return
         point: dict[str, Any] = {"step": self._step}
         bp, n = self._settings.problems_per_batch, self._settings.rollouts_per_problem
         if bp and n:
@@ -61,11 +65,9 @@ class LiveRun:
         for metric, parts in names.means.items():
             if all(part in point for part in parts):
                 point.setdefault(metric, sum(point[part] for part in parts) / len(parts))
-        odd = {names.ours.get(name, name): self._held[name] for name in self._held if self._is_news(name)}
         if odd:
             point[NON_FINITE] = as_text(odd)
         self._writer.append(point)
-        self._written = True
 
     def _is_news(self, name: str) -> bool:
         """Whether a metric is no number any more, as `import` decides it (logs/measured.py)."""

@@ -1,22 +1,37 @@
 """Values that are no finite number: empty in the points, and named beside them.
 
 A law can use numbers alone, and a health check must know that there was something else. So a metric that is NaN,
-infinite or beyond `LARGEST` is empty in its point, and the point's `non_finite` says what it was: `loss=nan, kl=inf`.
+infinite or beyond `LARGEST` is empty in its point, and the point's `non_finite` says what it was, as the text of a JSON
+object: `{"loss": "nan", "kl": "inf"}`.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import polars as pl
 
-__all__ = ["LARGEST", "NON_FINITE", "as_text", "non_finite", "place", "set_apart", "with_marks"]
+__all__ = ["LARGEST", "NON_FINITE", "Marked", "as_text", "non_finite", "place", "set_apart", "with_marks"]
 
 LARGEST = 1e100
 """Beyond it a number is as good as infinite, and its square is."""
 NON_FINITE = "non_finite"
 _BETWEEN = ", "
+
+
+class Marked(NamedTuple):
+    """What is known of a metric that was not always a finite number."""
+
+    row: int
+    """The first such row."""
+    value: float
+    """What stood there."""
+    rows: int
+    """How many such rows there are."""
 
 
 def set_apart(points: pl.DataFrame, *, but: Iterable[str] = ()) -> pl.DataFrame:
@@ -26,41 +41,64 @@ def set_apart(points: pl.DataFrame, *, but: Iterable[str] = ()) -> pl.DataFrame:
     bad = [name for name in floats if wrong[name].any()]
     if not bad:
         return points
-    marks = [(row, name, points[name][row]) for name in bad for row in wrong[name].arg_true()]
-    return with_marks(points.with_columns(pl.when(~wrong[name]).then(pl.col(name)).alias(name) for name in bad), marks)
+    odd = points.select(pl.when(wrong[name]).then(pl.col(name)).alias(name) for name in bad)
+    numbers = points.with_columns(pl.when(~wrong[name]).then(pl.col(name)).alias(name) for name in bad)
+    return with_marks(numbers, odd)
 
 
-def with_marks(points: pl.DataFrame, marks: Iterable[tuple[int, str, float]]) -> pl.DataFrame:
-    """Points that name these (row, metric, value) as well. A column of numbers by that name is the user's and stays."""
-    cells: list[str | None] = [None] * points.height
+def with_marks(points: pl.DataFrame, odd: pl.DataFrame) -> pl.DataFrame:
+    """Points that name the values of `odd` as well: a column a metric, null where there is nothing to say.
+
+    A column of numbers named `non_finite` is the user's and stays.
+    """
+    cells = pl.Series(NON_FINITE, [None], dtype=pl.String).new_from_index(0, points.height)
     if NON_FINITE in points.columns:
         if points.schema[NON_FINITE] not in (pl.String, pl.Null):
             return points
-        cells = points[NON_FINITE].to_list()
-    for row, name, value in marks:
-        before = cells[row]
-        cells[row] = (f"{before}{_BETWEEN}" if before else "") + as_text({name: value})
-    return points.with_columns(pl.Series(NON_FINITE, cells, dtype=pl.String))
+        cells = points[NON_FINITE].cast(pl.String)
+    before = cells.str.extract(r"(?s)^\{(.+)\}$")
+    # Written as `as_text` does; Python's `nan` and `inf` are polars' in lower case.
+    new = [
+        pl.concat_str(pl.lit(f'{json.dumps(name)}: "'), odd[name].cast(pl.String).str.to_lowercase(), pl.lit('"'))
+        for name in odd.columns
+    ]
+    joined = pl.select(pl.concat_str(before, *new, separator=_BETWEEN, ignore_nulls=True)).to_series()
+    marked = pl.concat_str(pl.lit("{"), joined, pl.lit("}"))
+    return points.with_columns(pl.when(joined != "").then(marked).otherwise(cells).alias(NON_FINITE))
 
 
 def as_text(marks: Mapping[str, float]) -> str:
     """What a point's `non_finite` holds."""
-    return _BETWEEN.join(f"{name}={value}" for name, value in marks.items())
+    return json.dumps({name: str(value) for name, value in marks.items()})
 
 
-def non_finite(points: pl.DataFrame) -> Iterator[tuple[int, str, float]]:
-    """Row, metric and value of everything that was no finite number, in order of rows."""
+def non_finite(points: pl.DataFrame) -> dict[str, Marked]:
+    """The metrics that were not always finite numbers, in order of the rows where that began.
+
+    A run that broke says the same in most of its rows, so each different cell is read once.
+    """
     if points.schema.get(NON_FINITE) != pl.String:
-        return
-    for row in points[NON_FINITE].is_not_null().arg_true():
-        for mark in points[NON_FINITE][row].split(_BETWEEN):
-            name, _, text = mark.rpartition("=")
-            try:
-                value = float(text)
-            except ValueError:  # somebody's own column of text
-                continue
-            if name and not math.fabs(value) <= LARGEST:
-                yield row, name, value
+        return {}
+    first: dict[str, tuple[int, float]] = {}
+    rows: Counter[str] = Counter()
+    cells = points.select(cell=NON_FINITE).with_row_index("row").drop_nulls("cell")
+    same = cells.group_by("cell", maintain_order=True).agg(pl.col("row").first(), count=pl.len())
+    for cell, row, count in same.iter_rows():
+        for name, value in _marks(cell).items():
+            rows[name] += count
+            if name not in first:
+                first[name] = (row, value)
+    return {name: Marked(*at, rows[name]) for name, at in first.items()}
+
+
+def _marks(cell: str) -> dict[str, float]:
+    """The values that a cell names; none where it is somebody's own text."""
+    try:
+        values = json.loads(cell)
+        marks = {name: float(value) for name, value in values.items() if isinstance(value, str)}
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+    return {name: value for name, value in marks.items() if not math.fabs(value) <= LARGEST}
 
 
 def place(points: pl.DataFrame, row: int) -> str:

@@ -58,16 +58,14 @@ def load(
 
 def _tell_of_non_finite(runs: Iterable[Run], source: str) -> None:
     """One warning for all values that are NaN or infinite: no law can use them, the other points stand."""
-    first: dict[tuple[str, str], str] = {}
-    count: dict[tuple[str, str], int] = {}
-    for run in runs:
-        for row, name, value in non_finite(run.points):
-            key = (run.name, name)
-            first.setdefault(key, f"{name} = {value:g} in run '{run.name}', {place(run.points, row)}")
-            count[key] = count.get(key, 0) + 1
-    if not first:
+    named = [
+        f"{name} = {marked.value:g} in run '{run.name}', {place(run.points, marked.row)}"
+        + (f" and {marked.rows - 1} later" if marked.rows > 1 else "")
+        for run in runs
+        for name, marked in non_finite(run.points).items()
+    ]
+    if not named:
         return
-    named = [text + (f" and {count[key] - 1} later" if count[key] > 1 else "") for key, text in first.items()]
     more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     warnings.warn(f"{source}: left out: {'; '.join(named[:_MOST_NAMED])}{more}.", NonFiniteWarning, stacklevel=3)
 

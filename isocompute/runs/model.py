@@ -40,14 +40,15 @@ class Run:
 
         A metric that was never a finite number is not empty: whoever asks for it is to hear of it.
         """
-        marked = {name for _, name, _ in non_finite(self.points)}
-        return [
+        names = [
             name
             for name, kind in self.points.schema.items()
-            if name not in POINT_COLUMNS
-            and (kind.is_numeric() or kind == pl.Boolean)
-            and (self.points[name].count() or name in marked)
+            if name not in POINT_COLUMNS and (kind.is_numeric() or kind == pl.Boolean)
         ]
+        empty = {name for name in names if not self.points[name].count()}
+        if empty:
+            empty -= non_finite(self.points).keys()
+        return [name for name in names if name not in empty]
 
 
 @dataclass(frozen=True)

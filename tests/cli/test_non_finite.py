@@ -80,11 +80,19 @@ def test_a_run_of_nothing_but_nan_is_left_out_by_name(call: Call, runs: Path, co
     assert "'easy-32x16'" in result.err.splitlines()[-1] or "easy-32x16" in json.loads(result.out)["skipped"]
 
 
-@pytest.mark.parametrize("command", ["fit", "forecast", "compare", "plan"])
-def test_nothing_but_nan_is_wrong_input(call: Call, runs: Path, command: str) -> None:
+def test_a_metric_of_nothing_but_nan_is_passed_over_and_told_of(call: Call, runs: Path) -> None:
     for run in runs.iterdir():
         rewrite(run, float("nan"), slice(None))
-    code, out, err = call(*COMMANDS[command], "--json")
+    result = call(*COMMANDS["fit"], "--json")
+    assert answer(result)["metric"] == "best@4"
+    assert "left out: avg@4 = nan in run" in result.err
+
+
+@pytest.mark.parametrize("command", ["fit", "forecast", "compare", "plan"])
+def test_nothing_but_nan_is_wrong_input_where_it_is_asked_for(call: Call, runs: Path, command: str) -> None:
+    for run in runs.iterdir():
+        rewrite(run, float("nan"), slice(None))
+    code, out, err = call(*COMMANDS[command], "--metric", "avg@4", "--json")
     *said, error = err.splitlines()
     assert (code, out) == (2, "")
     assert all(line.startswith("warning: runs") for line in said)

@@ -68,8 +68,10 @@ def test_lists_name_the_commit_that_the_files_do(module: Any) -> None:
 TYPOS = {
     "verl": (
         "python -m verl.trainer.main_ppo data.train_batch_size=64 actor_rollout_ref.rollout.n=8 trainer.loger=x "
-        "actor_rollout_ref.actor.ppo_minibatch_size=64 +reward_model.my_own=3 actor_rollout_ref.rollout.foo=1",
+        "actor_rollout_ref.actor.ppo_minibatch_size=64 +reward_model.my_own=3 actor_rollout_ref.rollout.foo=1 "
+        "++data.max_prompt_lenght=5",
         {
+            "data.max_prompt_lenght": "data.max_prompt_length",
             "trainer.loger": "trainer.logger",
             "actor_rollout_ref.actor.ppo_minibatch_size": "actor_rollout_ref.actor.ppo_mini_batch_size",
             "actor_rollout_ref.rollout.foo": None,

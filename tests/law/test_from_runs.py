@@ -10,6 +10,7 @@ import pytest
 
 from isocompute.errors import InputError
 from isocompute.law.from_runs import choose_metric, choose_unit, curves_of
+from isocompute.runs.finite import set_apart
 from isocompute.runs.model import Run, RunSet, RunSettings, RunWarning
 from tests.conftest import rising
 
@@ -34,6 +35,14 @@ def logged(*metrics: str, count: int = 6) -> list[dict[str, Any]]:
 )
 def test_one_ranking_of_rewards(metrics: list[str], chosen: str) -> None:
     assert choose_metric(RunSet((run("a", logged(*metrics)),))) == chosen
+
+
+def test_what_was_never_a_number_is_not_chosen_unless_asked_for() -> None:
+    dead = set_apart(pl.DataFrame(logged("train/avg")).with_columns(pl.lit(float("nan")).alias("avg@4")))
+    one = RunSet((Run("a", RunSettings(), dead),))
+    assert choose_metric(one) == "train/avg"
+    assert choose_metric(one, "avg@4") == choose_metric(one, any_number=False) == "avg@4"
+    assert choose_metric(RunSet((*one, run("b", logged("train/avg", "avg@4"))))) == "avg@4"  # b has a curve of it
 
 
 def test_the_reward_in_training_is_taken_with_a_note() -> None:

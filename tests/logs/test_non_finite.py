@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from isocompute import check_health
+from isocompute.errors import InputError
 from isocompute.logs import import_logs
 from isocompute.logs.live import LiveRun
 from isocompute.logs.write import write
@@ -92,7 +94,8 @@ def test_a_run_folder_keeps_it(tmp_path: Path, call: Call) -> None:
     code, _, err = call("import", tmp_path / "some.log", "--out", tmp_path / "runs")
     assert (code, err) == (0, "")
     lines = [json.loads(line) for line in (tmp_path / "runs" / run.name / "points.jsonl").read_text().splitlines()]
-    assert [line.get("non_finite") for line in lines[7:11]] == [None, "grad_norm=inf", *["loss=nan, grad_norm=nan"] * 2]
+    both = '{"loss": "nan", "grad_norm": "nan"}'
+    assert [line.get("non_finite") for line in lines[7:11]] == [None, '{"grad_norm": "inf"}', both, both]
     with pytest.warns(
         RunWarning, match=r"left out: grad_norm = inf in .* step 9 and 6 later; loss = nan in .* step 10 and 5 later\.$"
     ):
@@ -141,3 +144,42 @@ def test_a_metric_that_is_never_a_number_takes_nobodys_name(tmp_path: Path) -> N
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (item,) = import_logs(path)
     assert item.run.points["train/avg"].to_list() == [row["train/accuracy"] for row in rows]
+
+
+def nothing_finite(step: int) -> dict[str, Any]:
+    """All that is logged turns NaN at step 9."""
+    return {"loss": NAN if step > 8 else 1 / step, "reward": NAN if step > 8 else 0.1 * step}
+
+
+def test_a_row_with_nothing_finite_is_a_point_once_that_is_news(tmp_path: Path, call: Call) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": s} | nothing_finite(s)) + "\n" for s in range(1, 20)))
+    (item,) = import_logs(path)
+    assert item.run.points["step"].to_list() == list(range(1, 20))
+    assert "loss is nan at step 9, no number any more" in item.notes
+    code, out, _ = call("health", path, "--json")
+    (found,) = (f for f in json.loads(out)["runs"][0]["findings"] if f["code"] == "non_finite")
+    assert (code, found["since_step"]) == (1, 9)
+
+
+def test_rows_that_measured_nothing_are_no_points(tmp_path: Path) -> None:
+    rows = [{"step": s, "loss": NAN if s < 4 else 0.5, "reward": NAN if s < 4 else 0.1 * s} for s in range(1, 12)]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (item,) = import_logs(path)
+    assert (item.run.points["step"].to_list(), item.skipped_lines) == (list(range(4, 12)), 3)
+    assert "non_finite" not in item.run.points.columns
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    with pytest.raises(InputError, match="no points"):
+        import_logs(path)
+
+
+@pytest.mark.parametrize(("first", "steps"), [(9, range(1, 16)), (4, range(1, 4))])
+def test_a_callback_writes_a_row_with_nothing_finite(tmp_path: Path, first: int, steps: range) -> None:
+    with pytest.warns(RunWarning, match="loss = nan") if first > 5 else nullcontext():
+        live = LiveRun(tmp_path / "live", engine="trl", config={})
+        for step in range(1, 16):
+            live.log(step, {"loss": NAN if step >= first else 0.5})
+        live.close()
+        (run,) = load(tmp_path / "live")
+    assert run.points["step"].to_list() == list(steps)

@@ -13,6 +13,7 @@ import isocompute
 from isocompute.cli.main import app
 from isocompute.errors import InputError
 from isocompute.report.figures import FIGURES
+from tests.commands import Call
 from tests.conftest import write_points
 from tests.report.made_up import run, study, truth, write
 
@@ -62,6 +63,13 @@ def test_one_figure(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert list(tmp_path.glob("*.png")) == []  # --json alone writes no file
     printed(folder, "--figure", "reward", "--out", "figure.svg", *QUICK)
     assert (tmp_path / "figure.svg").read_text().startswith("<svg")
+
+
+def test_one_figure_tells_what_was_said_of_the_runs(folder: Path, call: Call) -> None:
+    with next(folder.rglob("points.jsonl")).open("a") as file:
+        file.write('{"step": 1')
+    (said,) = call("report", folder, "--figure", "reward", "--json", *QUICK).json["warnings"]
+    assert "the last line is torn and was dropped" in said["message"]
 
 
 def test_the_figures_are_listed() -> None:

@@ -237,7 +237,7 @@ def test_what_is_no_finite_number_is_left_out_and_named(tmp_path: Path, cell: st
         (run,) = load(text(tmp_path, f"step,avg@4,loss\n1,0.25,1\n2,{cell},2\n3,,3\n"))
     assert run.metrics == ["avg@4", "loss"]
     assert run.points["avg@4"].to_list() == [0.25, None, None]
-    assert run.points["non_finite"].to_list() == [None, f"avg@4={float(cell)}", None]
+    assert run.points["non_finite"].to_list() == [None, f'{{"avg@4": "{float(cell)}"}}', None]
     assert run.points["loss"].to_list() == [1, 2, 3]
 
 

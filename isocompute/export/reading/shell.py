@@ -33,7 +33,9 @@ def read_shell(text: str) -> Config:
         for statement in _statements(line):
             words += _words(statement, variables)
     settings, unresolved, names = _settings(words)
-    added = [match[1].replace("/", ".") for word in words if word[:1] == "+" and (match := _SETTING.fullmatch(word))]
+    # `+key` is new to the trainer's configuration; `++key` may as well override what is there.
+    new = [word for word in words if word.startswith("+") and not word.startswith("++")]
+    added = [match[1].replace("/", ".") for word in new if (match := _SETTING.fullmatch(word))]
     form = "flags" if any(word.startswith("--") for word in words) else "overrides"
     started = [name for name in names if name.endswith(".sh") and not name.startswith("$")]
     return Config(settings, form, tuple(names), tuple(unresolved), tuple(started), tuple(added))
