@@ -106,9 +106,9 @@ static void normalise(const float *x, int64_t n, const float *w, float epsilon, 
 }
 
 /* The same for a head, whose size need not be whole vectors, in place, and the rotation by its position. */
-static void turn(const Model *m, float *head_K, const float *norm_K, int64_t position) {
+static void turn(const Model *m, float *restrict head_K, const float *restrict norm_K, int64_t position) {
     int64_t K = m->size, half = K / 2;
-    const float *cos_K = m->cos_PK + position * K, *sin_K = m->sin_PK + position * K;
+    const float *restrict cos_K = m->cos_PK + position * K, *restrict sin_K = m->sin_PK + position * K;
     if (m->qk_norm) {
         float scale = 1.0f / sqrtf(dot(head_K, head_K, K) / (float)K + m->epsilon);
         for (int64_t i = 0; i < K; i++) head_K[i] = head_K[i] * scale * norm_K[i];

@@ -110,33 +110,37 @@ typedef struct {
     float epsilon;
 } Attention;
 
+enum { QUERIES = 4 }; /* that share a pass over the slots */
+
 typedef struct {
     int64_t S, K;                                     /* padded sizes */
     float *keys_KS, *keys_SK, *values_KS, *values_SK; /* of a prompt and a response, for one key-value head */
-    float *dkeys_SK, *dvalues_SK, *score_S, *ds_S, *q_K, *out_K, *d_K, *dq_K;
+    float *dkeys_SK, *dvalues_SK, *score_QS, *ds_QS, *q_QK, *d_QK, *dq_K;
     void *memory;
 } Room;
 
 static int make_room(const Attention *a, Room *room) {
     int64_t S = room->S = padded(a->slots), K = room->K = padded(a->size);
     float **parts[] = {&room->keys_KS,  &room->keys_SK, &room->values_KS, &room->values_SK, &room->dkeys_SK, &room->dvalues_SK,
-                       &room->score_S, &room->ds_S,    &room->q_K,       &room->out_K,     &room->d_K,      &room->dq_K};
-    int64_t sizes[] = {S * K, S * K, S * K, S * K, S * K, S * K, S, S, K, K, K, K}, total = 0;
-    for (int i = 0; i < 12; i++) total += sizes[i] = (sizes[i] + 15) / 16 * 16;
+                       &room->score_QS, &room->ds_QS, &room->q_QK, &room->d_QK, &room->dq_K};
+    int64_t Q = QUERIES, total = 0;
+    int64_t sizes[] = {S * K, S * K, S * K, S * K, S * K, S * K, Q * S, Q * S, Q * K, Q * K, K};
+    for (int i = 0; i < 11; i++) total += sizes[i] = (sizes[i] + 15) / 16 * 16;
     room->memory = calloc((size_t)total + 16, sizeof(float)); /* padding stays zero and adds nothing */
     if (!room->memory) return 1;
     float *start = aligned(room->memory);
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 11; i++) {
         *parts[i] = start;
         start += sizes[i];
     }
     return 0;
 }
 
-/* A head of q or k as attention sees it: normed and rotated. */
-static void turned(const Attention *a, int64_t head, const float *x_K, int64_t position, float *out_K) {
+/* A head of q or k as attention sees it: normed, rotated, and times a factor. */
+static void turned(
+    const Attention *a, int64_t head, const float *restrict x_K, int64_t position, float factor, float *restrict out_K) {
     int64_t K = a->size, half = K / 2;
-    const float *cos_K = a->cos_PK + position * K, *sin_K = a->sin_PK + position * K;
+    const float *restrict cos_K = a->cos_PK + position * K, *restrict sin_K = a->sin_PK + position * K;
     float unit[K];
     if (a->norm_HK) {
         const float *w_K = a->norm_HK + head * K;
@@ -145,15 +149,17 @@ static void turned(const Attention *a, int64_t head, const float *x_K, int64_t p
         x_K = unit;
     }
     for (int64_t k = 0; k < half; k++) {
-        out_K[k] = x_K[k] * cos_K[k] + x_K[k + half] * sin_K[k];
-        out_K[k + half] = x_K[k + half] * cos_K[k + half] + x_K[k] * sin_K[k + half];
+        out_K[k] = factor * (x_K[k] * cos_K[k] + x_K[k + half] * sin_K[k]);
+        out_K[k + half] = factor * (x_K[k + half] * cos_K[k + half] + x_K[k] * sin_K[k + half]);
     }
 }
 
 /* The gradient of `turned`; that of the norm's weights is added to `dw_HK`. */
-static void turned_back(const Attention *a, int64_t head, const float *x_K, int64_t position, const float *g_K, float *dx_K, float *dw_HK) {
+static void turned_back(
+    const Attention *a, int64_t head, const float *restrict x_K, int64_t position, const float *restrict g_K,
+    float *restrict dx_K, float *restrict dw_HK) {
     int64_t K = a->size, half = K / 2;
-    const float *cos_K = a->cos_PK + position * K, *sin_K = a->sin_PK + position * K;
+    const float *restrict cos_K = a->cos_PK + position * K, *restrict sin_K = a->sin_PK + position * K;
     float d[K];
     for (int64_t k = 0; k < half; k++) {
         d[k] = g_K[k] * cos_K[k] + g_K[k + half] * sin_K[k + half];
@@ -179,7 +185,7 @@ static void gather(const Attention *a, const Room *room, const float *qkv_NC, in
     for (int64_t t = 0; t < count; t++) {
         const float *row = qkv_NC + (start + t) * C;
         float *key = room->keys_SK + (slot + t) * room->K, *value = room->values_SK + (slot + t) * room->K;
-        turned(a, H + g, row + (H + g) * K, slot + t, key);
+        turned(a, H + g, row + (H + g) * K, slot + t, 1.0f, key);
         memcpy(value, row + (H + G + g) * K, (size_t)K * sizeof(float));
         for (int64_t k = 0; k < K; k++) {
             room->keys_KS[k * room->S + slot + t] = key[k];
@@ -197,19 +203,18 @@ static void look(
     for (int64_t t = 0; t < count; t++) {
         int64_t seen = slot + t + 1;
         for (int64_t h = g * (H / a->groups); h < (g + 1) * (H / a->groups); h++) {
-            turned(a, h, qkv_NC + (start + t) * C + h * K, slot + t, room->q_K);
-            for (int64_t k = 0; k < K; k++) room->q_K[k] *= cold;
-            against(room->q_K, K, room->keys_KS, room->S, seen, room->score_S);
-            float most = largest_in(room->score_S, seen);
+            turned(a, h, qkv_NC + (start + t) * C + h * K, slot + t, cold, room->q_QK);
+            against(room->q_QK, K, room->keys_KS, room->S, seen, room->score_QS);
+            float most = largest_in(room->score_QS, seen);
             vec total = all(0);
             for (int64_t s = 0; s < seen; s += LANES) {
-                vec p = first(exp_of(at(room->score_S + s) - all(most)), seen - s);
-                put(room->score_S + s, p);
+                vec p = first(exp_of(at(room->score_QS + s) - all(most)), seen - s);
+                put(room->score_QS + s, p);
                 total += p;
             }
             float sum = sum_of(total);
             for (int64_t k = 0; k < K; k += LANES) {
-                vec mean = along(room->score_S, room->values_SK + k, room->K, seen) / all(sum);
+                vec mean = along(room->score_QS, room->values_SK + k, room->K, seen) / all(sum);
                 put_some(out_NA + (start + t) * H * K + h * K + k, mean, K - k);
             }
             normaliser_NH[(start + t) * H + h] = most + logf(sum);
@@ -234,44 +239,75 @@ int attention_forward(const Attention *a, const float *qkv_NC, int64_t first, in
     return 0;
 }
 
+/* One query's weights p and gradients of its scores, into `score` and `ds`; q and the gradient of its output beside. */
+static void weigh(
+    const Attention *a, const Room *room, const float *x_K, int64_t head, int64_t seen, const float *out_K, const float *g_K,
+    float normaliser, float *q_K, float *d_K, float *score_S, float *ds_S) {
+    int64_t K = a->size;
+    float cold = 1.0f / sqrtf((float)K);
+    memcpy(d_K, g_K, (size_t)K * sizeof(float));
+    turned(a, head, x_K, seen - 1, cold, q_K);
+    vec mean = all(dot(out_K, g_K, K));
+    against(q_K, K, room->keys_KS, room->S, seen, score_S);
+    against(d_K, K, room->values_KS, room->S, seen, ds_S);
+    for (int64_t s = 0; s < seen; s += LANES) {
+        vec p = first(exp_of(at(score_S + s) - all(normaliser)), seen - s);
+        put(score_S + s, p);
+        put(ds_S + s, p * (at(ds_S + s) - mean));
+    }
+}
+
+/* What QUERIES queries add to the gradients of keys and values: a slot is read and written once for all of them. */
+static void add_up(const Room *room, int64_t K, int64_t seen) {
+    int64_t S = room->S;
+    for (int64_t k = 0; k < K; k += LANES) {
+        vec q[QUERIES], d[QUERIES];
+        for (int j = 0; j < QUERIES; j++) {
+            q[j] = at(room->q_QK + j * room->K + k);
+            d[j] = at(room->d_QK + j * room->K + k);
+        }
+        for (int64_t s = 0; s < seen; s++) {
+            float *dkey = room->dkeys_SK + s * room->K + k, *dvalue = room->dvalues_SK + s * room->K + k;
+            vec key = at(dkey), value = at(dvalue);
+#pragma GCC unroll 4
+            for (int j = 0; j < QUERIES; j++) {
+                key += all(room->ds_QS[j * S + s]) * q[j];
+                value += all(room->score_QS[j * S + s]) * d[j];
+            }
+            put(dkey, key);
+            put(dvalue, value);
+        }
+    }
+}
+
 /* The gradient of `look`: that of queries is done, those of keys and values are added up by slot. */
 static void look_back(
     const Attention *a, const Room *room, const float *qkv_NC, int64_t g, int64_t start, int64_t count, int64_t slot,
     const float *out_NA, const float *normaliser_NH, const float *g_NA, float *d_NC, float *dw_HK) {
-    int64_t H = a->heads, K = a->size, C = (H + 2 * a->groups) * K;
+    int64_t H = a->heads, K = a->size, C = (H + 2 * a->groups) * K, shared = H / a->groups;
     float cold = 1.0f / sqrtf((float)K);
-    for (int64_t t = 0; t < count; t++) {
-        int64_t seen = slot + t + 1;
-        for (int64_t h = g * (H / a->groups); h < (g + 1) * (H / a->groups); h++) {
-            const float *x_K = qkv_NC + (start + t) * C + h * K;
-            int64_t where = (start + t) * H * K + h * K;
-            memcpy(room->out_K, out_NA + where, (size_t)K * sizeof(float));
-            memcpy(room->d_K, g_NA + where, (size_t)K * sizeof(float));
-            turned(a, h, x_K, slot + t, room->q_K);
-            vec products = all(0);
-            for (int64_t k = 0; k < K; k += LANES) {
-                products += at(room->out_K + k) * at(room->d_K + k);
-                put(room->q_K + k, at(room->q_K + k) * all(cold));
-                put(room->dq_K + k, all(0));
+    for (int64_t i = 0; i < count * shared; i += QUERIES) {
+        int64_t queries = count * shared - i < QUERIES ? count * shared - i : QUERIES;
+        int64_t last = padded(slot + (i + queries - 1) / shared + 1);
+        for (int64_t j = 0; j < QUERIES; j++) {
+            float *score_S = room->score_QS + j * room->S, *ds_S = room->ds_QS + j * room->S;
+            int64_t t = start + (i + j) / shared, head = g * shared + (i + j) % shared;
+            int64_t seen = j < queries ? slot + (i + j) / shared + 1 : 0, where = (t * H + head) * K;
+            if (seen)
+                weigh(a, room, qkv_NC + t * C + head * K, head, seen, out_NA + where, g_NA + where, normaliser_NH[t * H + head],
+                      room->q_QK + j * room->K, room->d_QK + j * room->K, score_S, ds_S);
+            for (int64_t s = padded(seen); s < last; s += LANES) {
+                put(score_S + s, all(0));
+                put(ds_S + s, all(0));
             }
-            float mean = sum_of(products), normaliser = normaliser_NH[(start + t) * H + h];
-            against(room->q_K, K, room->keys_KS, room->S, seen, room->score_S);
-            against(room->d_K, K, room->values_KS, room->S, seen, room->ds_S);
-            for (int64_t s = 0; s < seen; s += LANES) {
-                vec p = exp_of(at(room->score_S + s) - all(normaliser));
-                put(room->score_S + s, p);
-                put(room->ds_S + s, p * (at(room->ds_S + s) - all(mean)));
-            }
-            for (int64_t k = 0; k < K; k += LANES) {
-                vec q = at(room->q_K + k), d = at(room->d_K + k);
-                for (int64_t s = 0; s < seen; s++) {
-                    float *dkey = room->dkeys_SK + s * room->K + k, *dvalue = room->dvalues_SK + s * room->K + k;
-                    put(dkey, at(dkey) + all(room->ds_S[s]) * q);
-                    put(dvalue, at(dvalue) + all(room->score_S[s]) * d);
-                }
-                put(room->dq_K + k, along(room->ds_S, room->keys_SK + k, room->K, seen) * all(cold));
-            }
-            turned_back(a, h, x_K, slot + t, room->dq_K, d_NC + (start + t) * C + h * K, dw_HK);
+        }
+        add_up(room, K, last < room->S ? last : room->S);
+        for (int64_t j = 0; j < queries; j++) {
+            int64_t t = (i + j) / shared, head = g * shared + (i + j) % shared, seen = slot + t + 1;
+            for (int64_t k = 0; k < K; k += LANES)
+                put(room->dq_K + k, along(room->ds_QS + j * room->S, room->keys_SK + k, room->K, seen) * all(cold));
+            float *to_K = d_NC + (start + t) * C + head * K;
+            turned_back(a, head, qkv_NC + (start + t) * C + head * K, slot + t, room->dq_K, to_K, dw_HK);
         }
     }
 }

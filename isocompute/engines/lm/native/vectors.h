@@ -8,6 +8,7 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
 enum { LANES = 16 };
 #elif defined(__AVX__)
 enum { LANES = 8 };
@@ -35,6 +36,9 @@ static inline vec larger(vec a, vec b) { return chosen(a > b, a, b); }
 
 /* Halves onto each other, until one number is left. */
 static inline float sum_of(vec x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x); /* the same without leaving the registers, as below */
+#endif
     float part[LANES];
     put(part, x);
     for (int half = LANES / 2; half; half /= 2)
@@ -50,6 +54,9 @@ static inline double exact_sum_of(vec x) {
 }
 
 static inline float largest_of(vec x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#endif
     float part[LANES];
     put(part, x);
     for (int half = LANES / 2; half; half /= 2)
