@@ -4,9 +4,9 @@
  * processor's cache. A row's numbers do not depend on which others stand beside it: every sum has its order from the
  * shapes of the model and of the padded prompts alone.
  *
- * Names: D width, H heads, G key-value heads, K head size, V vocabulary, T a prompt's tokens, S a response's. Widths are
- * padded with zeros to whole vectors; `padded` says how wide. Products are with packed weights (`packed` in
- * sampling.py): panels of WIDE vectors of columns, all rows of a panel together.
+ * Names: D width, H heads, G key-value heads, K head size, V vocabulary, T a prompt's tokens, S a response's. Widths
+ * are padded with zeros to whole vectors; `padded` says how wide. Products are with packed weights (`_packed` in
+ * packing.py): panels of WIDE vectors of columns, all rows of a panel together.
  */
 #include "vectors.h"
 
@@ -78,7 +78,8 @@ static inline __attribute__((always_inline)) void tile(
 
 /* out (+)= x w, for whole tiles of rows. */
 static void product(
-    const float *x, int64_t stride, int64_t rows, int64_t inputs, const float *w, int64_t outputs, float *out, int add) {
+    const float *x, int64_t stride, int64_t rows, int64_t inputs, const float *w, int64_t outputs, float *out,
+    int add) {
     for (int64_t n = 0; n < outputs; n += WIDE * LANES) {
         int64_t vectors = (outputs - n) / LANES < WIDE ? (outputs - n) / LANES : WIDE;
         for (int64_t r = 0; r < rows; r += TILE) {
@@ -121,7 +122,8 @@ static void turn(const Model *m, float *restrict head_K, const float *restrict n
 }
 
 /* One row's attention in one layer: its new key and value join the cache, all its heads look at prompt and cache. */
-static void attend(const Model *m, const Batch *b, const Scratch *t, int64_t layer, const Live *live, float *qkv, float *out) {
+static void attend(
+    const Model *m, const Batch *b, const Scratch *t, int64_t layer, const Live *live, float *qkv, float *out) {
     const float *const *w = m->layer + layer * OF_A_LAYER;
     int64_t H = m->heads, G = m->groups, K = m->size, p = b->problem_B[live->row], padding = b->padding_P[p];
     int64_t place = (live->place * m->layers + layer) * G, slot = live->step - 1;
@@ -165,10 +167,12 @@ static void attend(const Model *m, const Batch *b, const Scratch *t, int64_t lay
 /* The last hidden states of `count` rows, into `h`. */
 static void read_rows(const Model *m, const Batch *b, const Scratch *t, const Live *live, int64_t count) {
     int64_t D = t->D, rows = (count + TILE - 1) / TILE * TILE;
-    for (int64_t r = 0; r < count; r++) memcpy(t->x + r * D, m->embedding_VD + live[r].token * D, (size_t)D * sizeof(float));
+    for (int64_t r = 0; r < count; r++)
+        memcpy(t->x + r * D, m->embedding_VD + live[r].token * D, (size_t)D * sizeof(float));
     for (int64_t layer = 0; layer < m->layers; layer++) {
         const float *const *w = m->layer + layer * OF_A_LAYER;
-        for (int64_t r = 0; r < count; r++) normalise(t->x + r * D, m->width, w[NORM_ATTENTION], m->epsilon, t->h + r * D);
+        for (int64_t r = 0; r < count; r++)
+            normalise(t->x + r * D, m->width, w[NORM_ATTENTION], m->epsilon, t->h + r * D);
         product(t->h, D, rows, m->width, w[QKV], t->QKV, t->qkv, 0);
         for (int64_t r = 0; r < count; r++) attend(m, b, t, layer, live + r, t->qkv + r * t->QKV, t->a + r * t->A);
         product(t->a, t->A, rows, m->heads * m->size, w[OUT], D, t->x, 1);
@@ -243,7 +247,8 @@ static void work(const Model *m, const Batch *b, const Scratch *t) {
     while (1) {
         while (count < ROWS && next < b->last) {
             Live row = {next++, 0, 0, 0};
-            memcpy(t->logits, b->logits_PV + b->problem_B[row.row] * m->vocabulary, (size_t)m->vocabulary * sizeof(float));
+            memcpy(
+                t->logits, b->logits_PV + b->problem_B[row.row] * m->vocabulary, (size_t)m->vocabulary * sizeof(float));
             if (!advance(m, b, &row, t->logits)) continue;
             row.place = free_places[--unused];
             live[count++] = row;
@@ -275,8 +280,8 @@ static int make_scratch(const Model *m, int64_t width, int64_t tokens, int64_t c
         .S = padded(tokens),
     };
     int64_t cached = m->layers * m->groups * cached_rows * t->S;
-    int64_t sizes[] = {ROWS * t->D, ROWS * t->D, ROWS * t->QKV, ROWS * t->A, ROWS * t->F, ROWS * t->F,
-                       ROWS * t->V, t->T + t->S, cached * m->size, cached * t->K};
+    int64_t sizes[] = {ROWS * t->D, ROWS * t->D, ROWS * t->QKV, ROWS * t->A,      ROWS * t->F,
+                       ROWS * t->F, ROWS * t->V, t->T + t->S,   cached * m->size, cached * t->K};
     float **parts[] = {&t->x, &t->h, &t->qkv, &t->a, &t->gate, &t->up, &t->logits, &t->score, &t->keys, &t->values};
     int64_t total = 0, count = sizeof(sizes) / sizeof(sizes[0]);
     for (int64_t i = 0; i < count; i++) total += sizes[i] = (sizes[i] + 15) / 16 * 16;
@@ -320,7 +325,8 @@ int read_slots(const Model *m, const Slots *s, int64_t first, int64_t last) {
     for (int64_t start = first; start < last; start += ROWS) {
         int64_t count = last - start < ROWS ? last - start : ROWS;
         for (int64_t r = 0; r < count; r++)
-            live[r] = (Live){.row = r, .step = s->length_A[start + r] + 1, .place = start + r, .token = s->token_A[start + r]};
+            live[r] = (Live){
+                .row = r, .step = s->length_A[start + r] + 1, .place = start + r, .token = s->token_A[start + r]};
         read_rows(m, &b, &t, live, count);
         for (int64_t r = 0; r < count; r++)
             memcpy(s->hidden_AD + (start + r) * m->width, t.h + r * t.D, (size_t)m->width * sizeof(float));

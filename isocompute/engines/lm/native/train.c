@@ -7,7 +7,8 @@
 #include "vectors.h"
 
 /* y = w · x / sqrt(mean x² + ε), row by row; `scale_N` is kept for the gradient. */
-int norm_forward(const float *x_ND, const float *w_D, int64_t rows, int64_t D, float epsilon, float *y_ND, float *scale_N) {
+int norm_forward(
+    const float *x_ND, const float *w_D, int64_t rows, int64_t D, float epsilon, float *y_ND, float *scale_N) {
     for (int64_t r = 0; r < rows; r++) {
         const float *x = x_ND + r * D;
         float *y = y_ND + r * D;
@@ -121,8 +122,9 @@ typedef struct {
 
 static int make_room(const Attention *a, Room *room) {
     int64_t S = room->S = padded(a->slots), K = room->K = padded(a->size);
-    float **parts[] = {&room->keys_KS,  &room->keys_SK, &room->values_KS, &room->values_SK, &room->dkeys_SK, &room->dvalues_SK,
-                       &room->score_QS, &room->ds_QS, &room->q_QK, &room->d_QK, &room->dq_K};
+    float **parts[] = {&room->keys_KS,  &room->keys_SK,    &room->values_KS, &room->values_SK,
+                       &room->dkeys_SK, &room->dvalues_SK, &room->score_QS,  &room->ds_QS,
+                       &room->q_QK,     &room->d_QK,       &room->dq_K};
     int64_t Q = QUERIES, total = 0;
     int64_t sizes[] = {S * K, S * K, S * K, S * K, S * K, S * K, Q * S, Q * S, Q * K, Q * K, K};
     for (int i = 0; i < 11; i++) total += sizes[i] = (sizes[i] + 15) / 16 * 16;
@@ -138,7 +140,8 @@ static int make_room(const Attention *a, Room *room) {
 
 /* A head of q or k as attention sees it: normed, rotated, and times a factor. */
 static void turned(
-    const Attention *a, int64_t head, const float *restrict x_K, int64_t position, float factor, float *restrict out_K) {
+    const Attention *a, int64_t head, const float *restrict x_K, int64_t position, float factor,
+    float *restrict out_K) {
     int64_t K = a->size, half = K / 2;
     const float *restrict cos_K = a->cos_PK + position * K, *restrict sin_K = a->sin_PK + position * K;
     float unit[K];
@@ -180,7 +183,8 @@ static void turned_back(
 }
 
 /* Keys and values of some tokens of one key-value head, into slots from `slot` on. */
-static void gather(const Attention *a, const Room *room, const float *qkv_NC, int64_t g, int64_t start, int64_t count, int64_t slot) {
+static void gather(
+    const Attention *a, const Room *room, const float *qkv_NC, int64_t g, int64_t start, int64_t count, int64_t slot) {
     int64_t H = a->heads, G = a->groups, K = a->size, C = (H + 2 * G) * K;
     for (int64_t t = 0; t < count; t++) {
         const float *row = qkv_NC + (start + t) * C;
@@ -196,8 +200,8 @@ static void gather(const Attention *a, const Room *room, const float *qkv_NC, in
 
 /* Queries of some tokens, which see `slot` + 1, `slot` + 2, … slots. */
 static void look(
-    const Attention *a, const Room *room, const float *qkv_NC, int64_t g, int64_t start, int64_t count, int64_t slot, float *out_NA,
-    float *normaliser_NH) {
+    const Attention *a, const Room *room, const float *qkv_NC, int64_t g, int64_t start, int64_t count, int64_t slot,
+    float *out_NA, float *normaliser_NH) {
     int64_t H = a->heads, K = a->size, C = (H + 2 * a->groups) * K;
     float cold = 1.0f / sqrtf((float)K);
     for (int64_t t = 0; t < count; t++) {
@@ -223,7 +227,8 @@ static void look(
 }
 
 /* Attention of the problems from `first` to `last`; 1 where there is no memory for it. */
-int attention_forward(const Attention *a, const float *qkv_NC, int64_t first, int64_t last, float *out_NA, float *normaliser_NH) {
+int attention_forward(
+    const Attention *a, const float *qkv_NC, int64_t first, int64_t last, float *out_NA, float *normaliser_NH) {
     Room room;
     if (make_room(a, &room)) return 1;
     for (int64_t p = first; p < last; p++)
@@ -241,8 +246,8 @@ int attention_forward(const Attention *a, const float *qkv_NC, int64_t first, in
 
 /* One query's weights p and gradients of its scores, into `score` and `ds`; q and the gradient of its output beside. */
 static void weigh(
-    const Attention *a, const Room *room, const float *x_K, int64_t head, int64_t seen, const float *out_K, const float *g_K,
-    float normaliser, float *q_K, float *d_K, float *score_S, float *ds_S) {
+    const Attention *a, const Room *room, const float *x_K, int64_t head, int64_t seen, const float *out_K,
+    const float *g_K, float normaliser, float *q_K, float *d_K, float *score_S, float *ds_S) {
     int64_t K = a->size;
     float cold = 1.0f / sqrtf((float)K);
     memcpy(d_K, g_K, (size_t)K * sizeof(float));
@@ -294,8 +299,9 @@ static void look_back(
             int64_t t = start + (i + j) / shared, head = g * shared + (i + j) % shared;
             int64_t seen = j < queries ? slot + (i + j) / shared + 1 : 0, where = (t * H + head) * K;
             if (seen)
-                weigh(a, room, qkv_NC + t * C + head * K, head, seen, out_NA + where, g_NA + where, normaliser_NH[t * H + head],
-                      room->q_QK + j * room->K, room->d_QK + j * room->K, score_S, ds_S);
+                weigh(
+                    a, room, qkv_NC + t * C + head * K, head, seen, out_NA + where, g_NA + where,
+                    normaliser_NH[t * H + head], room->q_QK + j * room->K, room->d_QK + j * room->K, score_S, ds_S);
             for (int64_t s = padded(seen); s < last; s += LANES) {
                 put(score_S + s, all(0));
                 put(ds_S + s, all(0));
@@ -314,8 +320,8 @@ static void look_back(
 
 /* The gradient of `gather`, which empties the slots for the next. */
 static void gather_back(
-    const Attention *a, const Room *room, const float *qkv_NC, int64_t g, int64_t start, int64_t count, int64_t slot, float *d_NC,
-    float *dw_HK) {
+    const Attention *a, const Room *room, const float *qkv_NC, int64_t g, int64_t start, int64_t count, int64_t slot,
+    float *d_NC, float *dw_HK) {
     int64_t H = a->heads, G = a->groups, K = a->size, C = (H + 2 * G) * K;
     for (int64_t t = 0; t < count; t++) {
         const float *row = qkv_NC + (start + t) * C;
@@ -330,8 +336,8 @@ static void gather_back(
 
 /* The gradient of `attention_forward` by its inputs, and by the norms' weights in `dw_HK`. */
 int attention_backward(
-    const Attention *a, const float *qkv_NC, int64_t first, int64_t last, const float *out_NA, const float *normaliser_NH,
-    const float *g_NA, float *d_NC, float *dw_HK) {
+    const Attention *a, const float *qkv_NC, int64_t first, int64_t last, const float *out_NA,
+    const float *normaliser_NH, const float *g_NA, float *d_NC, float *dw_HK) {
     Room room;
     if (make_room(a, &room)) return 1;
     for (int64_t p = first; p < last; p++)

@@ -138,7 +138,8 @@ static inline __attribute__((always_inline)) void across(
     for (int j = 0; j < n; j++) put(out_S + j * LANES, even[j] + odd[j]);
 }
 
-static inline void against(const float *x_K, int64_t K, const float *m_KS, int64_t stride, int64_t count, float *out_S) {
+static inline void against(
+    const float *x_K, int64_t K, const float *m_KS, int64_t stride, int64_t count, float *out_S) {
     int64_t s = 0;
     for (; s + 3 * LANES < count; s += 4 * LANES) across(4, x_K, K, m_KS + s, stride, out_S + s);
     if (s + 2 * LANES < count)
