@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from isocompute.engines.lm.native.functions import Layout, attend, choose, norma
 from isocompute.engines.lm.native.scoring import fits_native
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, sample
 from isocompute.engines.lm.scoring import score
+from tests.lm.cells import make_cell, run
 from tests.lm.models import CONFIGS, reference
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler")
@@ -273,6 +275,34 @@ def test_long_sequences_are_trained_on_by_pytorch(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("isocompute.engines.lm.native.scoring._LONGEST", 20)
     long, _ = score(decoder, rollouts, temperature=0.7)
     torch.testing.assert_close(long, short, atol=1e-5, rtol=0)
+
+
+def test_a_row_without_a_token_says_nothing() -> None:
+    decoder = decoder_like(reference("qwen3"), "qwen3")
+    whole = rolled(decoder)
+    mask_BT = whole.mask_BT.clone()
+    mask_BT[3] = False
+    rollouts = replace(whole, mask_BT=mask_BT)
+    native, _ = score(decoder, rollouts, temperature=0.7)
+    decoder.native = False
+    plain, _ = score(decoder, rollouts, temperature=0.7)
+    assert not native[3].any()
+    torch.testing.assert_close(native, plain, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_fast_is_the_switch(fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    inner = build.loaded
+
+    def loaded() -> object:
+        called.append("C")
+        return inner()
+
+    monkeypatch.setattr(build, "loaded", loaded)
+    cell = make_cell(update_steps=1, engine={"fast": fast})
+    run(cell, tmp_path / "run")
+    assert bool(called) == fast
 
 
 # Building

@@ -248,6 +248,7 @@ def prepared_training(
     LmEngine().check(cell)
     engine, chosen = EngineSpec.of(cell.engine), lm_recipe(cell)
     loaded = _model(engine.model, engine.torch_dtype, engine.where)
+    loaded.decoder.native = engine.fast
     _set_threads(engine, loaded)
     tasks = _tasks_of(ProblemsSpec.of(cell.problems), loaded.folder, engine, chosen)
     sizes = choose_sizes(engine, loaded, tasks, rollouts_per_problem)

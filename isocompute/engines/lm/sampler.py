@@ -18,7 +18,7 @@ from torch import Tensor
 
 from isocompute.engines.lm.decoder import Cache, Decoder, Prefix
 from isocompute.engines.lm.lengths import Interruption
-from isocompute.engines.lm.native.sampling import can_be_native, native_rows
+from isocompute.engines.lm.native.sampling import Begun, can_be_native, native_rows
 from isocompute.errors import InputError
 
 __all__ = [
@@ -194,7 +194,7 @@ def sample(
         cache = Cache.empty(decoder.config, len(prompts), room, decoder.embed_tokens.weight)
         hidden_PTD = read_prompts(decoder, prompts_PT, padding_P, cache)
         logits_PV = decoder.logits(hidden_PTD[:, -1], fp32=settings.fp32_head)
-    begun = _Begun(cache, logits_PV, padding_P, problem_B, uniform_TB)
+    begun = Begun(cache, logits_PV, padding_P, problem_B, uniform_TB)
     if native:
         drawn = _by_library(decoder, settings, begun, pad_token)
     else:
@@ -213,16 +213,6 @@ def sample(
     )
 
 
-class _Begun(NamedTuple):
-    """Prompts as they were read, and what the rows behind them need."""
-
-    cache: Cache
-    logits_PV: Tensor
-    padding_P: Tensor | None
-    problem_B: Tensor
-    uniform_TB: Tensor
-
-
 class _Drawn(NamedTuple):
     """Tokens and log-probs up to the longest response."""
 
@@ -232,9 +222,9 @@ class _Drawn(NamedTuple):
     forced_BT: Tensor | None = None
 
 
-def _by_library(decoder: Decoder, settings: SamplingSettings, begun: _Begun, pad_token: int) -> _Drawn:
+def _by_library(decoder: Decoder, settings: SamplingSettings, begun: Begun, pad_token: int) -> _Drawn:
     """On a CPU, in C: a few rows at a time (native/generate.c)."""
-    responses_BT, logprobs_BT, lengths_B = native_rows(decoder, settings, **begun._asdict())
+    responses_BT, logprobs_BT, lengths_B = native_rows(decoder, settings, begun)
     used = int(lengths_B.max())
     mask_BT = torch.arange(used) < lengths_B[:, None]
     return _Drawn(
@@ -245,7 +235,7 @@ def _by_library(decoder: Decoder, settings: SamplingSettings, begun: _Begun, pad
 
 
 def _by_torch(
-    decoder: Decoder, settings: SamplingSettings, begun: _Begun, forcing: _Forcing | None, pad_token: int
+    decoder: Decoder, settings: SamplingSettings, begun: Begun, forcing: _Forcing | None, pad_token: int
 ) -> _Drawn:
     """All rows a token at a time; the cache shrinks as they finish."""
     cache, logits_PV, padding_P, problem_B, uniform_TB = begun

@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from isocompute.engines.lm.decoder import Decoder
     from isocompute.engines.lm.sampler import SamplingSettings
 
-__all__ = ["Drawn", "can_be_native", "fits_native_decoding", "native_rows"]
+__all__ = ["Begun", "Drawn", "can_be_native", "fits_native_decoding", "native_rows"]
+
+
+class Begun(NamedTuple):
+    """Prompts as they were read, and what the rows behind them need."""
+
+    cache: Cache
+    logits_PV: Tensor
+    """Of each prompt's next token."""
+    padding_P: Tensor | None
+    problem_B: Tensor
+    uniform_TB: Tensor
 
 
 class Drawn(NamedTuple):
@@ -39,22 +50,13 @@ def can_be_native(decoder: Decoder, settings: SamplingSettings) -> bool:
     return fits_native_decoding(decoder) and settings.top_p >= 1.0 and settings.interruption is None
 
 
-def native_rows(
-    decoder: Decoder,
-    settings: SamplingSettings,
-    *,
-    cache: Cache,
-    logits_PV: Tensor,
-    padding_P: Tensor | None,
-    problem_B: Tensor,
-    uniform_TB: Tensor,
-) -> Drawn:
-    """Responses to prompts that the cache holds, whose next tokens have these logits."""
-    rows, new = len(problem_B), settings.max_new_tokens
+def native_rows(decoder: Decoder, settings: SamplingSettings, begun: Begun) -> Drawn:
+    """Responses to prompts that have been read."""
+    rows, new = len(begun.problem_B), settings.max_new_tokens
     drawn = Drawn(torch.empty(rows, new, dtype=torch.long), torch.empty(rows, new), torch.empty(rows, dtype=torch.long))
-    model = pack(decoder, temperature=settings.temperature, positions=cache.length + new)
+    model = pack(decoder, temperature=settings.temperature, positions=begun.cache.length + new)
     kept: list[Any] = []
-    batch = _batch(settings, cache, logits_PV, padding_P, problem_B, uniform_TB, drawn, kept)
+    batch = _batch(settings, begun, drawn, kept)
 
     def work(first: int, last: int) -> None:
         mine = _Batch.from_buffer_copy(batch)
@@ -79,16 +81,8 @@ class _Batch(ctypes.Structure):
     )
 
 
-def _batch(
-    settings: SamplingSettings,
-    cache: Cache,
-    logits_PV: Tensor,
-    padding_P: Tensor | None,
-    problem_B: Tensor,
-    uniform_TB: Tensor,
-    drawn: Drawn,
-    kept: list[Any],
-) -> _Batch:
+def _batch(settings: SamplingSettings, begun: Begun, drawn: Drawn, kept: list[Any]) -> _Batch:
+    cache, logits_PV, padding_P, problem_B, uniform_TB = begun
     keys_LPGTK, values_LPGTK = (x[:, :, :, : cache.length] for x in (cache.keys_LBGTK, cache.values_LBGTK))
     stops = torch.tensor(settings.stop_tokens, dtype=torch.long)
     padding = torch.zeros(len(logits_PV), dtype=torch.long) if padding_P is None else padding_P
