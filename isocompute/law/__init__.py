@@ -1,11 +1,37 @@
-"""The law: from learning curves to forecasts, comparisons and n*(C), with an error on every number."""
+"""The law: from learning curves to forecasts, comparisons and n*(C), with an error on every number.
 
-from isocompute.law.comparison import Comparison, compare
-from isocompute.law.curve import Curve
-from isocompute.law.forecasting import Backtest, Forecast, backtest, forecast
-from isocompute.law.from_runs import curves_of
-from isocompute.law.law import Law, fit_law
-from isocompute.law.store import StoredLaw, law_to_json, read_law, write_law
+Names load on first use: whoever wants a part of it need not wait for the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isocompute.law.comparison import Comparison, compare
+    from isocompute.law.curve import Curve
+    from isocompute.law.forecasting import Backtest, Forecast, backtest, forecast
+    from isocompute.law.from_runs import curves_of
+    from isocompute.law.law import Law, fit_law
+    from isocompute.law.store import StoredLaw, law_to_json, read_law, write_law
+
+_HOMES = {
+    "Backtest": "forecasting",
+    "Comparison": "comparison",
+    "Curve": "curve",
+    "Forecast": "forecasting",
+    "Law": "law",
+    "StoredLaw": "store",
+    "backtest": "forecasting",
+    "compare": "comparison",
+    "curves_of": "from_runs",
+    "fit_law": "law",
+    "forecast": "forecasting",
+    "law_to_json": "store",
+    "read_law": "store",
+    "write_law": "store",
+}
 
 __all__ = [
     "Backtest",
@@ -23,3 +49,9 @@ __all__ = [
     "read_law",
     "write_law",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"isocompute.law.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'isocompute.law' has no attribute '{name}'")

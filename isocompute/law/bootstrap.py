@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from isocompute.arrays import Array, Ints
 from isocompute.law.curve import median
@@ -216,6 +215,8 @@ def _whole(rows: Rows, resampled: list[_Resampled], wanted: Ints) -> tuple[Array
 
 def block_resample(residual_C: Array, free: int, count: int, rng: np.random.Generator) -> Array:
     """Circular blocks of the centred residuals, inflated for `free` fitted parameters."""
+    from scipy import special  # a tenth of a second to load, which those who only read a law need not wait
+
     n = len(residual_C)
     spare = max(n - free, 1)
     inflation = np.sqrt(n / spare) * special.stdtrit(spare, 0.975) / special.ndtri(0.975)

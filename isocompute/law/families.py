@@ -16,6 +16,7 @@ code fits it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,10 +59,17 @@ class Family:
 
     def grid(self, span: float) -> Array:
         """Starting values that cover the box, one row each."""
-        axes = [
-            np.linspace(low, high, size) for (low, high), size in zip(self.bounds(span), self.grid_sizes, strict=True)
-        ]
-        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
+        return _grid(self, span)
+
+
+@functools.lru_cache(maxsize=1024)  # runs over the same range share it, and are fitted again and again
+def _grid(family: Family, span: float) -> Array:
+    axes = [
+        np.linspace(low, high, size) for (low, high), size in zip(family.bounds(span), family.grid_sizes, strict=True)
+    ]
+    grid_SK = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
+    grid_SK.setflags(write=False)
+    return grid_SK
 
 
 def _log(compute: Array) -> Array:

@@ -123,18 +123,7 @@ def usable_points(curve: Curve, *, points: str = "all", bin_width: float = DEFAU
     if points == "records":
         keep = record_points(curve.compute_C, curve.values_C, bin_width=bin_width)
         return replace(curve, compute_C=curve.compute_C[keep], values_C=curve.values_C[keep])
-    if len(curve.compute_C) > MAXIMUM_POINTS:
-        # The base model's evaluation at compute 0 stays a point of its own: averaged in, it would pose as compute > 0.
-        lead = int(curve.compute_C[0] <= 0)
-        parts = np.array_split(np.arange(lead, len(curve.compute_C)), MAXIMUM_POINTS - lead)
-        keep_first = [np.arange(lead)] if lead else []
-        groups = keep_first + parts
-        curve = replace(
-            curve,
-            compute_C=np.array([curve.compute_C[g].mean() for g in groups]),
-            values_C=np.array([curve.values_C[g].mean() for g in groups]),
-        )
-    return curve
+    return curve.averaged(MAXIMUM_POINTS)
 
 
 def fit_groups(

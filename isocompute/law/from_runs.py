@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -14,24 +13,13 @@ import polars as pl
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.curve import MINIMUM_POINTS, Curve
+from isocompute.law.rewards import REWARDS, TRAINED, rank
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 
 __all__ = ["UNITS", "choose_metric", "choose_unit", "curves_of"]
 
 UNITS = ("rollouts", "tokens", "gpu_hours", "steps")
 _LARGEST = 1e100  # squares of anything larger overflow; nothing real is
-_TRAINED = "train/avg"
-_REWARDS = (
-    r"avg@\d+",
-    r"best@\d+",
-    r"worst@\d+",
-    r"(avg|best|worst)@\d+/.+",
-    "value",
-    r"(.*/)?((final|best|last)_)?(val|eval)\w*/?.*(reward|acc|score).*",
-    "reward",
-    _TRAINED,
-)
-"""Metrics that are rewards, the one that is meant first: held-out problems before training's."""
 
 
 def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = None) -> tuple[list[Curve], str, str]:
@@ -42,9 +30,9 @@ def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = Non
     """
     asked = metric or runs.value_column
     metric = choose_metric(runs, metric)
-    if metric == _TRAINED and asked is None:
+    if metric == TRAINED and asked is None:
         warnings.warn(
-            f"{runs.source}: no metric on held-out problems; taking {_TRAINED}, the reward in training.",
+            f"{runs.source}: no metric on held-out problems; taking {TRAINED}, the reward in training.",
             RunWarning,
             stacklevel=2,
         )
@@ -108,8 +96,8 @@ def choose_metric(runs: RunSet, metric: str | None = None, *, any_number: bool =
     everywhere = [name for name in have if name in shared]
     if any_number:
         everywhere = [name for name in everywhere if any(_count(run, name) for run in runs)] or everywhere
-    best = min(everywhere, key=_rank, default=None)
-    if best is not None and (_rank(best) < len(_REWARDS) or len(everywhere) == 1):
+    best = min(everywhere, key=rank, default=None)
+    if best is not None and (rank(best) < len(REWARDS) or len(everywhere) == 1):
         return best
     if not have:
         for column in dict.fromkeys(name for run in runs for name in run.points.columns):
@@ -122,13 +110,8 @@ def _count(run: Run, metric: str) -> int:
     return run.points[metric].count() if metric in run.points.columns else 0
 
 
-def _rank(name: str) -> int:
-    """A metric's place among the rewards; their number where it is none."""
-    return next((at for at, pattern in enumerate(_REWARDS) if re.fullmatch(pattern, name)), len(_REWARDS))
-
-
 def _names(metrics: Iterable[str]) -> str:
-    return listing(sorted(metrics, key=_rank), 12)
+    return listing(sorted(metrics, key=rank), 12)
 
 
 def _refuse_text(runs: RunSet, column: str, *, partly: bool = False) -> None:
@@ -252,8 +235,8 @@ def _floats(series: pl.Series) -> Array:
 
 def _fuller(run: Run, metric: str) -> str:
     """Another reward of the run that has enough values, if there is one."""
-    for name in sorted(run.metrics, key=_rank):
+    for name in sorted(run.metrics, key=rank):
         count = run.points[name].count()
-        if name != metric and _rank(name) < len(_REWARDS) and count >= MINIMUM_POINTS:
+        if name != metric and rank(name) < len(REWARDS) and count >= MINIMUM_POINTS:
             return f", or use --metric {name}, which has {count}"
     return ""

@@ -8,11 +8,10 @@ still stop there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
 
 from isocompute.arrays import Array, Bools, Ints
 from isocompute.law.fits import CurveFit
@@ -23,6 +22,8 @@ REACH = 1.25
 GRID_POINTS = 120
 _SLACK = 1.02  # budgets that differ by a batch are the same budget
 _ENOUGH = 3.0
+_CUTS, _ROUNDS = 256, 4
+"""Rounds in which the place of a crossing is cut into so many: to a billionth of a step of the grid."""
 
 
 @dataclass(frozen=True)
@@ -119,16 +120,25 @@ def _switches(fits: Sequence[CurveFit], compute_C: Array, best_C: Ints, live_SC:
     for i in np.flatnonzero(np.diff(best_C)):
         old, new = int(best_C[i]), int(best_C[i + 1])
 
-        def lead(log_c: float, old: int = old, new: int = new) -> float:
-            at = np.array([np.exp(log_c)])
-            return float(reached(fits[new], at)[0] - reached(fits[old], at)[0])
+        def lead(log_C: Array, old: int = old, new: int = new) -> Array:
+            return reached(fits[new], np.exp(log_C)) - reached(fits[old], np.exp(log_C))
 
         low, high = float(np.log(compute_C[i])), float(np.log(compute_C[i + 1]))
         if not live_SC[new, i]:
             low = max(low, float(np.log(fits[new].first / REACH)))
-        changes = lead(low) < 0 < lead(high)
-        at = float(np.exp(brentq(lead, low, high, xtol=1e-9) if changes else low))
+        first, last = lead(np.array([low, high])).tolist()
+        changes = first < 0 < last
+        at = float(np.exp(_root(lead, low, high) if changes else low))
         crosses = changes and at <= min(fits[old].last, fits[new].last) * _SLACK
         value = float(reached(fits[new], np.array([at]))[0])
         out.append(Switch(at, old, new, value, crosses))
     return tuple(out)
+
+
+def _root(rising: Callable[[Array], Array], low: float, high: float) -> float:
+    """Where a function that is negative at `low` and positive at `high` turns positive."""
+    for _ in range(_ROUNDS):
+        grid = np.linspace(low, high, _CUTS + 1)
+        first = max(1, int((rising(grid) > 0).argmax()))
+        low, high = float(grid[first - 1]), float(grid[first])
+    return 0.5 * (low + high)

@@ -90,8 +90,9 @@ def fit_law(
     bin_width: float = DEFAULT_BIN,
     replicates: int = 1000,
     seed: int = 0,
+    with_surface: bool = True,
 ) -> Law:
-    """Fit everything the curves support."""
+    """Fit everything the curves support; the surface through all settings, which takes longest to begin, if wanted."""
     usable = usable_curves(curves, metric=metric, points=points, bin_width=bin_width)
     upper = upper_bound(np.concatenate([curve.values_C for curve in curves]))
     settings = settings_of(usable)
@@ -119,7 +120,9 @@ def fit_law(
     if unit == "rollouts":
         competitions += _slices_of(setting_fits, "batch_size")
     joint, *tradeoffs = _tradeoffs(competitions, iso=iso)
-    surface = fit_surface(setting_fits, upper=upper, replicates=replicates, seed=seed)
+    surface = None
+    if with_surface:
+        surface = fit_surface(setting_fits, upper=upper, replicates=replicates, seed=seed)
     return Law(
         metric=metric,
         unit=unit,

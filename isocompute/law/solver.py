@@ -101,8 +101,8 @@ def _refine(family: Family, batch: Batch, theta_RK: Array) -> Fits:
 
 def _box(family: Family, batch: Batch) -> tuple[Array, Array]:
     """The bounds of every row's θ."""
-    groups, place_R = np.unique(batch.group_R, return_inverse=True)
-    box_GK2 = np.stack([family.bounds(float(span)) for span in batch.span_G[groups]])
+    spans, place_R = np.unique(batch.span_G[batch.group_R], return_inverse=True)
+    box_GK2 = np.stack([family.bounds(float(span)) for span in spans])
     return box_GK2[place_R, :, 0].T, box_GK2[place_R, :, 1].T
 
 

@@ -19,9 +19,11 @@ def best_starts(family: Family, batch: Batch) -> Array:
     """The grid point with the smallest sum of squares, for every row; groups with the same compute share the work."""
     starts_RK = np.empty((len(batch.group_R), len(family.parameters)))
     rows_by_grid: dict[bytes, list[Ints]] = {}
-    for group in np.unique(batch.group_R):
+    order_R = np.argsort(batch.group_R, kind="stable")
+    groups, first = np.unique(batch.group_R[order_R], return_index=True)
+    for group, rows_R in zip(groups, np.split(order_R, first[1:]), strict=True):
         key = batch.compute_GC[group].tobytes() + batch.span_G[group].tobytes()
-        rows_by_grid.setdefault(key, []).append(np.flatnonzero(batch.group_R == group))
+        rows_by_grid.setdefault(key, []).append(rows_R)
     for same in rows_by_grid.values():
         rows = np.concatenate(same)
         group = batch.group_R[rows[0]]

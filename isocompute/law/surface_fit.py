@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from isocompute.arrays import Array, Bools
 from isocompute.law.bootstrap import block_resample
@@ -194,6 +193,8 @@ def _fit(family: Family, terms: Terms, few: _Points, every: _Points, start_Q: Ar
 
 
 def _fit_to(family: Family, terms: Terms, points: _Points, start_Q: Array) -> _Fitted:
+    from scipy.optimize import least_squares  # a quarter of a second to load: late, for those who need no joint law
+
     design, root_I = Design.of(family, terms, points.n_I, points.bp_I), _root(points)
 
     def residual(q: Array) -> Array:

@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 import numpy as np
 import polars as pl
-from scipy import special
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
@@ -304,6 +303,8 @@ def _over_seeds(runs: Sequence[Run], read: Callable[[Run], tuple[float, float]])
     value = float(value_R.mean())
     half = 1.96 * float(np.sqrt((error_R**2).sum())) / len(value_R)
     if len(value_R) > 1:
+        from scipy import special  # a tenth of a second to load, which a plan need not wait for
+
         spread = float(value_R.std(ddof=1)) / float(np.sqrt(len(value_R)))
         half = max(half, float(special.stdtrit(len(value_R) - 1, 0.975)) * spread)
     return value, (value - half, value + half)
