@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from isocompute.cli import options
-from isocompute.errors import InputError
 
 __all__ = ["command"]
 
@@ -21,11 +20,6 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Open a study in the browser: plan, figures, runs, claims and comparisons, live while it runs."""
-    try:
-        import fastapi  # noqa: F401  # asked for here, so that what is missing is said before anything starts
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"the web app needs {error.name}; pip install 'isocompute[ui]'.") from error
     from isocompute.ui.server import bind, serve
 
     served = bind(study, port=port)

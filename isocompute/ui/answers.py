@@ -12,8 +12,11 @@ from urllib.parse import quote
 
 from fastapi import Response
 
+from isocompute.ui.fitting import Rough
+
 __all__ = [
     "COMMAND",
+    "PRELIMINARY",
     "STALE",
     "ChartFormat",
     "TableFormat",
@@ -27,16 +30,25 @@ COMMAND = "Isocompute-Command"
 """Header with the command line that prints this answer, percent-encoded since headers are ASCII."""
 STALE = "Isocompute-Stale"
 """Header of an answer that rests on the files of a moment ago, while the next one is being made."""
+PRELIMINARY = "Isocompute-Preliminary"
+"""Header of an answer that rests on a rough law while the final one is being made: `50/200` replicates."""
 TableFormat = Literal["json", "csv"]
 ChartFormat = Literal["vega", "png", "svg", "csv"]
 _ASIDE = "\t=+-@"
 """A cell that begins so is a formula to a spreadsheet."""
 
 
-def json_answer(data: Any, *, command: str | None = None, fresh: bool = True, status: int = 200) -> Response:
-    """Data as the command prints it."""
+def json_answer(
+    data: Any, *, command: str | None = None, fresh: bool = True, rough: Rough | None = None, status: int = 200
+) -> Response:
+    """Data as the command prints it; what rests on a rough law says so."""
+    if rough is not None:
+        data = {**data, "preliminary": True, "replicates": rough.replicates}
     text = json.dumps(data, allow_nan=False, ensure_ascii=False)
-    return _answer(text.encode(), "application/json", command=command, fresh=fresh, status=status)
+    answer = _answer(text.encode(), "application/json", command=command, fresh=fresh, status=status)
+    if rough is not None:
+        answer.headers[PRELIMINARY] = f"{rough.replicates}/{rough.of}"
+    return answer
 
 
 def table_answer(
@@ -47,22 +59,31 @@ def table_answer(
     name: str,
     command: str | None = None,
     fresh: bool = True,
+    rough: Rough | None = None,
 ) -> Response:
     """Data as JSON, or its rows as CSV."""
     if form == "json":
-        return json_answer(data, command=command, fresh=fresh)
+        return json_answer(data, command=command, fresh=fresh, rough=rough)
     return _answer(as_csv(rows), "text/csv; charset=utf-8", file=f"{name}.csv", command=command, fresh=fresh)
 
 
 def chart_answer(
-    chart: Any, *, form: ChartFormat, name: str, more: Mapping[str, Any], command: str, fresh: bool = True
+    chart: Any,
+    *,
+    form: ChartFormat,
+    name: str,
+    more: Mapping[str, Any],
+    command: str,
+    fresh: bool = True,
+    rough: Rough | None = None,
 ) -> Response:
     """A chart of one panel: as Vega-Lite for the page, with what it is to say beside it, or as a file."""
     from isocompute.report.style import themed
 
     if form != "vega":
         return chart_file(chart, form=form, name=name, command=command, fresh=fresh)
-    return json_answer({**more, "panels": [themed(chart, background=None)]}, command=command, fresh=fresh)
+    panels = [themed(chart, background=None)]
+    return json_answer({**more, "panels": panels}, command=command, fresh=fresh, rough=rough)
 
 
 def chart_file(

@@ -21,6 +21,7 @@ from isocompute.ui.guard import Guard
 from isocompute.ui.request import RESPONSES
 from isocompute.ui.results import Results
 from isocompute.ui.routes import claims, compare, plan, run, study
+from isocompute.ui.wording import as_parameters
 
 __all__ = ["PAGES", "create_app"]
 
@@ -36,7 +37,9 @@ def create_app(results: Results) -> FastAPI:
         version=__version__,
         summary="A study's plan, figures, runs, claims and comparisons.",
         description="An answer with an `Isocompute-Command` header (percent-encoded) is what that command prints with "
-        "`--json`. `Isocompute-Stale: 1` marks one that rests on the files of a moment ago. Nothing can be changed.",
+        "`--json`. `Isocompute-Stale: 1` marks one that rests on the files of a moment ago. A law that takes long is "
+        "preceded by a rough one: `Isocompute-Preliminary: 50/200` (replicates so far, and in the end) and "
+        "`preliminary: true` in the JSON mark what rests on it; `final=true` waits. Nothing can be changed.",
         docs_url=None,  # its page loads scripts from another machine
         redoc_url=None,
         openapi_url="/api/openapi.json",
@@ -82,7 +85,7 @@ def _pages() -> APIRouter:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(InputError)
     def wrong(_: Request, error: InputError) -> Response:
-        return json_answer({"error": " ".join(str(error).split())}, status=400)
+        return json_answer({"error": as_parameters(" ".join(str(error).split()))}, status=400)
 
     @app.exception_handler(PendingError)
     def pending(_: Request, error: PendingError) -> Response:

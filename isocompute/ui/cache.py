@@ -1,7 +1,8 @@
 """Results that are slow to make, kept until the files they rest on change.
 
 A study that is running changes every second, and a law takes longer than that. So a result that is out of date is
-still given out, marked as such, while the next one is made behind it; only a result that was never made is waited for.
+still given out, marked as such, while the next one is made behind it; only a result that was never made is waited for,
+and where there is a rough one that is sooner had, that one is given out meanwhile.
 """
 
 from __future__ import annotations
@@ -35,20 +36,41 @@ class Found(Generic[T]):
     fresh: bool
 
 
+@dataclass(frozen=True)
+class _Making:
+    """A result in the making, and a rough one that comes before it, where there is such."""
+
+    full: Future[Any]
+    rough: Future[Any] | None = None
+
+    def soonest(self, patience: float) -> Any:
+        """The full result if it is there, else the rough one; what the rough one lacks, the full one may have."""
+        if self.rough is not None and not self.full.done():
+            try:
+                value = self.rough.result(patience)
+            except FutureTimeoutError:
+                raise
+            except Exception:
+                return self.full.result(patience)
+            if value is not None and not self.full.done():
+                return value
+        return self.full.result(patience)
+
+
 @dataclass
 class _Entry:
     version: str
-    future: Future[Any]
-    next: tuple[str, Future[Any]] | None = None
+    made: _Making
+    next: tuple[str, _Making] | None = None
 
-    def refresh(self, version: str, begin: Callable[[], Future[Any]]) -> None:
+    def refresh(self, version: str, begin: Callable[[], _Making]) -> None:
         """Take over what was made behind the last result, and begin on this version if nobody has."""
-        if self.next is not None and self.next[1].done():
-            (self.version, self.future), self.next = self.next, None
-        if self.version == version or self.next is not None or not self.future.done():
+        if self.next is not None and self.next[1].full.done():
+            (self.version, self.made), self.next = self.next, None
+        if self.version == version or self.next is not None or not self.made.full.done():
             return
-        if self.future.exception() is not None:
-            self.version, self.future = version, begin()  # an error is nothing to show meanwhile
+        if self.made.full.exception() is not None:
+            self.version, self.made = version, begin()  # an error is nothing to show meanwhile
         else:
             self.next = (version, begin())
 
@@ -62,41 +84,62 @@ class Cache:
         self._lock = threading.Lock()
         self._turn = threading.Semaphore(_AT_ONCE)
 
-    def get(self, key: Hashable, version: str, make: Callable[[], T], *, what: str, quick: bool = False) -> Found[T]:
+    def get(
+        self,
+        key: Hashable,
+        version: str,
+        make: Callable[[], T],
+        *,
+        what: str,
+        quick: bool = False,
+        rough: Callable[[], T | None] | None = None,
+        final: bool = False,
+    ) -> Found[T]:
         """The result of `make` for this version of the files; the last one while a new one is made.
 
         An error is a result too: it is kept, and raised to everyone who asks. `what` says what is being waited for.
-        A `quick` one takes a moment: it needs no turn, and its last result is never given out for a new one. `make`
-        must not ask this cache for anything: those that wait for a turn would wait for each other.
+        A `quick` one takes a moment: it needs no turn, and its last result is never given out for a new one. `rough`
+        makes one that stands in for the first, before it, or None where that is not worth it; who asks for the `final`
+        one waits for that. `make` and `rough` must not ask this cache for anything: those that wait for a turn would
+        wait for each other.
         """
         turn: AbstractContextManager[object] = nullcontext() if quick else self._turn
         with self._lock:
             entry = self._entries.get(key)
             if entry is None or (quick and entry.version != version):
-                entry = self._entries[key] = _Entry(version, _begin(make, turn))
+                entry = self._entries[key] = _Entry(version, _begin(make, turn, rough))
                 while len(self._entries) > self._size:
                     self._entries.popitem(last=False)
             self._entries.move_to_end(key)
             entry.refresh(version, lambda: _begin(make, turn))
-            future, made_for = entry.future, entry.version
+            made, made_for = entry.made, entry.version
         try:
-            return Found(future.result(self._patience), made_for, made_for == version)
+            value = made.full.result(self._patience) if final else made.soonest(self._patience)
         except FutureTimeoutError as error:
-            if future.done():
+            if made.full.done():
                 raise  # of the making, not of the waiting
             raise PendingError(what) from error
+        return Found(value, made_for, made_for == version)
 
 
-def _begin(make: Callable[[], Any], turn: AbstractContextManager[object]) -> Future[Any]:
-    """On a thread that does not keep the program from ending."""
-    future: Future[Any] = Future()
+def _begin(
+    make: Callable[[], Any], turn: AbstractContextManager[object], rough: Callable[[], Any] | None = None
+) -> _Making:
+    """On threads that do not keep the program from ending. The rough one is quick and needs no turn."""
+    making = _Making(Future(), None if rough is None else Future())
 
     def work() -> None:
+        if rough is not None and making.rough is not None:
+            _settle(making.rough, rough)
         with turn:
-            try:
-                future.set_result(make())
-            except BaseException as error:
-                future.set_exception(error)
+            _settle(making.full, make)
 
     threading.Thread(target=work, name="result", daemon=True).start()
-    return future
+    return making
+
+
+def _settle(future: Future[Any], make: Callable[[], Any]) -> None:
+    try:
+        future.set_result(make())
+    except BaseException as error:
+        future.set_exception(error)

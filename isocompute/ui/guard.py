@@ -40,16 +40,21 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        only_head = scope["method"] == "HEAD"
+
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
+            elif only_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             await send(message)
 
         refusal = self._refusal(scope)
         if refusal is None:
-            await self._app(scope, receive, guarded)
+            # HEAD is GET without the body: the same answer is made, and its headers are sent.
+            await self._app({**scope, "method": "GET"} if only_head else scope, receive, guarded)
             return
         status, text = refusal
         body = json.dumps({"error": text}).encode()

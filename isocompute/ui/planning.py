@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from isocompute.errors import InputError
 from isocompute.ui.answers import ChartFormat
-from isocompute.ui.cache import Found
 from isocompute.ui.commands import command_line
+from isocompute.ui.fitting import Fitted, asked
 from isocompute.ui.results import Results, Scope
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class PlanQuery(BaseModel):
     rollouts_per_second: Amount | None = None
     price_per_gpu_hour: Amount | None = None
     extrapolate: bool = False
+    final: bool = Field(default=False, description="wait for the final law where only a rough one is there")
 
 
 class ChartQuery(PlanQuery):
@@ -73,17 +75,19 @@ class Planner:
         query: PlanQuery,
         *,
         law: PlanningLaw,
-        diagnosis: Diagnosis | None,
-        version: str,
-        fresh: bool,
-        address: str,
-        replicates: int | None,
+        diagnosis: Diagnosis | None = None,
+        version: str = "",
+        fresh: bool = True,
+        address: str = "",
+        fitted: Fitted | None = None,
     ) -> None:
         from isocompute.plan.candidates import Constraints
         from isocompute.plan.spending import Hardware, prices
 
         self.query, self.law, self.version, self.fresh = query, law, version, fresh
-        self._diagnosis, self._address, self._replicates = diagnosis, address, replicates
+        self._diagnosis, self._address = diagnosis, address
+        self.rough = None if fitted is None else fitted.rough
+        self._replicates = None if fitted is None else asked(fitted.of)
         if (query.stable_low is None) != (query.stable_high is None):
             raise InputError("a range of stable Bp has two ends; give both stable_low and stable_high, or neither.")
         stable = (query.stable_low, query.stable_high) if query.stable_low and query.stable_high else None
@@ -193,23 +197,23 @@ class Planner:
         )
 
 
-def planner(results: Results, query: PlanQuery) -> tuple[Planner, Scope | None]:
+def planner(results: Results, query: PlanQuery, *, final: bool = False) -> tuple[Planner, Scope | None]:
     """The planner of a request, and what its law was fitted to; None for a published law, which never changes."""
     if query.law != STUDY:
-        law = _published(query.law)
-        made = Planner(query, law=law, diagnosis=None, version="", fresh=True, address="", replicates=None)
-        return made, None
-    scope = results.scope(query.part, query.metric)
-    found: Found[PlanningLaw] = results.planning_law(scope, query.problems_per_batch)
-    diagnosis = results.diagnosis(scope)
+        return Planner(query, law=_published(query.law)), None
+    importlib.import_module("isocompute.plan.planner")  # it takes half a second to load, and the law may take as long
+    scope = results.scope(query.part, query.metric, final=final or query.final)
+    found, fitted = results.planning_law(scope, query.problems_per_batch)
+    # What limits the runs takes fits of its own: a rough plan does not wait for them.
+    diagnosis = results.diagnosis(scope) if fitted.rough is None else None
     made = Planner(
         query,
         law=found.value,
-        diagnosis=diagnosis.value,
+        diagnosis=None if diagnosis is None else diagnosis.value,
         version=found.version,
-        fresh=found.fresh and diagnosis.fresh,
+        fresh=found.fresh and (diagnosis is None or diagnosis.fresh),
         address=results.source.at(scope.part),
-        replicates=scope.asked_replicates,
+        fitted=fitted,
     )
     return made, scope
 

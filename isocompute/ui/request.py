@@ -31,11 +31,28 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
+_HEADERS: dict[str, Any] = {
+    "Isocompute-Command": {
+        "description": "The command that prints the same with `--json`, percent-encoded.",
+        "schema": {"type": "string"},
+    },
+    "Isocompute-Stale": {
+        "description": "There where the answer rests on the files of a moment ago.",
+        "schema": {"type": "string", "enum": ["1"]},
+    },
+    "Isocompute-Preliminary": {
+        "description": "There where the answer rests on a rough law of averaged points: its replicates and those of "
+        "the final one, `50/200`. The JSON then has `preliminary: true` and `replicates`; ask again, or with `final`.",
+        "schema": {"type": "string", "pattern": "^[0-9]+/[0-9]+$"},
+    },
+}
+
+
 def responses(*kinds: str) -> dict[int | str, dict[str, Any]]:
     """The answers of an operation that gives something else than JSON too."""
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in kinds}
-    return {200: {"description": "The result.", "content": content}}
+    return {200: {"description": "The result.", "headers": _HEADERS, "content": content}}
 
 
 def _results(request: Request) -> Results:
@@ -52,8 +69,19 @@ Unit = Annotated[
 ]
 
 
-def _scope(results: Shared, part: Part = None, metric: Metric = None, unit: Unit = None) -> Scope:
-    return results.scope(part, metric, unit)
+Final = Annotated[bool, Query(description="wait for the final law where only a rough one is there; files always do")]
+
+
+def _scope(
+    request: Request,
+    results: Shared,
+    part: Part = None,
+    metric: Metric = None,
+    unit: Unit = None,
+    final: Final = False,
+) -> Scope:
+    kept = request.query_params.get("format", "json") not in ("json", "vega")
+    return results.scope(part, metric, unit, final=final or kept)
 
 
 Scoped = Annotated[Scope, Depends(_scope)]

@@ -9,30 +9,30 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from isocompute.errors import InputError
+from isocompute.ui.ahead import Ahead, Stage
 from isocompute.ui.cache import Cache, Found
+from isocompute.ui.fitting import Fitted, Rough, curves_in, fit_fully, fit_roughly, points_of, replicates_for
 from isocompute.ui.source import Snapshot, Source
 
 if TYPE_CHECKING:
     from isocompute.claims import Claim
-    from isocompute.law import Law
     from isocompute.plan.model import PlanningLaw
     from isocompute.plan.regime import Diagnosis
-    from isocompute.report.evidence import Evidence
     from isocompute.report.model import Figure, Missing
     from isocompute.runs import RunSet
+    from isocompute.ui.evidence import KnownEvidence
 
-__all__ = ["PATIENCE", "REPLICATES", "Drawn", "Results", "Scope"]
+__all__ = ["PATIENCE", "Drawn", "Results", "Scope"]
 
 T = TypeVar("T")
 PATIENCE = 20.0
 """Seconds until an answer says that its result is still being made."""
-REPLICATES = 1000
-_FEWER, _MANY_POINTS = 200, 10_000
-"""A fifth of the wait, and intervals that are still good to a few percent of their width."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,25 @@ class Scope:
 
     snapshot: Snapshot
     part: str
-    runs: RunSet
-    warnings: tuple[str, ...]
-    """What loading the runs had to say."""
     metric: str | None
     unit: str | None
-    replicates: int
+    final: bool
+    """Wait for the final law where there is a rough one."""
+    load: Callable[[], tuple[RunSet, tuple[str, ...]]] = field(repr=False, compare=False)
+
+    @cached_property
+    def _loaded(self) -> tuple[RunSet, tuple[str, ...]]:
+        return self.load()
 
     @property
-    def asked_replicates(self) -> int | None:
-        """What a command must be told; None where its default is meant."""
-        return None if self.replicates == REPLICATES else self.replicates
+    def runs(self) -> RunSet:
+        """The part's runs, read when they are asked for: a law may be there before them."""
+        return self._loaded[0]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What loading the runs had to say."""
+        return self._loaded[1]
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ class Drawn:
 
     figure: Figure | Missing
     panels: tuple[dict[str, Any], ...]
+    rough: Rough | None
+    """Of the law that it rests on."""
 
 
 class Results:
@@ -69,12 +79,12 @@ class Results:
     them; the rest comes from the cache and may be that of a moment ago.
     """
 
-    def __init__(self, source: Source, *, patience: float = PATIENCE) -> None:
-        self.source = source
+    def __init__(self, source: Source, *, patience: float = PATIENCE, ahead: Ahead | None = None) -> None:
+        self.source, self._ahead = source, ahead
         self._cache = Cache(patience=patience)
         self._loading, self._weighing = threading.Lock(), threading.Lock()
         self._runs: dict[str, tuple[str, RunSet | InputError, tuple[str, ...]]] = {}
-        self._evidence: dict[Hashable, tuple[str, Evidence, threading.Lock]] = {}
+        self._evidence: dict[Hashable, tuple[str, KnownEvidence, threading.Lock]] = {}
 
     def snapshot(self) -> Snapshot:
         """The files as they are now; an error where they are gone."""
@@ -86,7 +96,14 @@ class Results:
                 "another folder."
             ) from error
 
-    def scope(self, part: str | None = None, metric: str | None = None, unit: str | None = None) -> Scope:
+    def close(self) -> None:
+        """Leave nothing running."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def scope(
+        self, part: str | None = None, metric: str | None = None, unit: str | None = None, *, final: bool = False
+    ) -> Scope:
         """The runs that a request is about."""
         snapshot = self.snapshot()
         name = snapshot.part(part)
@@ -95,9 +112,7 @@ class Results:
                 f"{self.source.address}: no run of this study has a point yet. What it shows appears with the first "
                 "evaluations; a study that is not running is started with `isocompute study run SPEC.toml`."
             )
-        runs, told = self._load(name, snapshot.version)
-        points = sum(run.points.height for run in runs)
-        return Scope(snapshot, name, runs, told, metric, unit, _FEWER if points > _MANY_POINTS else REPLICATES)
+        return Scope(snapshot, name, metric, unit, final, lambda: self._load(name, snapshot.version))
 
     def _load(self, part: str, version: str) -> tuple[RunSet, tuple[str, ...]]:
         """One load at a time: warnings, which say what was left out, can be caught by one thread only."""
@@ -119,73 +134,93 @@ class Results:
             raise InputError(str(known[1]))
         return known[1], known[2]
 
-    def evidence(self, scope: Scope) -> Evidence:
+    def evidence(self, scope: Scope) -> KnownEvidence:
         """What figures are drawn from: metric, unit, curves, and which runs have none."""
-        return self._evidence_of(scope)[0]
+        return self._evidence_of(scope, replicates_for(points_of(scope.runs)))[0]
 
-    def _evidence_of(self, scope: Scope) -> tuple[Evidence, threading.Lock]:
+    def _evidence_of(self, scope: Scope, replicates: int) -> tuple[KnownEvidence, threading.Lock]:
         """The evidence, and the lock of who works on it: it keeps what it makes, and is not made for two threads."""
-        from isocompute.report.evidence import Evidence
+        from isocompute.ui.evidence import KnownEvidence
 
-        key = (scope.part, scope.metric, scope.unit)
+        key = (scope.part, scope.metric, scope.unit, replicates)
         with self._weighing:
             known = self._evidence.get(key)
             if known is None or known[0] != scope.snapshot.version:
-                evidence = Evidence.of(scope.runs, metric=scope.metric, unit=scope.unit, replicates=scope.replicates)
+                evidence = KnownEvidence.over(scope.runs, metric=scope.metric, unit=scope.unit, replicates=replicates)
                 known = self._evidence[key] = (scope.snapshot.version, evidence, threading.Lock())
         return known[1], known[2]
 
     def figure(self, scope: Scope, name: str) -> Found[Drawn]:
-        """A figure, or what it needs."""
-        evidence, lock = self._evidence_of(scope)
+        """A figure, or what it needs; drawn from the rough law while there is no other."""
+        law: Found[Fitted] | None = None
+        with suppress(InputError):  # the figure says what it needs
+            law = self.law(scope)
+        now = scope.snapshot.version
+        rough = None if law is None else law.value.rough
+        evidence, lock = self._evidence_of(
+            scope, replicates_for(points_of(scope.runs)) if rough is None else rough.replicates
+        )
 
         def make() -> Drawn:
             from isocompute.report.figures import Figure, draw
             from isocompute.report.style import themed
 
             with lock:
+                if law is not None and law.version == now:
+                    evidence.known = law.value.law
                 figure = draw(name, evidence)
             panels = figure.panels if isinstance(figure, Figure) else ()
-            return Drawn(figure, tuple(themed(panel, background=None) for panel in panels))
+            return Drawn(figure, tuple(themed(panel, background=None) for panel in panels), rough)
 
-        return self._slow("figure", scope, make, name)
+        found = self._slow("figure", scope, make, name, rough, version=now if law is None else law.version)
+        return replace(found, fresh=found.version == now)
 
-    def law(self, scope: Scope) -> Found[Law]:
-        """What `isocompute fit` finds."""
-        evidence, lock = self._evidence_of(scope)
+    def law(self, scope: Scope) -> Found[Fitted]:
+        """What `isocompute fit` finds, or the rough law while that is made for the first time."""
 
-        def make() -> Law:
-            with lock:
-                if len(evidence.conditions) == 1 and not evidence.left_out:
-                    return evidence.law(evidence.conditions[0])  # the same curves: figures need this law too
-            from isocompute import api
+        def sent(stage: Stage) -> Fitted | None:
+            first = (scope.part, scope.metric, scope.unit) == (scope.snapshot.part(None), None, None)
+            return self._ahead.law(stage, scope.snapshot.version) if self._ahead is not None and first else None
 
-            return api.fit(scope.runs, metric=scope.metric, unit=scope.unit, replicates=scope.replicates)
+        def fitted(fit: Callable[..., Fitted | None]) -> Fitted | None:
+            curves, metric, unit = curves_in(scope.runs, metric=scope.metric, unit=scope.unit)
+            return fit(curves, metric=metric, unit=unit, points=points_of(scope.runs))
 
-        return self._slow("law", scope, make)
+        def rough() -> Fitted | None:
+            return sent("rough") or fitted(fit_roughly)
 
-    def law_json(self, scope: Scope) -> Found[dict[str, Any]]:
-        """The law as `isocompute fit --json` prints it."""
-        from isocompute.law import law_to_json
+        def final() -> Fitted:
+            found = sent("final") or fitted(fit_fully)
+            assert found is not None
+            return found
+
+        return self._slow("law", scope, final, rough=rough)
+
+    def law_json(self, scope: Scope) -> tuple[Found[dict[str, Any]], Fitted]:
+        """The law as `isocompute fit --json` prints it, and the law itself."""
+        from isocompute.law.store import law_to_json
 
         law = self.law(scope)
-        return self.quick("law as JSON", scope, lambda: law_to_json(law.value), version=law.version)
+        fitted = law.value
+        printed = self.quick("law as JSON", scope, lambda: law_to_json(fitted.law), fitted.rough, version=law.version)
+        return printed, fitted
 
-    def planning_law(self, scope: Scope, problems_per_batch: int | None) -> Found[PlanningLaw]:
-        """The law as `isocompute plan --law RUNS` sees it."""
+    def planning_law(self, scope: Scope, problems_per_batch: int | None) -> tuple[Found[PlanningLaw], Fitted]:
+        """The law as `isocompute plan --law RUNS` sees it, and the law itself."""
         from isocompute.plan.load_law import planning_law
 
         law = self.law(scope)
+        fitted = law.value
         found = planning_law(
-            law.value.settings,
-            law.value.surface,
-            name=scope.runs.source,
-            source=f"fitted to {len(law.value.runs)} runs",
-            metric=law.value.metric,
-            unit=law.value.unit,
+            fitted.law.settings,
+            fitted.law.surface,
+            name=self.source.at(scope.part),
+            source=f"fitted to {len(fitted.law.runs)} runs",
+            metric=fitted.law.metric,
+            unit=fitted.law.unit,
             problems_per_batch=problems_per_batch,
         )
-        return Found(found, law.version, law.fresh)
+        return Found(found, law.version, law.fresh), fitted
 
     def diagnosis(self, scope: Scope) -> Found[Diagnosis]:
         """Which limit the runs are up against."""
@@ -216,6 +251,16 @@ class Results:
         found = self._cache.get(key, version or scope.snapshot.version, make, what=what, quick=True)
         return replace(found, fresh=found.version == scope.snapshot.version)
 
-    def _slow(self, what: str, scope: Scope, make: Callable[[], T], *more: Hashable) -> Found[T]:
+    def _slow(
+        self,
+        what: str,
+        scope: Scope,
+        make: Callable[[], T],
+        *more: Hashable,
+        version: str | None = None,
+        rough: Callable[[], T | None] | None = None,
+    ) -> Found[T]:
         key = (what, scope.part, scope.metric, scope.unit, *more)
-        return self._cache.get(key, scope.snapshot.version, make, what=f"{what} of {len(scope.runs)} runs")
+        runs = next(part.runs for part in scope.snapshot.parts if part.name == scope.part)
+        told = f"{what} of {runs} runs" if runs else what
+        return self._cache.get(key, version or scope.snapshot.version, make, what=told, rough=rough, final=scope.final)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from isocompute.errors import InputError
+from isocompute.ui.ahead import Ahead
 from isocompute.ui.cache import PendingError
 from isocompute.ui.results import Results, Scope
 from isocompute.ui.source import Source
@@ -38,11 +41,22 @@ class Served:
 
 def bind(address: str, *, port: int | None = None) -> Served:
     """Look at the study and take a port; what is wrong with either is known before anything runs."""
+    _check_installed()
     source = Source(address)
     snapshot = source.snapshot()
     if not snapshot.specs and not snapshot.parts[-1].runs:
         _check_loads(address)
-    return Served(Results(source), _listen(port))
+    listener = _listen(port)
+    # On one core a second process would only keep the first page waiting.
+    ahead = Ahead(address, snapshot.version) if (os.cpu_count() or 1) > 1 else None
+    return Served(Results(source, ahead=ahead), listener)
+
+
+def _check_installed() -> None:
+    """What is missing is said before anything starts; loading it takes half a second, and comes later."""
+    for module in ("fastapi", "uvicorn"):
+        if find_spec(module) is None:
+            raise InputError(f"the web app needs {module}; pip install 'isocompute[ui]'.")
 
 
 def _check_loads(address: str) -> None:
@@ -97,21 +111,25 @@ def serve(served: Served, *, browser: bool) -> None:
         import webbrowser
 
         threading.Thread(target=webbrowser.open, args=(served.url,), name="browser", daemon=True).start()
-    uvicorn.Server(config).run(sockets=[served.socket])
+    try:
+        uvicorn.Server(config).run(sockets=[served.socket])
+    finally:
+        served.results.close()
 
 
 def warm(results: Results) -> None:
     """Make what the first pages show, so that it is there when they ask: the charts' script, the law, the limit.
 
-    One after the other: two at once would take as long together, and the law is wanted first.
+    One after the other: two at once would take as long together, and the law is wanted first. Until it is there, what
+    the first page asks for has this process to itself.
     """
     from isocompute.ui import vega
 
-    threading.Thread(target=vega.script, name="vega", daemon=True).start()
     with suppress(InputError):
         scope = results.scope()
-        for make in (results.law, results.diagnosis):
-            _try(make, scope)
+        _try(results.law_json, scope)
+        threading.Thread(target=vega.script, name="vega", daemon=True).start()
+        _try(results.diagnosis, scope)
     for module in ("isocompute.report.figures", "isocompute.api"):  # what the other pages need: a second to load
         importlib.import_module(module)
 

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,16 @@ def one_run(tmp_path: Path) -> Path:
     return tmp_path / "alone"
 
 
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight ordinary runs: enough for a rough law before the final one. Do not write into it."""
+    folder = tmp_path_factory.mktemp("wide")
+    for i, n in enumerate((4, 8, 16, 32, 64, 128, 256, 512)):
+        points = rising(40 + i, ceiling=0.5 + 0.02 * i)
+        write_points(folder / f"32x{n}", points, problems_per_batch=32, rollouts_per_problem=n, seed=0)
+    return folder
+
+
 @pytest.fixture
 def waiting(tmp_path: Path) -> Path:
     """A study that nobody has begun to run."""
@@ -63,9 +74,12 @@ def waiting(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """The app on a free port of this machine."""
+def serving(folder: Path, *, results: Results | None = None) -> Iterator[str]:
+    """The app on a free port of this machine, over a folder or over results that the test has in hand."""
     served = bind(str(folder), port=0)
+    if results is not None:
+        served.results.close()
+        served = replace(served, results=results)
     server = uvicorn.Server(
         uvicorn.Config(create_app(served.results), log_level="error", lifespan="off", ws="none", access_log=False)
     )
@@ -77,6 +91,7 @@ def serving(folder: Path) -> Iterator[str]:
         server.should_exit = True
         server.force_exit = True
         thread.join()
+        served.results.close()
 
 
 @pytest.fixture(scope="session")

@@ -171,12 +171,12 @@ def test_nothing_outside_the_study_can_be_asked_for(client: TestClient, path: st
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
-        ("/api/plan?budget=x", 400, "give a positive amount"),
+        ("/api/plan?budget=x", 400, "budget x: give a positive amount"),
         ("/api/plan?n=-3", 422, "greater than or equal to 1"),
         ("/api/plan?gpus=2000000000", 422, "less than or equal"),
         ("/api/plan?nonsense=1", 422, "nonsense"),
         ("/api/plan?stable_low=8", 400, "both stable_low and stable_high"),
-        ("/api/plan?budget=1e12", 400, "--extrapolate"),
+        ("/api/plan?budget=1e12", 400, "extrapolate=true"),
         ("/api/forecast?run=easy-32x8&to=far", 422, "to"),
         ("/api/forecast", 422, "run: field required"),
         ("/api/compare?a=easy-32x8&b=easy-32x8", 400, "two different runs"),
@@ -191,6 +191,13 @@ def test_wrong_requests_say_what_is_wrong(client: TestClient, path: str, status:
     answer = client.get(path)
     assert answer.status_code == status
     assert says in answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/plan", "/static/app.js", "/api/about", "/api/nothing", "/api/plan.csv"])
+def test_head_is_get_without_the_body(client: TestClient, path: str) -> None:
+    head, get = client.head(path), client.get(path)
+    assert head.status_code == get.status_code and head.content == b""
+    assert head.headers["Content-Length"] == get.headers["Content-Length"]
 
 
 def test_nothing_can_be_changed_and_no_body_is_read(client: TestClient) -> None:

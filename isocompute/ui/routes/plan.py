@@ -27,7 +27,7 @@ def plan(results: Shared, query: Asked) -> Response:
 
     made, _ = planner(results, query)
     data = plan_to_json(made.plan(made.budget))
-    return json_answer(data, command=made.command(made.budget), fresh=made.fresh)
+    return json_answer(data, command=made.command(made.budget), fresh=made.fresh, rough=made.rough)
 
 
 @router.get("/plan.csv", responses={200: {"description": "A row an allocation.", "content": {"text/csv": {}}}})
@@ -35,7 +35,7 @@ def plan_table(results: Shared, query: Asked) -> Response:
     """The chosen allocation and its alternatives as a table."""
     from isocompute.plan.present import plan_to_json
 
-    made, _ = planner(results, query)
+    made, _ = planner(results, query, final=True)
     data = plan_to_json(made.plan(made.budget))
     keys = ("problems_per_batch", "rollouts_per_problem", "update_steps", "compute", "learning_rate")
     rows = [
@@ -62,7 +62,7 @@ def band(results: Shared, query: Asked) -> Response:
     """
     made, rows = _band(results, query)
     data = {"unit": made.law.unit, "metric": made.law.metric, "range": [made.law.first, made.law.last], "rows": rows}
-    return json_answer(data, fresh=made.fresh)
+    return json_answer(data, fresh=made.fresh, rough=made.rough)
 
 
 @router.get("/plan/band/chart", responses=responses("image/png", "image/svg+xml", "text/csv"))
@@ -70,7 +70,7 @@ def chart(results: Shared, query: Annotated[ChartQuery, Query()]) -> Response:
     """The band as a chart, with the plan for the query's budget on it."""
     from isocompute.ui.band_chart import band_chart
 
-    made, rows = _band(results, query)
+    made, rows = _band(results, query, final=query.format != "vega")
     if not rows:
         raise InputError("no budget in the law's range buys an allocation that keeps to these constraints.")
     drawn = band_chart(rows, made.chosen(made.budget), metric=made.law.metric, unit=made.law.unit, last=made.law.last)
@@ -80,15 +80,17 @@ def chart(results: Shared, query: Annotated[ChartQuery, Query()]) -> Response:
     )
     more = {"title": "Expected reward over budgets", "caption": caption}
     command = made.command(made.budget)
-    return chart_answer(drawn, form=query.format, name="plan", more=more, command=command, fresh=made.fresh)
+    return chart_answer(
+        drawn, form=query.format, name="plan", more=more, command=command, fresh=made.fresh, rough=made.rough
+    )
 
 
-def _band(results: Results, query: PlanQuery) -> tuple[Planner, list[dict[str, Any]]]:
-    made, scope = planner(results, query)
+def _band(results: Results, query: PlanQuery, *, final: bool = False) -> tuple[Planner, list[dict[str, Any]]]:
+    made, scope = planner(results, query, final=final)
     if scope is None:
         return made, made.band()
-    asked = query.model_copy(update={"budget": None}).model_dump_json(exclude={"format"})
-    return made, results.quick("band", scope, made.band, asked, version=made.version).value
+    asked = query.model_copy(update={"budget": None}).model_dump_json(exclude={"format", "final"})
+    return made, results.quick("band", scope, made.band, asked, made.rough, version=made.version).value
 
 
 @router.get("/laws", responses=responses("text/csv"))

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Response
 from isocompute.errors import InputError
 from isocompute.ui.answers import ChartFormat, TableFormat, chart_file, json_answer, table_answer
 from isocompute.ui.commands import command_line
+from isocompute.ui.fitting import asked, points_of, replicates_for
 from isocompute.ui.request import Part, Scoped, Shared, responses
 from isocompute.ui.results import Results
 
@@ -37,10 +38,11 @@ def about(results: Shared, part: Part = None) -> Response:
     }
     try:
         scope = results.scope(name)
+        runs = scope.runs
     except InputError as error:
         return json_answer(data | {"empty": str(error)})
     having: dict[str, int] = {}
-    for run in scope.runs:
+    for run in runs:
         for metric in run.metrics:
             having[metric] = having.get(metric, 0) + 1
     data["runs"] = [
@@ -51,7 +53,7 @@ def about(results: Shared, part: Part = None) -> Response:
             "seed": run.settings.seed,
             "points": run.points.height,
         }
-        for run in scope.runs
+        for run in runs
     ]
     data |= {
         "metrics": [{"metric": metric, "runs": count} for metric, count in having.items()],
@@ -104,11 +106,17 @@ def cells(results: Shared, part: Part = None, format: TableFormat = "json") -> R
 @router.get("/fit", responses=responses("text/csv"))
 def fit(results: Shared, scope: Scoped, format: TableFormat = "json") -> Response:
     """What `isocompute fit --json` prints: curves, frontier, n*(C), trade-offs. CSV has a row a run."""
-    found = results.law_json(scope)
-    options = {"metric": scope.metric, "unit": scope.unit, "replicates": scope.asked_replicates}
-    command = command_line("fit", results.source.at(scope.part), options=options)
-    rows = found.value["curves"]
-    return table_answer(found.value, rows, form=format, name="curves", command=command, fresh=found.fresh)
+    found, fitted = results.law_json(scope)
+    options = {"metric": scope.metric, "unit": scope.unit, "replicates": asked(fitted.of)}
+    return table_answer(
+        found.value,
+        found.value["curves"],
+        form=format,
+        name="curves",
+        command=command_line("fit", results.source.at(scope.part), options=options),
+        fresh=found.fresh,
+        rough=fitted.rough,
+    )
 
 
 @router.get("/figures", responses=responses())
@@ -129,7 +137,8 @@ def figure(name: Figure, results: Shared, scope: Scoped) -> Response:
     drawn = found.value.figure
     if isinstance(drawn, Missing):
         raise InputError(f"figure '{name}' needs: {drawn.needs}")
-    return json_answer(drawn.to_json(), command=_command(results, scope, name), fresh=found.fresh)
+    command = _command(results, scope, name)
+    return json_answer(drawn.to_json(), command=command, fresh=found.fresh, rough=found.value.rough)
 
 
 @router.get("/figures/{name}/chart", responses=responses("image/png", "image/svg+xml", "text/csv"))
@@ -142,13 +151,16 @@ def chart(name: Figure, results: Shared, scope: Scoped, format: ChartFormat = "v
     if isinstance(drawn, Missing):
         if format != "vega":
             raise InputError(f"figure '{name}' needs: {drawn.needs}")
-        return json_answer({**drawn.to_json(), "panels": []}, command=command, fresh=found.fresh)
+        data = {**drawn.to_json(), "panels": []}
+        return json_answer(data, command=command, fresh=found.fresh, rough=found.value.rough)
     if format == "vega":
         more = {key: getattr(drawn, key) for key in ("name", "title", "source", "caption")}
-        return json_answer({**more, "panels": found.value.panels}, command=command, fresh=found.fresh)
+        data = {**more, "panels": found.value.panels}
+        return json_answer(data, command=command, fresh=found.fresh, rough=found.value.rough)
     return chart_file(drawn.chart, form=format, name=name, command=command, fresh=found.fresh)
 
 
 def _command(results: Results, scope: Scoped, name: str) -> str:
-    options = {"figure": name, "metric": scope.metric, "unit": scope.unit, "replicates": scope.asked_replicates}
+    replicates = asked(replicates_for(points_of(scope.runs)))
+    options = {"figure": name, "metric": scope.metric, "unit": scope.unit, "replicates": replicates}
     return command_line("report", results.source.at(scope.part), options=options)

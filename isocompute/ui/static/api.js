@@ -14,7 +14,14 @@ export function address(path, parameters = {}) {
   return `/api/${path}${text ? `?${text}` : ""}`;
 }
 
-/** The answer: {data, command, stale}. Waits through "being made", telling `pending` what for. */
+/** "50/200" as numbers. */
+function rough(text) {
+  const [replicates, of] = text.split("/").map(Number);
+  return { replicates, of };
+}
+
+/** The answer: {data, command, stale, rough}. `rough` says how much of the work a preliminary one has behind it:
+ * {replicates, of}; ask with `final` for the one that follows. Waits through "being made", telling `pending` what for. */
 export async function get(path, parameters = {}, { signal, pending } = {}) {
   for (;;) {
     let response;
@@ -31,10 +38,12 @@ export async function get(path, parameters = {}, { signal, pending } = {}) {
     }
     if (!response.ok) throw new ApiError(data.error);
     const command = response.headers.get("Isocompute-Command");
+    const preliminary = response.headers.get("Isocompute-Preliminary");
     return {
       data,
       command: command === null ? null : decodeURIComponent(command),
       stale: response.headers.has("Isocompute-Stale"),
+      rough: preliminary === null ? null : rough(preliminary),
     };
   }
 }

@@ -50,6 +50,13 @@ export function notice(text, kind = "note") {
   return h("p", { class: `notice ${kind}` }, withCode(text));
 }
 
+/** What a preliminary answer lacks; nothing for a final one. */
+export function preliminary(rough) {
+  if (!rough) return null;
+  const text = `Preliminary, from averaged points and ${rough.replicates} of ${rough.of} bootstrap replicates: intervals and probabilities are rough. The final answer follows by itself.`;
+  return h("p", { class: "notice rough", role: "status" }, text);
+}
+
 /** What stands in the place of a result that could not be had. */
 export function failure(error) {
   if (error.name === "AbortError") throw error;

@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { draw, move } from "../chart.js";
 import { fill, h } from "../dom.js";
 import { number } from "../format.js";
-import { commandLine, downloads, failure, field, select } from "../widgets.js";
+import { commandLine, downloads, failure, field, preliminary, select } from "../widgets.js";
 import { alternatives, answer, computeOf, recipe, warnings } from "./plan_answer.js";
 import { constraintFields, lawField } from "./plan_controls.js";
 
@@ -19,6 +19,7 @@ export async function render(root, { about, parameters, remember, signal }) {
   let plan = null; // the last one
   let views = null; // of its chart
   let asked = 0; // requests so far: only the answer to the last one is drawn
+  let following = null; // the request that waits for the final law, while there is a rough one
 
   const places = {
     answer: h("section", { class: "answer card", "aria-live": "polite", "aria-label": "Answer" }),
@@ -110,13 +111,14 @@ export async function render(root, { about, parameters, remember, signal }) {
     };
     root.setAttribute("aria-busy", "true");
     try {
-      const { data, command, stale } = await get("plan", query, { signal, pending: waiting });
+      const { data, command, stale, rough } = await get("plan", query, { signal, pending: waiting });
       if (mine !== asked) return;
       plan = data;
-      drawPlan(command);
+      drawPlan(command, rough);
       if (budgetOnly && views) mark();
       else drawBand(mine);
       if (stale) setTimeout(() => mine === asked && update(), STALE);
+      if (rough) follow();
     } catch (error) {
       if (mine !== asked) return;
       plan = null;
@@ -128,13 +130,23 @@ export async function render(root, { about, parameters, remember, signal }) {
     }
   }
 
-  function drawPlan(command) {
+  /** Draw again when the final law is there, whatever the controls say by then. */
+  function follow() {
+    following ??= get("plan", { ...query, final: true }, { signal })
+      .catch(() => {}) // whatever is wrong with it is said when it is drawn
+      .then(() => {
+        following = null;
+        if (!signal.aborted) update();
+      });
+  }
+
+  function drawPlan(command, rough) {
     const [first, last] = plan.law.range;
     const at = computeOf(plan);
     if (at) slider.value = (slider.max * Math.log(at / first)) / Math.log((BEYOND * last) / first);
     slider.setAttribute("aria-valuetext", `${number(plan.budget.amount)} ${plan.budget.unit}`);
     if (!query.budget) budget.value = `${plan.budget.amount}${SUFFIX[plan.budget.unit]}`;
-    fill(places.answer, answer(plan));
+    fill(places.answer, preliminary(rough), answer(plan));
     fill(places.careful, warnings(plan));
     fill(places.others, alternatives(plan));
     fill(places.recipe, recipe(plan));
@@ -143,7 +155,7 @@ export async function render(root, { about, parameters, remember, signal }) {
       places.same,
       commandLine(command),
       downloads([
-        ["JSON", "plan", query],
+        ["JSON", "plan", { ...query, final: true }],
         ["CSV", "plan.csv", query],
         ["PNG", "plan/band/chart", { ...query, format: "png" }],
         ["SVG", "plan/band/chart", { ...query, format: "svg" }],

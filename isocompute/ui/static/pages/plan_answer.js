@@ -14,7 +14,7 @@ export function answer(plan) {
     cost.tokens && `${number(cost.tokens)} tokens`,
   ].filter(Boolean);
   const sure = plan.alternatives.length
-    ? ` · best of those compared with probability ${value(plan.probability_best)}`
+    ? ` · best of those compared with probability ${plan.preliminary ? "about " : ""}${value(plan.probability_best)}`
     : "";
   return [
     h("div", { class: "use" }, factors(plan)),
@@ -53,8 +53,9 @@ function recipeLine(plan) {
   ].join(" · ");
 }
 
-function lawLine({ law, regime }) {
-  return `Law: ${law.name} (${law.source}); limit: ${regime.regime ?? "none found"}: ${regime.reason}`;
+function lawLine({ law, regime, preliminary }) {
+  const limit = preliminary ? "still being looked for" : `${regime.regime ?? "none found"}: ${regime.reason}`;
+  return `Law: ${law.name} (${law.source}); limit: ${limit}`;
 }
 
 /** What to be careful about. */

@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { draw } from "../chart.js";
 import { fill, h } from "../dom.js";
 import { number, plural, value, whole } from "../format.js";
-import { chip, commandLine, downloads, failure, metricSelect, notice, select, table } from "../widgets.js";
+import { chip, commandLine, downloads, failure, metricSelect, notice, preliminary, select, table } from "../widgets.js";
 
 const FIRST = ["reward", "optimum"];
 const STATES = ["finished", "running", "stopped", "waiting", "failed"];
@@ -173,14 +173,14 @@ export async function render(root, { about, parameters, go, signal }) {
   }
 
   /** One figure with its sentence, its command and its files, in a place of its own. */
-  async function drawFigure(card, name) {
+  async function drawFigure(card, name, { final = false } = {}) {
     const pending = (text) => {
       if (!card.childElementCount)
         fill(card, h("p", { class: "muted" }, `Making the ${text}… the first time takes a while.`));
     };
     try {
       const path = `figures/${name}/chart`;
-      const { data, command, stale } = await get(path, query(), { signal, pending });
+      const { data, command, stale, rough } = await get(path, { ...query(), final }, { signal, pending });
       if (data.panels.length === 0) {
         fill(card, h("h2", {}, data.title), notice(`This figure needs: ${data.needs}`, "empty"));
       } else {
@@ -188,17 +188,19 @@ export async function render(root, { about, parameters, go, signal }) {
         fill(
           card,
           h("h2", {}, data.title, " ", h("small", {}, data.source)),
+          preliminary(rough),
           place,
           h("figcaption", {}, data.caption),
           commandLine(command),
           downloads([
             ...["PNG", "SVG", "CSV"].map((kind) => [kind, path, { ...query(), format: kind.toLowerCase() }]),
-            ["JSON", `figures/${name}`, query()],
+            ["JSON", `figures/${name}`, { ...query(), final: true }],
           ]),
         );
         await draw(place, data.panels, { label: `${data.title}: ${data.caption}`, wide: data.panels.length === 1 });
       }
       if (stale) setTimeout(() => card.isConnected && drawFigure(card, name), 3000);
+      else if (rough) await drawFigure(card, name, { final: true });
     } catch (error) {
       fill(card, h("h2", {}, figures.find((figure) => figure.name === name)?.title ?? name), failure(error));
     }

@@ -1,0 +1,116 @@
+"""The first law, made by a second process from the moment the command is given.
+
+Loading the web framework keeps Python busy for half a second, and so do reading the runs and loading what fits them:
+two processes do both at once. The second one reads the study, sends a rough law and then the final one through a pipe,
+and ends. Whatever it fails at, the app does itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import IO, Literal
+
+from isocompute.errors import InputError
+from isocompute.ui.fitting import Fitted, curves_in, fit_fully, fit_roughly, points_of
+
+__all__ = ["Ahead"]
+
+Stage = Literal["rough", "final"]
+_STAGES: tuple[Stage, ...] = ("rough", "final")
+_SIZE = 8
+"""Bytes that say how long a message is."""
+
+
+class Ahead:
+    """What the other process finds for one version of a study's files."""
+
+    def __init__(self, address: str, version: str) -> None:
+        self._version = version
+        self._found: dict[Stage, Future[Fitted | None]] = {stage: Future() for stage in _STAGES}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "isocompute.ui.ahead", address, version],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # One core is the web framework's: threads of a matrix product would only wait for it. And a module in the
+            # user's folder is not ours, whatever its name.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
+        )
+        threading.Thread(target=self._listen, name="ahead", daemon=True).start()
+
+    def law(self, stage: Stage, version: str) -> Fitted | None:
+        """The law of this version of the files, waited for; None where that of another one is made, or none."""
+        return self._found[stage].result() if version == self._version else None
+
+    def close(self) -> None:
+        """End the other process; what it has not sent is None."""
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        from isocompute.ui.wire import unpack
+
+        try:
+            with self._process as process:
+                assert process.stdout is not None
+                while message := _receive(process.stdout):
+                    stage, law, of = unpack(message)
+                    self._found[stage].set_result(Fitted(law, of))
+        finally:
+            for future in self._found.values():
+                if not future.done():
+                    future.set_result(None)
+
+
+def _receive(pipe: IO[bytes]) -> bytes:
+    """The next message; empty where there is none any more, or half of one."""
+    size = int.from_bytes(pipe.read(_SIZE), "little")
+    message = pipe.read(size)
+    return message if len(message) == size else b""
+
+
+def main(address: str, version: str, pipe: IO[bytes]) -> None:
+    """What the other process does; nothing where the files are of another version by now."""
+    from isocompute.ui.glance import glance
+    from isocompute.ui.source import Source
+    from isocompute.ui.wire import pack
+
+    def send(stage: Stage, fitted: Fitted | None) -> None:
+        if fitted is None:
+            return
+        message = pack((stage, fitted.law, fitted.of))
+        pipe.write(len(message).to_bytes(_SIZE, "little") + message)
+        pipe.flush()
+
+    source = Source(address)
+    snapshot = source.snapshot()
+    if snapshot.version != version:
+        return
+    part = source.at(snapshot.part(None))
+    seen = glance(part)
+    if seen is not None:
+        curves, metric, unit = seen
+        points = sum(len(curve.compute_C) for curve in curves)
+        send("rough", fit_roughly(curves, metric=metric, unit=unit, points=points))
+    from isocompute.runs import load
+
+    runs = load(part)
+    curves, metric, unit = curves_in(runs, metric=None, unit=None)
+    points = points_of(runs)
+    if seen is None:
+        send("rough", fit_roughly(curves, metric=metric, unit=unit, points=points))
+    send("final", fit_fully(curves, metric=metric, unit=unit, points=points))
+
+
+if __name__ == "__main__":
+    gc.disable()  # it ends before there is anything to collect
+    warnings.simplefilter("ignore")  # the app reads the runs too, and says what there is to say
+    with suppress(InputError, BrokenPipeError, KeyboardInterrupt):
+        main(sys.argv[1], sys.argv[2], sys.stdout.buffer)
