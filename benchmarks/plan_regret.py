@@ -2,7 +2,7 @@
 
     python benchmarks/plan_regret.py FOLDER [--sets 10] [--first 200] [--population wide|small] [--budget C] [--quick]
 
-For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 on held-out problems, two seeds); a
+For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 on held-out problems, eight seeds); a
 second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives the law that plans C. Printed are
 
 - the regret of the planned cell against the best cell of the exhaustive sweep, by best and by last checkpoint;
@@ -93,6 +93,11 @@ class Row:
         """True n* at the smallest Bp, on which the simulator is asked too."""
         at = {n: value for (bp, n), value in self.truth.best.items() if bp == PROBLEMS_PER_BATCH[0]}
         return max(at, key=lambda n: at[n])
+
+    @property
+    def error(self) -> float:
+        """Standard error of the difference between two cells, each a mean over the truth's seeds."""
+        return self.truth.seed_sd * float(np.sqrt(2 / len(TRUTH_SEEDS)))
 
     def regret(self, values: dict[Setting, float]) -> float:
         return max(values.values()) - values[self.planned]
@@ -230,10 +235,9 @@ def show(rows: list[Row]) -> None:
         won = sum(x > 0 for x in leads_n)
         print(f"planned n beats n = {n} in {won} of {len(leads_n)} sets where they differ, by {np.mean(leads_n):+.4f}")
     both = [x for row in rows for n in (8, 16) if (x := row.beats(n)) is not None]
-    error = 2 * np.median([row.truth.seed_sd for row in rows])  # of a difference of means over two seeds, twice
-    clear = [x for x in both if abs(x) > error]
+    clear = [x for row in rows for n in (8, 16) if (x := row.beats(n)) is not None and abs(x) > 2 * row.error]
     print(f"together {sum(x > 0 for x in both)} of {len(both)}; {sum(x > 0 for x in clear)} of the {len(clear)} that")
-    print(f"differ by more than two standard errors ({error:.4f})")
+    print(f"differ by more than two standard errors ({2 * np.median([row.error for row in rows]):.4f})")
     held = np.mean([row.expected[1] <= row.truth.best[row.planned] <= row.expected[2] for row in rows])
     print(f"80% interval of the planned cell holds its true value in {held:.0%} of sets")
     if any(row.simulated is None or row.asked is None for row in rows):

@@ -16,7 +16,7 @@ from isocompute.runs import files, load
 PROBLEMS_PER_BATCH = (32, 128)
 ROLLOUTS = (4, 8, 16, 32, 64, 128)
 MAX_BATCH = 4096
-LAW_SEEDS, TRUTH_SEEDS = (0, 1), (10, 11)
+LAW_SEEDS, TRUTH_SEEDS = (0, 1), tuple(range(10, 18))
 POPULATIONS: dict[str, tuple[tuple[int, int], list[float]]] = {
     "wide": ((200, 8000), [1.0, 0.9, 0.7]),
     "small": ((100, 3000), [1.0, 1.0, 1.0, 0.9]),
