@@ -3,9 +3,10 @@
     python benchmarks/lm_gpu.py --out results/lm-gpu.json                # everything
     python benchmarks/lm_gpu.py --parts step --batches 256 1024          # some of it
 
-Parts: `parity` (log-probs of sampler, trainer, plain path and FP32), `step` (whole steps of three sizes), `large` (a
-135M-parameter model of SmolLM2's shape, 256 new tokens), `trl` and `trl-large` (the same by TRL), `stack` (16 cells of
-256 rollouts), `learning` (fast and plain path on chain:easy), `growth` (with length and parameters).
+Parts: `parity` (log-probs of sampler, trainer, plain path and FP32, of random weights and of the built-in base), `step`
+(whole steps of three sizes), `large` (a 135M-parameter model of SmolLM2's shape, 256 new tokens), `trl` and `trl-large`
+(the same by TRL), `stack` (16 cells of 256 rollouts), `learning` (fast and plain path on chain:easy), `growth` (with
+length and parameters).
 
 The small model is a 1.8M-parameter Qwen3-style decoder (4 layers, width 192, 4 heads, feed-forward 512) on 14-token
 chain prompts; 64 new tokens are forced on both sides, so tokens a second compare like with like. GRPO, one update a
@@ -38,10 +39,11 @@ from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.engine import LmEngine
 from isocompute.engines.lm.fast.step import Step, capture, compile_decoder
 from isocompute.engines.lm.memory import memory_budget, training_rows
+from isocompute.engines.lm.model import TINY, load_model, model_folder
 from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import SamplingSettings, sample
 from isocompute.engines.lm.scoring import score
-from isocompute.engines.lm.tasks import Task
+from isocompute.engines.lm.tasks import ProblemsSpec, Task, make_tasks
 from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.problems.chain import distinct_chains, parse_chain, vocabulary
 from isocompute.recipes import make_recipe
@@ -105,7 +107,14 @@ def make_task(size: int, device: str) -> Task:
 
 
 def make_step(
-    decoder: Decoder, base: Decoder, task: Task, rollouts: int, *, new: int = NEW, micro_batch: int = 1 << 30
+    decoder: Decoder,
+    base: Decoder,
+    task: Task,
+    rollouts: int,
+    *,
+    new: int = NEW,
+    stops: tuple[int, ...] = (),
+    micro_batch: int = 1 << 30,
 ) -> Step:
     """A step of so many rollouts, its problems chosen."""
     parameters = list(decoder.parameters())
@@ -118,7 +127,7 @@ def make_step(
         problems=rollouts // PER_PROMPT,
         per_prompt=PER_PROMPT,
         max_new_tokens=new,
-        stop_tokens=(),
+        stop_tokens=stops,
         micro_batch=micro_batch,
     )
     step.index_P.copy_(torch.arange(rollouts // PER_PROMPT))
@@ -172,33 +181,46 @@ def bandwidth() -> float:
 
 
 @torch.no_grad()
-def parity(dtype: torch.dtype) -> dict[str, float]:
+def parity(decoder: Decoder, task: Task, rollouts: int, *, new: int, stops: tuple[int, ...] = ()) -> dict[str, float]:
     """Mean distances between log-probs of the same tokens: the kernels' sampler, the fast and the plain trainer's pass,
     the plain sampler beside its own trainer, and the same weights in FP32.
     """
-    decoder, task = make_decoder(decoder_config(), "cuda", dtype), make_task(64, "cuda")
-    step = make_step(decoder, decoder, task, 64)
+    step = make_step(decoder, decoder, task, rollouts, new=new, stops=stops)
     step.generator.seed.fill_(3)
     got = step.generator.run()
     fast, _ = score(decoder, got, fixed=PER_PROMPT)
     plain, _ = score(decoder, got)
-    settings = SamplingSettings(NEW, temperature=RECIPE.temperature)
-    slow = sample(decoder, task.prompts[:8], settings, seed=3, per_prompt=PER_PROMPT)
+    settings = SamplingSettings(new, temperature=RECIPE.temperature, stop_tokens=stops)
+    slow = sample(decoder, task.prompts[: rollouts // PER_PROMPT], settings, seed=3, per_prompt=PER_PROMPT)
     exact, _ = score(copy.deepcopy(decoder).float(), got)
+    of_slow = score(decoder, slow)[0][slow.mask_BT]
+    mask_BT, used = got.mask_BT, slow.responses_BT.shape[1]
 
     def gap(a: torch.Tensor, b: torch.Tensor) -> float:
-        return float((a - b).abs().mean())
+        return float((a - b)[mask_BT].abs().mean())
 
     return {
         "sampler_to_trainer": gap(got.logprobs_BT, fast),
-        "largest": float((got.logprobs_BT - fast).abs().max()),
+        "largest": float((got.logprobs_BT - fast)[mask_BT].abs().max()),
         "fast_to_plain_trainer": gap(fast, plain),
-        "plain_sampler_to_plain_trainer": gap(slow.logprobs_BT, score(decoder, slow)[0]),
+        "plain_sampler_to_plain_trainer": float((slow.logprobs_BT[slow.mask_BT] - of_slow).abs().mean()),
         "fast_trainer_to_fp32": gap(fast, exact),
         "plain_trainer_to_fp32": gap(plain, exact),
-        "mean_logprob": float(exact.mean()),
-        "same_tokens": float((slow.responses_BT == got.responses_BT).float().mean()),
+        "mean_logprob": float(exact[mask_BT].mean()),
+        "same_tokens": float((slow.responses_BT == got.responses_BT[:, :used])[slow.mask_BT].float().mean()),
     }
+
+
+def random_parity(dtype: torch.dtype, device: str = "cuda") -> dict[str, float]:
+    """Of random weights: flat distributions over long responses, the hardest case."""
+    return parity(make_decoder(decoder_config(), device, dtype), make_task(64, device), 64, new=NEW)
+
+
+def base_parity(dtype: torch.dtype, device: str = "cuda", rollouts: int = 1024) -> dict[str, float]:
+    """Of the built-in base model on chain:easy."""
+    model = load_model(TINY, dtype=dtype, device=device)
+    tasks = make_tasks(ProblemsSpec(source="chain:easy"), model_folder(TINY), torch.device(device))
+    return parity(model.decoder, tasks.train, rollouts, new=tasks.max_new_tokens, stops=model.stop_tokens)
 
 
 def measure_step(
@@ -305,8 +327,9 @@ def parts_of(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Every measurement by the name of its result, the part before the first slash."""
     repeats, small = arguments.repeats, decoder_config()
     out: dict[str, Callable[[], Any]] = {
-        "parity/bf16": lambda: parity(torch.bfloat16),
-        "parity/fp32": lambda: parity(torch.float32),
+        "parity/bf16": lambda: random_parity(torch.bfloat16),
+        "parity/fp32": lambda: random_parity(torch.float32),
+        "parity/base-bf16": lambda: base_parity(torch.bfloat16),
     }
     for rollouts in arguments.batches:
         out[f"step/{rollouts}"] = lambda rollouts=rollouts: measure_step(small, rollouts, repeats=repeats)

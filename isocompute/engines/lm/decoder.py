@@ -125,10 +125,18 @@ class Attention(nn.Module):
         k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
         if cache is not None:
             k_BGTK, v_BGTK = cache.extend(layer, k_BGTK, v_BGTK)
-        few = length == 1 or length * k_BGTK.shape[2] <= _FEW
+        kind, slots = q_BTHK.dtype, k_BGTK.shape[2]
+        if slots <= _EXACT:
+            q_BTHK, k_BGTK, v_BGTK = q_BTHK.float(), k_BGTK.float(), v_BGTK.float()
+        few = length == 1 or length * slots <= _FEW
         attend = _attend_few if few and x_BTD.device.type == "cpu" else _attend
-        out_BTD: Tensor = self.o_proj(attend(q_BTHK, k_BGTK, v_BGTK, mask_BTS))
+        out_BTD: Tensor = self.o_proj(attend(q_BTHK, k_BGTK, v_BGTK, mask_BTS).to(kind))
         return out_BTD
+
+
+_EXACT = 256
+"""Slots up to which scores and softmax weights are FP32 numbers in a bf16 model too. What is rounded there hangs on the
+order in which slots are read, and would be the largest difference between a sampler and a trainer."""
 
 
 def _rotate(x_BTHK: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Block, Cache, Decoder
-from isocompute.engines.lm.fast.attention import padded
+from isocompute.engines.lm.fast.attention import Layout, attend_shared, fits_attention, padded
 from isocompute.engines.lm.fast.tiles import tiles_for
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
 from isocompute.engines.lm.sampler import Rollouts
@@ -90,7 +93,20 @@ class Generator:
         )
 
     def _prefill(self) -> Tensor:
-        """Read each prompt once; the residual stream of its last token, before the last norm."""
+        """Read each prompt once; the residual stream of its last token, before the last norm.
+
+        Attention is that of the trainer, which reads prompts the same way while they are short (`fits_shared`): both
+        have the same prompt in mind, to the last bit but for the order of sums.
+        """
+        problems, slots = self.prompts_PT.shape
+        if not fits_attention(slots=slots, tokens=0, head_dim=self.decoder.config.head_dim):
+            return self._prefill_long()
+        x_ND: Tensor = self.decoder.embed_tokens(self.prompts_PT).float().view(problems * slots, -1)
+        self._through_layers(x_ND, self._attend_prompts)
+        return x_ND.view(problems, slots, -1)[:, -1]
+
+    def _prefill_long(self) -> Tensor:
+        """The same by the decoder itself."""
         slots = self.prompts_PT.shape[1]
         at = torch.arange(slots, device=self.prompts_PT.device)
         visible_PTS = (at[None, None, :] <= at[None, :, None]) & (at >= self.padding_P[:, None])[:, None]
@@ -150,11 +166,11 @@ class Generator:
     def _decode(self, step: int) -> None:
         """One token through all layers; the residual stream is in place."""
         if self.tiles.library:
-            self._decode_by_library(step)
+            self._through_layers(self.x_BD, partial(self._attend, step=step))
             return
         for index in range(len(self.weights)):
             self._project(index)
-            self._attend(index, step)
+            self._attend(index, self.qkv_BC, step=step)
             self._add_parts(index)
 
     def _layer(self, index: int) -> Block:
@@ -190,13 +206,13 @@ class Generator:
             **self._product,
         )
 
-    def _attend(self, index: int, step: int) -> None:
+    def _attend(self, index: int, qkv_BC: Tensor, *, step: int) -> Tensor:
         """Attention of a layer, and what it adds to the cache."""
         from isocompute.engines.lm.fast import kernels
 
         config, attention = self.decoder.config, self._layer(index).self_attn
         kernels.attend[(self.rows, config.num_attention_heads)](
-            self.qkv_BC,
+            qkv_BC,
             attention.q_norm.weight if config.qk_norm else self.cos,
             attention.k_norm.weight if config.qk_norm else self.cos,
             self.cos,
@@ -223,6 +239,7 @@ class Generator:
             num_warps=1,
             **self.overlap,
         )
+        return self.attended_BC
 
     def _add_parts(self, index: int) -> None:
         """What follows attention, a kernel for each product."""
@@ -260,55 +277,89 @@ class Generator:
         down = layer.mlp.down_proj.weight
         add(self.x_BD, self.mixed_BF, down, going, self.rows, D=width, IN=inner, **self._product)
 
-    def _decode_by_library(self, step: int) -> None:
-        """The same with a library's matrix products."""
-        x_BD, y_BD = self.x_BD, self.attended_BC.new_empty(self.x_BD.shape)
-        both_BF = self.mixed_BF.new_empty(self.rows, 2 * self.mixed_BF.shape[1])
+    def _through_layers(self, x_ND: Tensor, attend: Callable[[int, Tensor], Tensor]) -> None:
+        """All layers with a library's matrix products, the residual stream in place; `attend` makes attention's output
+        of a layer's q, k and v.
+        """
         pending: Tensor | None = None  # what the last layer adds
         for index, joined in enumerate(self.weights):
             layer = self._layer(index)
-            normed_BD = self._add_and_norm(x_BD, pending, layer.input_layernorm.weight)
-            if joined.bias is None:
-                torch.mm(normed_BD, joined.qkv.t(), out=self.qkv_BC)
-            else:
-                torch.addmm(joined.bias, normed_BD, joined.qkv.t(), out=self.qkv_BC)
-            self._attend(index, step)
-            torch.mm(self.attended_BC, layer.self_attn.o_proj.weight.t(), out=y_BD)
-            normed_BD = self._add_and_norm(x_BD, y_BD, layer.post_attention_layernorm.weight)
-            torch.mm(normed_BD, joined.gate_up.t(), out=both_BF)
-            self._swiglu(both_BF)
-            torch.mm(self.mixed_BF, layer.mlp.down_proj.weight.t(), out=y_BD)
-            pending = y_BD
-        self._add_and_norm(x_BD, pending, None)
+            normed_ND = self._add_and_norm(x_ND, pending, layer.input_layernorm.weight)
+            attended_NC = attend(index, F.linear(normed_ND, joined.qkv, joined.bias))
+            added_ND = F.linear(attended_NC, layer.self_attn.o_proj.weight)
+            normed_ND = self._add_and_norm(x_ND, added_ND, layer.post_attention_layernorm.weight)
+            pending = F.linear(self._swiglu(F.linear(normed_ND, joined.gate_up)), layer.mlp.down_proj.weight)
+        self._add_and_norm(x_ND, pending, None)
 
-    def _add_and_norm(self, x_BD: Tensor, y_BD: Tensor | None, norm_D: Tensor | None) -> Tensor:
+    def _attend_prompts(self, index: int, qkv_NC: Tensor) -> Tensor:
+        """Attention of a layer over the prompts, whose keys and values go to the cache."""
+        from isocompute.engines.lm.fast import kernels
+
+        (problems, slots), config = self.prompts_PT.shape, self.decoder.config
+        attention, groups = self._layer(index).self_attn, config.num_key_value_heads
+        q_norm_K, k_norm_K = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
+        kernels.keep[(problems * slots, groups)](
+            qkv_NC,
+            self.cos if k_norm_K is None else k_norm_K,
+            self.cos,
+            self.sin,
+            self.padding_P,
+            self.cache.keys_LBGTK[index],
+            self.cache.values_LBGTK[index],
+            slots,
+            config.rms_norm_eps,
+            H=config.num_attention_heads,
+            G=groups,
+            K=config.head_dim,
+            KP=padded(config.head_dim),
+            QK_NORM=config.qk_norm,
+            TYPE=_type(qkv_NC),
+            num_warps=1,
+        )
+        return attend_shared(
+            qkv_NC,
+            q_norm_K,
+            k_norm_K,
+            self.cos,
+            self.sin,
+            self.padding_P,
+            Layout(problems, self.per_prompt, slots, 0),
+            heads=config.num_attention_heads,
+            groups=groups,
+            epsilon=config.rms_norm_eps,
+        )
+
+    def _add_and_norm(self, x_ND: Tensor, y_ND: Tensor | None, norm_D: Tensor | None) -> Tensor:
         """Add to the residual stream, in place; its norm, where there is one to take."""
         from isocompute.engines.lm.fast import between
 
-        rows = max(1, 2048 // padded(x_BD.shape[1]))
-        out_BD = self.attended_BC.new_empty(x_BD.shape)
-        between.add_and_norm[(_tiles(self.rows, rows),)](
-            x_BD,
-            x_BD if y_BD is None else y_BD,
-            x_BD if norm_D is None else norm_D,
-            out_BD,
-            self.rows,
+        count, width = x_ND.shape
+        rows = max(1, 2048 // padded(width))
+        out_ND = self.attended_BC.new_empty(x_ND.shape)
+        between.add_and_norm[(_tiles(count, rows),)](
+            x_ND,
+            x_ND if y_ND is None else y_ND,
+            x_ND if norm_D is None else norm_D,
+            out_ND,
+            count,
             self.decoder.config.rms_norm_eps,
-            D=x_BD.shape[1],
-            DP=padded(x_BD.shape[1]),
+            D=width,
+            DP=padded(width),
             R=rows,
-            ADD=y_BD is not None,
+            ADD=y_ND is not None,
             NORM=norm_D is not None,
-            TYPE=_type(out_BD),
+            TYPE=_type(out_ND),
         )
-        return out_BD
+        return out_ND
 
-    def _swiglu(self, both_BF: Tensor) -> None:
+    def _swiglu(self, both_NF: Tensor) -> Tensor:
         from isocompute.engines.lm.fast import between
 
-        count, inner, block = self.mixed_BF.numel(), self.mixed_BF.shape[1], 2048
-        grid = (_tiles(count, block),)
-        between.swiglu[grid](both_BF, self.mixed_BF, count, F=inner, N=block, TYPE=_type(both_BF))
+        inner, block = both_NF.shape[1] // 2, 2048
+        out_NF = both_NF.new_empty(len(both_NF), inner)
+        grid = (_tiles(out_NF.numel(), block),)
+        between.swiglu[grid](both_NF, out_NF, out_NF.numel(), F=inner, N=block, TYPE=_type(both_NF))
+        return out_NF
 
 
 def _overlap(device: torch.device, *, wanted: bool) -> dict[str, bool]:

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["add_projected", "attend", "begin", "project", "scale_of", "wait"]
+__all__ = ["add_projected", "attend", "begin", "keep", "project", "scale_of", "wait"]
 
 
 @triton.jit
@@ -168,6 +168,30 @@ def _turned(ptr, norm_ptr, cos_K, sin_K, k_K, partner_K, in_K, E, epsilon, K, QK
         other_K = tl.load(norm_ptr + partner_K, mask=in_K, other=0.0).to(tl.float32) * (other_K * factor)
         own_K, other_K = own_K.to(TYPE).to(tl.float32), other_K.to(TYPE).to(tl.float32)
     return (own_K * cos_K + tl.where(k_K < E, -other_K, other_K) * sin_K).to(TYPE)
+
+
+@triton.jit
+def keep(
+    qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, padding_ptr, k_ptr, v_ptr, slots, epsilon,
+    H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, QK_NORM: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """One token of a left-padded prompt and one group: norm and turn k, and write k and v to the cache."""
+    token, group = tl.program_id(0), tl.program_id(1)
+    problem, slot = token // slots, token % slots
+    E: tl.constexpr = K // 2
+    k_K = tl.arange(0, KP)
+    in_K = k_K < K
+    partner_K = tl.where(k_K < E, k_K + E, k_K - E)
+    turn_K = tl.maximum(slot - tl.load(padding_ptr + problem), 0) * E + k_K % E
+    cos_K = tl.load(cos_ptr + turn_K, mask=in_K, other=0.0)
+    sin_K = tl.load(sin_ptr + turn_K, mask=in_K, other=0.0)
+    here_ptr = qkv_ptr + token.to(tl.int64) * (H + 2 * G) * K
+    key_K = _turned(
+        here_ptr + (H + group) * K, k_norm_ptr, cos_K, sin_K, k_K, partner_K, in_K, E, epsilon, K, QK_NORM, TYPE
+    )
+    at_K = ((problem * G + group).to(tl.int64) * slots + slot) * K + k_K
+    tl.store(k_ptr + at_K, key_K, mask=in_K)
+    tl.store(v_ptr + at_K, tl.load(here_ptr + (H + G + group) * K + k_K, mask=in_K, other=0.0), mask=in_K)
 
 
 @triton.jit
