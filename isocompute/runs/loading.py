@@ -21,6 +21,7 @@ __all__ = ["load"]
 RUN_MARK = "::"
 _DEPTH = 4
 _READERS = 8
+_LAW = b'{"format": "isocompute-law"'
 _MOST_NAMED = 3
 """Runs and metrics in the warning about values that are left out."""
 
@@ -102,6 +103,9 @@ def _logs(address: str, otherwise: str) -> list[Run]:
     try:
         found = import_logs(address)
     except InputError as error:
+        if address.lower().endswith(".json") and files.read_bytes(address).startswith(_LAW):
+            otherwise = f"a law, not runs; `isocompute plan --law {address}` plans with it"
+            raise InputError(f"{address}: {otherwise}. Name the runs that it was fitted to.") from error
         raise InputError(f"{address}: {otherwise}. As a log: {error}") from error
     tables = [why for why in found.left_out if NO_COMPUTE in why]
     if tables:

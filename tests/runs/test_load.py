@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import polars as pl
 import pytest
 
 from isocompute import InputError, Run, RunSet, RunSettings, load
-from isocompute.law import curves_of
+from isocompute.law import Curve, curves_of, fit_law, write_law
 from isocompute.runs import RunWarning
 from tests.conftest import rising, write_points
 
@@ -94,6 +95,16 @@ def test_a_study_elsewhere(sweep: Path) -> None:
             load("memory://study/nowhere")
     finally:
         memory.rm("/study", recursive=True)
+
+
+def test_a_law_is_not_runs(tmp_path: Path) -> None:
+    compute_C = np.geomspace(1e3, 1e5, 12)
+    curve = Curve("a", compute_C, 0.5 - 0.3 / (1 + compute_C / 1e4), 32, 8)
+    write_law(fit_law([curve], metric="avg@4", replicates=10), tmp_path / "law.json")
+    with pytest.raises(
+        InputError, match=r"law\.json: a law, not runs; `isocompute plan --law .*` plans with it\. Name"
+    ):
+        load(tmp_path / "law.json")
 
 
 @pytest.mark.parametrize(
