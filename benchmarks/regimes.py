@@ -20,7 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from isocompute.plan.regime import REGIMES, diagnose
+from isocompute.plan.limits import REGIMES
+from isocompute.plan.regime import diagnose
 from tests.plan.regimes import SETUPS, Setup, sweep
 
 OTHER = {

@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from isocompute.errors import InputError
-from isocompute.law import Law, StoredLaw, curves_of, fit_law, read_law
+from isocompute.law import Law, StoredLaw, fit_law, read_law
 from isocompute.law.fits import CurveFit
 from isocompute.law.surface import Surface
 from isocompute.plan.curves import Curves
 from isocompute.plan.model import OWN, PlanningLaw, is_rate
 from isocompute.plan.published import entries, published
 from isocompute.plan.runs_recipe import runs_recipe
-from isocompute.runs import RunSet, files
+from isocompute.runs import files
+
+if TYPE_CHECKING:
+    from isocompute.runs import RunSet
 
 __all__ = ["LawSource", "law_of_runs", "load_law", "planning_law"]
 
-LawSource = PlanningLaw | Law | StoredLaw | RunSet | str | Path
+LawSource: TypeAlias = "PlanningLaw | Law | StoredLaw | RunSet | str | Path"
 _FEWEST = 50
 _FITTED = (
     "bootstrap over points, seeds and forms of the curves; beyond the data, over what extrapolation got wrong before"
@@ -55,7 +59,7 @@ def load_law(
         )
     if isinstance(source, StoredLaw):
         return _stored(source, "law.json", problems_per_batch, seed)
-    if isinstance(source, RunSet):
+    if not isinstance(source, str | Path):
         return law_of_runs(
             source, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed
         )
@@ -83,6 +87,8 @@ def law_of_runs(
     runs: RunSet, *, metric: str | None, problems_per_batch: int | None, replicates: int, seed: int
 ) -> PlanningLaw:
     """Fit runs and plan with what comes out."""
+    from isocompute.law import curves_of  # with the table library, which a law that is there does not need
+
     curves, metric, unit = curves_of(runs, metric=metric)
     law = fit_law(curves, metric=metric, unit=unit, replicates=replicates, seed=seed)
     return planning_law(

@@ -18,8 +18,8 @@ from isocompute.plan.candidates import Constraints, allocations
 from isocompute.plan.decision import Ranked, rank
 from isocompute.plan.difficulty import Mix, classify
 from isocompute.plan.law_advice import law_advice, next_command
+from isocompute.plan.limits import ADVICE, Diagnosis, assumed_regime
 from isocompute.plan.model import OWN, PlanningLaw
-from isocompute.plan.regime import ADVICE, Diagnosis, assumed_regime
 from isocompute.plan.spending import Prices
 
 __all__ = ["FAR", "Assumed", "Option", "Plan", "make_plan"]
@@ -47,7 +47,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Assumed:
-    """The limit that the plan takes the setup to be up against (`plan.regime`)."""
+    """The limit that the plan takes the setup to be up against (`plan.limits`)."""
 
     regime: str | None
     reason: str

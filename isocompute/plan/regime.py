@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from scipy import special
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
@@ -33,20 +33,11 @@ from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.from_runs import choose_metric
 from isocompute.law.intervals import around
 from isocompute.law.settings import settings_of, usable_curves
+from isocompute.plan.limits import Diagnosis, Finding, Regime, Verdict
 from isocompute.runs.model import Run, RunSet
 
-__all__ = ["ADVICE", "REGIMES", "Diagnosis", "Finding", "assumed_regime", "diagnose"]
+__all__ = ["diagnose"]
 
-Regime = Literal["updates", "noise", "interference", "data", "coverage"]
-Verdict = Literal["yes", "no", "unclear", "unknown"]
-REGIMES: tuple[Regime, ...] = ("updates", "noise", "interference", "data", "coverage")
-ADVICE: dict[Regime, str] = {
-    "updates": "more updates win: smaller n, and the smallest stable Bp",
-    "noise": "larger n wins late: raise n with the budget, or lower the learning rate",
-    "interference": "some problems are given up for others: larger n, a KL term, or fewer unlike problems together",
-    "data": "the set is exhausted: more problems or an earlier stop; n hardly matters",
-    "coverage": "most problems never succeed: easier problems first, a better base, or larger n to find successes",
-}
 LEAD = 0.005
 """A lead between two n that counts: the bin in which the IsoCompute paper counts rewards as equal."""
 MATERIAL = 0.02
@@ -55,42 +46,6 @@ _MOST = 0.5
 _LAST = 3
 _REPLICATES = 400
 _Estimate = tuple[float, tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One limit: how much reward is at stake, how sure that is, and what it was read from."""
-
-    regime: Regime
-    verdict: Verdict
-    value: float | None
-    interval: tuple[float, float] | None
-    """95%."""
-    evidence: str
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The limit that the runs show, and the findings on all five."""
-
-    regime: Regime | None
-    """None where no limit is supported."""
-    findings: tuple[Finding, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data: `regime`, `advice`, `findings[{regime, verdict, value, interval, evidence}]`."""
-        return {
-            "regime": self.regime,
-            "advice": ADVICE[self.regime] if self.regime else None,
-            "findings": [asdict(f) | {"interval": list(f.interval) if f.interval else None} for f in self.findings],
-        }
-
-
-def assumed_regime(direction: str) -> tuple[Regime, str]:
-    """The limit that a law alone suggests, where there are no runs to look at, with the reason."""
-    if direction == "rises":
-        return "noise", "n* rises with compute; without runs, noise, interference and data cannot be told apart"
-    return "updates", "n* does not rise with compute: more updates win"
 
 
 def diagnose(runs: RunSet, *, metric: str | None = None) -> Diagnosis:
@@ -303,8 +258,6 @@ def _over_seeds(runs: Sequence[Run], read: Callable[[Run], tuple[float, float]])
     value = float(value_R.mean())
     half = 1.96 * float(np.sqrt((error_R**2).sum())) / len(value_R)
     if len(value_R) > 1:
-        from scipy import special  # a tenth of a second to load, which a plan need not wait for
-
         spread = float(value_R.std(ddof=1)) / float(np.sqrt(len(value_R)))
         half = max(half, float(special.stdtrit(len(value_R) - 1, 0.975)) * spread)
     return value, (value - half, value + half)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isocompute.allocation import Allocation
 from isocompute.errors import InputError
@@ -17,7 +17,9 @@ from isocompute.plan.cost import Efficiency, StepCost, step_cost
 from isocompute.plan.hardware import Gpu, find_gpu
 from isocompute.plan.model_shape import ModelShape, read_model_shape
 from isocompute.plan.throughput import Throughput, calibrate, measure, modelled, plan_cost
-from isocompute.runs.model import Run
+
+if TYPE_CHECKING:
+    from isocompute.runs.model import Run
 
 __all__ = ["Hardware", "Prices", "prices"]
 

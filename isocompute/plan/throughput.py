@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import polars as pl
 
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
@@ -22,7 +21,9 @@ from isocompute.law.intervals import percentiles
 from isocompute.plan.cost import Efficiency, StepCost, step_cost
 from isocompute.plan.hardware import Gpu
 from isocompute.plan.model_shape import ModelShape
-from isocompute.runs.model import Run
+
+if TYPE_CHECKING:
+    from isocompute.runs.model import Run
 
 __all__ = ["Throughput", "calibrate", "measure", "modelled", "plan_cost"]
 
@@ -221,7 +222,7 @@ def _column(run: Run, name: str) -> Array | None:
     series = run.points.get_column(name, default=None)
     if series is None or not series.dtype.is_numeric() or not series.count():
         return None
-    return np.asarray(series.cast(pl.Float64).fill_null(float("nan")).to_numpy(), dtype=np.float64)
+    return np.asarray(series.cast(float).fill_null(float("nan")).to_numpy(), dtype=np.float64)
 
 
 def _rollouts(run: Run) -> Array | None:

@@ -15,9 +15,9 @@ from isocompute.ui.fitting import Fitted, asked
 from isocompute.ui.results import Results, Scope
 
 if TYPE_CHECKING:
+    from isocompute.plan.limits import Diagnosis
     from isocompute.plan.model import PlanningLaw
     from isocompute.plan.planner import Plan
-    from isocompute.plan.regime import Diagnosis
 
 __all__ = ["STUDY", "ChartQuery", "PlanQuery", "Planner", "planner"]
 

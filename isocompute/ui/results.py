@@ -22,8 +22,8 @@ from isocompute.ui.source import Snapshot, Source
 
 if TYPE_CHECKING:
     from isocompute.claims import Claim
+    from isocompute.plan.limits import Diagnosis
     from isocompute.plan.model import PlanningLaw
-    from isocompute.plan.regime import Diagnosis
     from isocompute.report.model import Figure, Missing
     from isocompute.runs import RunSet
     from isocompute.ui.evidence import KnownEvidence

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute.errors import InputError
-from isocompute.plan.regime import ADVICE, REGIMES, Diagnosis, Finding, assumed_regime, diagnose
+from isocompute.plan.limits import ADVICE, REGIMES, Diagnosis, Finding, assumed_regime
+from isocompute.plan.regime import diagnose
 from isocompute.runs import Run, RunSet, RunSettings
 from tests.plan.regimes import SETUPS, sweep
 
