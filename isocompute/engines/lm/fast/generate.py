@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Block, Cache, Decoder
 from isocompute.engines.lm.fast.attention import Layout, attend_shared, fits_attention, padded
-from isocompute.engines.lm.fast.tiles import tiles_for
+from isocompute.engines.lm.fast.layers import through_layers
+from isocompute.engines.lm.fast.tiles import tiles_for, tiles_of, triton_type
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
 from isocompute.engines.lm.sampler import Rollouts
 
@@ -102,7 +101,7 @@ class Generator:
         if not fits_attention(slots=slots, tokens=0, head_dim=self.decoder.config.head_dim):
             return self._prefill_long()
         x_ND: Tensor = self.decoder.embed_tokens(self.prompts_PT).float().view(problems * slots, -1)
-        self._through_layers(x_ND, self._attend_prompts)
+        through_layers(self.decoder, self.weights, x_ND, self._attend_prompts)
         return x_ND.view(problems, slots, -1)[:, -1]
 
     def _prefill_long(self) -> Tensor:
@@ -144,7 +143,7 @@ class Generator:
             )
             return
         rows = 16
-        choice.choose[(_tiles(self.rows, rows),)](
+        choice.choose[(tiles_of(self.rows, rows),)](
             self.x_BD,
             decoder.norm.weight,
             decoder.lm_head.weight,
@@ -159,14 +158,14 @@ class Generator:
             VP=padded(config.vocab_size),
             R=rows,
             I=64,
-            TYPE=_type(decoder.norm.weight),
+            TYPE=triton_type(decoder.norm.weight),
             **self.overlap,
         )
 
     def _decode(self, step: int) -> None:
         """One token through all layers; the residual stream is in place."""
         if self.tiles.library:
-            self._through_layers(self.x_BD, partial(self._attend, step=step))
+            through_layers(self.decoder, self.weights, self.x_BD, partial(self._attend, step=step))
             return
         for index in range(len(self.weights)):
             self._project(index)
@@ -182,7 +181,7 @@ class Generator:
     def _product(self) -> dict[str, Any]:
         """What the kernels of products share."""
         tiles = self.tiles
-        sizes = {"R": tiles.rows, "C": tiles.columns, "I": tiles.inputs, "TYPE": _type(self.qkv_BC)}
+        sizes = {"R": tiles.rows, "C": tiles.columns, "I": tiles.inputs, "TYPE": triton_type(self.qkv_BC)}
         return {**sizes, "num_warps": tiles.warps, "num_stages": tiles.stages, **self.overlap}
 
     def _project(self, index: int) -> None:
@@ -190,7 +189,7 @@ class Generator:
         from isocompute.engines.lm.fast import kernels
 
         joined, (rows, columns) = self.weights[index], self.qkv_BC.shape
-        kernels.project[(_tiles(rows, self.tiles.rows), _tiles(columns, self.tiles.columns))](
+        kernels.project[(tiles_of(rows, self.tiles.rows), tiles_of(columns, self.tiles.columns))](
             self.x_BD,
             self._layer(index).input_layernorm.weight,
             joined.qkv,
@@ -235,7 +234,7 @@ class Generator:
             KP=padded(config.head_dim),
             S=self.tiles.slots,
             QK_NORM=config.qk_norm,
-            TYPE=_type(self.qkv_BC),
+            TYPE=triton_type(self.qkv_BC),
             num_warps=1,
             **self.overlap,
         )
@@ -246,8 +245,8 @@ class Generator:
         from isocompute.engines.lm.fast import kernels
 
         layer, config, going = self._layer(index), self.decoder.config, self.going_B
-        width, inner, high = config.hidden_size, config.intermediate_size, _tiles(self.rows, self.tiles.rows)
-        add = kernels.add_projected[(high, _tiles(width, self.tiles.columns))]
+        width, inner, high = config.hidden_size, config.intermediate_size, tiles_of(self.rows, self.tiles.rows)
+        add = kernels.add_projected[(high, tiles_of(width, self.tiles.columns))]
         add(
             self.x_BD,
             self.attended_BC,
@@ -259,7 +258,7 @@ class Generator:
             **self._product,
         )
         gate_up = self.weights[index].gate_up
-        kernels.project[(high, _tiles(inner, self.tiles.columns))](
+        kernels.project[(high, tiles_of(inner, self.tiles.columns))](
             self.x_BD,
             layer.post_attention_layernorm.weight,
             gate_up,
@@ -276,20 +275,6 @@ class Generator:
         )
         down = layer.mlp.down_proj.weight
         add(self.x_BD, self.mixed_BF, down, going, self.rows, D=width, IN=inner, **self._product)
-
-    def _through_layers(self, x_ND: Tensor, attend: Callable[[int, Tensor], Tensor]) -> None:
-        """All layers with a library's matrix products, the residual stream in place; `attend` makes attention's output
-        of a layer's q, k and v.
-        """
-        pending: Tensor | None = None  # what the last layer adds
-        for index, joined in enumerate(self.weights):
-            layer = self._layer(index)
-            normed_ND = self._add_and_norm(x_ND, pending, layer.input_layernorm.weight)
-            attended_NC = attend(index, F.linear(normed_ND, joined.qkv, joined.bias))
-            added_ND = F.linear(attended_NC, layer.self_attn.o_proj.weight)
-            normed_ND = self._add_and_norm(x_ND, added_ND, layer.post_attention_layernorm.weight)
-            pending = F.linear(self._swiglu(F.linear(normed_ND, joined.gate_up)), layer.mlp.down_proj.weight)
-        self._add_and_norm(x_ND, pending, None)
 
     def _attend_prompts(self, index: int, qkv_NC: Tensor) -> Tensor:
         """Attention of a layer over the prompts, whose keys and values go to the cache."""
@@ -313,7 +298,7 @@ class Generator:
             K=config.head_dim,
             KP=padded(config.head_dim),
             QK_NORM=config.qk_norm,
-            TYPE=_type(qkv_NC),
+            TYPE=triton_type(qkv_NC),
             num_warps=1,
         )
         return attend_shared(
@@ -329,50 +314,8 @@ class Generator:
             epsilon=config.rms_norm_eps,
         )
 
-    def _add_and_norm(self, x_ND: Tensor, y_ND: Tensor | None, norm_D: Tensor | None) -> Tensor:
-        """Add to the residual stream, in place; its norm, where there is one to take."""
-        from isocompute.engines.lm.fast import between
-
-        count, width = x_ND.shape
-        rows = max(1, 2048 // padded(width))
-        out_ND = self.attended_BC.new_empty(x_ND.shape)
-        between.add_and_norm[(_tiles(count, rows),)](
-            x_ND,
-            x_ND if y_ND is None else y_ND,
-            x_ND if norm_D is None else norm_D,
-            out_ND,
-            count,
-            self.decoder.config.rms_norm_eps,
-            D=width,
-            DP=padded(width),
-            R=rows,
-            ADD=y_ND is not None,
-            NORM=norm_D is not None,
-            TYPE=_type(out_ND),
-        )
-        return out_ND
-
-    def _swiglu(self, both_NF: Tensor) -> Tensor:
-        from isocompute.engines.lm.fast import between
-
-        inner, block = both_NF.shape[1] // 2, 2048
-        out_NF = both_NF.new_empty(len(both_NF), inner)
-        grid = (_tiles(out_NF.numel(), block),)
-        between.swiglu[grid](both_NF, out_NF, out_NF.numel(), F=inner, N=block, TYPE=_type(both_NF))
-        return out_NF
-
 
 def _overlap(device: torch.device, *, wanted: bool) -> dict[str, bool]:
     """Launch options: whether a kernel may start while the one before it ends, which takes a Hopper GPU."""
     able = wanted and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
-
-
-def _type(tensor: Tensor) -> Any:
-    import triton.language as tl
-
-    return tl.bfloat16 if tensor.dtype == torch.bfloat16 else tl.float32
-
-
-def _tiles(size: int, tile: int) -> int:
-    return -(-size // tile)

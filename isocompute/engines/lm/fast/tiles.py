@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Tiles", "tiles_for"]
+import torch
+from torch import Tensor
+
+__all__ = ["Tiles", "tiles_for", "tiles_of", "triton_type"]
 
 
 @dataclass(frozen=True)
@@ -32,3 +36,15 @@ def tiles_for(rows: int, width: int) -> Tiles:
     if rows > 512:
         return Tiles(rows=64, columns=64, inputs=256)
     return Tiles(rows=16, columns=32, inputs=256, warps=2)
+
+
+def tiles_of(size: int, tile: int) -> int:
+    """How many tiles cover a size."""
+    return -(-size // tile)
+
+
+def triton_type(tensor: Tensor) -> Any:
+    """What the kernels call a tensor's numbers."""
+    import triton.language as tl
+
+    return tl.bfloat16 if tensor.dtype == torch.bfloat16 else tl.float32
