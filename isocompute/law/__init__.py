@@ -51,6 +51,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"isocompute.law.{_HOMES[name]}"), name)

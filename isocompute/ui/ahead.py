@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import IO, Literal
 
@@ -24,6 +25,8 @@ __all__ = ["Ahead"]
 
 Stage = Literal["rough", "final"]
 _STAGES: tuple[Stage, ...] = ("rough", "final")
+_LONGEST = 600.0
+"""Seconds after which a process that says nothing is given up."""
 _SIZE = 8
 """Bytes that say how long a message is."""
 
@@ -36,7 +39,7 @@ class Ahead:
         self._found: dict[Stage, Future[Fitted | None]] = {stage: Future() for stage in _STAGES}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "isocompute.ui.ahead", address, version],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closed when this process ends, however it does: the other one ends with it
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             # One core is the web framework's: threads of a matrix product would only wait for it. And a module in the
@@ -47,7 +50,13 @@ class Ahead:
 
     def law(self, stage: Stage, version: str) -> Fitted | None:
         """The law of this version of the files, waited for; None where that of another one is made, or none."""
-        return self._found[stage].result() if version == self._version else None
+        if version != self._version:
+            return None
+        try:
+            return self._found[stage].result(_LONGEST)
+        except FutureTimeoutError:
+            self.close()
+            return None
 
     def close(self) -> None:
         """End the other process; what it has not sent is None."""
@@ -60,9 +69,12 @@ class Ahead:
         try:
             with self._process as process:
                 assert process.stdout is not None
-                while message := _receive(process.stdout):
-                    stage, law, of = unpack(message)
-                    self._found[stage].set_result(Fitted(law, of))
+                try:
+                    while message := _receive(process.stdout):
+                        stage, law, of = unpack(message)
+                        self._found[stage].set_result(Fitted(law, of))
+                except (KeyError, TypeError, ValueError):  # nothing that was packed here
+                    process.kill()
         finally:
             for future in self._found.values():
                 if not future.done():
@@ -109,7 +121,14 @@ def main(address: str, version: str, pipe: IO[bytes]) -> None:
     send("final", fit_fully(curves, metric=metric, unit=unit, points=points))
 
 
+def _end_with_parent() -> None:
+    """The parent never writes: what there is to read is its end."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     gc.disable()  # it ends before there is anything to collect
     warnings.simplefilter("ignore")  # the app reads the runs too, and says what there is to say
     with suppress(InputError, BrokenPipeError, KeyboardInterrupt):

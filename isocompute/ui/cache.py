@@ -8,9 +8,10 @@ and where there is a rough one that is sooner had, that one is given out meanwhi
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -45,16 +46,14 @@ class _Making:
 
     def soonest(self, patience: float) -> Any:
         """The full result if it is there, else the rough one; what the rough one lacks, the full one may have."""
+        end = time.monotonic() + patience
         if self.rough is not None and not self.full.done():
-            try:
-                value = self.rough.result(patience)
-            except FutureTimeoutError:
-                raise
-            except Exception:
-                return self.full.result(patience)
-            if value is not None and not self.full.done():
-                return value
-        return self.full.result(patience)
+            wait([self.rough], timeout=patience)
+            if not self.rough.done():
+                raise FutureTimeoutError
+            if self.rough.exception() is None and self.rough.result() is not None and not self.full.done():
+                return self.rough.result()
+        return self.full.result(max(0.0, end - time.monotonic()))
 
 
 @dataclass
@@ -63,16 +62,18 @@ class _Entry:
     made: _Making
     next: tuple[str, _Making] | None = None
 
-    def refresh(self, version: str, begin: Callable[[], _Making]) -> None:
-        """Take over what was made behind the last result, and begin on this version if nobody has."""
+    def refresh(self, version: str, begin: Callable[[bool], _Making]) -> None:
+        """Take over what was made behind the last result, and begin on this version if nobody has: as for the first
+        time where there is nothing to show meanwhile.
+        """
         if self.next is not None and self.next[1].full.done():
             (self.version, self.made), self.next = self.next, None
         if self.version == version or self.next is not None or not self.made.full.done():
             return
         if self.made.full.exception() is not None:
-            self.version, self.made = version, begin()  # an error is nothing to show meanwhile
+            self.version, self.made = version, begin(True)
         else:
-            self.next = (version, begin())
+            self.next = (version, begin(False))
 
 
 class Cache:
@@ -111,7 +112,7 @@ class Cache:
                 while len(self._entries) > self._size:
                     self._entries.popitem(last=False)
             self._entries.move_to_end(key)
-            entry.refresh(version, lambda: _begin(make, turn))
+            entry.refresh(version, lambda first: _begin(make, turn, rough if first else None))
             made, made_for = entry.made, entry.version
         try:
             value = made.full.result(self._patience) if final else made.soonest(self._patience)

@@ -23,6 +23,7 @@ __all__ = [
     "curves_in",
     "fit_fully",
     "fit_roughly",
+    "may_be_rough",
     "points_of",
     "replicates_for",
 ]
@@ -69,6 +70,11 @@ def asked(replicates: int) -> int | None:
 def points_of(runs: RunSet) -> int:
     """How many points all runs have."""
     return sum(run.points.height for run in runs)
+
+
+def may_be_rough(runs: int) -> bool:
+    """Whether a part with so many runs, 0 where that is not known, can have a rough law: a few are not worth it."""
+    return runs == 0 or runs * _USUAL > _SLOW
 
 
 def fit_roughly(curves: Sequence[Curve], *, metric: str, unit: str, points: int) -> Fitted | None:

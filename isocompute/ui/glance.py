@@ -90,6 +90,8 @@ def _curve(name: str, folder: Path, rows: list[dict[str, Any]], metric: str) -> 
     settings = json.loads((folder / _SETTINGS).read_bytes())
     recipe = {key: value for key, value in settings.items() if key not in _APART and value is not None}
     bp, n, seed = (_whole(settings.get(key)) for key in ("problems_per_batch", "rollouts_per_problem", "seed"))
+    if any(value is not None and value < 1 for value in (bp, n)):
+        raise _OutOfTheOrdinaryError
     return Curve(name, compute_C, values_C, bp, n, seed, json.dumps(recipe, sort_keys=True))
 
 

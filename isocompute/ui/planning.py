@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from isocompute.plan.model import PlanningLaw
     from isocompute.plan.planner import Plan
 
-__all__ = ["STUDY", "ChartQuery", "PlanQuery", "Planner", "planner"]
+__all__ = ["STUDY", "ChartQuery", "PlanQuery", "Planner", "planned", "planner"]
 
+T = TypeVar("T")
 STUDY = "study"
 """The name of the law that is fitted to the runs being served."""
 _SUFFIXES = {"rollouts": "", "tokens": "tok", "gpu_hours": "h"}
@@ -146,7 +148,8 @@ class Planner:
             try:
                 rows.append(self.chosen(self._in_unit(float(f"{compute:.4g}"))))
             except InputError:
-                continue
+                if self.rough is not None:
+                    raise  # the final law may know (`planned`)
         return rows
 
     def chosen(self, budget: str) -> dict[str, Any]:
@@ -216,6 +219,23 @@ def planner(results: Results, query: PlanQuery, *, final: bool = False) -> tuple
         fitted=fitted,
     )
     return made, scope
+
+
+def planned(
+    results: Results, query: PlanQuery, make: Callable[[Planner, Scope | None], T], *, final: bool = False
+) -> tuple[Planner, T]:
+    """What `make` makes of a request's planner, and the planner.
+
+    An error is never preliminary: a rough law has no surface, and so knows only the settings that were run.
+    """
+    made, scope = planner(results, query, final=final)
+    try:
+        return made, make(made, scope)
+    except InputError:
+        if made.rough is None:
+            raise
+    made, scope = planner(results, query, final=True)
+    return made, make(made, scope)
 
 
 @functools.cache

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from isocompute.errors import InputError
 from isocompute.ui.ahead import Ahead, Stage
 from isocompute.ui.cache import Cache, Found
-from isocompute.ui.fitting import Fitted, Rough, curves_in, fit_fully, fit_roughly, points_of, replicates_for
+from isocompute.ui.fitting import (
+    Fitted,
+    Rough,
+    curves_in,
+    fit_fully,
+    fit_roughly,
+    may_be_rough,
+    points_of,
+    replicates_for,
+)
 from isocompute.ui.source import Snapshot, Source
 
 if TYPE_CHECKING:
@@ -55,6 +64,11 @@ class Scope:
     def runs(self) -> RunSet:
         """The part's runs, read when they are asked for: a law may be there before them."""
         return self._loaded[0]
+
+    @property
+    def count(self) -> int:
+        """How many runs the part has, as far as that is known before they are read; else 0."""
+        return next(part.runs for part in self.snapshot.parts if part.name == self.part)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -194,7 +208,7 @@ class Results:
             assert found is not None
             return found
 
-        return self._slow("law", scope, final, rough=rough)
+        return self._slow("law", scope, final, rough=rough if may_be_rough(scope.count) else None)
 
     def law_json(self, scope: Scope) -> tuple[Found[dict[str, Any]], Fitted]:
         """The law as `isocompute fit --json` prints it, and the law itself."""
@@ -261,6 +275,5 @@ class Results:
         rough: Callable[[], T | None] | None = None,
     ) -> Found[T]:
         key = (what, scope.part, scope.metric, scope.unit, *more)
-        runs = next(part.runs for part in scope.snapshot.parts if part.name == scope.part)
-        told = f"{what} of {runs} runs" if runs else what
+        told = f"{what} of {scope.count} runs" if scope.count else what
         return self._cache.get(key, version or scope.snapshot.version, make, what=told, rough=rough, final=scope.final)

@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,9 +48,16 @@ def bind(address: str, *, port: int | None = None) -> Served:
     if not snapshot.specs and not snapshot.parts[-1].runs:
         _check_loads(address)
     listener = _listen(port)
-    # On one core a second process would only keep the first page waiting.
-    ahead = Ahead(address, snapshot.version) if (os.cpu_count() or 1) > 1 else None
+    ahead = None
+    if _cores() > 1:  # on one, a second process would only keep the first page waiting
+        with suppress(OSError):  # no more processes, or no interpreter to start: the app does it all
+            ahead = Ahead(address, snapshot.version)
     return Served(Results(source, ahead=ahead), listener)
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_installed() -> None:
@@ -123,15 +131,20 @@ def warm(results: Results) -> None:
     One after the other: two at once would take as long together, and the law is wanted first. Until it is there, what
     the first page asks for has this process to itself.
     """
-    from isocompute.ui import vega
-
     with suppress(InputError):
         scope = results.scope()
         _try(results.law_json, scope)
-        threading.Thread(target=vega.script, name="vega", daemon=True).start()
+        threading.Thread(target=_try_script, name="vega", daemon=True).start()
         _try(results.diagnosis, scope)
     for module in ("isocompute.report.figures", "isocompute.api"):  # what the other pages need: a second to load
         importlib.import_module(module)
+
+
+def _try_script() -> None:
+    from isocompute.ui import vega
+
+    with suppress(subprocess.CalledProcessError, OSError):  # it is ended with the app; who asks for it again is told
+        vega.script()
 
 
 def _try(make: Callable[[Scope], object], scope: Scope) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from isocompute.law import Law, curves_of, fit_law, law_to_json
 from isocompute.runs import load, writer
 from isocompute.ui import glance as glance_module
+from isocompute.ui import server
 from isocompute.ui.ahead import Ahead
 from isocompute.ui.fitting import Fitted
 from isocompute.ui.glance import glance
@@ -90,6 +93,32 @@ def test_a_process_that_is_ended_is_waited_for_by_nobody(wide: Path) -> None:
     assert ahead.law("final", version(wide)) is None
 
 
+def test_a_process_that_says_nothing_is_given_up(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isocompute.ui.ahead._LONGEST", 0.0)
+    ahead = Ahead(str(wide), version(wide))
+    assert ahead.law("final", version(wide)) is None
+    assert ahead._process.poll() is not None
+
+
+def test_it_ends_with_the_app_however_that_ends() -> None:
+    busy = (
+        "import threading; from isocompute.ui import ahead; threading.Thread(target=ahead._end_with_parent).start(); "
+    )
+    with subprocess.Popen([sys.executable, "-c", busy + "threading.Event().wait(60)"], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.close()  # as when the app is gone
+        assert child.wait(30) == 0
+
+
+def test_an_app_that_cannot_start_it_goes_without(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Ahead:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(server, "Ahead", refuse)
+    with server.bind(str(wide)).socket:
+        pass
+
+
 def test_ordinary_runs_are_read_as_load_reads_them(wide: Path) -> None:
     seen = glance(str(wide))
     assert seen is not None
@@ -121,6 +150,13 @@ def test_anything_else_is_left_to_load(tmp_path: Path, how: str) -> None:
     before = path.read_text()
     path.write_text(ODD[how](before))
     assert path.read_text() != before
+    assert glance(str(tmp_path)) is None
+
+
+def test_settings_that_load_refuses_are_left_to_it(tmp_path: Path) -> None:
+    write_points(tmp_path / "32x8", rising(), problems_per_batch=32, rollouts_per_problem=8)
+    settings = tmp_path / "32x8" / "run.json"
+    settings.write_text(settings.read_text().replace('"problems_per_batch": 32', '"problems_per_batch": 0'))
     assert glance(str(tmp_path)) is None
 
 

@@ -103,3 +103,21 @@ def test_a_quick_result_waits_for_no_turn_and_is_never_out_of_date() -> None:
     second = prompt.get("forecast", "2", lambda: 2, what="forecast", quick=True)
     assert (second.value, second.fresh) == (2, True)
     gate.set()
+
+
+def test_after_an_error_there_is_a_rough_result_again() -> None:
+    cache, gate = Cache(patience=5), threading.Event()
+
+    def fail() -> str:
+        raise InputError("too short")
+
+    with pytest.raises(InputError):
+        cache.get("law", "1", fail, what="law", rough=fail)
+
+    def slowly() -> str:
+        gate.wait(30)
+        return "final"
+
+    assert cache.get("law", "2", slowly, what="law", rough=lambda: "rough").value == "rough"
+    gate.set()
+    assert cache.get("law", "2", slowly, what="law", rough=lambda: "rough", final=True).value == "final"

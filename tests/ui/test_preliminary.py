@@ -72,6 +72,18 @@ def test_what_rests_on_the_rough_law_says_so_until_the_final_one_is_there(
     assert last.headers.get("Isocompute-Command") == first.headers.get("Isocompute-Command")
 
 
+@pytest.mark.parametrize("path", ["plan?n=24", "plan/band?n=24"])
+def test_no_error_is_preliminary(wide: Path, gate: threading.Event, path: str) -> None:
+    """A setting that nobody ran is on the surface, which the rough law does not have."""
+    client = impatient(wide)
+    answered(client, "/api/fit")  # the rough one is there
+    assert client.get(f"/api/{path}").status_code == 202
+    gate.set()
+    last = answered(client, f"/api/{path}")
+    assert "Isocompute-Preliminary" not in last.headers
+    assert (last.json().get("rollouts_per_problem") or last.json()["rows"][-1]["rollouts_per_problem"]) == 24
+
+
 def test_the_final_law_is_that_of_fit_and_the_rough_one_is_near_it(wide: Path, gate: threading.Event) -> None:
     client = impatient(wide)
     rough = answered(client, "/api/fit").json()

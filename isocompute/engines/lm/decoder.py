@@ -21,7 +21,7 @@ from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.rope import rope_frequencies
 
-__all__ = ["Block", "Cache", "Decoder", "Norm", "Prefix", "head_logits"]
+__all__ = ["EXACT", "Block", "Cache", "Decoder", "Norm", "Prefix", "head_logits"]
 
 
 class Norm(nn.Module):
@@ -126,7 +126,7 @@ class Attention(nn.Module):
         if cache is not None:
             k_BGTK, v_BGTK = cache.extend(layer, k_BGTK, v_BGTK)
         kind, slots = q_BTHK.dtype, k_BGTK.shape[2]
-        if slots <= _EXACT:
+        if slots <= EXACT:
             q_BTHK, k_BGTK, v_BGTK = q_BTHK.float(), k_BGTK.float(), v_BGTK.float()
         few = length == 1 or length * slots <= _FEW
         attend = _attend_few if few and x_BTD.device.type == "cpu" else _attend
@@ -134,7 +134,7 @@ class Attention(nn.Module):
         return out_BTD
 
 
-_EXACT = 256
+EXACT = 256
 """Slots up to which scores and softmax weights are FP32 numbers in a bf16 model too. What is rounded there hangs on the
 order in which slots are read, and would be the largest difference between a sampler and a trainer."""
 

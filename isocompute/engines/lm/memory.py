@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from isocompute.engines.lm.config import DecoderConfig
+from isocompute.engines.lm.decoder import EXACT
 
 __all__ = ["memory_budget", "sampling_rows", "training_rows"]
 
@@ -25,10 +26,13 @@ def training_rows(config: DecoderConfig, *, tokens: int, dtype: torch.dtype, bud
     """Sequences of `tokens` tokens whose activations fit.
 
     A layer keeps about 16 widths (norms, q, k, v, attention, residuals, some in FP32) and 4 feed-forward widths a
-    token, the head 4 vocabularies in FP32 (logits, their gradient, log-softmax, entropy).
+    token, the head 4 vocabularies in FP32 (logits, their gradient, log-softmax, entropy). Short attention in FP32 may
+    keep its weights too (`decoder.EXACT`), one a head and slot.
     """
-    layer = 16 * config.hidden_size + 4 * config.intermediate_size
-    per_token = config.num_hidden_layers * layer * dtype.itemsize + 4 * config.vocab_size * 4
+    layer = (16 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
+    if dtype != torch.float32 and tokens <= EXACT:
+        layer += config.num_attention_heads * tokens * 4
+    per_token = config.num_hidden_layers * layer + 4 * config.vocab_size * 4
     return max(1, min(_MOST_ROWS, budget // (per_token * tokens)))
 
 

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Query, Response
 from isocompute.errors import InputError
 from isocompute.ui.answers import TableFormat, chart_answer, json_answer, table_answer
 from isocompute.ui.commands import command_line
-from isocompute.ui.planning import ChartQuery, Planner, PlanQuery, planner
+from isocompute.ui.planning import ChartQuery, Planner, PlanQuery, planned, planner
 from isocompute.ui.request import Shared, responses
-from isocompute.ui.results import Results
+from isocompute.ui.results import Results, Scope
 
 __all__ = ["router"]
 
@@ -25,9 +25,9 @@ def plan(results: Shared, query: Asked) -> Response:
     """What `isocompute plan --json` prints: allocation, recipe, expected reward, cost, alternatives, warnings."""
     from isocompute.plan.present import plan_to_json
 
-    made, _ = planner(results, query)
-    data = plan_to_json(made.plan(made.budget))
-    return json_answer(data, command=made.command(made.budget), fresh=made.fresh, rough=made.rough)
+    made, found = planned(results, query, lambda made, _: made.plan(made.budget))
+    command = made.command(made.budget)
+    return json_answer(plan_to_json(found), command=command, fresh=made.fresh, rough=made.rough)
 
 
 @router.get("/plan.csv", responses={200: {"description": "A row an allocation.", "content": {"text/csv": {}}}})
@@ -53,14 +53,14 @@ def plan_table(results: Shared, query: Asked) -> Response:
     return table_answer(data, rows, form="csv", name="plan", command=command, fresh=made.fresh)
 
 
-@router.get("/plan/band", responses=responses("text/csv"))
+@router.get("/plan/band", responses=responses())
 def band(results: Shared, query: Asked) -> Response:
     """The plan at a row of budgets across the law's range and four times beyond: `unit`, `metric`, `range`, `rows`.
 
     A row is the best allocation at its budget with the expected reward and its 80% interval. The query's budget does
     not matter.
     """
-    made, rows = _band(results, query)
+    made, rows = planned(results, query, lambda made, scope: _band(results, query, made, scope))
     data = {"unit": made.law.unit, "metric": made.law.metric, "range": [made.law.first, made.law.last], "rows": rows}
     return json_answer(data, fresh=made.fresh, rough=made.rough)
 
@@ -70,10 +70,14 @@ def chart(results: Shared, query: Annotated[ChartQuery, Query()]) -> Response:
     """The band as a chart, with the plan for the query's budget on it."""
     from isocompute.ui.band_chart import band_chart
 
-    made, rows = _band(results, query, final=query.format != "vega")
-    if not rows:
-        raise InputError("no budget in the law's range buys an allocation that keeps to these constraints.")
-    drawn = band_chart(rows, made.chosen(made.budget), metric=made.law.metric, unit=made.law.unit, last=made.law.last)
+    def parts(made: Planner, scope: Scope | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        rows = _band(results, query, made, scope)
+        if not rows:
+            raise InputError("no budget in the law's range buys an allocation that keeps to these constraints.")
+        return rows, made.chosen(made.budget)
+
+    made, (rows, chosen) = planned(results, query, parts, final=query.format != "vega")
+    drawn = band_chart(rows, chosen, metric=made.law.metric, unit=made.law.unit, last=made.law.last)
     caption = (
         f"The best allocation's expected {made.law.metric} and its 80% interval at each budget; the dashed line is "
         "where the law's data end, orange is this plan."
@@ -85,12 +89,11 @@ def chart(results: Shared, query: Annotated[ChartQuery, Query()]) -> Response:
     )
 
 
-def _band(results: Results, query: PlanQuery, *, final: bool = False) -> tuple[Planner, list[dict[str, Any]]]:
-    made, scope = planner(results, query, final=final)
+def _band(results: Results, query: PlanQuery, made: Planner, scope: Scope | None) -> list[dict[str, Any]]:
     if scope is None:
-        return made, made.band()
+        return made.band()
     asked = query.model_copy(update={"budget": None}).model_dump_json(exclude={"format", "final"})
-    return made, results.quick("band", scope, made.band, asked, made.rough, version=made.version).value
+    return results.quick("band", scope, made.band, asked, made.rough, version=made.version).value
 
 
 @router.get("/laws", responses=responses("text/csv"))

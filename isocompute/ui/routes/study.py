@@ -12,6 +12,7 @@ from isocompute.ui.commands import command_line
 from isocompute.ui.fitting import asked, points_of, replicates_for
 from isocompute.ui.request import Part, Scoped, Shared, responses
 from isocompute.ui.results import Results
+from isocompute.ui.wording import as_parameters
 
 __all__ = ["router"]
 
@@ -40,7 +41,7 @@ def about(results: Shared, part: Part = None) -> Response:
         scope = results.scope(name)
         runs = scope.runs
     except InputError as error:
-        return json_answer(data | {"empty": str(error)})
+        return json_answer(data | {"empty": as_parameters(str(error))})
     having: dict[str, int] = {}
     for run in runs:
         for metric in run.metrics:
