@@ -12,16 +12,15 @@ from unittest import mock
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
+from trl import GRPOConfig
+
+from isocompute.export import Hardware, Plan, export_plan, make_plan
+from isocompute.export import trl as writer
+from isocompute.export.reading import trl as reader
+from isocompute.export.reading.keys import unknown_keys
+from tests.export.plans import cases
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its dependencies' own warnings are not ours to fail on
-
-from trl import GRPOConfig  # noqa: E402
-
-from isocompute.export import Hardware, Plan, export_plan, make_plan  # noqa: E402
-from isocompute.export import trl as writer  # noqa: E402
-from isocompute.export.reading import trl as reader  # noqa: E402
-from isocompute.export.reading.keys import unknown_keys  # noqa: E402
-from tests.export.plans import cases  # noqa: E402
 
 NOT_OF_THE_CONFIG = ("model_name_or_path", "dataset_name", "reward_funcs")
 

@@ -34,6 +34,14 @@ def test_figure_6_switches_and_midpoint() -> None:
     assert hard.joint.rollouts.k_at_bound  # one jump has no slope
 
 
+def test_without_its_surface_a_law_is_the_same() -> None:
+    curves = figure_6(FIGURE_6_EASY, noise=0.003)
+    whole, rest = (fit_law(curves, metric="avg@4", replicates=20, with_surface=wanted) for wanted in (True, False))
+    assert whole.surface is not None
+    assert rest.surface is None
+    assert law_to_json(rest) == law_to_json(whole) | {"surface": None}
+
+
 def test_switch_is_where_the_curves_cross() -> None:
     compute = np.linspace(0.05, 5, 60)
     small = Curve("small", compute, exponential(compute, 0.58, 0.15, 0.3), 32, 8)
