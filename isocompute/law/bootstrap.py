@@ -24,6 +24,7 @@ from isocompute.law.ensemble import Ensemble
 from isocompute.law.families import FAMILIES, Family
 from isocompute.law.rows import Rows, padded
 from isocompute.law.solver import Batch, Fits, solve
+from isocompute.law.student import widening
 
 __all__ = ["FLOOR", "HUBER", "block_length", "block_resample", "bootstrap", "seed_curves"]
 
@@ -215,11 +216,9 @@ def _whole(rows: Rows, resampled: list[_Resampled], wanted: Ints) -> tuple[Array
 
 def block_resample(residual_C: Array, free: int, count: int, rng: np.random.Generator) -> Array:
     """Circular blocks of the centred residuals, inflated for `free` fitted parameters."""
-    from scipy import special  # a tenth of a second to load, which those who only read a law need not wait
-
     n = len(residual_C)
     spare = max(n - free, 1)
-    inflation = np.sqrt(n / spare) * special.stdtrit(spare, 0.975) / special.ndtri(0.975)
+    inflation = np.sqrt(n / spare) * widening(spare)
     spread = median(np.abs(residual_C - median(residual_C)))
     scale = max(1.4826 * spread, FLOOR * float(residual_C.std()))
     clipped_C = np.clip(residual_C, -HUBER * scale, HUBER * scale)
