@@ -32,7 +32,7 @@ class Ranked:
     regret: float
     """Expected loss against the chosen allocation; 0 for the chosen one."""
     standard_error: float
-    """Of that loss: its standard deviation over the ensemble."""
+    """Of that loss: its standard deviation over the ensemble, and between seeds where the ensemble does not show it."""
 
     @property
     def ties(self) -> bool:
@@ -40,21 +40,24 @@ class Ranked:
         return self.regret <= self.standard_error
 
 
-def rank(values_AB: Array, *, tolerance: float = TOLERANCE) -> list[Ranked]:
-    """The allocations, best expected value first; of those within `tolerance` of the best, the earliest row wins."""
+def rank(values_AB: Array, *, seen_AB: Array | None = None, tolerance: float = TOLERANCE) -> list[Ranked]:
+    """The allocations, best expected value first; of those within `tolerance` of the best, the earliest row wins.
+
+    How sure that is comes from `seen_AB` where it is given: the same values with what the ensemble does not show.
+    """
     mean_A = values_AB.mean(axis=1)
     best = int(np.argmax(mean_A >= mean_A.max() - tolerance))
     order = np.argsort(-mean_A, kind="stable")
     order = np.concatenate([[best], order[order != best]])
-    winner_B = order[values_AB[order].argmax(axis=0)]
+    seen_AB = values_AB if seen_AB is None else seen_AB
+    winner_B = order[seen_AB[order].argmax(axis=0)]
     probability_A = np.bincount(winner_B, minlength=len(values_AB)) / values_AB.shape[1]
-    loss_AB = values_AB[best] - values_AB
-    loss_A, spread_A = loss_AB.mean(axis=1), loss_AB.std(axis=1)
+    loss_A, spread_A = mean_A[best] - mean_A, (seen_AB[best] - seen_AB).std(axis=1)
     return [
         Ranked(
             index=int(a),
             value=float(mean_A[a]),
-            interval=percentiles(values_AB[a], LEVEL),
+            interval=percentiles(seen_AB[a], LEVEL),
             probability_best=float(probability_A[a]),
             regret=max(0.0, float(loss_A[a])),
             standard_error=float(spread_A[a]),

@@ -11,6 +11,8 @@ import numpy as np
 
 from isocompute.errors import InputError
 from isocompute.law import Law, StoredLaw, fit_law, read_law
+from isocompute.law.comparison import ONE_SEED_ERROR
+from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
 from isocompute.law.surface import Surface
 from isocompute.plan.curves import Curves
@@ -129,6 +131,7 @@ def planning_law(
     if any(fit.setting[0] is None for fit in known) and problems_per_batch is None:
         raise InputError(f"--law {name}: its runs do not say their problems per batch; say --problems-per-batch 32.")
     _check_spread(known, name)
+    error = _seed_error(known)
     return PlanningLaw(
         name=name,
         source=source,
@@ -137,7 +140,8 @@ def planning_law(
         unit=unit,
         first=min(fit.first for fit in known),
         last=max(fit.last for fit in known),
-        uncertainty=uncertainty,
+        uncertainty=uncertainty + (f"; settings have one seed, for which ±{error:.3g} is counted" if error else ""),
+        seed_error=error,
         model=Curves(tuple(known), surface, problems_per_batch, seed),
         runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),
         bounded=is_rate(metric) and all(float(fit.at(np.array([fit.last]))[0]) <= 1.0 for fit in known),
@@ -155,6 +159,14 @@ def _stored(law: StoredLaw, name: str, problems_per_batch: int | None, seed: int
         problems_per_batch=problems_per_batch,
         seed=seed,
     )
+
+
+def _seed_error(fits: Sequence[CurveFit]) -> float:
+    """`compare`'s least error of a difference, where a setting has one seed."""
+    if min(len(fit.curves) for fit in fits) > 1:
+        return 0.0
+    # A stored law has the curves' names, not their points.
+    return ONE_SEED_ERROR * scale_of(np.concatenate([fit.at(np.array([fit.first, fit.last])) for fit in fits]))
 
 
 def _check_spread(fits: Sequence[CurveFit], name: str) -> None:

@@ -20,6 +20,7 @@ from isocompute.plan.runs_recipe import RunsRecipe
 __all__ = ["OWN", "Model", "OptimumOnly", "PlanningLaw", "is_rate"]
 
 
+_TWO_SIDED = 1.96
 OWN = "your runs"
 """Setup of a law that was fitted to the user's runs."""
 
@@ -80,6 +81,8 @@ class PlanningLaw:
     """Where it was published with another recipe than the IsoCompute paper's."""
     runs_recipe: RunsRecipe | None = None
     """What is known of the recipe of the user's runs; None for a published law."""
+    seed_error: float = 0.0
+    """What a difference must exceed where a setting has one seed, as in `compare`: no member shows that spread."""
     bounded: bool = False
     """Whether its values are rates, which no member can take out of [0, 1]."""
 
@@ -87,6 +90,16 @@ class PlanningLaw:
         """Allocations × members, as the metric can be."""
         values_AB = self.model.values(problems_A, rollouts_A, compute_A)
         return np.clip(values_AB, 0.0, 1.0) if self.bounded else values_AB
+
+    def with_seeds(self, values_AB: Array) -> Array:
+        """With what another seed would give, where no member shows it: the 95% interval of a difference between two
+        settings is then at least ± `seed_error`.
+        """
+        if self.seed_error == 0.0:
+            return values_AB
+        each = self.seed_error / _TWO_SIDED / np.sqrt(2.0)
+        out_AB = values_AB + np.random.default_rng(0).normal(scale=each, size=values_AB.shape)
+        return np.clip(out_AB, 0.0, 1.0) if self.bounded else out_AB
 
     def outside(self, compute: float) -> float:
         """How many times outside its range a compute is; 1 inside, above 1 beyond it, below 1 before it."""

@@ -117,7 +117,7 @@ def make_plan(
     warnings = _range_warnings(law, budget, prices, targets, extrapolate)
     targets = _begun(law, prices, targets)
     values_AB = law.values(*_columns(law, prices, targets))
-    options = _options(rank(values_AB), targets, prices)
+    options = _options(rank(values_AB, seen_AB=law.with_seeds(values_AB)), targets, prices)
     chosen = options[0]
     recipe = advise_recipe(
         allocation=chosen.allocation,

@@ -28,6 +28,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             "source": law.source,
             "setup": law.setup,
             "uncertainty": law.uncertainty,
+            "seed_error": law.seed_error,
         },
         "budget": {
             "amount": plan.budget.amount,

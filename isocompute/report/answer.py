@@ -10,8 +10,6 @@ import numpy as np
 
 from isocompute.errors import InputError
 from isocompute.law import Forecast, Law
-from isocompute.law.comparison import ONE_SEED_ERROR
-from isocompute.law.curve import scale_of
 from isocompute.plan.api import plan as make_plan
 from isocompute.plan.budget import Budget, parse_budget
 from isocompute.plan.load_law import planning_law
@@ -45,17 +43,15 @@ class Answer:
     outlook: Forecast | None
     """Where it is going: at twice its compute."""
     unit: str | None
-    seed_error: float = 0.0
-    """What a difference must exceed where a setting has one seed, as in `compare`: no interval shows that spread."""
 
     @property
     def headline(self) -> str:
         """The answer in one line."""
         if self.plan is not None:
             chosen = _words(self.plan.chosen)
-            if _stands_out(self.plan, self.seed_error):
+            if _stands_out(self.plan):
                 return f"Use {chosen}"
-            cheapest = _words(_cheapest(self.plan, self.seed_error))
+            cheapest = _words(_cheapest(self.plan))
             return f"No setting stands out; the cheapest within one error is {cheapest}"
         if self.outlook is not None:
             return f"Best so far: {self.best}, {self.outlook.verdict.replace('_', ' ')}"
@@ -78,17 +74,16 @@ class Answer:
 
     def _planned(self, plan: Plan) -> str:
         ranked = plan.chosen.ranked
-        of = "" if _stands_out(plan, self.seed_error) else f" of {_words(plan.chosen)}, the highest"
-        it = "By the fits alone it" if self.seed_error else "It"
+        of = "" if _stands_out(plan) else f" of {_words(plan.chosen)}, the highest"
         out = (
             f"At {plan.budget}, expect {plan.law.metric} {value(ranked.value)} (80% {pair(ranked.interval)})"
-            f"{of}. {it} is the best of {len(plan.targets)} settings with probability "
+            f"{of}. It is the best of {len(plan.targets)} settings with probability "
             f"{value(ranked.probability_best)}."
         )
-        if self.seed_error:
+        if plan.law.seed_error:
             out += (
-                " Settings have one seed, so the spread between seeds is not counted: a difference under "
-                f"{value(self.seed_error)} decides nothing."
+                f" Settings have one seed: ±{value(plan.law.seed_error)} is counted for what another seed would give, "
+                "and a difference under that decides nothing."
             )
         return out
 
@@ -123,7 +118,7 @@ def answers(evidence: Evidence, *, budget: str | float | None = None) -> tuple[A
 
 
 def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> Answer:
-    plan, why_not, seed_error = None, None, 0.0
+    plan, why_not = None, None
     comparable = evidence.comparable(condition)
     try:
         law = evidence.law(condition)
@@ -131,7 +126,6 @@ def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> A
             raise InputError(
                 "its runs lie on different scales; say their problem set and model (`problems`, `model` in run.json)."
             )
-        seed_error = _seed_error(law)
         plan = _plan(law, asked, condition.name or evidence.runs.source, evidence.seed)
     except InputError as error:
         why_not = re.sub(r"^--law .*?: ", "", str(error))  # the option of another command
@@ -146,27 +140,19 @@ def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> A
         best=best,
         outlook=None if best is None else evidence.outlook(best),
         unit=evidence.unit,
-        seed_error=seed_error,
     )
 
 
-def _seed_error(law: Law) -> float:
-    """`compare`'s least error of a difference, where a setting has one seed."""
-    if min(len(fit.curves) for fit in law.settings) > 1:
-        return 0.0
-    return ONE_SEED_ERROR * scale_of(np.concatenate([curve.values_C for fit in law.settings for curve in fit.curves]))
+def _stands_out(plan: Plan) -> bool:
+    """Whether the chosen setting is more likely the best than not, and ahead of the next by more than seeds differ."""
+    ahead = not plan.alternatives or plan.alternatives[0].ranked.regret > plan.law.seed_error
+    return plan.chosen.ranked.probability_best >= _STANDS_OUT and (ahead or plan.law.seed_error == 0.0)
 
 
-def _stands_out(plan: Plan, error: float) -> bool:
-    """Whether the chosen setting is more likely the best than not, and ahead of the next by more than the error."""
-    ahead = not plan.alternatives or error == 0.0 or plan.alternatives[0].ranked.regret > error
-    return ahead and plan.chosen.ranked.probability_best >= _STANDS_OUT
-
-
-def _cheapest(plan: Plan, error: float) -> Option:
+def _cheapest(plan: Plan) -> Option:
     """Of the settings within one error of the chosen one, that with the least time or the fewest updates."""
     options = (plan.chosen, *plan.alternatives)
-    near = [option for option in options if option.ranked.regret <= max(error, option.ranked.standard_error)]
+    near = [o for o in options if o.ranked.regret <= max(plan.law.seed_error, o.ranked.standard_error)]
     return min(near, key=lambda option: (option.seconds or 0.0, option.allocation.update_steps))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from isocompute.plan.budget import Budget, Rates, parse_budget
 from isocompute.plan.candidates import Allocation, Constraints, allocations
 from isocompute.plan.decision import rank
 from isocompute.plan.next_cells import propose
+from isocompute.plan.published import published
 
 POWERS = [2**i for i in range(1, 12)]
 values = st.lists(st.sampled_from(POWERS), min_size=1, max_size=4, unique=True)
@@ -206,3 +208,19 @@ def test_proposals_are_one_study() -> None:
     assert len(found) == 3
     assert len({p.allocation.problems_per_batch for p in found}) == 1
     assert len({p.allocation.rollouts_per_problem for p in found}) == 3
+
+
+def test_one_seed_makes_a_lead_as_sure_as_two_normal_draws_are() -> None:
+    """Two settings whose members agree to the last bit, .01 apart: what is left is the seeds."""
+    values_AB = np.repeat([[0.5], [0.51]], 20_000, axis=1)
+    (certain, _), law = rank(values_AB), replace(published("isocompute/bp32-easy", replicates=2), seed_error=0.02)
+    assert certain.probability_best == 1.0
+    doubtful, other = rank(values_AB, seen_AB=law.with_seeds(values_AB))
+    assert doubtful.probability_best == pytest.approx(stats.norm.cdf(0.01 / (0.02 / 1.96)), abs=0.01)
+    assert other.standard_error == pytest.approx(0.02 / 1.96, rel=0.02)
+    assert (doubtful.index, doubtful.value, other.regret) == (1, pytest.approx(0.51), pytest.approx(0.01))
+    half = stats.norm.ppf(0.9) * 0.02 / 1.96 / np.sqrt(2)
+    assert doubtful.interval == pytest.approx((0.51 - half, 0.51 + half), abs=3e-4)
+    assert other.ties, "less than one standard error behind"
+    high_AB = replace(law, bounded=True).with_seeds(np.full((1, 1000), 0.999))
+    assert high_AB.max() == 1.0, "no seed takes a rate beyond 1"
