@@ -36,8 +36,11 @@ _LARGEST_SET = 20_000
 _WORLDS: tuple[dict[str, Any], ...] = (
     {"interference": 1.0, "noise": 0.5, "features": 64},
     {"interference": 1.0, "noise": 0.3, "features": 128},
+    {"interference": 0.6, "noise": 0.2, "features": 64, "alignment": 0.35},
+    {"interference": 0.95, "noise": 0.4, "features": 64, "responses": 16, "alignment": 0.65},
 )
-_UNCERTAINTY = "bootstrap over two simulated worlds: what the simulator leaves out is not in it"
+"""What pass rates do not show. Four are enough: eight or sixteen plan no better (docs/planning.md)."""
+_UNCERTAINTY = f"bootstrap over {len(_WORLDS)} simulated worlds: what the simulator leaves out is not in it"
 
 
 def simulate_law(
