@@ -116,6 +116,7 @@ def _show(result: Comparison, name_a: str, name_b: str) -> None:
     names = {"a": name_a, "b": name_b}
     screen = console()
     low, high = result.interval
+    ahead = (-high, -low) if result.higher == "b" else (low, high)
     far = min(((result.a, name_a), (result.b, name_b)), key=lambda side: side[0].rise_done)
     ceiling = (
         f"which ceiling is higher is undecided: {far[1]} has done {far[0].rise_done:.0%} of the rise to its fitted "
@@ -124,11 +125,11 @@ def _show(result: Comparison, name_a: str, name_b: str) -> None:
         else f"the ceilings do not differ beyond the error ({low:+.3f} to {high:+.3f}, {result.error_rule})"
         if result.higher == "same"
         else f"{names[result.higher]} has the higher ceiling, by {abs(result.difference):.3f} "
-        f"({low:+.3f} to {high:+.3f}, {result.error_rule})"
+        f"({ahead[0]:+.3f} to {ahead[1]:+.3f}, {result.error_rule})"
     )
     fast_low, fast_high = result.speed_ratio_interval
     speed = (
-        "which is faster is undecided: a midpoint lies beyond the data"
+        "which is faster is undecided: a midpoint lies outside the data"
         if result.faster == "undecided"
         else f"neither is faster to half of the rise to the common ceiling ({fast_low:.2f}–{fast_high:.2f}×)"
         if result.faster == "same"

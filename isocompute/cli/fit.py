@@ -119,7 +119,8 @@ def show(law: Law) -> None:
             f"an n left out is predicted to {error:.3g}"
         )
     for note in law.notes:
-        screen.print(f"note: {note}", style="yellow")
+        if "no n*(C)" not in note:  # that is the answer, above
+            screen.print(f"note: {note}", style="yellow")
 
 
 def _answer(law: Law) -> str:
@@ -127,7 +128,9 @@ def _answer(law: Law) -> str:
 
     best = law.joint.rollouts
     if best is None:
-        return f"{len(law.runs)} run(s); no n*(C): it needs runs with at least two known n over the same compute"
+        why = next((note for note in law.notes if "no n*(C)" in note), None)
+        missing = "no n*(C): it needs runs with at least two known n over the same compute"
+        return f"{len(law.runs)} run(s); {why or missing}"
     low, high = _low(best), _high(best)
     interval = f"95% {best.ceiling_interval[0]:.0f}–{best.ceiling_interval[1]:.0f}"
     if best.direction in ("flat", "unclear"):

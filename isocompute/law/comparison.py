@@ -167,8 +167,9 @@ def _pinned(fit: CurveFit, ceiling: float) -> Array:
 
 
 def _unseen(fit: CurveFit, theta_RK: Array) -> bool:
-    """Whether the midpoint is a guess: beyond the last point."""
-    return float(np.exp(theta_RK[0, 0])) * fit.unit > fit.last
+    """Whether the midpoint is a guess: beyond the last point, or not after the first, where the search for it ends."""
+    middle = float(np.exp(theta_RK[0, 0])) * fit.unit
+    return middle > fit.last or middle <= fit.unit * (1.0 + 1e-6)
 
 
 def _efficiency(fit: CurveFit, theta_RK: Array, level: float) -> Efficiency:

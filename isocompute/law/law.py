@@ -121,7 +121,7 @@ def fit_law(
         competitions += _slices_of(setting_fits, "batch_size")
     joint, *tradeoffs = _tradeoffs(competitions, iso=iso)
     surface = None
-    if with_surface:
+    if with_surface and iso:
         surface = fit_surface(setting_fits, upper=upper, replicates=replicates, seed=seed)
     return Law(
         metric=metric,
@@ -136,7 +136,7 @@ def fit_law(
         joint=joint,
         by_problems=tuple(t for t in tradeoffs if t.fixed == "problems_per_batch"),
         by_batch=tuple(t for t in tradeoffs if t.fixed == "batch_size"),
-        slices=tuple(sensitivity(setting_fits)),
+        slices=tuple(sensitivity(setting_fits)) if iso else (),
         surface=surface,
         notes=tuple(_notes(runs, settings, joint, unit)),
     )

@@ -41,7 +41,8 @@ def sensitivity(fits: Sequence[CurveFit]) -> list[Slice]:
         for fit in fits:
             if fit.setting[axis] is not None:
                 groups.setdefault(fit.setting[1 - axis], []).append(fit)
-        found = [_slice(varied, axis, fixed, group) for fixed, group in groups.items() if len(group) > 1]
+        several = {k: group for k, group in groups.items() if len({fit.setting[axis] for fit in group}) > 1}
+        found = [_slice(varied, axis, fixed, group) for fixed, group in several.items()]
         slices += sorted(found, key=lambda s: -len(s.settings))
     return slices
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,4 +57,6 @@ def test_compare_on_a_terminal_tells_equal_names_apart(call: Call, sweep: Path, 
     result = call("compare", sweep / "runs" / "easy-32x8", other, *QUICK)
     assert (result.code, result.err) == (0, "")
     assert "easy-32x8 (second) has the higher ceiling" in result.out
+    low, high = re.findall(r"by [\d.]+ \(\+([\d.]+) to \+([\d.]+)", " ".join(result.out.split()))[0]
+    assert 0.0 < float(low) < float(high), "the lead of the one that is named"
     assert "easy-32x8 (first)" in result.out

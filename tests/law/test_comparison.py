@@ -94,3 +94,15 @@ def test_a_side_holds_one_setting() -> None:
     curves = [Curve(f"{n}", COMPUTE, hill(COMPUTE, 0.3, 0.6, 8.0, 1.5), 32, n) for n in (8, 16)]
     with pytest.raises(InputError, match="different Bp or n"):
         compare(curves, side(0.6, 6.0), replicates=60)
+
+
+def test_a_midpoint_before_the_first_point_decides_nothing_about_speed() -> None:
+    """A steep start and a long tail: with its ceiling held, the Hill curve begins far below any reward, half-way up
+    before the first point. By hand, half of the rise to .63 lies near 6,000 and 7,500: no factor of thirty.
+    """
+    compute_C = np.arange(1, 41) * 2304.0
+    steep_C = np.concatenate([[0.013, 0.176, 0.458], 0.47 + 0.09 * (1 - np.exp(-np.arange(37) / 12))])
+    slow_C = 0.52 + 0.12 * compute_C / (compute_C + 9000.0)
+    result = compare([Curve("a", compute_C, steep_C)], [Curve("b", compute_C, slow_C)], replicates=60)
+    assert result.efficiency_a.midpoint <= compute_C[0]
+    assert result.faster == "undecided"

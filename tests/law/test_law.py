@@ -155,6 +155,8 @@ def test_steps_of_different_n_are_not_compared() -> None:
     steps = np.arange(1.0, 41.0)
     curves = [Curve(f"{n}", steps, hill(steps * n, 0.3, 0.6, 100.0, 1.5), None, n) for n in (8, 32)]
     law = fit_law(curves, metric="avg@4", unit="steps", replicates=100)
+    assert law.slices == ()
+    assert law.surface is None
     assert law.joint.rollouts is None
     assert any("--problems-per-batch" in note for note in law.notes)
 
