@@ -34,6 +34,7 @@ from isocompute.law.from_runs import choose_metric
 from isocompute.law.records import DEFAULT_BIN
 from isocompute.plan.api import plan
 from isocompute.runs import Run, RunSet, load
+from isocompute.runs.conditions import warn_of_several
 from isocompute.runs.model import listing
 
 __all__ = [
@@ -73,7 +74,9 @@ def fit(
     >>> law.metric, law.unit, len(law.runs)
     ('avg@4', 'rollouts', 3)
     """
-    curves, metric, unit = curves_of(_loaded(runs), metric=metric, unit=unit)
+    loaded = _loaded(runs)
+    warn_of_several(loaded)
+    curves, metric, unit = curves_of(loaded, metric=metric, unit=unit)
     return fit_law(
         curves, metric=metric, unit=unit, points=points, bin_width=bin_width, replicates=replicates, seed=seed
     )

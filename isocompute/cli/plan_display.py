@@ -76,10 +76,10 @@ def _recipe(plan: Plan) -> list[str]:
     recipe, b = plan.recipe.recipe, plan.allocation.batch_size
     scaled = f" = {recipe.learning_rate:g} × √({b}/{recipe.lr_batch})" if recipe.lr_scaling == "sqrt" else ""
     kind = f"{plan.difficulty} set" if plan.difficulty else "difficulty unknown"
-    terms = "on" if recipe.kl_coef else "off"
+    kl, entropy = ("on" if coefficient else "off" for coefficient in (recipe.kl_coef, recipe.entropy_coef))
+    terms = f"KL and entropy {kl}" if kl == entropy else f"KL {kl}, entropy {entropy}"
     return [
-        f"Learning rate {plan.recipe.learning_rate:.2g}{scaled}, {recipe.warmup_steps} warm-up steps · KL and entropy "
-        f"{terms} ({kind})"
+        f"Learning rate {plan.recipe.learning_rate:.2g}{scaled}, {recipe.warmup_steps} warm-up steps · {terms} ({kind})"
     ]
 
 

@@ -134,21 +134,26 @@ def _json(laws: dict[tuple[str, str], Law], plan_for: float) -> dict[str, Any]:
 
 
 def _plan(name: str, law: Law, plan_for: float) -> dict[str, Any]:
-    from isocompute.law.choice import choose
+    """What `isocompute plan` says of the same runs."""
+    from isocompute.plan.api import plan
 
-    choice = choose(law.settings, plan_for)
-    problems, rollouts = choice.fit.setting
-    updates = int(plan_for // ((problems or 1) * (rollouts or 1)))
-    other = choice.runner_up
+    found = plan(budget=plan_for, law=law)
+    chosen, ranked = found.allocation, found.chosen.ranked
+    other = found.alternatives[0] if found.alternatives else None
     return {
         "set": name,
-        "problems_per_batch": problems,
-        "rollouts_per_problem": rollouts,
-        "update_steps": updates,
-        "compute": (problems or 1) * (rollouts or 1) * updates,
-        "expected": {"metric": "avg@4", "value": choice.value, "interval": list(choice.interval), "level": 0.8},
-        "probability_best": choice.probability,
-        "next": None if other is None else {"setting": list(other.setting), "regret": choice.regret},
+        "problems_per_batch": chosen.problems_per_batch,
+        "rollouts_per_problem": chosen.rollouts_per_problem,
+        "update_steps": chosen.update_steps,
+        "compute": chosen.compute,
+        "expected": {"metric": "avg@4", "value": ranked.value, "interval": list(ranked.interval), "level": 0.8},
+        "probability_best": ranked.probability_best,
+        "next": None
+        if other is None
+        else {
+            "setting": [other.allocation.problems_per_batch, other.allocation.rollouts_per_problem],
+            "regret": other.ranked.regret,
+        },
     }
 
 

@@ -60,8 +60,8 @@ def run_advice(allocation: Allocation, *, problems: int | None, warmup_steps: in
         out.append(
             Warned(
                 "few_updates",
-                f"{m} updates with {warmup_steps} of warm-up: little is learned at the full rate; a smaller batch "
-                "gives more updates (--max-batch, --min-updates)",
+                f"{m} update{'' if m == 1 else 's'}, {warmup_steps} of them warm-up: too few to learn much; a smaller "
+                "batch gives more (--max-batch, --min-updates)",
             )
         )
     return out
@@ -83,7 +83,7 @@ def data_advice(
             kept = (
                 "the filter drops them"
                 if filtered
-                else "their rollouts give no gradient but their KL and entropy terms count"
+                else "their rollouts have no advantage: only KL and entropy terms, where there are any, move them"
             )
             out.append(
                 Warned(
@@ -139,7 +139,8 @@ def metric_advice(metric: str, difficulty: str | None, *, law_metric: str) -> li
     return [
         Warned(
             "metric_differs",
-            f"the law is of {law_metric}; {what} wants a {'larger' if larger else 'smaller'} n than the average on "
-            f"{'hard' if difficulty == 'hard' else 'easy'} sets (IsoCompute figure 8): fit runs on {metric} instead",
+            f"the law is of {law_metric}; {what} wants a {'larger' if larger else 'smaller'} n than "
+            f"{'worst' if kind == 'best' else 'best'}@k does on {'hard' if difficulty == 'hard' else 'easy'} sets "
+            f"(IsoCompute figure 8): fit runs on {metric} instead",
         )
     ]

@@ -85,8 +85,12 @@ def advise_recipe(
     table: dict[str, Any] = dict(own) if own is not None else {"name": f"isocompute-{difficulty or 'easy'}"}
     if runs is not None:
         table |= runs.fields
+        if runs.fields.get("kl_coef") == 0.0 and "entropy_coef" not in runs.fields:
+            table["entropy_coef"] = 0.0  # the paper never has an entropy bonus without KL
     if anchor.given or (own is None and "learning_rate" not in table):
         table |= {"learning_rate": anchor.learning_rate, "lr_batch": anchor.batch_size}
+    if anchor.given:
+        table["lr_scaling"] = "sqrt"
     recipe = make_recipe(table)
     if updates < FEW_UPDATES:
         recipe = recipe.model_copy(update={"warmup_steps": min(recipe.warmup_steps, updates // 4)})

@@ -16,6 +16,7 @@ from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
 from isocompute.law.surface import Surface
 from isocompute.plan.curves import Curves
+from isocompute.plan.leading import check_one_setup, leading_recipe
 from isocompute.plan.model import OWN, PlanningLaw, is_rate
 from isocompute.plan.published import entries, published
 from isocompute.plan.runs_recipe import runs_recipe
@@ -89,15 +90,19 @@ def law_of_runs(
     runs: RunSet, *, metric: str | None, problems_per_batch: int | None, replicates: int, seed: int
 ) -> PlanningLaw:
     """Fit runs and plan with what comes out."""
-    from isocompute.law import curves_of  # with the table library, which a law that is there does not need
+    # with the table library, which a law that is there does not need
+    from isocompute.law.from_runs import choose_metric, curves_of
+    from isocompute.plan.one_condition import one_condition
 
+    metric = choose_metric(runs, metric)
+    runs, chosen = one_condition(runs, metric=metric)
     curves, metric, unit = curves_of(runs, metric=metric)
     law = fit_law(curves, metric=metric, unit=unit, replicates=replicates, seed=seed)
     return planning_law(
         law.settings,
         law.surface,
         name=runs.source,
-        source=f"fitted to {len(curves)} runs",
+        source=f"fitted to {len(curves)} runs{chosen}",
         metric=metric,
         unit=unit,
         problems_per_batch=problems_per_batch,
@@ -123,7 +128,12 @@ def planning_law(
             f"--law {name}: it counts compute in steps, which cost differently at different n; say Bp and n of the "
             "runs and fit again."
         )
-    known = [fit for fit in settings if fit.setting[1] is not None]
+    told = [fit for fit in settings if fit.setting[1] is not None]
+    check_one_setup(told, name)
+    known = leading_recipe(told)
+    if len(known) < len(told):
+        surface = None  # it goes through the settings of all recipes
+        source += f", {len(known)} of {len(told)} settings: those of the recipe that reached highest"
     if not known:
         raise InputError(
             f"--law {name}: no run says its rollouts per problem; fit with --rollouts-per-problem or --columns."

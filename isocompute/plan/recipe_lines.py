@@ -63,12 +63,13 @@ def paper_lines(
         _rate_line(allocation, recipe, rate, given=given, runs=runs),
         _line(runs, ("warmup_steps",), recipe, _warmup(allocation), "appendix A", note=_shortened(allocation)),
     ]
-    regularised = recipe.kl_coef > 0
     why = (
-        "easy sets collapse in entropy without both; the coefficients are our choice, the paper prints none"
-        if regularised
-        else "hard sets destabilise with either: entropy and length explode"
+        "on hard sets these terms destabilise training: entropy and length explode"
+        if difficulty == "hard"
+        else "easy sets collapse in entropy without both; the coefficients are our choice, the paper prints none"
     )
+    if runs is not None and recipe.kl_coef == recipe.entropy_coef == 0.0 and difficulty != "hard":
+        why = "an entropy bonus goes with KL or not at all"
     if difficulty is None:
         why += "; the difficulty is unknown, easy is assumed: say --difficulty or --pass-rates"
     terms = _line(runs, ("kl_coef", "entropy_coef"), recipe, why, "table 1")

@@ -33,6 +33,7 @@ from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.from_runs import choose_metric
 from isocompute.law.intervals import around
 from isocompute.law.settings import settings_of, usable_curves
+from isocompute.plan.leading import leading_recipe
 from isocompute.plan.limits import Diagnosis, Finding, Regime, Verdict
 from isocompute.runs.model import Run, RunSet
 
@@ -93,7 +94,7 @@ def _sweep(runs: RunSet, metric: str) -> _Sweep | None:
     groups = [seeds for seeds in max(slices, key=len) if seeds[0].rollouts_per_problem is not None]
     upper = upper_bound(np.concatenate([curve.values_C for curve in curves]))
     fits = fit_groups(groups, replicates=_REPLICATES, upper=upper) if groups else []
-    return _Sweep(tuple(sorted(fits, key=lambda f: f.setting[1] or 0)), unit)
+    return _Sweep(tuple(sorted(leading_recipe(fits), key=lambda f: f.setting[1] or 0)), unit)
 
 
 def _leading(runs: RunSet, sweep: _Sweep | None) -> list[Run]:

@@ -15,9 +15,9 @@ from isocompute.plan.budget import Budget, parse_budget
 from isocompute.plan.load_law import planning_law
 from isocompute.plan.planner import Option, Plan
 from isocompute.plan.present import plan_to_json
-from isocompute.report.conditions import Condition
 from isocompute.report.evidence import Evidence
 from isocompute.report.style import unit_name
+from isocompute.runs.conditions import Condition
 from isocompute.words import number, pair, value
 
 __all__ = ["Answer", "answers"]

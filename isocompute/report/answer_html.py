@@ -33,13 +33,14 @@ def answer_card(answer: Answer) -> str:
 def _plan(plan: Plan, condition: str) -> list[str]:
     options = [plan.chosen, *plan.alternatives][:_SHOWN]
     recipe = plan.recipe.recipe
-    terms = "with" if recipe.kl_coef else "without"
+    on = [name for name, coefficient in (("KL", recipe.kl_coef), ("entropy", recipe.entropy_coef)) if coefficient]
+    terms = f"with {' and '.join(on)} term{'s' if len(on) > 1 else ''}" if on else "without KL and entropy terms"
     out = [
         tag(
             "p",
             escape(
                 f"Learning rate {plan.recipe.learning_rate:.2g} at a batch of {plan.allocation.batch_size:,}, "
-                f"{recipe.warmup_steps} warm-up steps, {terms} KL and entropy terms."
+                f"{recipe.warmup_steps} warm-up steps, {terms}."
             ),
         )
     ]

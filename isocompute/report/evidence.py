@@ -19,8 +19,8 @@ from isocompute.law import Curve, Forecast, Law, curves_of, fit_law, forecast
 from isocompute.law.curve import MINIMUM_POINTS, scale_of
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
 from isocompute.law.from_runs import UNITS, choose_metric, choose_unit
-from isocompute.report.conditions import Condition, conditions_of
 from isocompute.runs import Run, RunSet, files, load
+from isocompute.runs.conditions import Condition, conditions_of
 from isocompute.runs.pass_rates import PassRates, read_pass_rates
 
 __all__ = ["Evidence", "Source"]

@@ -8,9 +8,9 @@ import numpy as np
 
 from isocompute.law.families import FAMILIES
 from isocompute.law.law import RunFit
-from isocompute.report.conditions import ingredients
 from isocompute.report.evidence import Evidence
 from isocompute.report.style import unit_name
+from isocompute.runs.conditions import ingredients
 from isocompute.runs.model import listing
 from isocompute.words import count, number, pair, value
 

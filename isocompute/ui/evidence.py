@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from isocompute.law import Law
-from isocompute.report.conditions import Condition
 from isocompute.report.evidence import Evidence
 from isocompute.runs import RunSet
+from isocompute.runs.conditions import Condition
 
 __all__ = ["KnownEvidence"]
 

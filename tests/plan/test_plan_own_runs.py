@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from isocompute.plan.present import plan_to_json
 from isocompute.plan.published import published
 from isocompute.plan.runs_recipe import runs_recipe
 from isocompute.recipes import make_recipe
+from isocompute.runs import RunWarning
 from tests.conftest import rising, write_points
 
 
@@ -213,3 +215,67 @@ def test_a_model_may_be_its_folder(tmp_path: Path) -> None:
         for model in (tmp_path, tmp_path / "config.json")
     ]
     assert hours[0].prices.cost(hours[0].allocation) == hours[1].prices.cost(hours[1].allocation)
+
+
+def sweep(folder: Path, *, rate: float, ceiling: float, **told: Any) -> None:
+    """Three n with one recipe."""
+    for n in (8, 16, 32):
+        recipe = {"learning_rate": rate, "lr_batch": 1024, "lr_scaling": "sqrt"}
+        points = [p | {"avg@4": ceiling * p["avg@4"]} for p in rising(12)]
+        settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": 0, "recipe": recipe, **told}
+        write_points(folder / f"r{rate}-{n}", points, **settings)
+
+
+@pytest.mark.parametrize("better", [0.01, 0.0005])
+def test_of_several_recipes_the_plan_is_of_the_one_that_reached_highest(tmp_path: Path, better: float) -> None:
+    """Whichever folder comes first: its values, its learning rate, and what limits it."""
+    for rate in (0.01, 0.0005):
+        sweep(tmp_path / "runs", rate=rate, ceiling=0.9 if rate == better else 0.5)
+    plan = isocompute.plan(budget=30_000, law=tmp_path / "runs", replicates=60)
+    alone = isocompute.plan(budget=30_000, law=_only(tmp_path / "runs", f"r{better}-"), replicates=60)
+    assert plan.chosen.ranked.value == pytest.approx(alone.chosen.ranked.value, abs=1e-9)
+    assert plan.recipe.recipe.learning_rate == better
+    assert "which reached highest of 2 recipes" in plan.law.source
+    stored = tmp_path / "law.json"
+    write_law(isocompute.fit(tmp_path / "runs", replicates=60), stored)
+    again = isocompute.plan(budget=30_000, law=stored)
+    assert again.recipe.recipe.learning_rate == better
+    assert "3 of 6 settings: those of the recipe that reached highest" in again.law.source
+
+
+def _only(folder: Path, start: str) -> Any:
+    runs = isocompute.load(folder)
+    return replace(runs, runs=tuple(run for run in runs if run.name.startswith(start)))
+
+
+def test_runs_of_two_models_are_no_plan(tmp_path: Path) -> None:
+    sweep(tmp_path / "runs" / "a", rate=0.01, ceiling=0.9, model="large")
+    sweep(tmp_path / "runs" / "b", rate=0.01, ceiling=0.5, model="small")
+    with pytest.raises(InputError, match=r"2 conditions, 'large' \(3\), 'small' \(3\), whose rewards do not compare"):
+        isocompute.plan(budget=30_000, law=tmp_path / "runs", replicates=60)
+    stored = tmp_path / "law.json"
+    with pytest.warns(RunWarning, match="2 conditions"):
+        write_law(isocompute.fit(tmp_path / "runs", replicates=60), stored)
+    with pytest.raises(InputError, match='differ in \'model\' \\("large" and "small"\\)'):
+        isocompute.plan(budget=30_000, law=stored)
+
+
+def test_an_anchor_is_scaled_with_the_batch_whatever_the_runs_did(tmp_path: Path) -> None:
+    """LR ∝ √B from the user's own anchor: 1e-6 at 1,024 is 5e-7 at 256."""
+    for n in (8, 16):
+        recipe = {"learning_rate": 3e-6}  # the same at every batch
+        settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": 0, "recipe": recipe}
+        write_points(tmp_path / "runs" / f"n{n}", rising(12), **settings)
+    plan = isocompute.plan(
+        budget=30_000, law=tmp_path / "runs", replicates=60, lr_anchor="1e-6@1024", rollouts_per_problem=[8]
+    )
+    assert plan.recipe.learning_rate == pytest.approx(5e-7)
+
+
+def test_an_entropy_bonus_goes_with_kl_or_not_at_all(tmp_path: Path) -> None:
+    for n in (8, 16):
+        settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": 0, "recipe": {"kl_coef": 0.0}}
+        write_points(tmp_path / "runs" / f"n{n}", rising(12), **settings)
+    plan = isocompute.plan(budget=30_000, law=tmp_path / "runs", replicates=60)
+    assert (plan.recipe.recipe.kl_coef, plan.recipe.recipe.entropy_coef) == (0.0, 0.0)
+    assert "goes with KL or not at all" in lines(plan)["kl_coef, entropy_coef"]["reason"]

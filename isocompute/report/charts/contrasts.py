@@ -22,9 +22,9 @@ from isocompute.report.charts.competition import (
 )
 from isocompute.report.charts.entries import Entry, entries_data, entries_panel
 from isocompute.report.charts.reward import fullest_tradeoff, other_sets
-from isocompute.report.conditions import Condition, algorithm, set_size
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
+from isocompute.runs.conditions import Condition, algorithm, set_size
 from isocompute.words import number, pair, value
 
 __all__ = ["algorithms", "baselines", "mixtures", "models", "set_sizes"]

@@ -9,11 +9,11 @@ import altair as alt
 import numpy as np
 
 from isocompute.report.charts.marks import chart, named_colours, panel
-from isocompute.report.conditions import Condition
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
 from isocompute.report.style import HEAT, compute_axis
 from isocompute.runs import Run
+from isocompute.runs.conditions import Condition
 from isocompute.runs.pass_rates import PassRates
 from isocompute.words import number, value
 

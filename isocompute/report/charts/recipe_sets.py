@@ -8,8 +8,8 @@ from typing import Any
 
 from isocompute.law.law import Law
 from isocompute.report.charts.entries import Entry
-from isocompute.report.conditions import Condition, ingredients
 from isocompute.report.evidence import Evidence
+from isocompute.runs.conditions import Condition, ingredients
 
 __all__ = ["RecipeSet", "recipe_sets"]
 

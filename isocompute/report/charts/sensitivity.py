@@ -10,10 +10,10 @@ import numpy as np
 
 from isocompute.law.sensitivity import Slice
 from isocompute.report.charts.marks import chart, panel, value_axis
-from isocompute.report.conditions import Condition
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
 from isocompute.report.style import BLUE
+from isocompute.runs.conditions import Condition
 from isocompute.words import number, value
 
 __all__ = ["sensitivity"]

@@ -9,15 +9,15 @@ their KL term too, but `easy` and `hard` say all of it.
 from __future__ import annotations
 
 import json
-import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from isocompute.runs.model import Run, RunSet
+from isocompute.runs.model import Run, RunSet, RunWarning, listing
 
-__all__ = ["Condition", "algorithm", "conditions_of", "ingredients", "set_size"]
+__all__ = ["Condition", "algorithm", "conditions_of", "ingredients", "set_size", "warn_of_several"]
 
 _FIRST = ("problems", "model", "recipe.baseline_rollouts", "recipe.loss", "recipe.advantage")
 """Ingredients that name a condition before any other does."""
@@ -99,10 +99,34 @@ def ingredients(run: Run) -> dict[str, Any]:
         fields = said.get(table)
         if isinstance(fields, dict):
             out |= {f"{table}.{key}": value for key, value in fields.items() if value is not None and key != "seed"}
-    for key, value in re.findall(r"(?:^|,)([^=,/]+)=([^=,]+)(?=,|$)", run.name):
+    for key, value in _spelt(run.name):
         if key.lower() not in _ALLOCATION:
             out.setdefault(key, value)
     return out
+
+
+def _spelt(name: str) -> list[tuple[str, str]]:
+    """The columns of a bare table that a name spells out; nothing of a name that people gave.
+
+    >>> _spelt("set=easy,n=8"), _spelt("grpo n=8")
+    ([('set', 'easy'), ('n', '8')], [])
+    """
+    parts = [part.partition("=") for part in name.split(",")]
+    named = all(key.isidentifier() and sign and value and "=" not in value for key, sign, value in parts)
+    return [(key, value) for key, _, value in parts] if named else []
+
+
+def warn_of_several(runs: RunSet) -> None:
+    """One law through runs of several problem sets or models compares what does not compare."""
+    found = conditions_of(runs)
+    if len(found) > 1 and any(not key.startswith("recipe.") for c in found for key in c.labels):
+        warnings.warn(
+            f"{runs.source}: its runs are of {len(found)} conditions ({listing([c.name for c in found], 3)}), whose "
+            "rewards do not compare: what follows mixes them; take one with --where or its own folder, or see "
+            "`isocompute report`, which keeps them apart.",
+            RunWarning,
+            stacklevel=3,
+        )
 
 
 def set_size(condition: Condition) -> int | None:

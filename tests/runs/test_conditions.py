@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from isocompute.report.conditions import conditions_of, ingredients
-from isocompute.runs import Run, RunSet, RunSettings
+from isocompute.runs import Run, RunSet, RunSettings, RunWarning
+from isocompute.runs.conditions import conditions_of, ingredients, warn_of_several
 
 
 def runs(*told: dict[str, Any], names: list[str] | None = None) -> RunSet:
@@ -69,3 +69,16 @@ def test_of_many_changes_only_the_unusual_are_named() -> None:
 def test_what_is_no_ingredient(key: str) -> None:
     said: dict[str, Any] = {"seed": 1, "update_steps": 3, "versions": {"torch": "2"}, "model": "m"}
     assert key not in ingredients(runs(said)[0])
+
+
+def test_a_name_that_people_gave_is_no_table_row() -> None:
+    said = [{"rollouts_per_problem": n} for n in (4, 8)]
+    assert names(runs(*said, names=["grpo n=4", "grpo n=8"])) == [""]
+    assert names(runs(*said, names=["set=easy,n=4", "set=hard,n=8"])) == ["easy", "hard"]
+
+
+def test_one_law_through_two_models_is_warned_of() -> None:
+    warn_of_several(runs({"model": "a"}, {"model": "a"}))
+    warn_of_several(runs({"recipe": {"kl_coef": 0.0}}, {"recipe": {"kl_coef": 0.1}}))
+    with pytest.warns(RunWarning, match=r"2 conditions \('a', 'b'\), whose rewards do not compare"):
+        warn_of_several(runs({"model": "a"}, {"model": "b"}))

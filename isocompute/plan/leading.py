@@ -1,0 +1,59 @@
+"""Of a law of several recipes, the settings of the one to go on with; a law of several sets or models is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from isocompute.errors import InputError
+from isocompute.law.fits import CurveFit
+
+__all__ = ["check_one_setup", "leading_recipe"]
+
+_SETUP = ("problems", "model", "world", "problem_set")
+
+
+def check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
+    """Rewards of different problem sets or models do not compare."""
+    found = dict(map(_setup, fits))
+    if len(found) < 2:
+        return
+    first, second = list(found.values())[:2]
+    key = next(key for key in _SETUP if first.get(key) != second.get(key))
+    raise InputError(
+        f"--law {name}: its settings are of {len(found)} setups that differ in '{key}' ({_short(first.get(key))} and "
+        f"{_short(second.get(key))}), whose rewards do not compare; fit the runs of one: "
+        "`isocompute fit RUNS --where KEY=VALUE --out law.json`."
+    )
+
+
+def _setup(fit: CurveFit) -> tuple[str, dict[str, object]]:
+    try:
+        told = json.loads(fit.curves[0].recipe)
+    except ValueError:  # a curve made in Python may have any text here
+        return "", {}
+    told = told if isinstance(told, dict) else {}
+    said = {key: _without_seed(told[key]) for key in _SETUP if key in told}
+    return json.dumps(said, sort_keys=True), said
+
+
+def _without_seed(value: object) -> object:
+    return {k: v for k, v in value.items() if k != "seed"} if isinstance(value, dict) else value
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "…"
+
+
+def leading_recipe(fits: Sequence[CurveFit]) -> list[CurveFit]:
+    """Of settings that were run with several recipes, those of the recipe that ends highest; else all of them."""
+    settings = [fit.setting for fit in fits]
+    if len(set(settings)) == len(settings):
+        return list(fits)
+    by_recipe: dict[str, list[CurveFit]] = {}
+    for fit in fits:
+        by_recipe.setdefault(fit.curves[0].recipe, []).append(fit)
+    return max(by_recipe.values(), key=lambda group: max(float(f.at(np.array([f.last]))[0]) for f in group))
