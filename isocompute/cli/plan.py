@@ -103,20 +103,23 @@ def command(
             seed=seed,
             tell=lambda text: typer.echo(text, err=True),
         )
+    growing = stages(plan) if schedule else None
     proposals = _propose(plan, next_, law, out, seed) if next_ else []
     if json:
         from isocompute.plan.present import plan_to_json, proposal_to_json
 
-        extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals], "study": out} if next_ else {}
-        if schedule:
-            extra["schedule"] = stages(plan).to_json()
+        extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals]} if next_ else {}
+        if next_:
+            extra["study"] = out if proposals else None
+        if growing is not None:
+            extra["schedule"] = growing.to_json()
         options.print_json(plan_to_json(plan) | extra, said=said)
         return
     from isocompute.cli.plan_display import show, show_next, show_schedule
 
     show(plan)
-    if schedule:
-        show_schedule(stages(plan))
+    if growing is not None:
+        show_schedule(growing)
     if next_:
         show_next(proposals, out)
 

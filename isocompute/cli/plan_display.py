@@ -35,6 +35,8 @@ def show(plan: Plan) -> None:
             f"{b.problems_per_batch} × {b.rollouts_per_problem}, −{value(second.ranked.regret)}"
         )
     screen.print(f" Expect {plan.law.metric} {value(ranked.value)} ({pair(ranked.interval)}, 80%){next_best}")
+    if not plan.stands_out:
+        screen.print(f" No setting stands out; the cheapest within one error is {_cell(plan.cheapest.allocation)}")
     for line in _recipe(plan):
         screen.print(f" {line}")
     for line in _cost(plan):

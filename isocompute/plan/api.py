@@ -9,18 +9,22 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
+from isocompute.law.from_runs import choose_metric
 from isocompute.plan.advised_recipe import parse_anchor
 from isocompute.plan.budget import Budget, parse_budget
-from isocompute.plan.candidates import Constraints
+from isocompute.plan.candidates import Constraints, allowed_rollouts
 from isocompute.plan.curves import Curves
 from isocompute.plan.difficulty import read_pass_rates
+from isocompute.plan.grid import values
 from isocompute.plan.load_law import LawSource, load_law
 from isocompute.plan.model import PlanningLaw
 from isocompute.plan.next_cells import Proposal, candidate_cells, propose
+from isocompute.plan.one_condition import one_condition
 from isocompute.plan.planner import Plan, make_plan
 from isocompute.plan.regime import diagnose
 from isocompute.plan.schedule import Schedule, schedule
 from isocompute.plan.spending import Hardware, prices
+from isocompute.recipes import learning_rate
 from isocompute.runs import RunSet, files
 
 __all__ = ["next_cells", "plan", "stages"]
@@ -40,7 +44,7 @@ def plan(
     problems: int | None = None,
     problems_per_batch: int | None = None,
     batch_size: int | None = None,
-    rollouts_per_problem: Sequence[int] | None = None,
+    rollouts_per_problem: int | Sequence[int] | None = None,
     stable_problems: tuple[int, int] | None = None,
     max_batch: int | None = None,
     min_updates: int = 1,
@@ -75,7 +79,7 @@ def plan(
     held = Constraints(
         problems_per_batch=problems_per_batch,
         batch_size=batch_size,
-        rollouts_per_problem=tuple(sorted(set(rollouts_per_problem))) if rollouts_per_problem else None,
+        rollouts_per_problem=allowed_rollouts(rollouts_per_problem),
         problems_range=stable_problems,
         max_batch=max_batch,
         min_updates=min_updates,
@@ -111,7 +115,7 @@ def plan(
             tell=tell,
         )
     else:
-        source, runs = _with_runs(law)
+        source, runs = _with_runs(law, metric)
         found = load_law(source, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed)
     return make_plan(
         law=found,
@@ -119,6 +123,7 @@ def plan(
         prices=prices(
             hardware,
             runs=timed,
+            law_runs=runs,
             law_gpu_hours_per_rollout=found.gpu_hours_per_rollout,
             law_response_tokens=found.response_tokens,
             law_source=found.rate_source,
@@ -136,13 +141,14 @@ def plan(
 
 def stages(plan: Plan) -> Schedule:
     """The plan as a run whose n grows along the law's frontier (docs/schedule.md says whether that helps)."""
-    a = plan.allocation
+    a, recipe = plan.allocation, plan.recipe.recipe
     return schedule(
         law=plan.law,
         budget=plan.budget_rollouts,
         problems_per_batch=a.problems_per_batch,
-        rollouts_per_problem=plan.constraints.rollouts_per_problem,
-        unit_per_rollout=plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem).amount(1.0, plan.law.unit),
+        constraints=plan.constraints,
+        unit_per_rollout=plan.law.per_rollout(plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem)),
+        learning_rate=lambda b: learning_rate(recipe, batch_size=b, step=recipe.warmup_steps),
     )
 
 
@@ -154,36 +160,42 @@ def next_cells(plan: Plan, count: int) -> list[Proposal]:
             f"--next: {plan.law.name} knows where n* is, not what single settings reach, so it cannot say what a run "
             "would teach; use a law of curves, such as isocompute/bp32-easy or your own runs."
         )
-    per_unit = plan.prices.rates(plan.allocation.problems_per_batch, plan.allocation.rollouts_per_problem).amount(
-        1.0, plan.law.unit
-    )
+    a = plan.allocation
+    per_unit = plan.law.per_rollout(plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem))
     cells = candidate_cells(model, plan.targets, per_unit=per_unit)
     if not cells:
         return []
-    looks_EB = plan.law.values(
+    looks_EB = values(
+        plan.law,
         np.array([float(c.problems_per_batch) for c in cells]),
         np.array([float(c.rollouts_per_problem) for c in cells]),
         np.array([c.compute * per_unit for c in cells]),
     )
+    # A setting with one seed is off by what that seed gave, at every compute; another seed shows it, and its own.
+    rng, members = np.random.default_rng(0), looks_EB.shape[1]
+    keys = {(a.problems_per_batch, a.rollouts_per_problem) for a in (*plan.targets, *cells)}
+    off = {key: rng.normal(scale=plan.law.seed_spread, size=members) for key in sorted(keys)}
+    off_AB, off_EB = (
+        np.stack([off[a.problems_per_batch, a.rollouts_per_problem] for a in each]) for each in (plan.targets, cells)
+    )
     return propose(
-        values_AB=plan.values_AB,
-        looks_EB=looks_EB,
+        values_AB=plan.values_AB + off_AB - off_AB.mean(axis=1, keepdims=True),
+        looks_EB=looks_EB + off_EB,
         cells=cells,
         count=count,
-        noise=max(_NOISE, model.noise()),
+        noise=float(np.hypot(max(_NOISE, model.noise()), plan.law.seed_spread)),
     )
 
 
-def _with_runs(law: LawSource) -> tuple[LawSource, RunSet | None]:
-    """Runs are read once, for the law and for what limits them."""
-    if isinstance(law, RunSet):
-        return law, law
+def _with_runs(law: LawSource, metric: str | None) -> tuple[LawSource, RunSet | None]:
+    """Runs are read once, for the law and, those that it is of, for what limits them and how fast they were."""
     if isinstance(law, str | Path) and not str(law).endswith(".json") and files.exists(str(law)):
         from isocompute.runs import load
 
-        runs = load(law)
-        return runs, runs
-    return law, None
+        law = load(law)
+    if not isinstance(law, RunSet):
+        return law, None
+    return law, one_condition(law, metric=choose_metric(law, metric))[0]
 
 
 def _rates(given: str | Path | Sequence[float] | Array | None, column: str | None) -> Array | None:

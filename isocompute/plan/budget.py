@@ -15,6 +15,8 @@ from isocompute.errors import InputError
 __all__ = ["Budget", "Rates", "parse_budget"]
 
 _FORM = re.compile(r"(?P<money>\$)?\s*(?P<number>[0-9_,.]+(?:e[+-]?\d+)?)\s*(?P<suffix>[a-z]*)", re.IGNORECASE)
+_COMMAS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
+"""Between thousands; a decimal comma would be read as ten or a hundred times the amount."""
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _UNITS = {"": "rollouts", "tok": "tokens", "h": "gpu_hours"}
 _SUFFIXES = {unit: suffix for suffix, unit in _UNITS.items()}
@@ -64,6 +66,10 @@ def parse_budget(text: str | float | Budget) -> Budget:
         suffix = match["suffix"].lower()
         unit = next((u for u in ("tok", "h") if suffix.endswith(u)), "")
         scale = _SCALES.get(suffix.removesuffix(unit), math.nan)
+        if "," in match["number"] and not _COMMAS.fullmatch(match["number"]):
+            point = str(text).strip().replace(",", ".")
+            or_point = f", or {point} with a decimal point" if point.count(".") == 1 else ""
+            raise InputError(f"--budget {text}: commas go between thousands, as in 1,000,000{or_point}.")
         try:
             amount = float(match["number"].replace(",", "").replace("_", "")) * scale
         except ValueError:

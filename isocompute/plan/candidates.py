@@ -7,14 +7,26 @@ IsoCompute paper are three choices of what is held: Bp (section 4.1), B = Bp · 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
 
 from isocompute.allocation import Allocation
 from isocompute.errors import InputError
 from isocompute.plan.budget import Budget
 
-__all__ = ["Constraints", "allocations"]
+__all__ = ["Constraints", "allocations", "allowed_rollouts"]
+
+
+def allowed_rollouts(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """The n of `Constraints` from one number or several.
+
+    >>> allowed_rollouts(32), allowed_rollouts([16, 8, 16]), allowed_rollouts(None)
+    ((32,), (8, 16), None)
+    """
+    if given is None:
+        return None
+    return tuple(sorted(set(given))) if isinstance(given, Iterable) else (given,)
 
 
 @dataclass(frozen=True)
@@ -43,22 +55,12 @@ class Constraints:
             return "batch"
         return "n" if self.problems_per_batch is not None else "joint"
 
-    def check(self, settings: Sequence[tuple[int, int]] = ()) -> None:
-        """Refuse constraints that exclude each other, whatever the budget; with the law's settings, also a batch that
-        no Bp of it or no number of GPUs divides.
-        """
+    def check(self) -> None:
+        """Refuse constraints that are none, and those that exclude each other whatever the law and the budget."""
+        self._check_numbers()
         bp, b = self.problems_per_batch, self.batch_size
         if b and self.max_batch and b > self.max_batch:
             raise InputError(f"--batch {b} with --max-batch {self.max_batch}: raise --max-batch to {b}.")
-        if b and bp and settings and b % bp:
-            near = _nearest(b, [x * n for x, n in settings if x == bp], [b // bp * bp or bp])
-            raise InputError(f"--problems-per-batch {bp} with --batch {b}: no multiple of it; say --batch {near}.")
-        if b and self.gpus and settings and b % self.gpus:
-            sizes = [x * n for x, n in settings if x * n % self.gpus == 0 and bp in (None, x)]
-            near = _nearest(b, sizes, [b // self.gpus * self.gpus or self.gpus])
-            raise InputError(
-                f"--batch {b} with --gpus {self.gpus}: a batch must divide by the GPUs; say --batch {near}."
-            )
         if self.problems_range and self.problems_range[0] > self.problems_range[1]:
             low, high = self.problems_range
             raise InputError(f"--stable-problems {low}-{high}: the range is empty; say {high}-{low}.")
@@ -73,6 +75,27 @@ class Constraints:
                 f"--problems-per-batch {bp} with --problems {self.problems}: a batch holds no problem twice; say "
                 f"--problems-per-batch {self.problems}."
             )
+
+    def _check_numbers(self) -> None:
+        """The command line asks for whole numbers of at least 1; from Python anything can come."""
+        single = {
+            "--problems-per-batch": (self.problems_per_batch, 32),
+            "--batch": (self.batch_size, 8192),
+            "--max-batch": (self.max_batch, 8192),
+            "--min-updates": (self.min_updates, 1),
+            "--gpus": (self.gpus, 8),
+            "--problems": (self.problems, 6000),
+        }
+        for option, (value, example) in single.items():
+            if value is not None and not _counts(value):
+                raise InputError(f"{option} {value}: give a whole number of at least 1, such as {example}.")
+        wanted, span = self.rollouts_per_problem, self.problems_range
+        if wanted is not None and not (wanted and all(map(_counts, wanted))):
+            listed = ",".join(map(str, wanted)) or "of nothing"
+            raise InputError(f"--n {listed}: give whole numbers of at least 1, such as 8,16,32.")
+        if span is not None and not all(map(_counts, span)):
+            listed = "-".join(map(str, span))
+            raise InputError(f"--stable-problems {listed}: give the smallest and the largest Bp, such as 32-256.")
 
     def broken_by(self, bp: int, n: int) -> list[str]:
         """The constraints that (Bp, n) breaks, as the options that say them."""
@@ -90,30 +113,37 @@ class Constraints:
         return [option for option, kept in held.items() if not kept]
 
 
+def _counts(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1
+
+
 def allocations(
     *,
     budget: float | Callable[[int, int], float],
     settings: Sequence[tuple[int, int]],
     constraints: Constraints | None = None,
     asked: Budget | None = None,
+    least: float = 0.0,
+    problems_between: tuple[int, int] | None = None,
 ) -> list[Allocation]:
     """The allocations of a grid of (Bp, n) that keep to the constraints, with the most updates the budget allows.
 
     `budget` is in rollouts; a function of (Bp, n) where GPU-hours or money buy more rollouts in one batch than another.
-    `asked` is the budget as the user has it, for the messages.
+    The rest is for the messages, so that what they suggest works: `asked` is the budget as the user has it, `least` the
+    fewest rollouts that the law plans, `problems_between` the Bp that it answers for without having run them.
 
     >>> allocations(budget=2e6, settings=[(32, 256), (32, 512)], constraints=Constraints(max_batch=8192))
     [Allocation(problems_per_batch=32, rollouts_per_problem=256, update_steps=244)]
     """
     held = constraints or Constraints()
+    held.check()
     total = _whole(budget)
     pairs = sorted(set(settings))
-    held.check(pairs)
     able = [pair for pair in pairs if not held.broken_by(*pair)]
     if not able:
-        raise InputError(_nothing_left(pairs, held))
+        raise InputError(_nothing_left(pairs, held, problems_between))
     out = [Allocation(bp, n, total(bp, n) // (bp * n)) for bp, n in able]
-    out = [a for a in out if a.update_steps >= max(1, held.min_updates)]
+    out = [a for a in out if a.update_steps >= held.min_updates]
     if out:
         return out
     bp, n = min(able, key=lambda pair: pair[0] * pair[1])
@@ -121,14 +151,16 @@ def allocations(
     exact = float(budget(bp, n) if callable(budget) else budget)
     asked = asked or Budget(exact, "rollouts")
     buys = f"{asked}" if asked.unit == "rollouts" else f"{asked} ({have:,} rollouts)"
+    enough = asked.times(max(held.min_updates * b, least) / exact)
     if have < b:
         raise InputError(
-            f"--budget: {buys} is under one batch of {bp} × {n} = {b:,} rollouts; the smallest that works is "
-            f"{asked.times(b / exact)}" + _also(pairs, held, have)
+            f"--budget: {buys} is under one batch of {bp} × {n} = {b:,} rollouts; the smallest that works is {enough}"
+            + ("." if have < least else _also(pairs, held, have))
         )
+    fewer = "" if have < least else f"say --min-updates {have // b} or "
     raise InputError(
         f"--min-updates {held.min_updates} with a budget of {buys} leaves no batch of {bp} × {n} = {b:,}, the smallest "
-        f"there is: say --min-updates {have // b} or raise the budget to {asked.times(held.min_updates * b / exact)}."
+        f"there is: {fewer}raise the budget to {enough}."
     )
 
 
@@ -140,28 +172,46 @@ def _whole(budget: float | Callable[[int, int], float]) -> Callable[[int, int], 
 
 
 def _also(pairs: Sequence[tuple[int, int]], held: Constraints, total: int) -> str:
-    smaller = [pair for pair in pairs if pair[0] * pair[1] <= total]
+    smaller = [pair for pair in pairs if pair[0] * pair[1] * held.min_updates <= total]
     if not smaller:
         return "."
     bp, n = max(smaller, key=lambda pair: pair[0] * pair[1])
     return f"; without {' and '.join(held.broken_by(bp, n))}, {bp} × {n} would fit."
 
 
-def _nothing_left(pairs: Sequence[tuple[int, int]], held: Constraints) -> str:
+def _nothing_left(pairs: Sequence[tuple[int, int]], held: Constraints, between: tuple[int, int] | None) -> str:
     """Which constraints contradict the law or each other, and the changes that let the nearest setting through."""
     bp, n = min(pairs, key=lambda pair: _distance(pair, held))
-    names = sorted({text for pair in pairs for text in held.broken_by(*pair)[:1]} | set(held.broken_by(bp, n)))
+    broken = held.broken_by(bp, n)
+    names = sorted({text for pair in pairs for text in held.broken_by(*pair)[:1]} | set(broken))
     changes = {
         "--problems-per-batch": f"--problems-per-batch {bp}",
         "--batch": f"--batch {bp * n}",
         "--n": f"--n {n}",
         "--stable-problems": f"a --stable-problems with {bp} in it",
         "--max-batch": f"--max-batch {bp * n}",
-        "--gpus": f"--gpus {math.gcd(bp * n, held.gpus or 1)}",
+        "--gpus": f"--gpus {_divisor(bp * n, held.gpus or 1)}",
         "--problems": f"at least {bp} problems",
     }
-    needed = " and ".join(changes[option.split()[0]] for option in held.broken_by(bp, n))
-    return f"no setting of the law keeps to {' and '.join(names)}; {bp} × {n} would with {needed}."
+    needed = " and ".join(changes[option.split()[0]] for option in broken)
+    other = None if broken != [f"--gpus {held.gpus}"] else _divided(bp, n, held, between)
+    instead = "" if other is None else f", or {other} × {n} with --problems-per-batch {other}"
+    return f"no setting of the law keeps to {' and '.join(names)}; {bp} × {n} would with {needed}{instead}."
+
+
+def _divisor(b: int, wanted: int) -> int:
+    """The number of GPUs that divides a batch and is nearest to the one wanted, in ratio."""
+    return min((d for d in range(1, b + 1) if b % d == 0), key=lambda d: abs(math.log(d / wanted)))
+
+
+def _divided(bp: int, n: int, held: Constraints, between: tuple[int, int] | None) -> int | None:
+    """The nearest Bp that the law answers for and that makes a batch of this n divide by the GPUs."""
+    gpus = held.gpus or 1
+    low, high = between or (bp, bp)
+    odd = gpus // math.gcd(gpus, n)
+    sizes = [odd * 2**k for k in range(high.bit_length()) if low <= odd * 2**k <= high]
+    kept = [x for x in sizes if not replace(held, problems_per_batch=x).broken_by(x, n)]
+    return min(kept, key=lambda x: abs(math.log(x / bp)), default=None)
 
 
 def _distance(pair: tuple[int, int], held: Constraints) -> tuple[int, float]:
@@ -174,8 +224,3 @@ def _distance(pair: tuple[int, int], held: Constraints) -> tuple[int, float]:
     b = bp * n
     off += abs(math.log(b / (held.batch_size or min(b, held.max_batch or b))))
     return len(held.broken_by(bp, n)), off
-
-
-def _nearest(wanted: int, sizes: Sequence[int], otherwise: Sequence[int]) -> int:
-    """The size nearest to the one wanted, in ratio."""
-    return min(sizes or otherwise, key=lambda size: abs(math.log(size / wanted)))

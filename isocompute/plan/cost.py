@@ -18,6 +18,7 @@ efficiency.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -167,12 +168,12 @@ def step_cost(
     """Seconds and bottleneck of one step. Token counts are means.
 
     `scoring_passes` are forward passes over the batch before the update: 1 for the old log-probs, 2 with a reference
-    model (KL), 0 where the sampler's log-probs are used.
+    model, 0 where the sampler's log-probs are used.
     """
     efficiency = efficiency or Efficiency()
     if gpus < 1:
         raise InputError(f"gpus = {gpus}; give at least 1.")
-    if not (prompt_tokens >= 0 and response_tokens > 0):
+    if not (0 <= prompt_tokens < math.inf and 0 < response_tokens < math.inf):
         raise InputError(f"{prompt_tokens:g} prompt and {response_tokens:g} response tokens; give at least 0 and 1.")
     per_response = (response_tokens + prompt_tokens / allocation.rollouts_per_problem) * _cache_bytes(shape)
     copy = _gpus_per_copy(shape, gpu, gpus, per_response)

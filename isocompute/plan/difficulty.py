@@ -6,6 +6,8 @@ The bands are the IsoCompute paper's (section 3, figure 14): easy .3–.6, hard 
 from __future__ import annotations
 
 import io
+import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,10 @@ HARD = 0.0625
 EASY = 0.3
 VERY_EASY = 0.6
 _MOST = 0.5
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
+_PERCENT = 100.0
+_ALONE = "pass_rate"
+"""What the one column of a file without names is called."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +73,11 @@ def zero_variance_share(rates_P: Array, rollouts_per_problem: int) -> float:
 
 
 def read_pass_rates(path: str, *, column: str | None = None) -> Array:
-    """Pass rates from a CSV, JSON-lines or parquet table: a column of rates, or `correct` and `samples`."""
+    """Pass rates from a CSV, JSON-lines or parquet table (a column of rates, or `correct` and `samples`), a JSON list
+    or a text file of one number a line."""
     import polars as pl
 
-    data = files.read_bytes(path)
-    suffix = path.rsplit(".", 1)[-1].lower()
-    try:
-        if suffix == "parquet":
-            table = pl.read_parquet(io.BytesIO(data))
-        elif suffix in ("jsonl", "ndjson"):
-            table = pl.read_ndjson(io.BytesIO(data), infer_schema_length=None)
-        elif suffix in ("csv", "tsv"):
-            table = pl.read_csv(io.BytesIO(data), separator="\t" if suffix == "tsv" else ",", infer_schema_length=None)
-        else:
-            raise InputError(f"{path}: pass rates are read from .csv, .tsv, .jsonl or .parquet.")
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: not a readable {suffix} table ({str(error).splitlines()[0]}).") from error
-    rates = _rates(table, path, column).cast(pl.Float64, strict=False)
+    rates = _rates(_read(path, files.read_bytes(path)), path, column).cast(pl.Float64, strict=False)
     if rates.null_count() or not len(rates):
         row = rates.is_null().arg_max() or 0
         what = f"row {row + 1} of '{rates.name}' is not a number" if len(rates) else "the table has no rows"
@@ -94,10 +86,37 @@ def read_pass_rates(path: str, *, column: str | None = None) -> Array:
     wrong = np.flatnonzero(~((rates_P >= 0) & (rates_P <= 1)))
     if len(wrong):
         i = int(wrong[0])
-        percent = bool(np.nanmax(rates_P) > 1 and np.nanmin(rates_P) >= 0 and np.nanmax(rates_P) <= 100)
-        hint = "; these look like percent: divide by 100" if percent else ""
-        raise InputError(f"{path}: row {i + 1} of '{rates.name}' is {rates_P[i]:g}, a pass rate lies in [0, 1]{hint}.")
+        percent = bool(np.median(rates_P) > 1 and rates_P.min() >= 0 and rates_P.max() <= _PERCENT)
+        hint = "these look like percent: divide by 100" if percent else "mend or delete it"
+        raise InputError(f"{path}: row {i + 1} of '{rates.name}' is {rates_P[i]:g}, outside [0, 1]; {hint}.")
     return rates_P
+
+
+def _read(path: str, data: bytes) -> pl.DataFrame:
+    import polars as pl
+
+    suffix = path.rsplit(".", 1)[-1].lower()
+    try:
+        if suffix == "parquet":
+            return pl.read_parquet(io.BytesIO(data))
+        if suffix in ("jsonl", "ndjson"):
+            return pl.read_ndjson(io.BytesIO(data), infer_schema_length=None)
+        if suffix in ("csv", "tsv"):
+            return pl.read_csv(io.BytesIO(data), separator="\t" if suffix == "tsv" else ",", infer_schema_length=None)
+        if suffix == "json":
+            return pl.DataFrame({_ALONE: _numbers(json.loads(data))}, schema={_ALONE: pl.Float64})
+        if suffix == "txt":
+            lines = pl.DataFrame({_ALONE: data.decode().split()}, schema={_ALONE: pl.String})
+            return lines.cast(pl.Float64, strict=False)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
+        raise InputError(f"{path}: not a readable {suffix} file ({str(error).splitlines()[0]}).") from error
+    raise InputError(f"{path}: pass rates are read from .csv, .tsv, .jsonl, .parquet, .json or .txt.")
+
+
+def _numbers(listed: object) -> list[float]:
+    if not isinstance(listed, list) or not all(type(x) in (int, float) for x in listed):
+        raise ValueError("it is no list of numbers; write a table as .jsonl, an object a line")
+    return listed
 
 
 def _flat(table: pl.DataFrame) -> pl.DataFrame:
@@ -127,9 +146,15 @@ def _rates(table: pl.DataFrame, path: str, column: str | None) -> pl.Series:
     numeric = [name for name, kind in table.schema.items() if kind.is_numeric() and not name.startswith("__")]
     words = ("pass_rate", "passrate", "pass@1", "solve_rate", "accuracy", "avg@")
     named = [name for name in numeric if any(word in name.lower() for word in words)]
-    if len(named) == 1 or (not named and len(numeric) == 1):
-        return table[(named or numeric)[0]]
     names = named or numeric
-    raise InputError(
-        f"{path}: which column holds pass rates? Say --pass-rate-column with one of {', '.join(names[:12]) or 'them'}."
-    )
+    if len(names) != 1:
+        raise InputError(
+            f"{path}: which column holds pass rates? Say --pass-rate-column with one of "
+            f"{', '.join(names[:12]) or 'them'}."
+        )
+    if _NUMBER.fullmatch(names[0]):
+        raise InputError(
+            f"{path}: the first line, '{names[0]}', is a number where the column's name should be; put pass_rate above "
+            "it, or save one number a line as .txt."
+        )
+    return table[names[0]]

@@ -13,6 +13,25 @@ from isocompute.errors import InputError
 
 __all__ = ["Gpu", "find_gpu", "gpus"]
 
+_PLAIN_WORDS = (
+    "nvidia",
+    "geforce",
+    "rtx",
+    "tesla",
+    "hgx",
+    "hbm2",
+    "hbm2e",
+    "hbm3",
+    "hbm3e",
+    "sxm",
+    "sxm4",
+    "sxm5",
+    "pcie",
+)
+"""Words that do not tell chips apart."""
+_SAME_MEMORY = 0.1
+"""Sizes in names are rounded: a B200 is sold as 180 and as 192 GB."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -41,25 +60,36 @@ def gpus() -> dict[str, Gpu]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """A GPU by name, however it is written (`h200`, `NVIDIA H200`, `RTX 4090`, `A100-SXM4-80GB`).
+    """A GPU by name, however it is written (`h200`, `RTX4090`, `A100-SXM4-80GB`, `NVIDIA A100 80GB PCIe`).
 
-    >>> find_gpu("NVIDIA RTX 4090").memory
-    24000000000.0
+    A memory size in the name has to be the GPU's; `PCIe` picks that card where the table tells it apart.
+
+    >>> find_gpu("NVIDIA RTX 4090").memory, find_gpu("NVIDIA A100 80GB PCIe").name
+    (24000000000.0, 'A100-PCIe')
     """
-    known = {_plain(each): gpu for each, gpu in gpus().items()}
-    wanted = _plain(name)
-    if wanted in known:
-        return known[wanted]
-    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.0)
-    raise InputError(
-        f"gpu '{name}' is not one of {', '.join(gpus())}; the nearest is {known[near[0]].name}: name it, or give "
-        "the throughput instead."
-    )
+    wanted = _Written.of(name)
+    chips = {each: _Written.of(each).chip for each in gpus()}
+    alike = [gpu for each, gpu in gpus().items() if chips[each] == wanted.chip]
+    fitting = [gpu for gpu in alike if wanted.memory is None or abs(gpu.memory / wanted.memory - 1) < _SAME_MEMORY]
+    if fitting:
+        return min(fitting, key=lambda gpu: _Written.of(gpu.name).pcie != wanted.pcie)  # the first row of a tie
+    near = set(difflib.get_close_matches(wanted.chip, dict.fromkeys(chips.values()), n=2))
+    names = [each for each, chip in chips.items() if chip in near or chip == wanted.chip]
+    hint = f"; near it {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else ""
+    raise InputError(f"gpu '{name}' is not one of {', '.join(gpus())}{hint}: name one, or give the throughput instead.")
 
 
-def _plain(name: str) -> str:
-    """Lower-case letters and digits without the maker's words; 80 GB is what H100 and A100 mean by default."""
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    return "".join(
-        w for w in words if w not in ("nvidia", "geforce", "rtx", "tesla", "hgx", "80gb", "hbm3", "sxm", "sxm4", "sxm5")
-    )
+@dataclass(frozen=True)
+class _Written:
+    """What a name says of a GPU."""
+
+    chip: str
+    memory: float | None
+    pcie: bool
+
+    @classmethod
+    def of(cls, name: str) -> _Written:
+        words = re.split(r"[^a-z0-9]+", re.sub(r"(\d+)\s*gb?\b", r" \1gb ", name.lower()))
+        sizes = [float(word.removesuffix("gb")) * 1e9 for word in words if re.fullmatch(r"\d+gb", word)]
+        chip = "".join(w for w in words if w not in _PLAIN_WORDS and not re.fullmatch(r"\d+gb", w))
+        return cls(re.sub(r"^(geforce)?rtx(?=\d)", "", chip), sizes[0] if sizes else None, "pcie" in words)

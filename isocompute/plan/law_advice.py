@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import difflib
 
+import numpy as np
+
 from isocompute.plan.advice import Warned
 from isocompute.plan.curves import Curves
-from isocompute.plan.model import PlanningLaw
+from isocompute.plan.model import OptimumOnly, PlanningLaw
 from isocompute.plan.published import published, siblings
 
 __all__ = ["law_advice", "next_command"]
 
 
-def law_advice(law: PlanningLaw, *, difficulty: str | None, anchor_given: bool) -> list[Warned]:
-    """A law of another difficulty than the user's set; a learning rate that is not of the law's runs."""
+_OTHER_BASE = 0.05
+"""A base model that is so much better or worse at the set is not the law's."""
+
+
+def law_advice(
+    law: PlanningLaw, *, difficulty: str | None, anchor_given: bool, mean_rate: float | None = None
+) -> list[Warned]:
+    """A law of another difficulty or base than the user's; a learning rate that is not of the law's runs."""
     out = []
+    base = _base(law)
+    if mean_rate is not None and base is not None and abs(mean_rate - base) > _OTHER_BASE:
+        out.append(
+            Warned(
+                "base_differs",
+                f"the expectation is of the law's own set, where the base model is at {base:.2f}; at yours it is at "
+                f"{mean_rate:.2f}: take the allocation, not the reward",
+            )
+        )
+    if law.name == "simulate":
+        out.append(
+            Warned(
+                "simulated",
+                "a first guess: how large n should be hangs largely on what pass rates do not show (docs/planning.md); "
+                "run a few n to find out",
+            )
+        )
     if law.difficulty and difficulty and law.difficulty != difficulty:
         near = _sibling(law.name, difficulty)
         use = f"use --law {near}" if near else f"none of {law.name.partition('/')[0]}'s laws is of a {difficulty} set"
@@ -35,6 +60,15 @@ def law_advice(law: PlanningLaw, *, difficulty: str | None, anchor_given: bool) 
             )
         )
     return out
+
+
+def _base(law: PlanningLaw) -> float | None:
+    """The reward before training of a published law's set; None for a law of the user's runs."""
+    if law.runs_recipe is not None or not law.metric.startswith("avg@"):
+        return None
+    if isinstance(law.model, OptimumOnly):
+        return law.model.base
+    return float(np.median([fit.base for fit in law.model.fits])) if isinstance(law.model, Curves) else None
 
 
 def next_command(law: PlanningLaw, rollouts: float) -> str:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from isocompute.arrays import Array
+from isocompute.plan.beyond import SAME, drift
+from isocompute.plan.budget import Rates
 from isocompute.plan.runs_recipe import RunsRecipe
 
 __all__ = ["OWN", "Model", "OptimumOnly", "PlanningLaw", "is_rate"]
@@ -74,8 +76,10 @@ class PlanningLaw:
     """D it was measured on."""
     max_batch: int | None = None
     batch_size: int | None = None
+    """The one B that it is of: it says nothing about others."""
     response_tokens: float | None = None
     gpu_hours_per_rollout: float | None = None
+    """On the machines that it was measured on."""
     rate_source: str = ""
     recipe: Mapping[str, Any] | None = None
     """Where it was published with another recipe than the IsoCompute paper's."""
@@ -91,15 +95,27 @@ class PlanningLaw:
         values_AB = self.model.values(problems_A, rollouts_A, compute_A)
         return np.clip(values_AB, 0.0, 1.0) if self.bounded else values_AB
 
+    @property
+    def seed_spread(self) -> float:
+        """Standard deviation of one setting over seeds, where no member shows it."""
+        return self.seed_error / _TWO_SIDED / float(np.sqrt(2.0))
+
     def with_seeds(self, values_AB: Array) -> Array:
         """With what another seed would give, where no member shows it: the 95% interval of a difference between two
         settings is then at least ± `seed_error`.
         """
         if self.seed_error == 0.0:
             return values_AB
-        each = self.seed_error / _TWO_SIDED / np.sqrt(2.0)
-        out_AB = values_AB + np.random.default_rng(0).normal(scale=each, size=values_AB.shape)
+        out_AB = values_AB + np.random.default_rng(0).normal(scale=self.seed_spread, size=values_AB.shape)
         return np.clip(out_AB, 0.0, 1.0) if self.bounded else out_AB
+
+    def per_rollout(self, rates: Rates) -> float:
+        """A rollout in the law's unit. A law's GPU-hours are those of its own machines: faster GPUs make a rollout
+        cheaper, not less worth.
+        """
+        if self.unit == "gpu_hours" and self.gpu_hours_per_rollout is not None:
+            return self.gpu_hours_per_rollout
+        return rates.amount(1.0, self.unit)
 
     def outside(self, compute: float) -> float:
         """How many times outside its range a compute is; 1 inside, above 1 beyond it, below 1 before it."""
@@ -110,7 +126,8 @@ class PlanningLaw:
 class OptimumOnly:
     """n* along compute (or updates) as a logistic, the frontier's reward, and what a doubling away from n* costs.
 
-    Value = frontier(C) - cost · |log2 n - log2 n*|, plus an effect of Bp that is zero on average.
+    Value = frontier(C) - cost · |log2 n - log2 n*|, plus an effect of Bp that is zero on average. Members differ in n*,
+    and the mean of what that costs at n* is added back: the frontier that was measured is the one that is expected.
     """
 
     slope: tuple[float, float, float, float]
@@ -120,12 +137,14 @@ class OptimumOnly:
     grid: tuple[tuple[int, int], ...]
     frontier: Sequence[tuple[float, float]]
     """(compute, reward), interpolated in log compute."""
+    base: float
+    """The reward before training: the frontier does not start lower."""
     shift_B: Array
     """Doublings by which a member's n* differs."""
     cost_B: Array
     level_B: Array
     problems_effect: dict[int, Array]
-    """By Bp: the member's effect of that Bp."""
+    """By Bp: the member's effect of that Bp; between them the nearest one's."""
 
     def settings(self) -> list[tuple[int, int]]:
         """The grid of the paper's sweep."""
@@ -147,14 +166,37 @@ class OptimumOnly:
         return np.asarray(L / (1.0 + np.exp(-np.clip(k * (x_A - x0), -500, 500))) + b)
 
     def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-        """Frontier minus what the distance to n* costs."""
-        c, r = np.array(self.frontier).T
-        best_A = np.interp(np.log(compute_A), np.log(c), r)
+        """Frontier minus what the distance to n* costs; less sure with each doubling outside the frontier's points."""
         off_AB = np.abs(
             np.log2(rollouts_A)[:, None]
             - self.log2_optimum(problems_A, rollouts_A, compute_A)[:, None]
             - self.shift_B[None, :]
         )
-        none_B = np.zeros_like(self.shift_B)
-        effect_AB = np.stack([self.problems_effect.get(int(bp), none_B) for bp in problems_A])
-        return np.asarray(best_A[:, None] + self.level_B[None, :] - self.cost_B[None, :] * off_AB + effect_AB)
+        lost_AB = self.cost_B[None, :] * off_AB - float(np.mean(self.cost_B * np.abs(self.shift_B)))
+        known = list(self.problems_effect)
+        near_A = np.abs(np.log(problems_A[:, None] / np.array(known))).argmin(axis=1)
+        effect_AB = np.stack([self.problems_effect[known[i]] for i in near_A])
+        drift_AB = drift(
+            settings=self.grid,
+            problems_A=problems_A,
+            rollouts_A=rollouts_A,
+            doublings_A=self._doublings(compute_A),
+            rise=self.frontier[-1][1] - self.base,
+            members=len(self.shift_B),
+            seed=0,
+        )
+        return np.asarray(self._best(compute_A)[:, None] + self.level_B[None, :] - lost_AB + effect_AB + drift_AB)
+
+    def _best(self, compute_A: Array) -> Array:
+        """The frontier: before its first point along the slope of the first two, after its last as high as there."""
+        (c0, r0), (c1, r1) = self.frontier[:2]
+        c, r = np.array(self.frontier).T
+        before_A = r0 + (r1 - r0) * np.log(compute_A / c0) / np.log(c1 / c0)
+        inside_A = np.interp(np.log(compute_A), np.log(c), r)
+        return np.asarray(np.where(compute_A < c0, np.maximum(before_A, self.base), inside_A))
+
+    def _doublings(self, compute_A: Array) -> Array:
+        """How far outside the frontier's points a compute is."""
+        first, last = self.frontier[0][0], self.frontier[-1][0]
+        out_A = np.log2(np.maximum(np.maximum(compute_A / last, first / compute_A), 1.0))
+        return np.asarray(np.where(out_A < np.log2(SAME), 0.0, out_A))

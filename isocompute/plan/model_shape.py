@@ -61,8 +61,11 @@ class ModelShape:
 def read_model_shape(path: str) -> ModelShape:
     """From a `config.json`, or from the folder of a checkpoint that holds one."""
     address = files.join(path, "config.json") if files.is_folder(path) else path
+    if not files.exists(address):
+        raise InputError(f"{address}: no such file; give a model's config.json, or the folder that holds it.")
+    data = files.read_bytes(address)
     try:
-        config = json.loads(files.read_bytes(address))
+        config = json.loads(data)
     except ValueError as error:
         raise InputError(f"{address}: not JSON ({error}); give a model's config.json.") from error
     if not isinstance(config, dict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,19 +17,19 @@ from isocompute.plan.advised_recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, 
 from isocompute.plan.budget import Budget
 from isocompute.plan.candidates import Constraints, allocations
 from isocompute.plan.decision import Ranked, rank
-from isocompute.plan.difficulty import Mix, classify
+from isocompute.plan.difficulty import Mix, classify, zero_variance_share
+from isocompute.plan.grid import asked_settings, begun, columns, figure_10, only_problems, problems_between, values
 from isocompute.plan.law_advice import law_advice, next_command
 from isocompute.plan.limits import ADVICE, Diagnosis, assumed_regime
 from isocompute.plan.model import OWN, PlanningLaw
+from isocompute.plan.reach import least, range_warnings
 from isocompute.plan.spending import Prices
 
-__all__ = ["FAR", "Assumed", "Option", "Plan", "make_plan"]
+__all__ = ["Assumed", "Option", "Plan", "make_plan"]
 
-FAR = 10.0
-"""A budget so many times outside a law's range is refused unless asked for."""
 _METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
-_NEAR = 1.02
 _LOOKS = 32
+_LIKELY = 0.5
 _SHOWN = 8
 """Alternatives of a plan."""
 
@@ -70,6 +71,8 @@ class Plan:
     anchor: Anchor
     difficulty: str | None
     mix: Mix | None
+    zero_variance: float | None
+    """Expected share of groups that are all right or all wrong at the chosen n, at the start."""
     prices: Prices
     warnings: tuple[Warned, ...]
     regime: Assumed
@@ -81,6 +84,20 @@ class Plan:
     def allocation(self) -> Allocation:
         """The chosen one."""
         return self.chosen.allocation
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether the chosen setting is more likely the best than not, and ahead of the next by more than seeds differ;
+        or the cheapest of those that are not told apart anyway.
+        """
+        ahead = not self.alternatives or self.alternatives[0].ranked.regret > self.law.seed_error
+        likely = self.chosen.ranked.probability_best >= _LIKELY and (ahead or self.law.seed_error == 0.0)
+        return likely or self.chosen.cheapest
+
+    @property
+    def cheapest(self) -> Option:
+        """The cheapest to run of those within one standard error of the chosen one."""
+        return next((option for option in (self.chosen, *self.alternatives) if option.cheapest), self.chosen)
 
 
 def make_plan(
@@ -108,32 +125,36 @@ def make_plan(
         raise InputError(
             f"--metric {metric}: {law.name} is a law of {law.metric}; fit the runs with --metric {metric}."
         )
-    targets = allocations(
-        budget=lambda bp, n: prices.rates(bp, n).rollouts(budget),
-        settings=_grid(law, held),
-        constraints=held,
-        asked=budget,
-    )
-    warnings = _range_warnings(law, budget, prices, targets, extrapolate)
-    targets = _begun(law, prices, targets)
-    values_AB = law.values(*_columns(law, prices, targets))
-    options = _options(rank(values_AB, seen_AB=law.with_seeds(values_AB)), targets, prices)
-    chosen = options[0]
-    recipe = advise_recipe(
-        allocation=chosen.allocation,
+    advise = partial(
+        advise_recipe,
         difficulty=difficulty,
         anchor=anchor,
         own=law.recipe,
         own_source=law.source,
         runs=law.runs_recipe,
     )
+    prices = prices.with_reference(advise(allocation=Allocation(1, 1, 1)).recipe.kl_coef > 0)  # whatever the batch
+    targets = allocations(
+        budget=lambda bp, n: prices.rates(bp, n).rollouts(budget),
+        settings=asked_settings(law, held),
+        constraints=held,
+        asked=budget,
+        least=0.0 if extrapolate else least(law, prices),
+        problems_between=problems_between(law),
+    )
+    warnings = range_warnings(law, budget, prices, targets, extrapolate)
+    targets = [a for a, kept in zip(targets, begun(law, *columns(law, prices, targets)), strict=True) if kept]
+    values_AB = values(law, *columns(law, prices, targets))
+    options = _options(rank(values_AB, seen_AB=law.with_seeds(values_AB)), targets, prices, budget)
+    chosen = options[0]
+    recipe = advise(allocation=chosen.allocation)
     a = chosen.allocation
     rollouts = prices.rates(a.problems_per_batch, a.rollouts_per_problem).rollouts(budget)
     warnings += _law_warnings(law, held, chosen, targets, rollouts)
-    warnings += law_advice(law, difficulty=difficulty, anchor_given=anchor.given)
+    warnings += law_advice(law, difficulty=difficulty, anchor_given=anchor.given, mean_rate=mix.mean if mix else None)
     warnings += run_advice(
         chosen.allocation,
-        problems=held.problems or (mix.problems if mix else None),
+        problems=held.problems,
         warmup_steps=recipe.recipe.warmup_steps,
     )
     warnings += data_advice(
@@ -144,6 +165,7 @@ def make_plan(
         filtered=recipe.recipe.zero_variance_filter != "off",
     )
     warnings += metric_advice(metric, difficulty, law_metric=law.metric)
+    warnings += prices.warnings
     return Plan(
         law=law,
         budget=budget,
@@ -151,11 +173,12 @@ def make_plan(
         constraints=held,
         metric=metric,
         chosen=chosen,
-        alternatives=tuple(options[1 : 1 + _SHOWN]),
+        alternatives=_shown(options),
         recipe=recipe,
         anchor=anchor,
         difficulty=difficulty,
         mix=mix,
+        zero_variance=None if rates_P is None else zero_variance_share(rates_P, a.rollouts_per_problem),
         prices=prices,
         warnings=tuple(warnings),
         regime=_assumed(law, diagnosis),
@@ -164,87 +187,28 @@ def make_plan(
     )
 
 
-def _grid(law: PlanningLaw, held: Constraints) -> list[tuple[int, int]]:
-    """The law's settings, and those asked for by name that lie between them where the law can interpolate."""
-    known = law.model.settings()
-    problems, rollouts = {bp for bp, _ in known}, {n for _, n in known}
-    if law.model.interpolates():
-        rollouts |= {n for n in held.rollouts_per_problem or () if min(rollouts) <= n <= max(rollouts)}
-        if held.problems_per_batch and min(problems) <= held.problems_per_batch <= max(problems):
-            problems.add(held.problems_per_batch)
-        if (held.problems_per_batch or held.rollouts_per_problem) and (problems, rollouts) != _axes(known):
-            biggest = law.max_batch or max(bp * n for bp, n in known)
-            return [(bp, n) for bp in sorted(problems) for n in sorted(rollouts) if bp * n <= biggest]
-    bp = held.problems_per_batch
-    if bp and bp not in problems and len(problems) == 1:
-        return [(bp, n) for _, n in known]  # Bp hardly matters (IsoCompute figure 10); a warning says what was done
-    return known
-
-
-def _axes(known: Sequence[tuple[int, int]]) -> tuple[set[int], set[int]]:
-    return {bp for bp, _ in known}, {n for _, n in known}
-
-
-def _columns(law: PlanningLaw, prices: Prices, targets: Sequence[Allocation]) -> tuple[Array, Array, Array]:
-    """Bp, n and compute in the law's unit. A fixed-Bp law at another Bp answers for its own."""
-    known = law.model.settings()
-    own = {bp for bp, _ in known}
-    only = next(iter(own)) if len(own) == 1 else None
-    bp_A = np.array([float(only or a.problems_per_batch) for a in targets])
-    n_A = np.array([float(a.rollouts_per_problem) for a in targets])
-    compute_A = np.array(
-        [prices.rates(a.problems_per_batch, a.rollouts_per_problem).amount(a.compute, law.unit) for a in targets]
-    )
-    return bp_A, n_A, compute_A
-
-
-def _begun(law: PlanningLaw, prices: Prices, targets: list[Allocation]) -> list[Allocation]:
-    """Leave out settings that the law knows nothing about at so little compute, unless that leaves none."""
-    begun_A = law.model.begun(*_columns(law, prices, targets))
-    return [a for a, begun in zip(targets, begun_A, strict=True) if begun] or targets
-
-
-def _options(ranking: Sequence[Ranked], targets: Sequence[Allocation], prices: Prices) -> list[Option]:
-    """Cheapest: the least time, or where no throughput is known the fewest updates (each syncs the weights once)."""
+def _options(ranking: Sequence[Ranked], targets: Sequence[Allocation], prices: Prices, budget: Budget) -> list[Option]:
+    """Cheapest: the least time, or the fewest updates (each syncs the weights once) where no throughput is known or the
+    budget is one of time or money, which all allocations spend but for rounding.
+    """
     priced = [(r, targets[r.index]) for r in ranking]
     seconds = [prices.cost(a)["seconds"] for _, a in priced]
+    timed = budget.unit not in ("gpu_hours", "money")
     ties = [i for i, (r, _) in enumerate(priced) if r.ties]
 
     def price(i: int) -> tuple[float, int]:
         known = seconds[i]
-        return (round(known, 3) if known is not None else 0.0, priced[i][1].update_steps)
+        return (round(known, 3) if timed and known is not None else 0.0, priced[i][1].update_steps)
 
     cheapest = min(ties, key=price)
     return [Option(a, r, seconds[i], i == cheapest) for i, (r, a) in enumerate(priced)]
 
 
-def _range_warnings(
-    law: PlanningLaw, budget: Budget, prices: Prices, targets: Sequence[Allocation], extrapolate: bool
-) -> list[Warned]:
-    """Refuse what is far outside the law's range, say what is outside."""
-    from isocompute.words import number
-
-    most = float(_columns(law, prices, targets)[2].max())
-    times = law.outside(most)
-    unit = law.unit.replace("gpu_hours", "GPU-hours")
-    span = f"{number(law.first)}–{number(law.last)} {unit}"
-    far = times > FAR or times < 1 / FAR
-    if far and not extrapolate:
-        nearest = law.last * FAR if times > 1 else law.first / FAR
-        raise InputError(
-            f"--budget: {number(most)} {unit} is {_times(times)} the range of {law.name}, {span}; plan for at "
-            f"{'most' if times > 1 else 'least'} --budget {budget.times(nearest / most, at_most=times > 1)}, or say "
-            "--extrapolate."
-        )
-    if 1 / _NEAR <= times <= _NEAR:
-        return []
-    return [
-        Warned(
-            "far_extrapolation" if far else "extrapolation",
-            f"{number(most)} {unit} is {_times(times)} the range of {law.name}, {span}: the expectation rests on the "
-            "form of the curves, not on data",
-        )
-    ]
+def _shown(options: Sequence[Option]) -> tuple[Option, ...]:
+    """The next best, the cheapest tie always among them."""
+    shown = tuple(options[1 : 1 + _SHOWN])
+    left_out = tuple(o for o in options[1 + _SHOWN :] if o.cheapest)
+    return shown[: _SHOWN - len(left_out)] + left_out
 
 
 def _assumed(law: PlanningLaw, diagnosis: Diagnosis | None) -> Assumed:
@@ -253,19 +217,18 @@ def _assumed(law: PlanningLaw, diagnosis: Diagnosis | None) -> Assumed:
         found = diagnosis.regime
         return Assumed(found, ADVICE[found] if found else "no limit stands out in the runs", diagnosis)
     known = law.model.settings()
+    if len({n for _, n in known}) < 2:
+        return Assumed(None, "the law knows one n: there is nothing to compare")
     bp_A = np.array([float(bp) for bp, _ in known])
     n_A = np.array([float(n) for _, n in known])
     grid_C = np.geomspace(law.first, law.last, _LOOKS)
     begun_C = [bool(law.model.begun(bp_A, n_A, np.full(len(known), c)).all()) for c in grid_C]
     low = float(grid_C[begun_C.index(True)]) if any(begun_C) else law.last
-    best = [n_A[int(law.values(bp_A, n_A, np.full(len(known), c)).mean(axis=1).argmax())] for c in (low, law.last)]
+    ranked = [rank(law.values(bp_A, n_A, np.full(len(known), c))) for c in (low, law.last)]
+    best = [n_A[each[0].index] for each in ranked]
+    if best[0] == best[1] or any(r.ties for r in ranked[1][1:] if n_A[r.index] <= best[0]):
+        return Assumed(*assumed_regime("flat"))
     return Assumed(*assumed_regime("rises" if best[1] > best[0] else "flat"))
-
-
-def _times(times: float) -> str:
-    factor = max(times, 1 / times)
-    text = f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
-    return f"{text} times {'above' if times > 1 else 'below'}"
 
 
 def _law_warnings(
@@ -273,22 +236,39 @@ def _law_warnings(
 ) -> list[Warned]:
     out = []
     known = law.model.settings()
-    problems, rollouts = _axes(known)
+    rollouts = {n for _, n in known}
     a = chosen.allocation
-    if a.problems_per_batch not in problems:
+    own = only_problems(law)
+    if own is not None and a.problems_per_batch != own:
+        seen = figure_10(law)
+        why = (
+            ""
+            if seen is None
+            else (
+                f" (Bp moved the reward by {100 * seen.problems_range:.1f} points where n moved it by "
+                f"{100 * seen.rollouts_range:.1f}, {law.difficulty} set: IsoCompute figure 10)"
+            )
+        )
+        wider = "the interval is wider for it" if law.bounded else "the interval does not count that"
         out.append(
             Warned(
                 "problems_not_in_law",
-                f"Bp = {a.problems_per_batch} was not run; the law's {', '.join(map(str, sorted(problems)))} stands in "
-                "(Bp moved the reward by 2% where n moved it by 9%: IsoCompute figure 10)",
+                f"Bp = {a.problems_per_batch} was not run; the law's {own} stands in and {wider}{why}",
             )
         )
     elif (a.problems_per_batch, a.rollouts_per_problem) not in known:
         out.append(
             Warned(
                 "interpolated",
-                f"{a.problems_per_batch} × {a.rollouts_per_problem} was not run; its value comes from the surface "
-                "through the others",
+                f"{a.problems_per_batch} × {a.rollouts_per_problem} was not run; its value is interpolated between the "
+                "law's settings",
+            )
+        )
+    if law.unit == "gpu_hours" and law.gpu_hours_per_rollout is None:
+        out.append(
+            Warned(
+                "foreign_gpu_hours",
+                f"{law.name} counts GPU-hours of its paper's machines; yours are taken to do as much in an hour",
             )
         )
     if len(targets) == 1:

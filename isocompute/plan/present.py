@@ -43,7 +43,14 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             "findings": [] if plan.regime.diagnosis is None else plan.regime.diagnosis.to_json()["findings"],
         },
         "difficulty": plan.difficulty,
-        "mix": None if plan.mix is None else {"problems": plan.mix.problems, "mean": plan.mix.mean, **plan.mix.shares},
+        "mix": None
+        if plan.mix is None
+        else {
+            "problems": plan.mix.problems,
+            "mean": plan.mix.mean,
+            **plan.mix.shares,
+            "zero_variance": plan.zero_variance,
+        },
         "recipe": plan.recipe.recipe.model_dump(),
         "recipe_lines": [
             {"setting": line.setting, "value": line.value, "reason": line.reason, "source": line.source}

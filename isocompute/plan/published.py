@@ -199,6 +199,7 @@ def _optimum(law: dict[str, Any], replicates: int, rng: np.random.Generator) -> 
         along=law["along"],
         grid=grid,
         frontier=[(c, r) for c, r in law["frontier"]],
+        base=law["base"],
         shift_B=doubt["doublings"] * _centred(rng, replicates),
         cost_B=law["curvature"] * np.exp(doubt["log_curvature"] * _centred(rng, replicates)),
         level_B=_level(law["level"], last) * _centred(rng, replicates),

@@ -8,19 +8,23 @@ updates. Whether this beats one n for the whole run is measured, not assumed: do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
+from isocompute.plan.candidates import Constraints
+from isocompute.plan.grid import asked_settings, started, values
 from isocompute.plan.model import PlanningLaw
 
 __all__ = ["Schedule", "Stage", "schedule"]
 
 _GRID = 256
+_HALVINGS = 20
+"""Of a step of the grid, 4% or less: under one rollout in a million."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Stage:
     rollouts_from: int
     rollouts_per_problem: int
     update_steps: int
+    learning_rate: float | None = None
+    """At this stage's batch; None where the recipe is not known."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +66,14 @@ class Schedule:
             "problems_per_batch": self.problems_per_batch,
             "update_steps": self.update_steps,
             "compute": self.compute,
+            "changes": self.changes,
             "stages": [
                 {
                     "rollouts_from": stage.rollouts_from,
                     "rollouts_per_problem": stage.rollouts_per_problem,
                     "update_steps": stage.update_steps,
                     "batch_size": self.problems_per_batch * stage.rollouts_per_problem,
+                    "learning_rate": stage.learning_rate,
                 }
                 for stage in self.stages
             ],
@@ -77,35 +85,56 @@ def schedule(
     law: PlanningLaw,
     budget: float,
     problems_per_batch: int,
-    rollouts_per_problem: Sequence[int] | None = None,
+    constraints: Constraints | None = None,
     unit_per_rollout: float = 1.0,
+    learning_rate: Callable[[int], float] | None = None,
 ) -> Schedule:
     """The stages of a run of `budget` rollouts along the law's frontier.
 
-    `rollouts_per_problem` are the n allowed, by default those of the law at this Bp (a law of one Bp answers for any);
-    `unit_per_rollout` is what a rollout costs in the law's unit, where that is not rollouts.
+    Every stage keeps to the constraints on n and B; `unit_per_rollout` is what a rollout is in the law's unit, where
+    that is not rollouts; `learning_rate` gives that of a batch.
     """
-    known = law.model.settings()
-    bps = {bp for bp, _ in known}
-    own = next(iter(bps)) if len(bps) == 1 else problems_per_batch
-    allowed = sorted(set(rollouts_per_problem or (n for bp, n in known if bp == own)))
-    if not allowed:
-        listed = ", ".join(map(str, sorted(bps)))
-        raise InputError(
-            f"problems_per_batch = {problems_per_batch}: the law has Bp = {listed}; plan with one of them."
-        )
+    allowed = _allowed(law, problems_per_batch, constraints or Constraints())
     if budget < problems_per_batch * allowed[0]:
         raise InputError(
             f"--budget: {budget:,.0f} rollouts are less than one batch of {problems_per_batch} × {allowed[0]}."
         )
     n_N = np.array(allowed, dtype=np.float64)
+
+    def best(compute_C: Array) -> Array:
+        return _frontier(law, float(problems_per_batch), n_N, compute_C * unit_per_rollout)
+
     compute_C = np.geomspace(problems_per_batch * n_N[0], budget, _GRID)
-    best_C = _frontier(law, float(own), n_N, compute_C * unit_per_rollout)
     # The smallest n that is still to come: n rises only to where it stays.
-    rising_C = np.minimum.accumulate(best_C[::-1])[::-1]
-    starts = [0, *(np.flatnonzero(np.diff(rising_C)) + 1).tolist()]
-    changes = [(0.0 if i == 0 else float(compute_C[i]), int(n_N[rising_C[i]])) for i in starts]
-    return Schedule(problems_per_batch, _stages(changes, int(budget), problems_per_batch))
+    rising_C = np.minimum.accumulate(best(compute_C)[::-1])[::-1]
+    changes = [(0.0, int(n_N[rising_C[0]]))]
+    for i in (np.flatnonzero(np.diff(rising_C)) + 1).tolist():
+        to = int(rising_C[i])
+        changes.append((_overtakes(best, to, compute_C[i - 1], compute_C[i]), int(n_N[to])))
+    made = _stages(changes, int(budget), problems_per_batch)
+    if learning_rate is not None:
+        made = [replace(s, learning_rate=learning_rate(problems_per_batch * s.rollouts_per_problem)) for s in made]
+    return Schedule(problems_per_batch, tuple(made))
+
+
+def _allowed(law: PlanningLaw, bp: int, held: Constraints) -> list[int]:
+    """The n that a stage may have."""
+    fixed = held.batch_size or law.batch_size
+    if fixed is not None:
+        whose = f"--batch {fixed}" if held.batch_size else f"--law {law.name}, which is of B = {fixed:,}"
+        instead = f"--max-batch {fixed}" if held.batch_size else "a law of any B, such as isocompute/joint-easy"
+        raise InputError(f"--schedule with {whose}: n cannot grow while Bp and B are held; use {instead}.")
+    known = asked_settings(law, replace(held, problems_per_batch=bp))
+    kept = sorted(n for x, n in known if x == bp and not held.broken_by(x, n))
+    if not kept:
+        names = sorted({text for x, n in known for text in held.broken_by(x, n)})
+        listed = ", ".join(map(str, sorted({x for x, _ in law.model.settings()})))
+        raise InputError(
+            f"problems_per_batch = {bp}: no n of the law keeps to {' and '.join(names)}."
+            if names
+            else f"problems_per_batch = {bp}: the law has Bp = {listed}; plan with one of them."
+        )
+    return kept
 
 
 def _frontier(law: PlanningLaw, bp: float, n_N: Array, compute_C: Array) -> Array:
@@ -113,13 +142,21 @@ def _frontier(law: PlanningLaw, bp: float, n_N: Array, compute_C: Array) -> Arra
     bp_A = np.full(len(n_N) * len(compute_C), bp)
     n_A, compute_A = np.repeat(n_N, len(compute_C)), np.tile(compute_C, len(n_N))
     shape = (len(n_N), len(compute_C))
-    values_NC = law.values(bp_A, n_A, compute_A).mean(axis=1).reshape(shape)
-    begun_NC = law.model.begun(bp_A, n_A, compute_A).astype(np.bool_).reshape(shape)
+    values_NC = values(law, bp_A, n_A, compute_A).mean(axis=1).reshape(shape)
+    begun_NC = started(law, bp_A, n_A, compute_A).reshape(shape)
     begun_NC[0] |= ~begun_NC.any(axis=0)  # before everything, the smallest n
     return np.asarray(np.where(begun_NC, values_NC, -np.inf).argmax(axis=0))
 
 
-def _stages(changes: Sequence[tuple[float, int]], budget: int, bp: int) -> tuple[Stage, ...]:
+def _overtakes(best: Callable[[Array], Array], to: int, low: float, high: float) -> float:
+    """Where the n at index `to` or a larger one becomes the best, by bisection: not yet at `low`, at `high` it is."""
+    for _ in range(_HALVINGS):
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if best(np.array([middle]))[0] >= to else (middle, high)
+    return float(high)
+
+
+def _stages(changes: Sequence[tuple[float, int]], budget: int, bp: int) -> list[Stage]:
     """Whole updates: a change waits for the update under way, a stage without room for one is left out, and what the
     last stage leaves of the budget goes to the first, whose batches are the smallest.
     """
@@ -139,4 +176,4 @@ def _stages(changes: Sequence[tuple[float, int]], budget: int, bp: int) -> tuple
     for n, updates in counted:
         out.append(Stage(made, n, updates))
         made += updates * bp * n
-    return tuple(out)
+    return out

@@ -1,22 +1,29 @@
 """What a rollout costs for each allocation, so that GPU-hours and money buy rollouts and a plan has a price.
 
-A throughput is measured (runs that log times), given, modelled (the roofline of `plan.cost` for a model and a GPU), or
-that of a published law; the first of these that is there is used.
+A throughput is measured (runs that log times), given, or modelled (the roofline of `plan.cost` for a model and a GPU,
+calibrated by timed runs where they are there too). A given one beside another is refused: both cannot be meant. Where
+the user says none, it is that of the law: its runs' times, or its published GPU-hours a rollout.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from isocompute.allocation import Allocation
 from isocompute.errors import InputError
+from isocompute.plan.advice import Warned
 from isocompute.plan.budget import Rates
 from isocompute.plan.cost import Efficiency, StepCost, step_cost
 from isocompute.plan.hardware import Gpu, find_gpu
 from isocompute.plan.model_shape import ModelShape, read_model_shape
-from isocompute.plan.throughput import Throughput, calibrate, measure, modelled, plan_cost
+from isocompute.plan.stretches import response_lengths, stretches
+from isocompute.plan.throughput import Throughput, calibrate, gpus_of, measure, modelled, plan_cost
+from isocompute.plan.training_memory import check_training_memory
 
 if TYPE_CHECKING:
     from isocompute.runs.model import Run
@@ -24,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Hardware", "Prices", "prices"]
 
 _PROMPT_TOKENS = 256.0
+_OTHER_LENGTH = 1.2
+"""Responses so many times longer or shorter than those that were timed do not take the same time."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,16 @@ class Prices:
     gpu: Gpu | None = None
     efficiency: Efficiency | None = None
     source: str = ""
+    response_source: str | None = None
+    """Where the length of a response comes from: `given`, `measured`, `the law's runs` or `the law`."""
+    reference: bool = False
+    """A reference model scores every batch (the recipe has a KL term); see `with_reference`."""
+    warnings: tuple[Warned, ...] = ()
+    """What to know of these prices."""
+
+    def with_reference(self, reference: bool) -> Prices:
+        """The prices of a recipe with a KL term, or without."""
+        return replace(self, reference=reference)
 
     def _step(self, allocation: Allocation) -> StepCost | None:
         if self.shape is None or self.gpu is None or self.hardware.response_tokens is None:
@@ -64,6 +83,7 @@ class Prices:
             prompt_tokens=_PROMPT_TOKENS if self.hardware.prompt_tokens is None else self.hardware.prompt_tokens,
             response_tokens=self.hardware.response_tokens,
             efficiency=self.efficiency,
+            scoring_passes=2 if self.reference else 1,
         )
 
     def rates(self, problems_per_batch: int, rollouts_per_problem: int) -> Rates:
@@ -80,20 +100,22 @@ class Prices:
         """The `cost` block of a plan; what is not known is null."""
         step = self._step(allocation)
         throughput = self.throughput or (modelled(step) if step is not None else None)
+        tokens = self.hardware.response_tokens
+        length = {"response_tokens": tokens, "response_source": self.response_source}
         if throughput is None:
-            tokens = self.hardware.response_tokens
             return {
                 "seconds": None,
                 "gpu_hours": None,
                 "money": None,
                 "tokens": None if tokens is None else tokens * allocation.compute,
                 "source": None,
+                **length,
             }
         block = plan_cost(
             allocation=allocation,
             throughput=throughput,
             gpus=self.hardware.gpus or 1,
-            response_tokens=self.hardware.response_tokens,
+            response_tokens=tokens,
             price_per_gpu_hour=self.hardware.price_per_gpu_hour,
             step=step,
         )
@@ -101,52 +123,112 @@ class Prices:
             block["source"] = self.source
         if self.hardware.gpus is None:  # GPU-hours are known, how many hours they take is not
             block |= dict.fromkeys(("seconds", "seconds_interval", "seconds_per_step", "gpus", "rollouts_per_second"))
-        return block
+        return block | length
 
 
 def prices(
     hardware: Hardware,
     *,
     runs: Sequence[Run] | None = None,
+    law_runs: Sequence[Run] | None = None,
     law_gpu_hours_per_rollout: float | None = None,
     law_response_tokens: float | None = None,
     law_source: str = "",
 ) -> Prices:
-    """Prices from what is known: runs that log times, a given throughput, a model and a GPU, or the law's own."""
+    """Prices from what is known: runs that log times, a given throughput, a model and a GPU, or the law's own.
+
+    `law_runs` are the runs that the law was fitted to, `law_gpu_hours_per_rollout` and `law_response_tokens` what a
+    published law says; they fill in what the user does not give.
+    """
+    _check(hardware, timed=bool(runs))
+    measured = measure(runs, gpus=hardware.gpus) if runs else None
+    found = Prices(hardware)
+    for length, where in (
+        (hardware.response_tokens, "given"),
+        (measured.response_tokens if measured else None, "measured"),
+        (_usual_length(law_runs or ()), "the law's runs"),
+        (law_response_tokens, "the law"),
+    ):
+        if length is not None:
+            found = replace(found, hardware=replace(hardware, response_tokens=length), response_source=where)
+            break
+    if hardware.model is not None and hardware.gpu is not None:
+        return _modelled(found, read_model_shape(hardware.model), find_gpu(hardware.gpu), runs or ())
+    if measured is not None:
+        return _fixed(found, measured)
+    if hardware.rollouts_per_second is not None and hardware.gpus is not None:
+        return _fixed(found, Throughput(hardware.rollouts_per_second / hardware.gpus, "given"))
+    if timed := _timed(law_runs or (), hardware.gpus):
+        own = all(run.settings.gpus for run in timed)
+        taken = "" if own else f", which are taken to have used {hardware.gpus} GPUs"
+        return _fixed(found, measure(timed, gpus=hardware.gpus), source=f"measured on the law's runs{taken}")
+    if law_gpu_hours_per_rollout is not None:
+        rate = 1.0 / (3600.0 * law_gpu_hours_per_rollout)
+        return _fixed(found, Throughput(rate, "given", None, law_response_tokens), source=law_source)
+    return found
+
+
+def _check(hardware: Hardware, *, timed: bool) -> None:
+    """Refuse numbers that are none, half a cost model, and two throughputs."""
     for name in ("prompt_tokens", "response_tokens", "rollouts_per_second", "price_per_gpu_hour"):
         value = getattr(hardware, name)
-        if value is not None and not value > 0:
-            raise InputError(f"--{name.replace('_', '-')} {value:g}: give a number above 0.")
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError(f"--{name.replace('_', '-')} {value:g}: give a finite number above 0.")
     if (hardware.model is None) != (hardware.gpu is None):
         lacking = "--gpu H200" if hardware.gpu is None else "--model config.json"
         raise InputError(f"the cost model needs a model and a GPU; say {lacking} too, or --rollouts-per-second alone.")
+    if hardware.rollouts_per_second is not None:
+        others = ["--throughput-from"] * timed + ["--model with --gpu"] * (hardware.model is not None)
+        if others:
+            raise InputError(
+                f"--rollouts-per-second {hardware.rollouts_per_second:g} gives the throughput, and so does "
+                f"{' and '.join(others)}; say one of them."
+            )
     if hardware.gpus is None and (hardware.rollouts_per_second is not None or hardware.gpu is not None):
         raise InputError("a throughput is that of a number of GPUs; say --gpus 8 too.")
-    shape = None if hardware.model is None else read_model_shape(hardware.model)
-    gpu = None if hardware.gpu is None else find_gpu(hardware.gpu)
-    measured = measure(runs) if runs else None
-    length = hardware.response_tokens or (measured.response_tokens if measured else None) or law_response_tokens
-    known = Hardware(**{**hardware.__dict__, "response_tokens": length})
-    if shape is not None and gpu is not None:
-        if length is None:
-            raise InputError("the cost model needs the length of a response; say --response-tokens 1500.")
-        efficiency = None
-        if runs:
-            efficiency = calibrate(
-                runs,
-                shape=shape,
-                gpu=gpu,
-                prompt_tokens=known.prompt_tokens or _PROMPT_TOKENS,
-                response_tokens=length,
-                gpus=known.gpus,
-            )
-        return Prices(known, None, shape, gpu, efficiency)
-    if measured is not None:
-        return Prices(known, measured)
-    if hardware.rollouts_per_second is not None:
-        rate = hardware.rollouts_per_second / (hardware.gpus or 1)
-        return Prices(known, Throughput(rate, "given", None, length))
-    if law_gpu_hours_per_rollout is not None:
-        rate = 1.0 / (3600.0 * law_gpu_hours_per_rollout)
-        return Prices(known, Throughput(rate, "given", None, length), source=law_source)
-    return Prices(known)
+
+
+def _modelled(found: Prices, shape: ModelShape, gpu: Gpu, runs: Sequence[Run]) -> Prices:
+    """The roofline, calibrated by runs where there are any; runs on no more GPUs show that training fits."""
+    known, count = found.hardware, found.hardware.gpus or 1
+    if known.response_tokens is None:
+        raise InputError("the cost model needs the length of a response; say --response-tokens 1500.")
+    fits = any(gpus_of(run, count) <= count for run in runs)
+    warnings = [] if fits else check_training_memory(shape, gpu, count)
+    efficiency = None
+    if runs:
+        efficiency = calibrate(
+            runs,
+            shape=shape,
+            gpu=gpu,
+            prompt_tokens=known.prompt_tokens or _PROMPT_TOKENS,
+            response_tokens=known.response_tokens,
+            gpus=count,
+        )
+    return replace(found, shape=shape, gpu=gpu, efficiency=efficiency, warnings=tuple(warnings))
+
+
+def _fixed(found: Prices, throughput: Throughput, *, source: str = "") -> Prices:
+    """One throughput for all allocations; a warning where it was timed at another response length than asked for."""
+    timed, asked = throughput.response_tokens, found.hardware.response_tokens
+    warnings: tuple[Warned, ...] = ()
+    if timed and asked and max(timed / asked, asked / timed) > _OTHER_LENGTH:
+        warnings = (
+            Warned(
+                "response_length",
+                f"the throughput is that of {timed:,.0f}-token responses and yours have {asked:,.0f}: the time of a "
+                "rollout is left as it was; --model and --gpu scale it",
+            ),
+        )
+    return replace(found, throughput=throughput, source=source, warnings=warnings)
+
+
+def _timed(runs: Sequence[Run], gpus: int | None) -> list[Run]:
+    """Those of a law's runs that log times on a known number of GPUs; a plan does not need them, so none is refused."""
+    return [run for run in runs if (run.settings.gpus or gpus) and next(stretches(run), None) is not None]
+
+
+def _usual_length(runs: Sequence[Run]) -> float | None:
+    lengths = [response_lengths(run) for run in runs]
+    all_of_them = np.concatenate(lengths) if lengths else np.empty(0)
+    return float(np.median(all_of_them)) if len(all_of_them) else None

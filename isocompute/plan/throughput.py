@@ -7,9 +7,8 @@ allocations, response lengths and numbers of GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,11 +20,12 @@ from isocompute.law.intervals import percentiles
 from isocompute.plan.cost import Efficiency, StepCost, step_cost
 from isocompute.plan.hardware import Gpu
 from isocompute.plan.model_shape import ModelShape
+from isocompute.plan.stretches import lacking, stretches, with_reference
 
 if TYPE_CHECKING:
     from isocompute.runs.model import Run
 
-__all__ = ["Throughput", "calibrate", "measure", "modelled", "plan_cost"]
+__all__ = ["Throughput", "calibrate", "gpus_of", "measure", "modelled", "plan_cost"]
 
 _REPLICATES = 1000
 
@@ -63,17 +63,17 @@ def modelled(step: StepCost) -> Throughput:
     )
 
 
-def measure(runs: Sequence[Run]) -> Throughput:
-    """The throughput of runs that log `seconds`: the median over stretches between points, with its interval.
+def measure(runs: Sequence[Run], *, gpus: int | None = None) -> Throughput:
+    """The throughput of runs that log their times: the median over stretches between points, with its interval.
 
-    A median, because a stretch may hold a pause, a restart or a long evaluation.
+    A median, because a stretch may hold a pause, a restart or a long evaluation. `gpus` are those of runs that do not
+    say theirs.
     """
     rates: list[float] = []
     lengths: list[float] = []
     for run in runs:
-        gpus = run.settings.gpus or 1
-        for stretch in _stretches(run):
-            rates.append(stretch.rollouts / stretch.seconds / gpus)
+        for stretch in stretches(run):
+            rates.append(stretch.rollouts / stretch.seconds / gpus_of(run, gpus))
             if stretch.response_tokens is not None:
                 lengths.append(stretch.response_tokens)
     if not rates:
@@ -92,9 +92,8 @@ def calibrate(
     prompt_tokens: float,
     response_tokens: float | None = None,
     gpus: int | None = None,
-    scoring_passes: int = 1,
 ) -> Efficiency:
-    """The efficiency at which the roofline takes as long as the runs took.
+    """The efficiency at which the roofline takes as long as the runs took, reference model's pass included.
 
     One factor scales the defaults of all three phases: logs of whole steps cannot tell them apart. `response_tokens`
     and `gpus` fill in what a run does not log.
@@ -103,10 +102,7 @@ def calibrate(
     default = Efficiency()
     for run in runs:
         allocation = _allocation(run)
-        count = run.settings.gpus or gpus
-        if count is None:
-            raise InputError(f"run '{run.name}': gpus are unknown; put gpus in run.json or give them.")
-        for stretch in _stretches(run):
+        for stretch in stretches(run):
             length = stretch.response_tokens or response_tokens
             if length is None:
                 raise InputError(
@@ -115,11 +111,11 @@ def calibrate(
             step = step_cost(
                 shape=shape,
                 gpu=gpu,
-                gpus=count,
+                gpus=gpus_of(run, gpus),
                 allocation=allocation,
                 prompt_tokens=prompt_tokens,
                 response_tokens=length,
-                scoring_passes=scoring_passes,
+                scoring_passes=2 if with_reference(run) else 1,
             )
             ratios.append(step.seconds * stretch.rollouts / allocation.batch_size / stretch.seconds)
     if not ratios:
@@ -190,46 +186,12 @@ def _phases(step: StepCost) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Stretch:
-    """What happened between two points of a run."""
-
-    rollouts: float
-    seconds: float
-    response_tokens: float | None
-
-
-def _stretches(run: Run) -> Iterator[_Stretch]:
-    """Stretches with a clock that went on; a resumed run's clock may start again."""
-    seconds, rollouts = _column(run, "seconds"), _rollouts(run)
-    if seconds is None or rollouts is None:
-        return
-    tokens, length = _column(run, "tokens"), _column(run, "response_length")
-    there = np.flatnonzero(np.isfinite(seconds) & np.isfinite(rollouts))
-    for i, j in pairwise(there.tolist()):
-        passed, made = float(seconds[j] - seconds[i]), float(rollouts[j] - rollouts[i])
-        if passed <= 0 or made <= 0:
-            continue
-        words = None
-        if length is not None and np.isfinite(length[j]):
-            words = float(length[j])
-        elif tokens is not None and np.isfinite(tokens[j] - tokens[i]):
-            words = float(tokens[j] - tokens[i]) / made
-        yield _Stretch(made, passed, words if words is None or words > 0 else None)
-
-
-def _column(run: Run, name: str) -> Array | None:
-    series = run.points.get_column(name, default=None)
-    if series is None or not series.dtype.is_numeric() or not series.count():
-        return None
-    return np.asarray(series.cast(float).fill_null(float("nan")).to_numpy(), dtype=np.float64)
-
-
-def _rollouts(run: Run) -> Array | None:
-    rollouts, step, s = _column(run, "rollouts"), _column(run, "step"), run.settings
-    if rollouts is None and step is not None and s.problems_per_batch and s.rollouts_per_problem:
-        return step * s.problems_per_batch * s.rollouts_per_problem
-    return rollouts
+def gpus_of(run: Run, given: int | None) -> int:
+    """How many GPUs a run used: what it says, else what the user does."""
+    count = run.settings.gpus or given
+    if count is None:
+        raise InputError(f"run '{run.name}': its GPUs are unknown; say --gpus: how many the runs used.")
+    return count
 
 
 def _allocation(run: Run) -> Allocation:
@@ -242,8 +204,8 @@ def _allocation(run: Run) -> Allocation:
 
 
 def _no_times(runs: Sequence[Run]) -> str:
-    names = f"run '{runs[0].name}'" if len(runs) == 1 else f"none of {len(runs)} runs"
-    return f"{names}: no two points with 'seconds' and 'rollouts'; import logs with times, or give the throughput."
+    others = f" (and {len(runs) - 1} more like it)" if len(runs) > 1 else ""
+    return f"run '{runs[0].name}'{others}: {lacking(runs[0])}; import logs with times, or give the throughput."
 
 
 def _median_interval(values_S: Array) -> tuple[float, float]:

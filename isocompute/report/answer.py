@@ -22,9 +22,6 @@ from isocompute.words import number, pair, value
 
 __all__ = ["Answer", "answers"]
 
-_STANDS_OUT = 0.5
-"""A setting that is more likely the best than not."""
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -49,9 +46,9 @@ class Answer:
         """The answer in one line."""
         if self.plan is not None:
             chosen = _words(self.plan.chosen)
-            if _stands_out(self.plan):
+            if self.plan.stands_out:
                 return f"Use {chosen}"
-            cheapest = _words(_cheapest(self.plan))
+            cheapest = _words(self.plan.cheapest)
             return f"No setting stands out; the cheapest within one error is {cheapest}"
         if self.outlook is not None:
             return f"Best so far: {self.best}, {self.outlook.verdict.replace('_', ' ')}"
@@ -74,7 +71,7 @@ class Answer:
 
     def _planned(self, plan: Plan) -> str:
         ranked = plan.chosen.ranked
-        of = "" if _stands_out(plan) else f" of {_words(plan.chosen)}, the highest"
+        of = "" if plan.stands_out else f" of {_words(plan.chosen)}, the highest"
         out = (
             f"At {plan.budget}, expect {plan.law.metric} {value(ranked.value)} (80% {pair(ranked.interval)})"
             f"{of}. It is the best of {len(plan.targets)} settings with probability "
@@ -141,19 +138,6 @@ def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> A
         outlook=None if best is None else evidence.outlook(best),
         unit=evidence.unit,
     )
-
-
-def _stands_out(plan: Plan) -> bool:
-    """Whether the chosen setting is more likely the best than not, and ahead of the next by more than seeds differ."""
-    ahead = not plan.alternatives or plan.alternatives[0].ranked.regret > plan.law.seed_error
-    return plan.chosen.ranked.probability_best >= _STANDS_OUT and (ahead or plan.law.seed_error == 0.0)
-
-
-def _cheapest(plan: Plan) -> Option:
-    """Of the settings within one error of the chosen one, that with the least time or the fewest updates."""
-    options = (plan.chosen, *plan.alternatives)
-    near = [o for o in options if o.ranked.regret <= max(plan.law.seed_error, o.ranked.standard_error)]
-    return min(near, key=lambda option: (option.seconds or 0.0, option.allocation.update_steps))
 
 
 def _words(option: Option) -> str:

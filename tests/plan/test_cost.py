@@ -148,14 +148,47 @@ def test_costs_grow_with_work_and_shrink_with_gpus(bp: int, n: int, response: fl
     assert cost(gpu=name, bp=bp, n=2 * n, **settings).seconds / 2 <= step.seconds * (1 + 1e-9)
 
 
-def test_gpu_names() -> None:
-    assert find_gpu("nvidia h200").name == find_gpu("H200").name == "H200"
-    assert find_gpu("A100-SXM4-80GB").name == "A100" and find_gpu("a100 40gb").name == "A100-40GB"
-    assert find_gpu("NVIDIA GeForce RTX 4090").name == "4090"
-    with pytest.raises(InputError, match=r"gpu 'H300' is not one of H100, .*; the nearest is H"):
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("nvidia h200", "H200"),
+        ("A100-SXM4-80GB", "A100"),
+        ("a100 40gb", "A100-40GB"),
+        ("A100-PCIE-40GB", "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("RTX4090", "4090"),
+        ("B200 192GB", "B200"),
+        ("H20", "H20"),
+        ("H800", "H800"),
+    ],
+)
+def test_gpu_names(written: str, name: str) -> None:
+    assert find_gpu(written).name == name
+
+
+def test_unknown_gpus_are_refused_with_those_near_them() -> None:
+    with pytest.raises(InputError, match=r"gpu 'H300' is not one of H100, .*; near it are H\d00"):
         find_gpu("H300")
+    with pytest.raises(InputError, match=r"gpu 'H100 NVL 94GB' .* near it are H100, H100-PCIe"):
+        find_gpu("H100 NVL 94GB")
+    with pytest.raises(InputError, match=r"gpu 'H20 141GB' .* H20"):  # another memory than the table's
+        find_gpu("H20 141GB")
+    with pytest.raises(InputError, match=r"L40S: name one, or give the throughput"):
+        find_gpu("abacus")
     for gpu in gpus().values():
-        assert gpu.source and 100 < gpu.ridge < 450
+        assert gpu.source and 30 < gpu.ridge < 450
+
+
+def test_a_reference_model_is_one_more_forward_pass() -> None:
+    """On all GPUs at the peak: 2 FLOPs a weight and token, 2 · 2 · heads · width a pair and layer, the head."""
+    plain, scored = cost(scoring_passes=1), cost(scoring_passes=2)
+    tokens, rollouts = 200 + 1500, 32 * 32
+    layers = 2 * tokens * QWEN_7B.token_weights + 28 * 4 * 3584 * tokens * (tokens + 1) / 2
+    head = 2 * 1500 * 3584 * 152064
+    assert scored.seconds - plain.seconds == pytest.approx(rollouts * (layers + head) / (8 * 989.4e12), rel=1e-6)
 
 
 def test_wrong_input_says_what_would_work() -> None:
@@ -165,5 +198,8 @@ def test_wrong_input_says_what_would_work() -> None:
         cost(count=0)
     with pytest.raises(InputError, match="0 response tokens"):
         cost(response_tokens=0)
+    for lengths in ({"response_tokens": float("inf")}, {"prompt_tokens": float("nan")}):
+        with pytest.raises(InputError, match="tokens; give at least 0 and 1"):
+            cost(**lengths)
     with pytest.raises(InputError, match=r"efficiency\.decode = 0"):
         Efficiency(decode=0.0)

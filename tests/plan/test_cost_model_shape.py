@@ -161,6 +161,12 @@ def test_wrong_configs_say_what_would_work(tmp_path: Path) -> None:
         model_shape({**TINY, "model_type": "llama", "vocab_size": "big"})
     with pytest.raises(InputError, match="hidden_size = 0; it must be at least 1"):
         model_shape({**TINY, "model_type": "llama", "hidden_size": 0})
+    for missing in (tmp_path / "nope", tmp_path / "config.json"):
+        with pytest.raises(InputError) as caught:
+            read_model_shape(str(missing))
+        assert str(caught.value) == f"{missing}: no such file; give a model's config.json, or the folder that holds it."
+    with pytest.raises(InputError, match=r"config\.json: no such file"):
+        read_model_shape(str(tmp_path))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="not JSON"):
         read_model_shape(str(tmp_path))

@@ -92,18 +92,49 @@ def test_throughput_is_a_median_that_pauses_do_not_move() -> None:
 
 
 def test_runs_without_times_are_refused() -> None:
-    with pytest.raises(InputError, match="run '32x16': no two points with 'seconds'"):
+    with pytest.raises(InputError, match="run '32x16': it logs no 'seconds'"):
         measure([timed_run(seconds=None)])
-    with pytest.raises(InputError, match="no two points with 'seconds'"):
-        calibrate([timed_run(seconds=None)], **KNOWN)
-    with pytest.raises(InputError, match="gpus are unknown"):
-        calibrate([timed_run(gpus=None)], **KNOWN)
-    assert calibrate([timed_run(gpus=None)], **KNOWN, gpus=8).decode > 0
+    with pytest.raises(InputError, match=r"run '32x16' \(and 1 more like it\): it logs no 'seconds'"):
+        calibrate([timed_run(seconds=None), timed_run(seconds=None)], **KNOWN)
+    uncounted = Run("bare", RunSettings(gpus=8), timed_run(rollouts=None, step=None).points)
+    with pytest.raises(InputError, match="'seconds' but no 'rollouts'"):
+        measure([uncounted])
     unknown = Run("bare", RunSettings(gpus=8), timed_run().points)
     with pytest.raises(InputError, match="rollouts_per_problem are unknown"):
         calibrate([unknown], **KNOWN)
     with pytest.raises(InputError, match="above 0"):
         Throughput(0.0, "given")
+
+
+def test_gpus_are_the_run_s_else_the_user_s_else_refused() -> None:
+    steady = {"seconds": np.arange(1, 31) * 64.0, "rollouts": np.arange(1, 31) * 512}  # 8 a second in all
+    silent, telling = timed_run(gpus=None, **steady), timed_run(gpus=4, **steady)
+    assert measure([silent], gpus=8).rollouts_per_gpu_second == pytest.approx(1.0)
+    assert measure([telling], gpus=8).rollouts_per_gpu_second == pytest.approx(2.0)
+    for use in (lambda: measure([silent]), lambda: calibrate([silent], **KNOWN)):
+        with pytest.raises(InputError, match="run '32x16': its GPUs are unknown; say --gpus: how many the runs used"):
+            use()
+    assert calibrate([silent], **KNOWN, gpus=8).decode > 0
+
+
+def test_phases_of_a_step_are_summed_where_there_is_no_step_time() -> None:
+    """veRL's logs of 2024 time the phases alone; evaluations are not part of a step."""
+    phases = {"gen": 20.0, "ref": 4.0, "values": 5.0, "adv": 1.0, "update_critic": 14.0, "update_actor": 20.0}
+    columns = {f"timing/{name}": np.full(30, seconds) for name, seconds in phases.items()}
+    found = measure([timed_run(seconds=None, **columns, **{"timing/testing": np.full(30, 900.0)})])
+    assert found.rollouts_per_gpu_second == pytest.approx(32 * 16 / 64.0 / 8)
+    assert found.response_tokens == pytest.approx(1500.0)
+    with pytest.raises(InputError, match="it logs no 'seconds'"):
+        measure([timed_run(seconds=None, **{"timing/gen": np.full(30, 20.0)})])
+
+
+def test_calibration_counts_the_reference_model_of_the_runs() -> None:
+    """The same times with one more pass to do mean a higher efficiency, by the ratio of the two steps."""
+    run = timed_run(response_length=np.full(30, 1500.0))
+    anchored = Run(run.name, run.settings.model_copy(update={"recipe": {"kl_coef": 0.001}}), run.points)
+    step = {**KNOWN, "gpus": 8, "allocation": Allocation(32, 16, 300), "response_tokens": 1500}
+    ratio = step_cost(**step, scoring_passes=2).seconds / step_cost(**step).seconds
+    assert calibrate([anchored], **KNOWN).training == pytest.approx(ratio * calibrate([run], **KNOWN).training)
 
 
 def test_the_cost_block() -> None:

@@ -334,7 +334,7 @@ def test_laws_without_uncertainty_are_refused(call: Call, own_law: Path, tmp_pat
         ("b.csv", "pass_rate\n50\n25\n", "divide by 100"),
         ("c.csv", "a_pass_rate,b_pass_rate\n0.5,0.5\n", "--pass-rate-column"),
         ("d.csv", "pass_rate\nhalf\n", "which column|not a number"),
-        ("e.txt", "0.5\n", r"\.csv"),
+        ("e.xlsx", "0.5\n", r"\.csv"),
         ("f.csv", "pass_rate\n", "rows|which column"),
     ],
 )

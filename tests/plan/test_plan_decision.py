@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
+import isocompute
 from isocompute import InputError
 from isocompute.plan.budget import Budget, Rates, parse_budget
 from isocompute.plan.candidates import Allocation, Constraints, allocations
@@ -30,6 +33,8 @@ some = st.one_of(st.none(), st.integers(1, 4096))
         ("2e6", 2e6, "rollouts"),
         ("2M", 2e6, "rollouts"),
         ("1_000", 1000.0, "rollouts"),
+        ("1,000,000", 1e6, "rollouts"),
+        ("12,500.5h", 12500.5, "gpu_hours"),
         (500, 500.0, "rollouts"),
         ("3e9tok", 3e9, "tokens"),
         ("3Btok", 3e9, "tokens"),
@@ -47,6 +52,22 @@ def test_budgets_as_people_write_them(text: str | float, amount: float, unit: st
 @pytest.mark.parametrize("text", ["", "h", "-5", "0", "2e6x", "$5h", "1.2.3", "nan", "inf", "tok", "two"])
 def test_what_is_no_budget_is_refused_with_examples(text: str) -> None:
     with pytest.raises(InputError, match="3e9tok"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("2,5h", "2.5h"),
+        ("1,5e6", "1.5e6"),
+        ("$2,50", "$2.50"),
+        ("10,00", "10.00"),
+        ("1,0000", "1.0000"),
+        (",5h", ".5h"),
+    ],
+)
+def test_a_decimal_comma_is_not_taken_for_thousands(text: str, instead: str) -> None:
+    with pytest.raises(InputError, match=rf"commas go between thousands, as in 1,000,000, or {re.escape(instead)} "):
         parse_budget(text)
 
 
@@ -147,7 +168,9 @@ def test_a_budget_under_one_batch_names_the_smallest_that_works(budget: int, siz
         (Constraints(problems_per_batch=512, problems_range=(32, 256)), "--problems-per-batch 256"),
         (Constraints(problems_per_batch=512, problems=400), "--problems-per-batch 400"),
         (Constraints(max_batch=128), "--max-batch 256"),
-        (Constraints(gpus=3), "--gpus 1"),
+        (Constraints(gpus=3), "--gpus 4"),
+        (Constraints(gpus=6), "--gpus 8"),
+        (Constraints(batch_size=512, gpus=3), "--gpus 4"),
         (Constraints(rollouts_per_problem=(5,)), "--n 8"),
         (Constraints(min_updates=10_000), "--min-updates 3906"),
     ],
@@ -155,6 +178,94 @@ def test_a_budget_under_one_batch_names_the_smallest_that_works(budget: int, siz
 def test_contradictions_are_named_with_what_would_work(held: Constraints, message: str) -> None:
     with pytest.raises(InputError, match=message):
         allocations(budget=1e6, settings=[(32, 8), (32, 16)], constraints=held)
+
+
+NOT_COUNTS: list[tuple[dict[str, Any], str]] = [
+    ({"rollouts_per_problem": [0]}, "--n 0: give whole numbers of at least 1, such as 8,16,32"),
+    ({"rollouts_per_problem": 0}, "--n 0: give whole numbers"),
+    ({"rollouts_per_problem": []}, "give whole numbers"),
+    ({"rollouts_per_problem": [8.5]}, "--n 8.5: give whole numbers"),
+    ({"gpus": 0}, "--gpus 0: give a whole number of at least 1, such as 8"),
+    ({"problems_per_batch": -3}, "--problems-per-batch -3: give a whole number"),
+    ({"batch_size": 2.5}, "--batch 2.5: give a whole number"),
+    ({"max_batch": 0}, "--max-batch 0: give a whole number"),
+    ({"min_updates": 0}, "--min-updates 0: give a whole number"),
+    ({"problems": 0}, "--problems 0: give a whole number"),
+    ({"stable_problems": (0, 64)}, "--stable-problems 0-64: give the smallest and the largest Bp"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), NOT_COUNTS)
+def test_constraints_from_python_are_whole_numbers(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=20, **given)
+
+
+def test_one_n_is_a_list_of_one() -> None:
+    one, listed = (
+        isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=20, rollouts_per_problem=n).allocation
+        for n in (32, [32])
+    )
+    assert one == listed == Allocation(32, 32, 2_000_000 // (32 * 32))
+
+
+@pytest.mark.parametrize("law", ["isocompute/bp32-easy", "isocompute/joint-easy", "isocompute/batch8192-easy"])
+@pytest.mark.parametrize(
+    "held", [{"gpus": 3}, {"gpus": 6}, {"gpus": 12, "batch_size": 8192}, {"problems_per_batch": 48, "batch_size": 8192}]
+)
+def test_what_is_suggested_works(law: str, held: dict[str, Any]) -> None:
+    """Every `--option N` of a refusal, tried on its own."""
+    options = {"--gpus": "gpus", "--problems-per-batch": "problems_per_batch", "--batch": "batch_size"}
+    if law == "isocompute/bp32-easy" and held.get("problems_per_batch"):
+        held = {"problems_per_batch": 32, "batch_size": 8000}
+    with pytest.raises(InputError) as refused:
+        isocompute.plan(budget=2e6, law=law, replicates=20, **held)
+    suggested = str(refused.value).partition(";")[2]
+    found = re.findall(r"(--gpus|--problems-per-batch|--batch) (\d+)", suggested)
+    assert found, refused.value
+    for alternative in suggested.split(", or "):
+        changed = {options[option]: int(n) for option, n in re.findall(r"(--[a-z-]+) (\d+)", alternative)}
+        plan = isocompute.plan(budget=2e6, law=law, replicates=20, **(held | changed))
+        assert plan.allocation.batch_size % (plan.constraints.gpus or 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("budget", "options"),
+    [
+        ("100", {"law": "isocompute/bp32-easy"}),
+        ("100", {"law": "isocompute/joint-easy", "min_updates": 100}),
+        ("1000tok", {"law": "isocompute/bp32-easy", "response_tokens": 1000}),
+        (".001h", {"law": "isocompute/bp32-easy", "rollouts_per_second": 12.0, "gpus": 8}),
+        ("1h", {"law": "scalerl/8b"}),
+        ("2000", {"law": "isocompute/bp32-easy"}),
+        ("4600", {"law": "isocompute/bp32-easy"}),
+    ],
+)
+def test_the_smallest_budget_that_is_named_works_and_less_does_not(budget: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as refused:
+        isocompute.plan(budget=budget, replicates=20, **options)
+    found = re.search(r"(?:that works is|at least --budget) ([\d,.]+(?:h|tok)?)(?=[.,;]? ?)", str(refused.value))
+    assert found is not None, refused.value
+    named = found[1].rstrip(".,")
+    assert isocompute.plan(budget=named, replicates=20, **options).allocation.update_steps >= 1
+    amount = parse_budget(named)
+    with pytest.raises(InputError):
+        isocompute.plan(budget=replace(amount, amount=0.98 * amount.amount), replicates=20, **options)
+
+
+@pytest.mark.parametrize("budget", [1e6, 2e6, 3e6])
+def test_the_cheapest_tie_is_always_shown(budget: float) -> None:
+    """With no throughput known the cheapest has the fewest updates, of all that are within one standard error."""
+    plan = isocompute.plan(budget=budget, law="isocompute/joint-easy", replicates=400)
+    lead_AB = plan.values_AB[plan.targets.index(plan.allocation)] - plan.values_AB
+    ties = lead_AB.mean(axis=1) <= lead_AB.std(axis=1)
+    fewest = min(a.update_steps for a, tie in zip(plan.targets, ties, strict=True) if tie)
+    shown = (plan.chosen, *plan.alternatives)
+    assert len(plan.alternatives) == 8 and ties.sum() > 9
+    (cheapest,) = (o for o in shown if o.cheapest)
+    assert cheapest.allocation.update_steps == fewest
+    values = [o.ranked.value for o in plan.alternatives]
+    assert values == sorted(values, reverse=True)
 
 
 def test_ranking_agrees_with_a_loop_over_members() -> None:

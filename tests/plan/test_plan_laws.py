@@ -25,6 +25,7 @@ from isocompute.plan.difficulty import classify, zero_variance_share
 from isocompute.plan.load_law import load_law
 from isocompute.plan.model import OptimumOnly
 from isocompute.plan.next_cells import Proposal
+from isocompute.plan.present import plan_to_json
 from isocompute.plan.published import entries, published
 from isocompute.plan.study_file import study_text
 from tests.conftest import write_points
@@ -73,12 +74,128 @@ def test_every_published_law_plans_inside_its_range() -> None:
             budget=f"{middle}{unit}",
             law=entry.name,
             replicates=100,
-            rollouts_per_second=None if entry.unit != "gpu_hours" else 8.0,
-            gpus=None if entry.unit != "gpu_hours" else 8,
+            # The paper's hours where the law knows what a rollout takes in them.
+            rollouts_per_second=8.0 if entry.name in ("scalerl/scout", "scalerl/32k") else None,
+            gpus=8 if entry.name in ("scalerl/scout", "scalerl/32k") else None,
         )
         assert 0 < plan.chosen.ranked.value < 1
         assert not {"extrapolation", "far_extrapolation"} & {w.code for w in plan.warnings}
         assert plan.allocation.compute <= plan.budget_rollouts
+
+
+@pytest.mark.parametrize("speed", [None, 0.1, 12.0])
+def test_faster_gpus_do_not_learn_more(speed: float | None) -> None:
+    """ScaleRL's 8B run: .610 and .402, midpoint 2,542, exponent 1.92 in the paper's GPU-hours, .0065 a rollout."""
+    plan = isocompute.plan(budget=1_230_336, law="scalerl/8b", rollouts_per_second=speed, gpus=speed and 8)
+    assert plan.allocation == Allocation(48, 16, 1602)
+    printed = 0.4017 + (0.610 - 0.4017) / (1 + (2542 / (1_230_336 * 0.0065)) ** 1.92)
+    assert plan.chosen.ranked.value == pytest.approx(printed, abs=0.001)
+    assert "foreign_gpu_hours" not in {w.code for w in plan.warnings}
+    if speed:
+        assert plan.prices.cost(plan.allocation)["seconds"] == pytest.approx(1_230_336 / speed)
+
+
+def test_gpu_hours_that_cannot_be_compared_are_named() -> None:
+    plan = isocompute.plan(budget="8000h", law="scalerl/scout", rollouts_per_second=12.0, gpus=8, replicates=50)
+    assert "foreign_gpu_hours" in {w.code for w in plan.warnings}
+
+
+@pytest.mark.parametrize(
+    ("law", "budget"), [("easy", 5e3), ("easy", 12e3), ("easy", 18e3), ("hard", 3e4), ("hard", 6e4)]
+)
+def test_before_every_curve_begins_the_one_that_begins_first_is_planned(law: str, budget: float) -> None:
+    """Figure 6 draws n = 8 first; the fitted bases of the others are where nothing was measured."""
+    plan = isocompute.plan(budget=budget, law=f"isocompute/bp32-{law}", replicates=50)
+    assert plan.allocation == Allocation(32, 8, int(budget) // 256)
+    later = isocompute.plan(
+        budget=budget, law=f"isocompute/bp32-{law}", replicates=50, rollouts_per_problem=[128, 256]
+    ).allocation
+    assert later.rollouts_per_problem == 128
+
+
+def test_a_law_of_one_batch_answers_for_that_batch() -> None:
+    plan = isocompute.plan(budget=2e6, law="isocompute/batch8192-easy", replicates=50)
+    assert {a.batch_size for a in plan.targets} == {8192}
+    for held, message in (
+        ({"problems_per_batch": 48}, "64 × 128 would with --problems-per-batch 64"),
+        ({"rollouts_per_problem": 300}, "32 × 256 would with --n 256"),
+        ({"batch_size": 4096}, "--batch 8192"),
+        ({"max_batch": 4096}, "--max-batch 8192"),
+    ):
+        with pytest.raises(InputError, match=message):
+            isocompute.plan(budget=2e6, law="isocompute/batch8192-easy", replicates=50, **held)
+
+
+def test_one_problems_per_batch_stands_in_for_its_neighbours_only() -> None:
+    """Figure 10's best rewards at n = 16 for Bp = 32…1,024, in points; the caption's ranges are in the warning."""
+    over_problems = {"easy": [60.7, 62.2, 61.0, 60.9, 60.3, 61.3], "hard": [9.38, 10.74, 10.27, 9.34, 11.58, 10.45]}
+    words = {"easy": "1.9 points where n moved it by 9.2, easy", "hard": "2.2 points where n moved it by 3.1, hard"}
+    for kind, points in over_problems.items():
+        own, other = (
+            isocompute.plan(budget=2e6, law=f"isocompute/bp32-{kind}", problems_per_batch=bp) for bp in (32, 64)
+        )
+        added = np.var(other.values_AB[0]) - np.var(own.values_AB[0])
+        assert np.sqrt(added) == pytest.approx(np.std(points, ddof=1) / 100, rel=0.15)
+        assert other.chosen.ranked.value == pytest.approx(own.chosen.ranked.value, abs=1e-3)
+        (warning,) = (w.message for w in other.warnings if w.code == "problems_not_in_law")
+        assert words[kind] in warning
+        for bp in (3, 257, 7000):
+            with pytest.raises(InputError, match=f"answers for 4 to 256; .*isocompute/joint-{kind}"):
+                isocompute.plan(budget=2e6, law=f"isocompute/bp32-{kind}", problems_per_batch=bp, replicates=20)
+    with pytest.raises(InputError, match="answers for 6 to 384; say --problems-per-batch 384, or run Bp = 512"):
+        isocompute.plan(budget="8000h", law="scalerl/8b", problems_per_batch=512, replicates=20)
+    foreign = isocompute.plan(budget="8000h", law="scalerl/8b", problems_per_batch=64, replicates=20)
+    assert not any("figure 10" in w.message for w in foreign.warnings if w.code == "problems_not_in_law")
+
+
+def test_between_the_settings_of_a_surface_nothing_stands_in() -> None:
+    law = fit_law(sweep_curves(1e6), metric="m", replicates=50)
+    plan = isocompute.plan(budget=5e5, law=law, problems_per_batch=48)
+    codes = {w.code for w in plan.warnings}
+    assert plan.allocation.problems_per_batch == 48
+    assert "interpolated" in codes and "problems_not_in_law" not in codes
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "base"),
+    [
+        ("joint-easy", (150e3, 0.506), (400e3, 0.565), 0.4327),  # figure 22's first switches; figure 6 before training
+        ("joint-hard", (300e3, 0.051), (1.02e6, 0.087), 0.0224),
+    ],
+)
+def test_before_its_first_point_a_frontier_goes_on_down_to_the_base(
+    name: str, first: tuple[float, float], second: tuple[float, float], base: float
+) -> None:
+    slope = (second[1] - first[1]) / np.log2(second[0] / first[0])
+    model = published(f"isocompute/{name}").model
+    assert isinstance(model, OptimumOnly)
+    before_AB = model.values(*columns(*[(32, 8, c) for c in (first[0], first[0] / 2, first[0] / 10)]))
+    expected = [first[1], first[1] - slope, max(base, first[1] - slope * np.log2(10))]
+    assert before_AB.mean(axis=1) == pytest.approx(expected, abs=0.003)
+    assert (np.diff(before_AB.std(axis=1)) > 0).all()
+
+
+def test_beyond_its_last_point_a_frontier_is_less_sure_with_each_doubling() -> None:
+    """5% of the rise for each doubling, the rule of curves: .05 · (.678 - .4327) at n in the middle of the grid."""
+    model = published("isocompute/joint-easy").model
+    after_AB = model.values(*columns(*[(181, 128, 4e6 * 2**k) for k in range(4)]))
+    added = np.var(after_AB, axis=1) - np.var(after_AB[0])
+    expected = [(0.05 * (0.678 - 0.4327) * k) ** 2 * (1 + 0.2**2) for k in range(4)]
+    assert added[1:] == pytest.approx(expected[1:], rel=0.2)
+    plan = isocompute.plan(budget=8e6, law="isocompute/joint-easy", replicates=100)
+    assert any("stays at the law's last point" in w.message for w in plan.warnings if w.code == "extrapolation")
+    plan = isocompute.plan(budget=6e4, law="isocompute/joint-easy", replicates=100)
+    assert any("slope of the law's first two points" in w.message for w in plan.warnings)
+
+
+@pytest.mark.parametrize("name", ["joint-easy", "joint-hard", "bp32-easy-tokens"])
+def test_a_measured_frontier_is_what_is_expected_at_its_optimum(name: str) -> None:
+    """The members' n* differ; at n* itself their mean is the published reward."""
+    model = published(f"isocompute/{name}").model
+    assert isinstance(model, OptimumOnly)
+    for compute, reward in model.frontier:
+        (best,) = 2 ** model.log2_optimum(*columns((32, 8, compute)))
+        assert model.values(*columns((32, best, compute))).mean() == pytest.approx(reward, abs=0.0015)
 
 
 def sweep_curves(last: float, ns: tuple[int, ...] = (8, 16, 32, 64)) -> list[Curve]:
@@ -90,6 +207,18 @@ def sweep_curves(last: float, ns: tuple[int, ...] = (8, 16, 32, 64)) -> list[Cur
             value_C = 0.3 + 0.3 / (1 + (2e4 * (n / 8) ** 0.5 / compute_C) ** 1.2)
             out.append(Curve(f"{bp}x{n}", compute_C, value_C + 0.003 * rng.standard_normal(30), bp, n, seed=0))
     return out
+
+
+def test_where_all_spend_the_same_hours_the_cheapest_has_the_fewest_updates() -> None:
+    """204,810 rollouts are 200 batches of 32 × 32 or 266 of 32 × 24; the latter leave 512 more of them unspent."""
+    law = fit_law(sweep_curves(1e6, (24, 32)), metric="m", replicates=50)
+    for budget, fewest in ((204_810, False), (f"{204_810 / 5400}h", True), (f"${204_810 / 2700}", True)):
+        plan = isocompute.plan(
+            budget=budget, law=law, problems_per_batch=32, rollouts_per_second=12.0, gpus=8, price_per_gpu_hour=2.0
+        )
+        shown = {o.allocation.update_steps: o for o in (plan.chosen, *plan.alternatives)}
+        assert shown.keys() == {200, 266} and all(o.ranked.ties for o in shown.values())
+        assert shown[200].cheapest is fewest and shown[266].cheapest is not fewest
 
 
 def test_inside_the_range_a_setting_is_its_own_curve() -> None:
@@ -217,6 +346,27 @@ def test_a_model_and_a_gpu_turn_hours_into_rollouts(tmp_path: Path) -> None:
         )
 
 
+def test_a_recipe_with_kl_pays_for_its_reference_model(tmp_path: Path) -> None:
+    """Forward, backward (two), recomputation and old log-probs are 5 forward passes; the reference is a sixth."""
+    easy, hard = (
+        isocompute.plan(
+            budget=2e6,
+            law="isocompute/bp32-easy",
+            difficulty=difficulty,
+            model=str(config(tmp_path / "config.json")),
+            gpu="H100",
+            gpus=1,
+            response_tokens=2000.0,
+            replicates=50,
+        )
+        for difficulty in ("easy", "hard")
+    )
+    phases = [p.prices.cost(p.allocation)["phases"]["training"]["flops"] for p in (easy, hard)]
+    assert easy.recipe.recipe.kl_coef > 0 == hard.recipe.recipe.kl_coef
+    assert phases[0] / phases[1] == pytest.approx(6 / 5, rel=0.01)
+    assert "training_memory" in {w.code for w in easy.warnings}
+
+
 def test_runs_that_log_times_give_the_throughput(tmp_path: Path) -> None:
     points = [
         {"step": i, "rollouts": 256 * i, "seconds": 32.0 * i, "response_length": 800.0, "avg@4": 0.3}
@@ -266,3 +416,19 @@ def test_published_parameters_are_packaged_with_their_source() -> None:
 def test_a_metric_that_is_none_is_named() -> None:
     with pytest.raises(InputError, match="--metric foo: isocompute/bp32-easy is a law of avg@4; say avg@k"):
         isocompute.plan(budget=1e6, law="isocompute/bp32-easy", metric="foo")
+
+
+def test_a_law_of_one_n_shows_no_limit() -> None:
+    plan = isocompute.plan(budget=1e6, law="scalerl/8b", replicates=60)
+    assert plan.regime.regime is None
+    assert "nothing to compare" in plan.regime.reason
+
+
+def test_a_first_guess_says_that_it_is_one_and_a_foreign_base_is_named() -> None:
+    """The base of figure 6's easy set is .43; a set at .9 is another."""
+    easy = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.42, 0.44], replicates=60)
+    other = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.9, 0.9], replicates=60)
+    assert "base_differs" not in {w.code for w in easy.warnings}
+    assert "base_differs" in {w.code for w in other.warnings}
+    told = plan_to_json(other)["mix"]["zero_variance"]
+    assert told == pytest.approx(0.9**256 + 0.1**256)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import optimize
 
 import isocompute.study
 from isocompute.allocation import Allocation
@@ -16,6 +19,8 @@ from isocompute.engines.base import FINISHED
 from isocompute.engines.sim import engine as sim
 from isocompute.engines.sim.growth import growth
 from isocompute.errors import InputError
+from isocompute.plan.api import plan, stages
+from isocompute.plan.candidates import Constraints
 from isocompute.plan.published import published
 from isocompute.plan.schedule import schedule
 from isocompute.runs import load
@@ -37,21 +42,69 @@ def test_changes_are_where_the_paper_draws_them() -> None:
     assert len(schedule(law=EASY, budget=2e5, problems_per_batch=32).stages) == 1
 
 
+# Figure 6 refitted as ceiling - depth · exp(-C / scale), C in millions.
+CURVES = {
+    8: (0.5827, 0.1500, 0.2230),
+    32: (0.5953, 0.1892, 0.2220),
+    128: (0.6184, 0.1666, 0.4535),
+    256: (0.6542, 0.1807, 0.9254),
+    512: (0.7094, 0.2852, 1.8200),
+}
+
+
+def test_changes_are_where_the_curves_cross() -> None:
+    """Roots of figure 6's curves, to the members' 1% and the update that a change waits for."""
+    found = schedule(law=EASY, budget=4e6, problems_per_batch=32)
+    ns = [8, 32, 128, 256, 512]
+    for (small, large), (change, n), low, high in zip(
+        pairwise(ns), found.changes, (0.1, 0.5, 0.9, 2.0), (0.6, 1.2, 1.8, 3.5), strict=True
+    ):
+
+        def lead(c: float, small: int = small, large: int = large) -> float:
+            values = [CURVES[k][0] - CURVES[k][1] * np.exp(-c / CURVES[k][2]) for k in (large, small)]
+            return float(values[0] - values[1])
+
+        root = 1e6 * optimize.brentq(lead, low, high)
+        assert n == large
+        assert change == pytest.approx(root, rel=0.01)
+
+
+def test_a_plan_s_schedule_keeps_to_its_constraints() -> None:
+    def made(**held: Any) -> Any:
+        return stages(plan(budget=4e6, law="isocompute/bp32-easy", replicates=200, **held))
+
+    bounded = made(max_batch=4096)
+    assert [s.rollouts_per_problem for s in bounded.stages] == [8, 32, 128]
+    assert all(32 * s.rollouts_per_problem % 2048 == 0 for s in made(gpus=2048).stages)
+    assert [s.rollouts_per_problem for s in made(rollouts_per_problem=[8, 256]).stages] == [8, 256]
+    table = json.loads(json.dumps(bounded.to_json()))
+    assert table["changes"] == [[s["rollouts_from"], s["rollouts_per_problem"]] for s in table["stages"][1:]]
+    rates = [s["learning_rate"] for s in table["stages"]]
+    assert rates == pytest.approx([1e-6 * (b / 1024) ** 0.5 for b in (256, 1024, 4096)])  # √B from 1e-6 at 1,024
+    for law, held in (("joint-easy", {"batch_size": 8192}), ("batch8192-easy", {})):
+        with pytest.raises(InputError, match="n cannot grow while Bp and B are held"):
+            stages(plan(budget=2e6, law=f"isocompute/{law}", replicates=20, **held))
+    between = stages(plan(budget=2e6, law="isocompute/joint-easy", replicates=100, problems_per_batch=48))
+    assert between.problems_per_batch == 48 and len(between.stages) > 2
+
+
 @settings(max_examples=40)
 @given(
     law=st.sampled_from([EASY, HARD, JOINT]),
     budget=st.floats(3e3, 1e7),
-    bp=st.sampled_from([1, 8, 32, 48]),
+    bp=st.sampled_from([16, 32, 48, 64]),
     allowed=st.sets(st.sampled_from([8, 16, 32, 64, 128, 256, 512]), min_size=1),
 )
 def test_stages_are_whole_and_spend_the_budget(law: Any, budget: float, bp: int, allowed: set[int]) -> None:
     known = {n for _, n in law.model.settings()}
     allowed = {n for n in allowed if n in known} or {8}
     if law is JOINT:
-        bp = 32
+        bp = max(bp, 32)
     if budget < bp * min(allowed):
         return
-    made = schedule(law=law, budget=budget, problems_per_batch=bp, rollouts_per_problem=sorted(allowed))
+    made = schedule(
+        law=law, budget=budget, problems_per_batch=bp, constraints=Constraints(rollouts_per_problem=tuple(allowed))
+    )
     ns = [s.rollouts_per_problem for s in made.stages]
     assert ns == sorted(set(ns)) and set(ns) <= allowed
     assert made.compute <= budget < made.compute + bp * ns[0]
@@ -69,6 +122,10 @@ def test_bad_input() -> None:
         schedule(law=EASY, budget=100, problems_per_batch=32)
     with pytest.raises(InputError, match=r"problems_per_batch = 7: the law has Bp = 32, 64"):
         schedule(law=JOINT, budget=1e6, problems_per_batch=7)
+    with pytest.raises(InputError, match="answers for 4 to 256"):
+        schedule(law=EASY, budget=1e6, problems_per_batch=512)
+    with pytest.raises(InputError, match="no n of the law keeps to --max-batch 128"):
+        schedule(law=EASY, budget=1e6, problems_per_batch=32, constraints=Constraints(max_batch=128))
     engine = sim.SimEngine()
     wrong: list[tuple[Any, str]] = [
         ([[2000, 16], [1000, 32]], "rising order"),
