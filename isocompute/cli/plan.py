@@ -12,6 +12,7 @@ from isocompute.errors import InputError
 if TYPE_CHECKING:
     from isocompute.plan.next_cells import Proposal
     from isocompute.plan.planner import Plan
+    from isocompute.runs import RunSet
 
 __all__ = ["command"]
 
@@ -23,11 +24,12 @@ def command(
     law: Annotated[
         str | None, typer.Option(help="A published law's name, a law.json, runs to fit, or 'simulate'.")
     ] = None,
+    where: options.Where = None,
     laws: Annotated[bool, typer.Option("--laws", help="List the published laws.")] = False,
     metric: Annotated[str | None, typer.Option(help="avg@k, best@k or worst@k; the law's own by default.")] = None,
     difficulty: Annotated[str | None, typer.Option(help="easy or hard: decides KL and entropy.")] = None,
     pass_rates: Annotated[
-        str | None, typer.Option(help="Per-problem pass rates of the base model: CSV, JSONL or parquet.")
+        str | None, typer.Option(help="Per-problem pass rates of the base model: CSV, JSONL, parquet, JSON or text.")
     ] = None,
     pass_rate_column: Annotated[str | None, typer.Option(help="Their column, where it is not plain.")] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="D: problems in your training set.")] = None,
@@ -76,7 +78,7 @@ def command(
     with options.heard() as said:
         plan = api.plan(
             budget=budget,
-            law=law,
+            law=_picked(law, where) if where else law,
             metric=metric,
             difficulty=difficulty,
             pass_rates=pass_rates,
@@ -122,6 +124,15 @@ def command(
         show_schedule(growing)
     if next_:
         show_next(proposals, out)
+
+
+def _picked(law: str, where: list[str]) -> RunSet:
+    """Those of the runs that --where keeps."""
+    from isocompute.runs import files
+
+    if law.endswith(".json") or not files.exists(law):
+        raise InputError(f"--where {where[0]}: it picks among runs, and --law {law} is none; leave it out.")
+    return options.load_runs([law], None, where)
 
 
 def _whole_numbers(text: str | None) -> list[int] | None:

@@ -25,7 +25,7 @@ def check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
     raise InputError(
         f"--law {name}: its settings are of {len(found)} setups that differ in '{key}' ({_short(first.get(key))} and "
         f"{_short(second.get(key))}), whose rewards do not compare; fit the runs of one: "
-        "`isocompute fit RUNS --where KEY=VALUE --out law.json`."
+        f"`isocompute fit RUNS --where {key}=… --out law.json`."
     )
 
 

@@ -27,9 +27,10 @@ def one_condition(runs: RunSet, *, metric: str) -> tuple[RunSet, str]:
     if any(not key.startswith("recipe.") for condition in found for key in condition.labels):
         names = [f"'{c.name}' ({len(c.runs)})" for c in found[:_SHOWN]]
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        key = next(key for condition in found for key in condition.labels if not key.startswith("recipe."))
         raise InputError(
             f"--law {runs.source}: its runs are of {len(found)} conditions, {', '.join(names)}{more}, whose rewards do "
-            "not compare; name one: its own folder, or `isocompute fit RUNS --where KEY=VALUE --out law.json`."
+            f"not compare; name one: its own folder, or --where {key}=…"
         )
     best = max(found, key=lambda condition: _reached(condition, metric))
     return best.runs, f" with {best.recipe_name}, which reached highest of {len(found)} recipes"

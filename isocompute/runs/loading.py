@@ -154,9 +154,10 @@ def _run_folders(address: str, name: str, depth: int) -> Iterator[tuple[str, str
 
 
 def _filter_settings(runs: list[Run], where: Mapping[str, str], address: str) -> list[Run]:
+    """Runs whose `run.json` says so; `recipe.learning_rate` is the field of a table in it."""
     for key, wanted in where.items():
-        values = [_text(run.settings.model_dump().get(key)) for run in runs]
-        kept = [run for run, value in zip(runs, values, strict=True) if value == wanted]
+        values = [_text(_field(run.settings.model_dump(), key)) for run in runs]
+        kept = [run for run, value in zip(runs, values, strict=True) if _same(value, wanted)]
         if not kept:
             there = sorted({value for value in values if value is not None})
             raise InputError(
@@ -164,6 +165,22 @@ def _filter_settings(runs: list[Run], where: Mapping[str, str], address: str) ->
             )
         runs = kept
     return runs
+
+
+def _field(settings: object, key: str) -> object:
+    for part in key.split("."):
+        settings = settings.get(part) if isinstance(settings, dict) else None
+    return settings
+
+
+def _same(value: str | None, wanted: str) -> bool:
+    """Equal as text or as numbers: 1e-6 is 0.000001."""
+    if value is None or value == wanted:
+        return value == wanted
+    try:
+        return float(value) == float(wanted)
+    except ValueError:
+        return False
 
 
 def _text(value: object) -> str | None:

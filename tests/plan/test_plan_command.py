@@ -355,3 +355,16 @@ def test_the_function_is_the_command() -> None:
     again = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=200)
     assert plan.allocation == again.allocation
     assert plan.allocation.rollouts_per_problem == 256
+
+
+def test_where_picks_among_runs(call: Call, tmp_path: Path) -> None:
+    """Two models in one folder are refused, and what the refusal says works."""
+    for model, ceiling in (("large", 0.8), ("small", 0.5)):
+        for n in (8, 16):
+            settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": 0, "model": model}
+            write_points(tmp_path / "runs" / f"{model}-{n}", rising(12, ceiling), **settings)
+    args = ("--budget", "30000", "--law", tmp_path / "runs", "--replicates", 60)
+    fails(call(*args), r"2 conditions, 'large' \(2\), 'small' \(2\).*--where model=")
+    values = [call(*args, "--where", f"model={m}", "--json").json["expected"]["value"] for m in ("large", "small")]
+    assert values[0] > values[1] + 0.1
+    fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--where", "model=a"), "it picks among runs")

@@ -138,6 +138,11 @@ def test_where_filters_a_study_by_its_settings(sweep: Path, tmp_path: Path) -> N
     write_points(tmp_path / "a", rising(4), kl=True)
     write_points(tmp_path / "b", rising(4), kl=False)
     assert names(tmp_path, where={"kl": "true"}) == ["a"]
+    write_points(tmp_path / "c", rising(6), recipe={"learning_rate": 1e-6, "loss": "clip"})
+    assert names(tmp_path, where={"recipe.learning_rate": "0.000001"}) == ["c"]
+    assert names(tmp_path, where={"recipe.loss": "clip"}) == ["c"]
+    with pytest.raises(InputError, match=r"'recipe.loss' in run.json is 'clip'"):
+        load(tmp_path, where={"recipe.loss": "cispo"})
     with pytest.raises(InputError, match=r"--where model=x leaves no runs of .*; 'model' in run.json is none"):
         load(tmp_path, where={"model": "x"})
     with pytest.raises(InputError, match=r"--where kl=x leaves no runs of .*; 'kl' in run.json is 'false', 'true'"):
