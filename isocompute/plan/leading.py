@@ -21,10 +21,10 @@ def check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
     if len(found) < 2:
         return
     first, second = list(found.values())[:2]
-    key = next(key for key in _SETUP if first.get(key) != second.get(key))
+    key = next(key for key in (*first, *second) if first.get(key) != second.get(key))
     raise InputError(
-        f"--law {name}: its settings are of {len(found)} setups that differ in '{key}' ({_short(first.get(key))} and "
-        f"{_short(second.get(key))}), whose rewards do not compare; fit the runs of one: "
+        f"--law {name}: its settings are of {len(found)} setups that differ in '{key}' ({first.get(key)} and "
+        f"{second.get(key)}), whose rewards do not compare; fit the runs of one: "
         f"`isocompute fit RUNS --where {key}=… --out law.json`."
     )
 
@@ -34,18 +34,14 @@ def _setup(fit: CurveFit) -> tuple[str, dict[str, object]]:
         told = json.loads(fit.curves[0].recipe)
     except ValueError:  # a curve made in Python may have any text here
         return "", {}
-    told = told if isinstance(told, dict) else {}
-    said = {key: _without_seed(told[key]) for key in _SETUP if key in told}
+    said: dict[str, object] = {}
+    for key in _SETUP:
+        value = told.get(key) if isinstance(told, dict) else None
+        if isinstance(value, dict):
+            said |= {f"{key}.{name}": field for name, field in value.items() if name != "seed"}
+        elif value is not None:
+            said[key] = value
     return json.dumps(said, sort_keys=True), said
-
-
-def _without_seed(value: object) -> object:
-    return {k: v for k, v in value.items() if k != "seed"} if isinstance(value, dict) else value
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "…"
 
 
 def leading_recipe(fits: Sequence[CurveFit]) -> list[CurveFit]:

@@ -30,6 +30,7 @@ __all__ = ["Assumed", "Option", "Plan", "make_plan"]
 _METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
 _LOOKS = 32
 _LIKELY = 0.5
+"""Probability from which the chosen setting is more likely the best than not."""
 _SHOWN = 8
 """Alternatives of a plan."""
 
@@ -154,7 +155,7 @@ def make_plan(
     warnings += law_advice(law, difficulty=difficulty, anchor_given=anchor.given, mean_rate=mix.mean if mix else None)
     warnings += run_advice(
         chosen.allocation,
-        problems=held.problems,
+        problems=held.problems or (mix.problems if mix else None),
         warmup_steps=recipe.recipe.warmup_steps,
     )
     warnings += data_advice(
@@ -225,10 +226,9 @@ def _assumed(law: PlanningLaw, diagnosis: Diagnosis | None) -> Assumed:
     begun_C = [bool(law.model.begun(bp_A, n_A, np.full(len(known), c)).all()) for c in grid_C]
     low = float(grid_C[begun_C.index(True)]) if any(begun_C) else law.last
     ranked = [rank(law.values(bp_A, n_A, np.full(len(known), c))) for c in (low, law.last)]
-    best = [n_A[each[0].index] for each in ranked]
-    if best[0] == best[1] or any(r.ties for r in ranked[1][1:] if n_A[r.index] <= best[0]):
-        return Assumed(*assumed_regime("flat"))
-    return Assumed(*assumed_regime("rises" if best[1] > best[0] else "flat"))
+    early, late = (n_A[each[0].index] for each in ranked)
+    told_apart = not any(r.ties for r in ranked[1][1:] if n_A[r.index] <= early)
+    return Assumed(*assumed_regime("rises" if late > early and told_apart else "flat"))
 
 
 def _law_warnings(

@@ -17,7 +17,7 @@ from typing import Any
 
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 
-__all__ = ["Condition", "algorithm", "conditions_of", "ingredients", "set_size", "warn_of_several"]
+__all__ = ["Condition", "algorithm", "conditions_of", "ingredients", "set_size", "spelt", "warn_of_several"]
 
 _FIRST = ("problems", "model", "recipe.baseline_rollouts", "recipe.loss", "recipe.advantage")
 """Ingredients that name a condition before any other does."""
@@ -99,16 +99,16 @@ def ingredients(run: Run) -> dict[str, Any]:
         fields = said.get(table)
         if isinstance(fields, dict):
             out |= {f"{table}.{key}": value for key, value in fields.items() if value is not None and key != "seed"}
-    for key, value in _spelt(run.name):
+    for key, value in spelt(run.name):
         if key.lower() not in _ALLOCATION:
             out.setdefault(key, value)
     return out
 
 
-def _spelt(name: str) -> list[tuple[str, str]]:
+def spelt(name: str) -> list[tuple[str, str]]:
     """The columns of a bare table that a name spells out; nothing of a name that people gave.
 
-    >>> _spelt("set=easy,n=8"), _spelt("grpo n=8")
+    >>> spelt("set=easy,n=8"), spelt("grpo n=8")
     ([('set', 'easy'), ('n', '8')], [])
     """
     parts = [part.partition("=") for part in name.split(",")]

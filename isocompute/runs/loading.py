@@ -11,6 +11,7 @@ from pathlib import Path
 
 from isocompute.errors import InputError
 from isocompute.runs import files
+from isocompute.runs.conditions import spelt
 from isocompute.runs.finite import non_finite, place
 from isocompute.runs.folder import POINTS, NoPointsError, read_run
 from isocompute.runs.model import NonFiniteWarning, Run, RunSet, RunSettings, RunWarning, listing
@@ -90,9 +91,22 @@ def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]
     if not address.lower().endswith(TABLE_SUFFIXES):
         runs = _logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})")
         return _filter_settings(runs, where, address)
-    if columns or where or not _is_foreign(address):
-        return read_table(address, columns=columns, where=where)
-    return _logs(address, "not a table with our columns")
+    if not columns and _is_foreign(address):
+        foreign = _foreign(address, where)
+        if foreign is not None:
+            return _filter_settings(foreign, where, address)
+    return read_table(address, columns=columns, where=where)
+
+
+def _foreign(address: str, where: Mapping[str, str]) -> list[Run] | None:
+    """A table in somebody else's columns; None where `where` is about its rows and not about its runs."""
+    try:
+        runs = _logs(address, "not a table with our columns")
+    except InputError:
+        if where:
+            return None
+        raise
+    return runs if all(any(_said(run, key) is not None for run in runs) for key in where) else None
 
 
 def _logs(address: str, otherwise: str) -> list[Run]:
@@ -154,9 +168,9 @@ def _run_folders(address: str, name: str, depth: int) -> Iterator[tuple[str, str
 
 
 def _filter_settings(runs: list[Run], where: Mapping[str, str], address: str) -> list[Run]:
-    """Runs whose `run.json` says so; `recipe.learning_rate` is the field of a table in it."""
+    """Runs whose `run.json`, or whose name where a table's row was named by its columns, says so."""
     for key, wanted in where.items():
-        values = [_text(_field(run.settings.model_dump(), key)) for run in runs]
+        values = [_said(run, key) for run in runs]
         kept = [run for run, value in zip(runs, values, strict=True) if _same(value, wanted)]
         if not kept:
             there = sorted({value for value in values if value is not None})
@@ -167,10 +181,12 @@ def _filter_settings(runs: list[Run], where: Mapping[str, str], address: str) ->
     return runs
 
 
-def _field(settings: object, key: str) -> object:
+def _said(run: Run, key: str) -> str | None:
+    """What a run says of a key; `recipe.learning_rate` is the field of a table in its settings."""
+    value: object = run.settings.model_dump()
     for part in key.split("."):
-        settings = settings.get(part) if isinstance(settings, dict) else None
-    return settings
+        value = value.get(part) if isinstance(value, dict) else None
+    return dict(spelt(run.name)).get(key) if value is None else _text(value)
 
 
 def _same(value: str | None, wanted: str) -> bool:

@@ -432,3 +432,16 @@ def test_a_first_guess_says_that_it_is_one_and_a_foreign_base_is_named() -> None
     assert "base_differs" in {w.code for w in other.warnings}
     told = plan_to_json(other)["mix"]["zero_variance"]
     assert told == pytest.approx(0.9**256 + 0.1**256)
+
+
+def test_pass_rates_are_the_set_that_epochs_are_counted_over() -> None:
+    """32 problems a batch: 244 updates over 40 problems are 195 passes."""
+    plan = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.4] * 40, replicates=60)
+    (message,) = (w.message for w in plan.warnings if w.code == "many_epochs")
+    assert message.startswith(f"{32 * plan.allocation.update_steps / 40:,.0f} passes over 40 problems")
+
+
+def test_generations_that_tie_show_no_limit_by_noise() -> None:
+    """ScaleRL found no effect of 8 to 32 generations: the fits differ by .004, far inside their error."""
+    assert isocompute.plan(budget="8000h", law="scalerl/generations", replicates=200).regime.regime != "noise"
+    assert isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=200).regime.regime == "noise"

@@ -256,7 +256,7 @@ def test_runs_of_two_models_are_no_plan(tmp_path: Path) -> None:
     stored = tmp_path / "law.json"
     with pytest.warns(RunWarning, match="2 conditions"):
         write_law(isocompute.fit(tmp_path / "runs", replicates=60), stored)
-    with pytest.raises(InputError, match='differ in \'model\' \\("large" and "small"\\)'):
+    with pytest.raises(InputError, match=r"differ in 'model' \(large and small\)"):
         isocompute.plan(budget=30_000, law=stored)
 
 

@@ -238,6 +238,19 @@ def test_points_without_a_value_are_left_out() -> None:
     assert curves[1].compute_C.tolist() == [2560.0 * i for i in (1, 2, 3, 5, 6, 7, 8)]
 
 
+def test_where_picks_rows_that_a_foreign_table_was_named_by(tmp_path: Path) -> None:
+    """Columns that tell runs apart are in their names, and can be asked for."""
+    lines = ["set,n,compute_rollouts,reward"]
+    lines += [f"{kind},{n},{1000 * i},{0.1 * i}" for kind in ("easy", "hard") for n in (8, 16) for i in range(1, 7)]
+    table = tmp_path / "curves.csv"
+    table.write_text("\n".join(lines) + "\n")
+    assert len(load(table)) == 4
+    for address in (table, tmp_path):
+        picked = load(address, where={"set": "easy"})
+        assert {run.settings.rollouts_per_problem for run in picked} == {8, 16}
+        assert all("easy" in run.name for run in picked)
+
+
 def test_a_fall_is_data() -> None:
     falling = [point | {"avg@4": 1 - point["avg@4"]} for point in rising(8)]
     curves, _, _ = curves_of(run_set(falling), metric="avg@4")
