@@ -14,8 +14,10 @@ import pytest
 
 import isocompute
 from isocompute import InputError
+from isocompute.cli.quickstart import _plan
 from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
+from isocompute.plan.api import next_cells
 from isocompute.plan.budget import Budget, parse_budget
 from isocompute.plan.load_law import load_law
 from isocompute.plan.planner import Plan
@@ -279,3 +281,39 @@ def test_an_entropy_bonus_goes_with_kl_or_not_at_all(tmp_path: Path) -> None:
     plan = isocompute.plan(budget=30_000, law=tmp_path / "runs", replicates=60)
     assert (plan.recipe.recipe.kl_coef, plan.recipe.recipe.entropy_coef) == (0.0, 0.0)
     assert "goes with KL or not at all" in lines(plan)["kl_coef, entropy_coef"]["reason"]
+
+
+def one_seed(folder: Path, *, seeds: int = 1, **column: float) -> Path:
+    """Two n whose curves end .006 apart, and that log what else is given."""
+    for n, ceiling in ((8, 0.6), (16, 0.606)):
+        for seed in range(seeds):
+            points = [p | column for p in rising(40, ceiling)]
+            settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": seed}
+            write_points(folder / f"n{n}-s{seed}", points, **settings)
+    return folder
+
+
+def test_what_another_seed_would_give_is_worth_a_look(tmp_path: Path) -> None:
+    """Evaluations tell the two apart, one seed each does not: a run of either could change the decision."""
+    plan = isocompute.plan(budget=60_000, law=one_seed(tmp_path / "runs"), replicates=200)
+    gain = max(p.gain for p in next_cells(plan, 2))
+    certain = replace(plan, law=replace(plan.law, seed_error=0.0))
+    assert gain > 5 * max((p.gain for p in next_cells(certain, 2)), default=0.0)
+    assert gain < plan.law.seed_error, "no look is worth more than what is unknown"
+
+
+def test_tokens_and_hours_are_those_of_the_laws_runs(tmp_path: Path) -> None:
+    """500-token responses: 3e7 tokens are 60,000 rollouts."""
+    law = one_seed(tmp_path / "runs", response_length=500.0)
+    plan = isocompute.plan(budget="3e7tok", law=law, replicates=60)
+    assert plan.budget_rollouts == pytest.approx(60_000)
+    assert plan_to_json(plan)["cost"]["response_source"] == "the law's runs"
+
+
+def test_quickstart_says_what_plan_says(tmp_path: Path) -> None:
+    law = isocompute.fit(one_seed(tmp_path / "runs", seeds=2), replicates=100)
+    told, plan = _plan("easy", law, 60_000), isocompute.plan(budget=60_000, law=law)
+    assert told["rollouts_per_problem"] == plan.allocation.rollouts_per_problem
+    assert told["probability_best"] == plan.chosen.ranked.probability_best
+    assert told["expected"]["interval"] == list(plan.chosen.ranked.interval)
+    assert told["next"]["regret"] == plan.alternatives[0].ranked.regret
