@@ -6,7 +6,8 @@ For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 
 second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives the law that plans C. Printed are
 
 - the regret of the planned cell against the best cell of the exhaustive sweep, by best and by last checkpoint;
-- whether the planned n beats n = 8 and n = 16 at the same Bp, where it differs from them;
+- whether the planned n beats n = 8 and n = 16 at the same Bp, where it differs from them; and, for what could be had at
+  all, how often the best cell of half of the truth's seeds does so by the other half, and how alike their n* are;
 - the rank correlation of true n* and the n that `--law simulate` plans from size and sampled pass rates alone;
 - the share of the exhaustive sweep's rollouts after which `plan --next` has, and keeps, the whole sweep's decision;
 - the time of a plan over the paper's full grid with 1,000 bootstrap laws.
@@ -91,8 +92,15 @@ class Row:
     @property
     def best_rollouts(self) -> int:
         """True n* at the smallest Bp, on which the simulator is asked too."""
-        at = {n: value for (bp, n), value in self.truth.best.items() if bp == PROBLEMS_PER_BATCH[0]}
-        return max(at, key=lambda n: at[n])
+        return optimum(self.truth.best)
+
+    def halves_beat(self) -> list[bool]:
+        """Whether the best cell of one half of the truth's seeds beats n = 8 and 16 by the other half."""
+        out = []
+        for seen, unseen in (self.truth.halves, self.truth.halves[::-1]):
+            bp, best = max(seen, key=lambda key: seen[key])
+            out += [unseen[bp, best] > unseen[bp, n] for n in (8, 16) if n != best and (bp, n) in unseen]
+        return out
 
     @property
     def error(self) -> float:
@@ -108,6 +116,17 @@ class Row:
         if n == self.planned[1] or other not in self.truth.best:
             return None
         return self.truth.best[self.planned] - self.truth.best[other]
+
+
+def smallest(values: dict[Setting, float]) -> dict[int, float]:
+    """Values by n at the smallest Bp."""
+    return {n: value for (bp, n), value in values.items() if bp == PROBLEMS_PER_BATCH[0]}
+
+
+def optimum(values: dict[Setting, float]) -> int:
+    """The best n at the smallest Bp."""
+    at = smallest(values)
+    return max(at, key=lambda n: at[n])
 
 
 def setting(plan: Plan) -> Setting:
@@ -238,12 +257,20 @@ def show(rows: list[Row]) -> None:
     clear = [x for row in rows for n in (8, 16) if (x := row.beats(n)) is not None and abs(x) > 2 * row.error]
     print(f"together {sum(x > 0 for x in both)} of {len(both)}; {sum(x > 0 for x in clear)} of the {len(clear)} that")
     print(f"differ by more than two standard errors ({2 * np.median([row.error for row in rows]):.4f})")
+    could = [won for row in rows for won in row.halves_beat()]
+    print(f"the best cell of half of the truth's seeds beats them by the other half in {sum(could)} of {len(could)}")
     held = np.mean([row.expected[1] <= row.truth.best[row.planned] <= row.expected[2] for row in rows])
     print(f"80% interval of the planned cell holds its true value in {held:.0%} of sets")
     if any(row.simulated is None or row.asked is None for row in rows):
         return
     true_n, sim_n = [row.best_rollouts for row in rows], [row.simulated for row in rows]
     print(f"--law simulate: rank correlation of n* {stats.spearmanr(true_n, sim_n).statistic:.2f}")
+    lost = [max(at.values()) - at[row.simulated] for row in rows if (at := smallest(row.truth.best)) and row.simulated]
+    print(
+        f"its n loses {np.mean(lost):.4f} in the mean, {np.quantile(lost, 0.9):.4f} at the 90th percentile, at Bp = 32"
+    )
+    halves = [[optimum(row.truth.halves[i]) for row in rows] for i in (0, 1)]
+    print(f"n* of half of the truth's seeds with that of the other half {stats.spearmanr(*halves).statistic:.2f}")
     same, equal = ([getattr(row.asked, name) for row in rows] for name in ("same", "equal"))
     print(
         f"--next: median share of the sweep {np.median(same):.2f} to the same decision, {np.median(equal):.2f} to one"

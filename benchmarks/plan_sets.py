@@ -18,10 +18,12 @@ ROLLOUTS = (4, 8, 16, 32, 64, 128)
 MAX_BATCH = 4096
 LAW_SEEDS, TRUTH_SEEDS = (0, 1), tuple(range(10, 18))
 POPULATIONS: dict[str, tuple[tuple[int, int], list[float]]] = {
+    "sets": ((100, 8000), []),
     "wide": ((200, 8000), [1.0, 0.9, 0.7]),
     "small": ((100, 3000), [1.0, 1.0, 1.0, 0.9]),
 }
-"""Range of set sizes and choices of interference. In `small`, a budget of 1M rollouts exhausts most sets."""
+"""Range of set sizes and choices of interference. In `sets` only the problem set is random and the simulator has its
+defaults; in the others its world is random too. In `small`, a budget of 1M rollouts exhausts most sets."""
 Setting = tuple[int, int]
 
 
@@ -45,7 +47,7 @@ class ProblemSet:
 
 
 def draw(seed: int, population: str = "wide") -> ProblemSet:
-    """Size, difficulty, features, responses, interference, alignment and noise are all random."""
+    """Size and pass rates are random; but for `sets` so are features, responses, interference, alignment and noise."""
     rng = np.random.default_rng([seed, 77])
     kind = ("easy", "hard", "mixed", "skewed")[int(rng.integers(4))]
     span, shared = POPULATIONS[population]
@@ -60,17 +62,15 @@ def draw(seed: int, population: str = "wide") -> ProblemSet:
         rates_P = np.where(rng.random(count) < share, rng.uniform(0.3, 0.6, count), rng.uniform(0, 0.0625, count))
     else:
         rates_P = rng.beta(rng.uniform(0.3, 1.5), rng.uniform(0.5, 3), count)
-    table = {
-        "set": f"set{seed}",
-        "size": size,
-        "features": int(rng.choice([32, 64, 128])),
-        "responses": int(rng.choice([16, 32, 64])),
-        "interference": float(rng.choice(shared)),
-        "alignment": round(float(rng.uniform(0.3, 0.7)), 3),
-        "noise": round(float(rng.uniform(0.2, 0.7)), 3),
-        "out_of_distribution": 0,
-        "seed": seed,
-    }
+    table: dict[str, Any] = {"set": f"set{seed}", "size": size, "out_of_distribution": 0, "seed": seed}
+    if shared:
+        table |= {
+            "features": int(rng.choice([32, 64, 128])),
+            "responses": int(rng.choice([16, 32, 64])),
+            "interference": float(rng.choice(shared)),
+            "alignment": round(float(rng.uniform(0.3, 0.7)), 3),
+            "noise": round(float(rng.uniform(0.2, 0.7)), 3),
+        }
     return ProblemSet(seed, kind, table, np.round(rates_P, 4))
 
 
@@ -99,14 +99,19 @@ class Truth:
     final: dict[Setting, float]
     """Of the last checkpoint."""
     seed_sd: float
+    halves: tuple[dict[Setting, float], dict[Setting, float]]
+    """`best` of every other seed, and of the rest: what the whole sweep knows of itself."""
 
 
 def truth(folder: Path) -> Truth:
     curves: dict[Setting, list[np.ndarray]] = {}
-    for run in load(folder):
+    for run in sorted(load(folder), key=lambda run: run.settings.seed or 0):
         key = (int(run.settings.problems_per_batch or 0), int(run.settings.rollouts_per_problem or 0))
         curves.setdefault(key, []).append(run.points["exact/avg@4"].to_numpy())
-    best = {key: float(np.mean(of, axis=0).max()) for key, of in curves.items()}
+
+    def best_of(seeds: slice) -> dict[Setting, float]:
+        return {key: float(np.mean(of[seeds], axis=0).max()) for key, of in curves.items()}
+
     final = {key: float(np.mean([values[-1] for values in of])) for key, of in curves.items()}
     spread = float(np.sqrt(np.mean([np.var([values[-1] for values in of], ddof=1) for of in curves.values()])))
-    return Truth(best, final, spread)
+    return Truth(best_of(slice(None)), final, spread, (best_of(slice(0, None, 2)), best_of(slice(1, None, 2))))
