@@ -11,10 +11,15 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import Console
+
     from isocompute.health import Health
     from isocompute.runs import RunSet
 
 __all__ = ["command"]
+
+_STYLES = {"healthy": "green", "unknown": "cyan", "warning": "yellow", "problem": "bold red"}
+"""Verdict → colour, from best to worst."""
 
 
 def command(
@@ -99,23 +104,46 @@ def _json(checked: Sequence[Health]) -> dict[str, Any]:
 
 def _show(checked: Sequence[Health]) -> None:
     from isocompute.cli.show import console
-    from isocompute.health.model import Verdict
 
     screen = console()
-    styles = {"healthy": "green", "unknown": "cyan", "warning": "yellow", "problem": "bold red"}
+    unknown = [health for health in checked if health.verdict == "unknown"]
+    folded = unknown if len(unknown) > 1 else []
     for health in checked:
-        screen.print(f"{health.verdict:8} {health.run}", style=styles[health.verdict], soft_wrap=True)
+        if folded and health.verdict == "unknown":
+            continue
+        ran = f" ({_ran(health)})" if len(checked) > 1 else ""
+        screen.print(f"{health.verdict:8} {health.run}{ran}", style=_STYLES[health.verdict], soft_wrap=True)
         for finding in health.findings:
             at = "" if finding.since_step is None else f"step {finding.since_step}: "
             screen.print(f"  {finding.severity}: {at}{finding.code}: {finding.evidence}", soft_wrap=True)
             screen.print(f"    {finding.advice} [{finding.source}]", style="dim", soft_wrap=True)
+    if folded:
+        _show_unknown(screen, folded)
     if len(checked) == 1:
-        missing = [f"{check.code} (log {check.needs})" for check in checked[0].checks if not check.ran]
-        ran = len(checked[0].checks) - len(missing)
-        screen.print(f"{ran} of {len(checked[0].checks)} checks could run", style="dim")
-        if missing:
-            screen.print(f"not run: {'; '.join(missing)}", style="dim", soft_wrap=True)
+        _show_missing(screen, checked[0])
     else:
-        counts = {verdict: sum(health.verdict == verdict for health in checked) for verdict in get_args(Verdict)}
+        counts = {verdict: sum(health.verdict == verdict for health in checked) for verdict in _STYLES}
         told = [f"{count} {verdict}" for verdict, count in counts.items() if count or verdict != "unknown"]
         screen.print(f"\n{len(checked)} runs: {', '.join(told)}")
+
+
+def _show_unknown(screen: Console, unknown: Sequence[Health]) -> None:
+    """Runs that nothing can be said of, in one line, and what would change that soonest."""
+    from isocompute.runs.model import listing
+
+    names = listing([health.run for health in unknown], 3)
+    needs = next(check.needs for check in unknown[0].checks if check.code == "reward_fall")
+    text = f"unknown  {len(unknown)} runs with nothing to check: {names}; log {needs}"
+    screen.print(text, style=_STYLES["unknown"], soft_wrap=True)
+
+
+def _show_missing(screen: Console, health: Health) -> None:
+    """How much of one run was checked, and what the other checks need."""
+    screen.print(f"{_ran(health)} could run", style="dim")
+    missing = [f"{check.code} (log {check.needs})" for check in health.checks if not check.ran]
+    if missing:
+        screen.print(f"not run: {'; '.join(missing)}", style="dim", soft_wrap=True)
+
+
+def _ran(health: Health) -> str:
+    return f"{sum(check.ran for check in health.checks)} of {len(health.checks)} checks"

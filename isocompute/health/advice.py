@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["ADVICE"]
+from isocompute.health.model import Severity
+
+__all__ = ["advice_on"]
 
 _ISOCOMPUTE = "IsoCompute (2603.12151)"
 _SCALERL = "ScaleRL (2510.13786)"
 
-ADVICE: dict[str, tuple[str, str]] = {
+_ADVICE: dict[str, tuple[str, str]] = {
     "non_finite": (
         "nothing is learned from here on: go back to the last checkpoint before it; lower the learning rate, clip the "
         "gradient, look for an overflow in half precision or a division by a spread of 0",
@@ -18,6 +20,12 @@ ADVICE: dict[str, tuple[str, str]] = {
         "go back to the checkpoint of the best reward; lower the learning rate (√B scaling from a base that is stable) "
         "and make fewer updates on a batch",
         f"{_ISOCOMPUTE} section 3, factor 3 and figure 4; {_SCALERL} section 3.1",
+    ),
+    "no_progress": (
+        "raise the learning rate (√B scaling from a base that learns), raise n, and choose problems that are neither "
+        "solved nor out of reach; read some responses beside their scores",
+        f"{_ISOCOMPUTE} section 3, factor 3 (the learning rate); {_SCALERL} section 3.2 (problems that are solved); "
+        "the rest is our reading",
     ),
     "entropy_collapse": (
         "on easy sets add an entropy bonus together with a KL anchor; lower the learning rate; raise n",
@@ -69,3 +77,17 @@ ADVICE: dict[str, tuple[str, str]] = {
     ),
 }
 """Code → advice and source."""
+
+_AS_A_PROBLEM: dict[str, tuple[str, str]] = {
+    "no_progress": (
+        "take easier problems, or a larger n so that some rollout succeeds; check the verifier on answers that are "
+        "known to be right",
+        f"{_SCALERL} section 3.2 (groups that score all the same give no gradient); the rest is our reading",
+    ),
+}
+"""The same of findings that need other advice where they are a problem."""
+
+
+def advice_on(code: str, severity: Severity) -> tuple[str, str]:
+    """Advice and source for a finding."""
+    return (_AS_A_PROBLEM if severity == "problem" else _ADVICE).get(code, _ADVICE[code])

@@ -1,31 +1,36 @@
-"""All checks of a run. Each says of a prefix of the run what it says of the whole: findings are never taken back."""
+"""All checks of a run.
+
+Each says of a prefix of the run what it says of the whole: findings are never taken back, but for `no_progress`, which
+a run that learns late leaves behind.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from isocompute.errors import InputError
-from isocompute.health.advice import ADVICE
+from isocompute.health.advice import advice_on
 from isocompute.health.gradients import MISMATCHES
 from isocompute.health.looks import (
-    Look,
-    Watched,
     drifts,
     look_at_fall,
     look_at_gap,
     look_at_logprob_gap,
     look_at_numbers,
     look_at_pass_rates,
+    look_at_progress,
     look_at_spikes,
     look_at_truncation,
     look_at_zero_variance,
-    number_at,
 )
 from isocompute.health.model import Check, Finding, Health, Severity, Verdict
 from isocompute.health.rewards import VALIDATION_NOISE, Reward, batch_noise, reference_rows, reward_of
 from isocompute.health.series import series_of
+from isocompute.health.watched import Look, Watched, number_at
 from isocompute.law.from_runs import choose_metric
+from isocompute.law.rewards import REWARDS, TRAINED, rank
 from isocompute.logs.names import is_validation
 from isocompute.runs.finite import set_apart
 from isocompute.runs.model import POINT_COLUMNS, Run, RunSet
@@ -33,8 +38,11 @@ from isocompute.runs.pass_rates import PassRates, read_pass_rates
 
 __all__ = ["check"]
 
-_TRAIN = "train/avg"
 _NO_REWARDS = ("entropy", "kl", "response_length", "truncated", "zero_variance", "grad_norm", "learning_rate", "loss")
+_NAMED_REWARD = re.compile(
+    r"(?:.*[^a-z])?(?:reward|accuracy|acc|score|pass|success|solved?|correct|return)s?(?:[^a-z].*)?", re.IGNORECASE
+)
+"""Names of rewards beside those of `law.rewards`: `fit` takes a run's only metric whatever it is called."""
 _NUMBERS = ("loss", "grad_norm", "entropy")
 """Beside the rewards, what must be a number at every point."""
 _KL_FLOOR = 0.1
@@ -69,29 +77,41 @@ def _metrics(watched: Watched, names: tuple[str, ...]) -> tuple[str, ...]:
     """Those that the run logs, of what a check reads."""
     if names == _NUMBERS:
         return watched.numbers
-    if names == (_TRAIN,):
+    if names == (TRAINED,):
         return tuple(reward.series.name for reward in watched.rewards)
     return tuple(name for name in names if series_of(watched.run, name) is not None)
 
 
 def _watch(run: Run, paths: Sequence[str]) -> Watched:
-    train = _reward(run, _TRAIN, batch_noise(run.settings.problems_per_batch))
-    validation = None
     watched_too = [name for name in (*_NO_REWARDS, *MISMATCHES) if name in run.points.columns]
     try:
         metric = choose_metric(RunSet((replace(run, points=run.points.drop(watched_too)),)), any_number=False)
     except InputError:  # nothing that is surely a reward: the checks without one still run
-        metric = _TRAIN
-    held_out = is_validation(metric) or metric in ("value", "reward")  # not whatever happens to be the only column
-    if held_out:
-        validation = _reward(run, metric, VALIDATION_NOISE)
-    must_be = (*([metric] if held_out else []), _TRAIN, *_NUMBERS)
+        metric = TRAINED
+    metric = metric if _is_reward(metric) else TRAINED
+    held_out, trained = (metric, TRAINED) if _is_held_out(metric) else (None, metric)
+    train = _reward(run, trained, batch_noise(run.settings.problems_per_batch))
+    validation = None if held_out is None else _reward(run, held_out, VALIDATION_NOISE)
+    must_be = (*([held_out] if held_out else []), trained, *_NUMBERS)
     numbers = tuple(name for name in must_be if name in run.metrics)
     rewards = [r for r in (validation, train) if r is not None]
     rows = run.points.height
     record_R = reference_rows(rows, rewards, lambda reward: reward.best_at_T)
     held_R = reference_rows(rows, rewards, lambda reward: reward.held_at_T)
     return Watched(run, numbers, validation, train, record_R, held_R, _rates(run, paths))
+
+
+def _is_reward(metric: str) -> bool:
+    """Whether a metric is a reward by its name: not whatever happens to be the only column."""
+    if rank(metric) < len(REWARDS):
+        return True
+    named = is_validation(metric) or _NAMED_REWARD.fullmatch(metric) is not None
+    return named and not any(other in metric.lower() for other in _NO_REWARDS)
+
+
+def _is_held_out(reward: str) -> bool:
+    """All that is not said to be training's."""
+    return rank(reward) < rank(TRAINED) or not reward.lower().startswith("train")
 
 
 def _rates(run: Run, paths: Sequence[str]) -> dict[int, PassRates]:
@@ -111,13 +131,14 @@ def _finding(run: Run, code: str, row: int, severity: Severity, evidence: str) -
     batch = (run.settings.problems_per_batch or 0) * (run.settings.rollouts_per_problem or 0)
     if rollouts is None and step is not None and batch:
         rollouts = step * batch
-    advice, source = ADVICE[code]
+    advice, source = advice_on(code, severity)
     return Finding(code, severity, None if step is None else int(step), rollouts, evidence, advice, source)
 
 
 _CHECKS: dict[str, tuple[tuple[str, ...], str, Look]] = {
     "non_finite": (_NUMBERS, "a reward, loss, grad_norm or entropy", look_at_numbers),
-    "reward_fall": ((_TRAIN,), "a reward: avg@k or train/avg, 2 points", look_at_fall),
+    "reward_fall": ((TRAINED,), "a reward: avg@k or train/avg, 2 points", look_at_fall),
+    "no_progress": ((TRAINED,), "a reward: avg@k or train/avg, 8 points", look_at_progress),
     "entropy_collapse": (
         ("entropy",),
         "entropy, 2 points",
@@ -160,6 +181,6 @@ _CHECKS: dict[str, tuple[tuple[str, ...], str, Look]] = {
         "pass rates of problems (pass_rates.jsonl or train/pass_rates), 2 points",
         look_at_pass_rates,
     ),
-    "train_validation_gap": ((_TRAIN,), "train/avg and 4 points of a reward on held-out problems", look_at_gap),
+    "train_validation_gap": ((TRAINED,), "train/avg and 4 points of a reward on held-out problems", look_at_gap),
 }
 """Code → the metrics it reads, what to log for it to run, and the check: rows found, or None where it cannot run."""

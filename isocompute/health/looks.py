@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,26 +10,23 @@ from isocompute.arrays import Ints
 from isocompute.health.drift import FEWEST_FOR_DRIFT, first_drift
 from isocompute.health.gradients import FEWEST_NORMS, MISMATCHES, first_spikes
 from isocompute.health.model import Severity
+from isocompute.health.progress import FEWEST_FOR_PROGRESS, FEWEST_OF_TRAINING, has_risen, stalled_since
 from isocompute.health.rewards import FEWEST_FOR_FALL, FEWEST_FOR_GAP, Reward, batch_noise, first_fall, first_gap
 from isocompute.health.series import Series, first_not_finite, series_of
 from isocompute.health.shares import WINDOW, first_above, first_excess, first_given_up, near_zero
-from isocompute.runs.model import Run
-from isocompute.runs.pass_rates import PassRates
+from isocompute.health.watched import Found, Look, Watched
 
 __all__ = [
-    "Found",
-    "Look",
-    "Watched",
     "drifts",
     "look_at_fall",
     "look_at_gap",
     "look_at_logprob_gap",
     "look_at_numbers",
     "look_at_pass_rates",
+    "look_at_progress",
     "look_at_spikes",
     "look_at_truncation",
     "look_at_zero_variance",
-    "number_at",
 ]
 
 _TRUNCATION = ((0.05, "warning"), (0.10, "warning"), (0.15, "problem"))
@@ -40,49 +35,10 @@ _TRUNCATION_ROSE = 0.10
 _MOSTLY = 0.8
 """Groups without a signal that count where nothing predicts them."""
 _MOSTLY_POINTS = 10
+_NO_SUCCESS, _ALL_SOLVED = (0.0, -1.0), (1.0, 100.0)
+"""What verifiers give where every answer is wrong, and where every one is right."""
 _MISMATCH_ENGINES = ("tinker", "prime-rl", "nemo-rl")
 """Trainers whose `kl` is between sampler and trainer, not to the base (docs/import.md)."""
-Found = tuple[int, Severity, str]
-"""Row, severity and evidence of a finding."""
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A run with what several checks read."""
-
-    run: Run
-    numbers: tuple[str, ...]
-    """Metrics that it logs and that must be numbers: rewards, loss, norm of the gradient, entropy."""
-    validation: Reward | None
-    train: Reward | None
-    record_R: Ints
-    """For every row, the row at which the reward last set a record."""
-    held_R: Ints
-    """For every row, the row at which it last held its best level."""
-    rates: dict[int, PassRates]
-    """How pass rates are spread over training problems, by row; empty where that is not known."""
-
-    @property
-    def rewards(self) -> tuple[Reward, ...]:
-        """Those that the run logs, held-out first."""
-        return tuple(r for r in (self.validation, self.train) if r is not None)
-
-    def step(self, row: int) -> str:
-        """A point in words."""
-        number = number_at(self.run, "step", row)
-        return f"point {row + 1}" if number is None else f"step {number:.0f}"
-
-
-Look = Callable[[Watched], list[Found] | None]
-
-
-def number_at(run: Run, column: str, row: int) -> float | None:
-    """A finite number of a column, or None."""
-    series = run.points.get_column(column, default=None)
-    if series is None or not series.dtype.is_numeric():
-        return None
-    value = series[row]
-    return None if value is None or not np.isfinite(value) else float(value)
 
 
 def look_at_numbers(watched: Watched) -> list[Found] | None:
@@ -113,6 +69,47 @@ def look_at_fall(watched: Watched) -> list[Found] | None:
             )
             found.append((int(rows[fall.at]), "problem", text))
     return found if rewards else None
+
+
+def look_at_progress(watched: Watched) -> list[Found] | None:
+    """Reward that never rose: on held-out problems where it is logged, else in training.
+
+    The one finding that is taken back, when the reward does rise: that a run has learned nothing so far is no verdict
+    on what comes.
+    """
+    rewards = watched.rewards
+    if not any(len(reward.series) >= FEWEST_FOR_PROGRESS for reward in rewards):
+        return None
+    stuck = _look_at_constant(rewards[-1])  # training's where it is logged: it makes the gradient
+    if stuck is not None:
+        return [stuck]
+    if any(has_risen(reward.series.values_T) for reward in rewards):
+        return []
+    judged = rewards[0]
+    values_T = judged.series.values_T
+    fewest = FEWEST_FOR_PROGRESS if judged is watched.validation else FEWEST_OF_TRAINING
+    since = stalled_since(values_T, fewest=fewest)
+    if since is None:
+        return []
+    text = (
+        f"{judged.series.name} has not risen beyond its noise in {len(values_T)} points: "
+        f"{_level(float(values_T[: judged.width_T[-1]].mean()))} at the start, {_level(float(judged.level_T[-1]))} now"
+    )
+    return [(int(judged.series.row_T[since]), "warning", text)]
+
+
+def _look_at_constant(reward: Reward) -> Found | None:
+    """No success at all, or nothing but successes: either way no group has anything to compare."""
+    values_T, first = reward.series.values_T, float(reward.series.values_T[0])
+    if len(values_T) < FEWEST_FOR_PROGRESS or not np.all(values_T == first):
+        return None
+    row = int(reward.series.row_T[FEWEST_FOR_PROGRESS - 1])
+    text = f"{reward.series.name} is {first:g} at all {len(values_T)} points"
+    if first in _NO_SUCCESS:
+        return row, "problem", f"{text}: without a success there is no gradient"
+    if first in _ALL_SOLVED:
+        return row, "warning", f"{text}: nothing is left to learn from these problems"
+    return None
 
 
 def _level(value: float) -> str:

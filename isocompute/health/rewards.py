@@ -25,6 +25,7 @@ __all__ = [
     "Fall",
     "Reward",
     "batch_noise",
+    "binomial_scale",
     "first_fall",
     "first_gap",
     "reference_rows",
@@ -63,6 +64,8 @@ class Reward:
     noise_T: Array
     level_T: Array
     """Mean of the last values, as many as bring its error to .02 of the scale, three at least and twenty at most."""
+    width_T: Ints
+    """How many that is."""
     error_T: Array
     """Standard error of that mean."""
     best_T: Array
@@ -88,7 +91,7 @@ class Fall:
 def reward_of(series: Series, *, prior: float) -> Reward:
     """Levels of a reward; `prior` is its noise, of the scale, before the series has shown its own."""
     values_T = series.values_T
-    scale_T = _scale(values_T)
+    scale_T = binomial_scale(values_T, rate_T=np.maximum.accumulate(values_T))
     noise_T = counter_noise(values_T, prior=prior * scale_T)
     width_T = np.clip(np.ceil((noise_T / (_AIM * scale_T)) ** 2), _FEWEST, _MOST)
     means = {int(w): trailing_mean(values_T, int(w)) for w in np.unique(width_T)}
@@ -98,22 +101,23 @@ def reward_of(series: Series, *, prior: float) -> Reward:
     bound_T = np.where(width_T == _FEWEST, level_T - 2.0 * noise_T / np.sqrt(count_T), -np.inf)
     top_T = np.maximum.accumulate(np.where(count_T >= width_T, level_T, bound_T))
     bias_T = noise_T / np.sqrt(width_T) * np.sqrt(2.0 * np.log(np.maximum(1.0, count_T / width_T)))
-    error_T = noise_T / np.sqrt(np.minimum(width_T, count_T))
+    seen_T = np.minimum(width_T, count_T).astype(np.int64)
+    error_T = noise_T / np.sqrt(seen_T)
     held_T = level_T >= np.maximum.accumulate(level_T) - 2.0 * error_T
     held_at_T = np.maximum.accumulate(np.where(held_T, count_T - 1, 0))
-    return Reward(series, scale_T, noise_T, level_T, error_T, top_T - bias_T, records(level_T), held_at_T)
+    return Reward(series, scale_T, noise_T, level_T, seen_T, error_T, top_T - bias_T, records(level_T), held_at_T)
 
 
-def _scale(values_T: Array) -> Array:
+def binomial_scale(values_T: Array, *, rate_T: Array) -> Array:
     """What a difference is measured by: `law.curve.scale_of` of the values so far (1 for rates, 2 for [-1, 1], 100 for
-    percent, else the range), for rates by the spread of a binomial at the highest so far, √(4 p (1 - p)): on a hard set
-    .03 of .06 is half of all there is.
+    percent, else the range), for rates by the spread of a binomial at a rate p, √(4 p (1 - p)): on a hard set .03 of
+    .06 is half of all there is.
     """
     low_T, high_T = np.minimum.accumulate(values_T), np.maximum.accumulate(values_T)
     rates_T = (low_T >= -1.0) & (high_T <= 1.0)
     percent_T = (low_T >= 0.0) & (high_T > 20.0) & (high_T <= 100.0)
     other_T = np.where(percent_T, 100.0, np.maximum(high_T - low_T, 1e-12))
-    binomial_T = np.sqrt(np.clip(4.0 * high_T * (1.0 - high_T), _RAREST**2, 1.0))
+    binomial_T = np.sqrt(np.clip(4.0 * rate_T * (1.0 - rate_T), _RAREST**2, 1.0))
     return np.where(rates_T, np.where(low_T >= 0.0, binomial_T, 2.0), other_T)
 
 

@@ -97,7 +97,7 @@ def test_a_run_that_nothing_can_be_said_of(call: Call, tmp_path: Path) -> None:
     code, out, _ = call(tmp_path / "short")
     assert code == 0
     assert out.startswith("unknown  short")
-    assert "1 of 13 checks could run" in out
+    assert "1 of 14 checks could run" in out
     assert call(tmp_path / "short", "--strict")[0] == 1
     write_points(tmp_path / "good", rising())
     assert "2 runs: 1 healthy, 1 unknown, 0 warning, 0 problem" in call(tmp_path)[1]
