@@ -12,7 +12,10 @@ __all__ = ["command"]
 
 
 def command(
-    study: Annotated[str, typer.Argument(help="A study's folder, a folder of runs, or a table.")],
+    study: Annotated[str, typer.Argument(help="A study's folder, a folder of runs or of logs, or a table.")],
+    where: options.Where = None,
+    problems_per_batch: options.Problems = None,
+    rollouts_per_problem: options.Rollouts = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port; by default 8321 or the next that is free.")
     ] = None,
@@ -20,9 +23,11 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Open a study in the browser: plan, figures, runs, claims and comparisons, live while it runs."""
+    from isocompute.ui.reading import Reading
     from isocompute.ui.server import bind, serve
 
-    served = bind(study, port=port)
+    reading = Reading(options.pairs("--where", where), problems_per_batch, rollouts_per_problem)
+    served = bind(study, port=port, reading=reading)
     if json:
         options.print_json({"url": served.url, "study": study})
     else:

@@ -20,6 +20,8 @@ from typing import IO, Literal
 
 from isocompute.errors import InputError
 from isocompute.ui.fitting import Fitted, curves_in, fit_fully, fit_roughly, points_of
+from isocompute.ui.reading import Reading
+from isocompute.ui.source import Source
 
 __all__ = ["Ahead"]
 
@@ -34,11 +36,11 @@ _SIZE = 8
 class Ahead:
     """What the other process finds for one version of a study's files."""
 
-    def __init__(self, address: str, version: str) -> None:
+    def __init__(self, source: Source, version: str) -> None:
         self._version = version
         self._found: dict[Stage, Future[Fitted | None]] = {stage: Future() for stage in _STAGES}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "isocompute.ui.ahead", address, version],
+            [sys.executable, "-m", "isocompute.ui.ahead", source.address, source.reading.pack(), version],
             stdin=subprocess.PIPE,  # closed when this process ends, however it does: the other one ends with it
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -88,10 +90,9 @@ def _receive(pipe: IO[bytes]) -> bytes:
     return message if len(message) == size else b""
 
 
-def main(address: str, version: str, pipe: IO[bytes]) -> None:
+def main(source: Source, version: str, pipe: IO[bytes]) -> None:
     """What the other process does; nothing where the files are of another version by now."""
     from isocompute.ui.glance import glance
-    from isocompute.ui.source import Source
     from isocompute.ui.wire import pack
 
     def send(stage: Stage, fitted: Fitted | None) -> None:
@@ -101,19 +102,16 @@ def main(address: str, version: str, pipe: IO[bytes]) -> None:
         pipe.write(len(message).to_bytes(_SIZE, "little") + message)
         pipe.flush()
 
-    source = Source(address)
     snapshot = source.snapshot()
     if snapshot.version != version:
         return
-    part = source.at(snapshot.part(None))
-    seen = glance(part)
+    part = snapshot.part(None)
+    seen = glance(source.at(part)) if source.reading.plain else None
     if seen is not None:
         curves, metric, unit = seen
         points = sum(len(curve.compute_C) for curve in curves)
         send("rough", fit_roughly(curves, metric=metric, unit=unit, points=points))
-    from isocompute.runs import load
-
-    runs = load(part)
+    runs = source.load(part)
     curves, metric, unit = curves_in(runs, metric=None, unit=None)
     points = points_of(runs)
     if seen is None:
@@ -132,4 +130,4 @@ if __name__ == "__main__":
     gc.disable()  # it ends before there is anything to collect
     warnings.simplefilter("ignore")  # the app reads the runs too, and says what there is to say
     with suppress(InputError, BrokenPipeError, KeyboardInterrupt):
-        main(sys.argv[1], sys.argv[2], sys.stdout.buffer)
+        main(Source(sys.argv[1], Reading.unpack(sys.argv[2])), sys.argv[3], sys.stdout.buffer)

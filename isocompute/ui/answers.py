@@ -73,7 +73,7 @@ def chart_answer(
     form: ChartFormat,
     name: str,
     more: Mapping[str, Any],
-    command: str,
+    command: str | None,
     fresh: bool = True,
     rough: Rough | None = None,
 ) -> Response:
@@ -87,7 +87,7 @@ def chart_answer(
 
 
 def chart_file(
-    chart: Any, *, form: Literal["png", "svg", "csv"], name: str, command: str, fresh: bool = True
+    chart: Any, *, form: Literal["png", "svg", "csv"], name: str, command: str | None, fresh: bool = True
 ) -> Response:
     """A chart to keep. CSV has a row for every mark."""
     from isocompute.report.style import themed

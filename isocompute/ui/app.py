@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, RedirectResponse
+from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -20,7 +20,7 @@ from isocompute.ui.cache import PendingError
 from isocompute.ui.guard import Guard
 from isocompute.ui.request import RESPONSES
 from isocompute.ui.results import Results
-from isocompute.ui.routes import claims, compare, plan, run, study
+from isocompute.ui.routes import claims, compare, plan, run, runs, study
 from isocompute.ui.wording import as_parameters
 
 __all__ = ["PAGES", "create_app"]
@@ -48,7 +48,7 @@ def create_app(results: Results) -> FastAPI:
     )
     app.state.results = results
     api = APIRouter(prefix="/api")
-    for part in (plan, study, run, claims, compare):
+    for part in (plan, study, runs, run, claims, compare):
         api.include_router(part.router)
     app.include_router(api)
     app.include_router(_pages())
@@ -61,15 +61,11 @@ def create_app(results: Results) -> FastAPI:
 def _pages() -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
-    @router.get("/")
-    def home() -> Response:
-        return RedirectResponse("/plan")
-
     def page() -> Response:
         return FileResponse(_STATIC / "index.html", headers={"Cache-Control": "no-cache"})
 
-    for name in PAGES:
-        router.get(f"/{name}")(page)
+    for path in ("", *PAGES):  # the page decides where it begins: with the plan, where there can be one
+        router.get(f"/{path}")(page)
 
     @router.get("/vega.js")
     def vega_script() -> Response:

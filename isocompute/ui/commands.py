@@ -5,9 +5,23 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-__all__ = ["command_line", "named_run"]
+from isocompute.ui.reading import Reading
+
+__all__ = ["command_line", "named_run", "reading_command"]
 
 Value = str | float | bool | tuple[int, ...] | None
+
+_TOLD = {"where", "problems_per_batch", "rollouts_per_problem"}
+_TAKES = {
+    "fit": _TOLD,
+    "report": _TOLD,
+    "claims": _TOLD,
+    "forecast": _TOLD,
+    "compare": {"where"},
+    "health": {"problems_per_batch", "rollouts_per_problem"},
+    "plan": {"where"},
+}
+"""Which options of `Reading` each command has; those of `plan` that are called the same mean something else."""
 
 
 def command_line(*words: str, options: Mapping[str, Value] | None = None) -> str:
@@ -26,6 +40,19 @@ def command_line(*words: str, options: Mapping[str, Value] | None = None) -> str
         elif value is not True:
             out.append(f"{value:.12g}" if isinstance(value, float) else str(value))
     return shlex.join(out)
+
+
+def reading_command(
+    reading: Reading, command: str, *words: str, options: Mapping[str, Value] | None = None
+) -> str | None:
+    """A command on runs that are read as the app reads them; None where the command cannot be told to.
+
+    >>> reading_command(Reading(rollouts_per_problem=8), "fit", "logs", options={"unit": "tokens"})
+    'isocompute fit logs --rollouts-per-problem 8 --unit tokens'
+    """
+    if not reading.options.keys() <= _TAKES[command]:
+        return None
+    return command_line(command, *words, options={**reading.options, **(options or {})})
 
 
 def named_run(address: str, run: str) -> str:

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from isocompute.errors import InputError
 from isocompute.ui.answers import ChartFormat
-from isocompute.ui.commands import command_line
+from isocompute.ui.commands import command_line, reading_command
 from isocompute.ui.fitting import Fitted, asked
+from isocompute.ui.reading import Reading
 from isocompute.ui.results import Results, Scope
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ T = TypeVar("T")
 STUDY = "study"
 """The name of the law that is fitted to the runs being served."""
 _SUFFIXES = {"rollouts": "", "tokens": "tok", "gpu_hours": "h"}
+_KEPT = "law.json"
 _LOOKS = 25
 """Budgets of the band."""
 _BEYOND = 4.0
@@ -81,13 +83,14 @@ class Planner:
         version: str = "",
         fresh: bool = True,
         address: str = "",
+        reading: Reading | None = None,
         fitted: Fitted | None = None,
     ) -> None:
         from isocompute.plan.candidates import Constraints
         from isocompute.plan.spending import Hardware, prices
 
         self.query, self.law, self.version, self.fresh = query, law, version, fresh
-        self._diagnosis, self._address = diagnosis, address
+        self._diagnosis, self._address, self._reading = diagnosis, address, reading or Reading()
         self.rough = None if fitted is None else fitted.rough
         self._replicates = None if fitted is None else asked(fitted.of)
         if (query.stable_low is None) != (query.stable_high is None):
@@ -172,15 +175,21 @@ class Planner:
         return f"{amount:.10g}{_SUFFIXES.get(self.law.unit, '')}"
 
     def command(self, budget: str) -> str:
-        """The command that prints the same plan."""
+        """The command that prints the same plan; two where the runs are read in a way that only `fit` can be told."""
         q = self.query
-        own = q.law == STUDY
-        return command_line(
+        fitting = {"metric": q.metric, "replicates": self._replicates}
+        direct = reading_command(self._reading, "plan") is not None
+        law, first = (self._address if q.law == STUDY else q.law), ""
+        if not direct:
+            fit = reading_command(self._reading, "fit", law, options={**fitting, "out": _KEPT})
+            law, first, fitting = _KEPT, f"{fit} && ", {}
+        return first + command_line(
             "plan",
             options={
                 "budget": budget,
-                "law": self._address if own else q.law,
-                "metric": q.metric,
+                "law": law,
+                **(self._reading.options if direct else {}),
+                **fitting,
                 "difficulty": q.difficulty,
                 "problems": q.problems,
                 "problems_per_batch": q.problems_per_batch,
@@ -195,7 +204,6 @@ class Planner:
                 "rollouts_per_second": q.rollouts_per_second,
                 "price_per_gpu_hour": q.price_per_gpu_hour,
                 "extrapolate": q.extrapolate,
-                "replicates": self._replicates,
             },
         )
 
@@ -216,6 +224,7 @@ def planner(results: Results, query: PlanQuery, *, final: bool = False) -> tuple
         version=found.version,
         fresh=found.fresh and (diagnosis is None or diagnosis.fresh),
         address=results.source.at(scope.part),
+        reading=results.source.reading,
         fitted=fitted,
     )
     return made, scope

@@ -7,7 +7,6 @@ many points is fitted with fewer, and the command that the page shows says so.
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,10 @@ from isocompute.ui.fitting import (
     points_of,
     replicates_for,
 )
+from isocompute.ui.hearing import heard
 from isocompute.ui.source import Snapshot, Source
+from isocompute.ui.standing import Judge
+from isocompute.ui.unsaid import unsaid
 
 if TYPE_CHECKING:
     from isocompute.claims import Claim
@@ -95,6 +97,7 @@ class Results:
 
     def __init__(self, source: Source, *, patience: float = PATIENCE, ahead: Ahead | None = None) -> None:
         self.source, self._ahead = source, ahead
+        self.judge = Judge()
         self._cache = Cache(patience=patience)
         self._loading, self._weighing = threading.Lock(), threading.Lock()
         self._runs: dict[str, tuple[str, RunSet | InputError, tuple[str, ...]]] = {}
@@ -129,20 +132,17 @@ class Results:
         return Scope(snapshot, name, metric, unit, final, lambda: self._load(name, snapshot.version))
 
     def _load(self, part: str, version: str) -> tuple[RunSet, tuple[str, ...]]:
-        """One load at a time: warnings, which say what was left out, can be caught by one thread only."""
+        """The runs, and what was left out of them."""
         with self._loading:
             known = self._runs.get(part)
             if known is None or known[0] != version:
-                from isocompute.runs import load
-
                 found: RunSet | InputError
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always")
+                with heard() as said:
                     try:
-                        found = load(self.source.at(part))
+                        found = self.source.load(part)
                     except InputError as error:
                         found = error
-                known = (version, found, tuple(dict.fromkeys(str(warning.message) for warning in caught)))
+                known = (version, found, tuple(said))
                 self._runs[part] = known
         if isinstance(known[1], InputError):
             raise InputError(str(known[1]))
@@ -197,7 +197,9 @@ class Results:
             return self._ahead.law(stage, scope.snapshot.version) if self._ahead is not None and first else None
 
         def fitted(fit: Callable[..., Fitted | None]) -> Fitted | None:
-            curves, metric, unit = curves_in(scope.runs, metric=scope.metric, unit=scope.unit)
+            runs = scope.runs
+            with heard():  # runs without a curve say so in the table of runs
+                curves, metric, unit = curves_in(runs, metric=scope.metric, unit=scope.unit)
             return fit(curves, metric=metric, unit=unit, points=points_of(scope.runs))
 
         def rough() -> Fitted | None:
@@ -225,15 +227,18 @@ class Results:
 
         law = self.law(scope)
         fitted = law.value
-        found = planning_law(
-            fitted.law.settings,
-            fitted.law.surface,
-            name=self.source.at(scope.part),
-            source=f"fitted to {len(fitted.law.runs)} runs",
-            metric=fitted.law.metric,
-            unit=fitted.law.unit,
-            problems_per_batch=problems_per_batch,
-        )
+        try:
+            found = planning_law(
+                fitted.law.settings,
+                fitted.law.surface,
+                name=self.source.at(scope.part),
+                source=f"fitted to {len(fitted.law.runs)} runs",
+                metric=fitted.law.metric,
+                unit=fitted.law.unit,
+                problems_per_batch=problems_per_batch,
+            )
+        except InputError as error:
+            raise InputError(unsaid(scope.runs, self.source) or str(error)) from error
         return Found(found, law.version, law.fresh), fitted
 
     def diagnosis(self, scope: Scope) -> Found[Diagnosis]:

@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from isocompute.errors import InputError
 from isocompute.ui.ahead import Ahead
 from isocompute.ui.cache import PendingError
+from isocompute.ui.hearing import heard
+from isocompute.ui.reading import Reading
 from isocompute.ui.results import Results, Scope
 from isocompute.ui.source import Source
 
@@ -40,18 +42,21 @@ class Served:
         return f"http://{HOST}:{self.socket.getsockname()[1]}/"
 
 
-def bind(address: str, *, port: int | None = None) -> Served:
+def bind(address: str, *, port: int | None = None, reading: Reading | None = None) -> Served:
     """Look at the study and take a port; what is wrong with either is known before anything runs."""
     _check_installed()
-    source = Source(address)
+    source = Source(address, reading)
     snapshot = source.snapshot()
     if not snapshot.specs and not snapshot.parts[-1].runs:
-        _check_loads(address)
+        _check_loads(source)
+    elif source.reading.where:
+        with heard():
+            source.load("")  # says what there is to choose from where it leaves no run
     listener = _listen(port)
     ahead = None
     if _cores() > 1:  # on one, a second process would only keep the first page waiting
         with suppress(OSError):  # no more processes, or no interpreter to start: the app does it all
-            ahead = Ahead(address, snapshot.version)
+            ahead = Ahead(source, snapshot.version)
     return Served(Results(source, ahead=ahead), listener)
 
 
@@ -67,18 +72,19 @@ def _check_installed() -> None:
             raise InputError(f"the web app needs {module}; pip install 'isocompute[ui]'.")
 
 
-def _check_loads(address: str) -> None:
+def _check_loads(source: Source) -> None:
     """A table or a trainer's logs will do too; an error says what else would."""
-    from isocompute.runs import files, load
+    from isocompute.runs import files
 
     try:
-        load(address)
+        with heard():  # the app reads them again, and says it on its pages
+            source.load("")
     except InputError as error:
-        if not files.is_folder(address):
+        if source.reading.where or not files.is_folder(source.address):
             raise
         raise InputError(
-            f"{address}: no study.toml, no run folder and no log that can be read in it; give a study's folder, or "
-            "make one with isocompute study run SPEC.toml or isocompute import LOGS."
+            f"{source.address}: no study.toml, no run folder and no log that can be read in it; give a study's folder, "
+            "or make one with isocompute study run SPEC.toml or isocompute import LOGS."
         ) from error
 
 

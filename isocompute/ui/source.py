@@ -12,9 +12,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from isocompute.errors import InputError
 from isocompute.runs import files
+from isocompute.ui.reading import Reading
+
+if TYPE_CHECKING:
+    from isocompute.runs import RunSet
 
 __all__ = ["POINTS", "SPEC", "Part", "Snapshot", "Source"]
 
@@ -60,14 +65,15 @@ class Snapshot:
 
 
 class Source:
-    """A local folder or table."""
+    """A local folder or table, and how to read it."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, reading: Reading | None = None) -> None:
         if files.is_remote(address):
             raise InputError(f"{address}: the web app serves folders on this machine; copy the study here first.")
         if not files.exists(address):
             raise InputError(f"{address}: no such file or folder; give a study's folder, a folder of runs or a table.")
         self.address = address if address == "/" else address.rstrip("/")
+        self.reading = reading or Reading()
 
     @property
     def name(self) -> str:
@@ -77,6 +83,10 @@ class Source:
     def at(self, part: str) -> str:
         """The address of a part, as a command takes it."""
         return files.join(self.address, part) if part else self.address
+
+    def load(self, part: str) -> RunSet:
+        """The runs of a part."""
+        return self.reading.load(self.at(part))
 
     def snapshot(self) -> Snapshot:
         """Look at every file's size and time."""
@@ -95,7 +105,9 @@ class Source:
         else:
             found = top.stat()
             digest.update(f"{found.st_size}:{found.st_mtime_ns}".encode())
-        return Snapshot(digest.hexdigest()[:16], _parts(groups, specs), tuple(specs))
+        parts = _parts(groups, specs)
+        # Whoever says which runs are meant, means them all.
+        return Snapshot(digest.hexdigest()[:16], parts[-1:] if self.reading.where else parts, tuple(specs))
 
 
 def _files(top: Path) -> Iterator[tuple[str, str, int, int]]:

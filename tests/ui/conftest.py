@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from isocompute.ui.app import create_app
+from isocompute.ui.reading import Reading
 from isocompute.ui.results import Results
 from isocompute.ui.server import bind
 from isocompute.ui.source import Source
@@ -42,9 +43,10 @@ def client(runs: Path) -> TestClient:
     return over(runs)
 
 
-def over(folder: Path) -> TestClient:
+def over(folder: Path, reading: Reading | None = None) -> TestClient:
     """The app over a folder."""
-    return TestClient(create_app(Results(Source(str(folder)))), base_url=LOCAL, raise_server_exceptions=False)
+    results = Results(Source(str(folder), reading))
+    return TestClient(create_app(results), base_url=LOCAL, raise_server_exceptions=False)
 
 
 @pytest.fixture
@@ -61,6 +63,16 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, n in enumerate((4, 8, 16, 32, 64, 128, 256, 512)):
         points = rising(40 + i, ceiling=0.5 + 0.02 * i)
         write_points(folder / f"32x{n}", points, problems_per_batch=32, rollouts_per_problem=n, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that say neither Bp nor n. Do not write into it."""
+    folder = tmp_path_factory.mktemp("logs")
+    for name, seed, ceiling in (("low", 1, 0.5), ("high", 2, 0.7)):
+        points = [{"step": point["step"], "avg@4": point["avg@4"]} for point in rising(24, ceiling)]
+        write_points(folder / name, points, seed=seed)
     return folder
 
 

@@ -60,7 +60,7 @@ def test_only_what_a_law_is_made_of_is_sent(law: Law) -> None:
 
 
 def test_it_sends_a_rough_law_and_then_the_one_of_fit(wide: Path) -> None:
-    ahead = Ahead(str(wide), version(wide))
+    ahead = Ahead(Source(str(wide)), version(wide))
     rough, final = (ahead.law(stage, version(wide)) for stage in ("rough", "final"))
     ahead.close()
     assert rough is not None and final is not None
@@ -71,31 +71,31 @@ def test_it_sends_a_rough_law_and_then_the_one_of_fit(wide: Path) -> None:
 
 
 def test_a_law_of_other_files_is_no_law_of_these(wide: Path) -> None:
-    ahead = Ahead(str(wide), version(wide))
+    ahead = Ahead(Source(str(wide)), version(wide))
     assert ahead.law("final", "another version") is None
     ahead.close()
-    late = Ahead(str(wide), "a version before this one")
+    late = Ahead(Source(str(wide)), "a version before this one")
     assert late.law("final", "a version before this one") is None
     late.close()
 
 
 def test_what_cannot_be_fitted_is_left_to_the_app(tmp_path: Path) -> None:
     write_points(tmp_path / "short", rising()[:2], problems_per_batch=32, rollouts_per_problem=8)
-    ahead = Ahead(str(tmp_path), version(tmp_path))
+    ahead = Ahead(Source(str(tmp_path)), version(tmp_path))
     assert ahead.law("rough", version(tmp_path)) is None
     assert ahead.law("final", version(tmp_path)) is None
     ahead.close()
 
 
 def test_a_process_that_is_ended_is_waited_for_by_nobody(wide: Path) -> None:
-    ahead = Ahead(str(wide), version(wide))
+    ahead = Ahead(Source(str(wide)), version(wide))
     ahead.close()
     assert ahead.law("final", version(wide)) is None
 
 
 def test_a_process_that_says_nothing_is_given_up(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isocompute.ui.ahead._LONGEST", 0.0)
-    ahead = Ahead(str(wide), version(wide))
+    ahead = Ahead(Source(str(wide)), version(wide))
     assert ahead.law("final", version(wide)) is None
     assert ahead._process.poll() is not None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from isocompute.ui.answers import TableFormat, table_answer
-from isocompute.ui.commands import command_line
+from isocompute.ui.commands import reading_command
 from isocompute.ui.request import Scoped, Shared, responses
 
 __all__ = ["router"]
@@ -18,5 +18,7 @@ def claims(results: Shared, scope: Scoped, format: TableFormat = "json") -> Resp
     """What `isocompute claims --json` prints: each claim with its statistic, interval, verdict and runs."""
     found = results.claims(scope)
     rows = [claim.to_json() for claim in found.value]
-    command = command_line("claims", results.source.at(scope.part), options={"metric": scope.metric})
+    command = reading_command(
+        results.source.reading, "claims", results.source.at(scope.part), options={"metric": scope.metric}
+    )
     return table_answer({"claims": rows}, rows, form=format, name="claims", command=command, fresh=found.fresh)

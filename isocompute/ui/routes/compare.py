@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from isocompute.errors import InputError
 from isocompute.ui.answers import ChartFormat, chart_answer, json_answer
 from isocompute.ui.cache import Found
-from isocompute.ui.commands import command_line, named_run
+from isocompute.ui.commands import named_run, reading_command
 from isocompute.ui.request import Name, Scoped, Shared, responses
 from isocompute.ui.results import Results, Scope
 
@@ -73,8 +73,7 @@ def _side(scope: Scope, run: str) -> RunSet:
     return replace(scope.runs, runs=(scope.runs.named(run),))
 
 
-def _command(results: Results, scope: Scope, a: str, b: str) -> str:
+def _command(results: Results, scope: Scope, a: str, b: str) -> str | None:
     at = results.source.at(scope.part)
-    return command_line(
-        "compare", named_run(at, a), named_run(at, b), options={"metric": scope.metric, "unit": scope.unit}
-    )
+    options = {"metric": scope.metric, "unit": scope.unit}
+    return reading_command(results.source.reading, "compare", named_run(at, a), named_run(at, b), options=options)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query, Response
 
 from isocompute.ui.answers import ChartFormat, TableFormat, chart_answer, json_answer, table_answer
 from isocompute.ui.cache import Found
-from isocompute.ui.commands import command_line, named_run
+from isocompute.ui.commands import named_run, reading_command
+from isocompute.ui.reading import Reading
 from isocompute.ui.request import Name, Scoped, Shared, responses
 from isocompute.ui.results import Results, Scope
 
@@ -76,7 +78,7 @@ def health(results: Shared, scope: Scoped, run: Name, format: TableFormat = "jso
     looked = found.value.to_json()
     data = {"verdict": found.value.verdict, "runs": [looked]}
     rows = looked["findings"]
-    command = command_line("health", address)
+    command = reading_command(_chosen(results), "health", address)
     return table_answer(data, rows, form=format, name=f"health-{_file(run)}", command=command, fresh=found.fresh)
 
 
@@ -102,9 +104,16 @@ def _after(curve: Curve, end: int) -> Curve | None:
     return replace(curve, compute_C=curve.compute_C[end:], values_C=curve.values_C[end:])
 
 
-def _command(results: Results, scope: Scope, run: str, to: str, fit_until: float | None) -> str:
+def _command(results: Results, scope: Scope, run: str, to: str, fit_until: float | None) -> str | None:
     options = {"to": to, "fit_until": fit_until, "metric": scope.metric, "unit": scope.unit}
-    return command_line("forecast", named_run(results.source.at(scope.part), run), options=options)
+    address = named_run(results.source.at(scope.part), run)
+    return reading_command(results.source.reading, "forecast", address, options=options)
+
+
+def _chosen(results: Results) -> Reading:
+    """How to read a run that is named: in a folder, which runs are meant does not matter any more."""
+    reading = results.source.reading
+    return replace(reading, where={}) if Path(results.source.address).is_dir() else reading
 
 
 def _finite(rows: list[dict[str, object]]) -> list[dict[str, object]]:

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Path, Response
 
 from isocompute.errors import InputError
 from isocompute.ui.answers import ChartFormat, TableFormat, chart_file, json_answer, table_answer
-from isocompute.ui.commands import command_line
+from isocompute.ui.commands import command_line, reading_command
 from isocompute.ui.fitting import asked, points_of, replicates_for
 from isocompute.ui.request import Part, Scoped, Shared, responses
 from isocompute.ui.results import Results
+from isocompute.ui.unsaid import unsaid
 from isocompute.ui.wording import as_parameters
 
 __all__ = ["router"]
@@ -36,6 +37,7 @@ def about(results: Shared, part: Part = None) -> Response:
         "metrics": [],
         "warnings": [],
         "empty": None,
+        "unplanned": None,
     }
     try:
         scope = results.scope(name)
@@ -59,6 +61,7 @@ def about(results: Shared, part: Part = None) -> Response:
     data |= {
         "metrics": [{"metric": metric, "runs": count} for metric, count in having.items()],
         "warnings": list(scope.warnings),
+        "unplanned": unsaid(runs, results.source),
     }
     return json_answer(data)
 
@@ -114,7 +117,7 @@ def fit(results: Shared, scope: Scoped, format: TableFormat = "json") -> Respons
         found.value["curves"],
         form=format,
         name="curves",
-        command=command_line("fit", results.source.at(scope.part), options=options),
+        command=reading_command(results.source.reading, "fit", results.source.at(scope.part), options=options),
         fresh=found.fresh,
         rough=fitted.rough,
     )
@@ -142,6 +145,18 @@ def figure(name: Figure, results: Shared, scope: Scoped) -> Response:
     return json_answer(drawn.to_json(), command=command, fresh=found.fresh, rough=found.value.rough)
 
 
+@router.get("/figures/{name}/needs", responses=responses())
+def needs(name: Figure, results: Shared, scope: Scoped) -> Response:
+    """Whether the data support the figure: `needs` is null where they do, else what they lack."""
+    from isocompute.report.model import Missing
+
+    found = results.figure(scope, name)
+    drawn = found.value.figure
+    data = {"name": drawn.name, "title": drawn.title, "source": drawn.source}
+    lacking = drawn.needs if isinstance(drawn, Missing) else None
+    return json_answer({**data, "needs": lacking}, fresh=found.fresh, rough=found.value.rough)
+
+
 @router.get("/figures/{name}/chart", responses=responses("image/png", "image/svg+xml", "text/csv"))
 def chart(name: Figure, results: Shared, scope: Scoped, format: ChartFormat = "vega") -> Response:
     """The figure: Vega-Lite panels for the page, or a file. `needs` stands in their place where the data lack it."""
@@ -161,7 +176,7 @@ def chart(name: Figure, results: Shared, scope: Scoped, format: ChartFormat = "v
     return chart_file(drawn.chart, form=format, name=name, command=command, fresh=found.fresh)
 
 
-def _command(results: Results, scope: Scoped, name: str) -> str:
+def _command(results: Results, scope: Scoped, name: str) -> str | None:
     replicates = asked(replicates_for(points_of(scope.runs)))
     options = {"figure": name, "metric": scope.metric, "unit": scope.unit, "replicates": replicates}
-    return command_line("report", results.source.at(scope.part), options=options)
+    return reading_command(results.source.reading, "report", results.source.at(scope.part), options=options)

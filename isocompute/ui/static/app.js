@@ -50,19 +50,19 @@ async function show() {
   page?.leave.abort();
   const leave = new AbortController();
   const mine = (page = { leave });
-  const name = PAGES.includes(location.pathname.slice(1)) ? location.pathname.slice(1) : "plan";
-  for (const link of document.querySelectorAll("[data-page]")) {
-    if (link.dataset.page === name) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-    const part = parameters().part;
-    link.href = `/${link.dataset.page}${part ? `?part=${encodeURIComponent(part)}` : ""}`;
-  }
-  document.title = `${name[0].toUpperCase()}${name.slice(1)} · isocompute`;
+  let name = location.pathname.slice(1);
+  if (PAGES.includes(name)) announce(name);
   try {
     const part = parameters().part;
     if (about === null || (part !== undefined && about.part !== part))
       about = (await get("about", { part }, { signal: leave.signal })).data;
     header();
+    if (!PAGES.includes(name)) {
+      name = about.unplanned ? "study" : "plan"; // begin where there is something to see
+      history.replaceState(null, "", `/${name}${location.search}`);
+      shown = here();
+      announce(name);
+    }
     const { render } = await import(`./pages/${name}.js`);
     if (page !== mine) return;
     const root = h("div", { class: `page ${name}` });
@@ -79,6 +79,17 @@ async function show() {
     if (error.name === "AbortError") return;
     fill(main, h("h1", {}, document.title.split(" ·")[0]), notice(error.message, "empty"));
   }
+}
+
+/** Say which page this is, and keep the part in the links to the others. */
+function announce(name) {
+  const part = parameters().part;
+  for (const link of document.querySelectorAll("[data-page]")) {
+    if (link.dataset.page === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+    link.href = `/${link.dataset.page}${part ? `?part=${encodeURIComponent(part)}` : ""}`;
+  }
+  document.title = `${name[0].toUpperCase()}${name.slice(1)} · isocompute`;
 }
 
 function header() {

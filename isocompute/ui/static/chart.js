@@ -11,6 +11,7 @@ const EMBED = {
   defaultStyle: false,
   tooltip: { disableDefaultStyle: true },
 };
+const BESIDE = 200; // what may stand beside the plot itself
 const charts = new Map(); // those on the page: element → {paint, views}
 let loading = null;
 
@@ -56,7 +57,8 @@ const DARK = {
   "#5ec962": "#8edd6d",
   "#addc30": "#c3e352",
   "#d8c500": "#f2df55",
-  "#0072b2": "#5ab0e6",
+  "#0072b2": "#4594dd",
+  "#56b4e9": "#b4e0fb",
   "#d55e00": "#ff9150",
   "#009e73": "#37c79c",
   "#8c6d31": "#c9a55c",
@@ -80,12 +82,13 @@ function coloured(spec) {
   return change(spec);
 }
 
-/** A panel as wide as there is room, but not wider than it is drawn at; concatenated ones keep their size and scroll. */
+/** A panel as wide as there is room, but not much wider than it is drawn at; concatenated ones keep their size and
+ * scroll. Its width here is that of the whole, names of rows and all. */
 function fitted(spec, width) {
   if (typeof spec.width !== "number") return spec;
   return {
     ...spec,
-    width: Math.min(spec.width, Math.max(180, width)),
+    width: Math.min(spec.width + BESIDE, Math.max(180, width)),
     autosize: { type: "fit-x", contains: "padding" },
   };
 }

@@ -45,9 +45,11 @@ export function downloads(items) {
   return h("p", { class: "downloads" }, h("span", {}, "Save "), links);
 }
 
-/** What is missing and what would help. */
+/** What is missing and what would help; a command that it ends with can be copied. */
 export function notice(text, kind = "note") {
-  return h("p", { class: `notice ${kind}` }, withCode(text));
+  const [, before, command] = /^(.*) `(isocompute [^`]+)`$/s.exec(text) ?? [];
+  if (!command) return h("p", { class: `notice ${kind}` }, withCode(text));
+  return h("div", { class: `notice ${kind}` }, h("p", {}, withCode(before)), commandLine(command, "what to give"));
 }
 
 /** What a preliminary answer lacks; nothing for a final one. */

@@ -99,10 +99,10 @@ export async function render(root, { about, parameters, remember, again, signal 
         [
           ["run", (s) => s.name],
           ["form", (s) => s.form],
-          ["ceiling A", (s) => value(s.asymptote), "number"],
+          ["ceiling", (s) => value(s.asymptote), "number"],
           ["95%", (s) => pair(s.asymptote_interval), "number"],
           ["rise done", (s) => percent(s.rise_done), "number"],
-          ["efficiency B", (s) => s.efficiency.toFixed(2), "number"],
+          ["efficiency", (s) => s.efficiency.toFixed(2), "number"],
           ["midpoint", (s) => number(s.midpoint), "number"],
         ],
         sides,

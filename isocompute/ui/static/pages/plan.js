@@ -1,12 +1,12 @@
 // Plan: a budget and constraints in, an allocation and what to expect of it out, while the controls move.
 
-import { get } from "../api.js";
+import { ApiError, get } from "../api.js";
 import { draw, move } from "../chart.js";
 import { fill, h } from "../dom.js";
 import { number } from "../format.js";
 import { commandLine, downloads, failure, field, preliminary, select } from "../widgets.js";
 import { alternatives, answer, computeOf, recipe, warnings } from "./plan_answer.js";
-import { constraintFields, lawField } from "./plan_controls.js";
+import { constraintFields, isOwn, lawField } from "./plan_controls.js";
 
 const SUFFIX = { rollouts: "", tokens: "tok", gpu_hours: "h" };
 const BEYOND = 4; // the slider and the band end at so many times the law's range
@@ -111,6 +111,7 @@ export async function render(root, { about, parameters, remember, signal }) {
     };
     root.setAttribute("aria-busy", "true");
     try {
+      if (about.unplanned && isOwn(query) && !query.problems_per_batch) throw new ApiError(about.unplanned); // at once
       const { data, command, stale, rough } = await get("plan", query, { signal, pending: waiting });
       if (mine !== asked) return;
       plan = data;

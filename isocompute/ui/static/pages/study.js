@@ -1,15 +1,15 @@
-// Study: how far the cells are, the frontier and n*(C), and every other figure by name.
+// Study: how far the cells are, the first figures that can be drawn, every other figure by name, and the runs.
 
-import { get } from "../api.js";
+import { ApiError, get } from "../api.js";
 import { draw } from "../chart.js";
 import { fill, h } from "../dom.js";
-import { number, plural, value, whole } from "../format.js";
-import { chip, commandLine, downloads, failure, metricSelect, notice, preliminary, select, table } from "../widgets.js";
+import { number } from "../format.js";
+import { chip, commandLine, downloads, failure, metricSelect, notice, preliminary, select } from "../widgets.js";
+import { canDraw, figureList, inOrder, needsOf } from "./study_figures.js";
+import { runsTable } from "./study_runs.js";
 
-const FIRST = ["reward", "optimum"];
 const STATES = ["finished", "running", "stopped", "waiting", "failed"];
-
-const paperOf = ({ source }) => source.split(" ")[0] || "Other";
+const OVERVIEW = 2; // figures
 
 export async function render(root, { about, parameters, go, signal }) {
   const {
@@ -19,39 +19,16 @@ export async function render(root, { about, parameters, go, signal }) {
   const query = () => ({ part: known.part, metric: parameters.metric, unit: parameters.unit });
   const progress = h("section", { class: "card", "aria-label": "Progress" });
   const shown = h("div", { class: parameters.figure ? "stack" : "stack pair" });
-  const cells = h("section", { class: "card", "aria-label": "Runs" });
+  const table = h("section", { class: "card", "aria-label": "Runs" });
+  const runs = runsTable(table, { query, signal });
   const link = (changes) => {
     const next = new URLSearchParams(
       Object.entries({ ...query(), figure: parameters.figure, ...changes }).filter(([, v]) => v),
     );
     return `/study?${next}`;
   };
-  const entry = ({ name, title, source }) =>
-    h(
-      "li",
-      {},
-      h(
-        "a",
-        { href: link({ figure: name }), "aria-current": name === (parameters.figure ?? null) ? "page" : null },
-        title,
-      ),
-      h("small", {}, source.replace(/^\S+ /, "")),
-    );
-  const papers = [...new Set(figures.map(paperOf))].map((paper) => [
-    paper,
-    figures.filter((figure) => paperOf(figure) === paper),
-  ]);
-  const list = h(
-    "nav",
-    { class: "card figures", "aria-label": "Figures" },
-    h(
-      "details",
-      { open: innerWidth > 860 },
-      h("summary", {}, "Figures"),
-      h("ul", {}, entry({ name: null, title: "Overview", source: "" })),
-      papers.map(([paper, some]) => [h("h2", {}, paper), h("ul", {}, some.map(entry))]),
-    ),
-  );
+  const list = figureList(figures, { link: (figure) => link({ figure }), chosen: parameters.figure ?? null });
+  const needs = () => needsOf(known.runs, query());
   const reading = h(
     "div",
     { class: "fields row" },
@@ -69,8 +46,13 @@ export async function render(root, { about, parameters, go, signal }) {
     h(
       "div",
       { class: "split" },
-      h("div", { class: "stack" }, h("section", { class: "card", "aria-label": "How to read it" }, reading), list),
-      h("div", { class: "stack" }, progress, shown, cells),
+      h(
+        "div",
+        { class: "stack" },
+        h("section", { class: "card", "aria-label": "How to read it" }, reading),
+        list.element,
+      ),
+      h("div", { class: "stack" }, progress, shown, table),
     ),
   );
 
@@ -98,89 +80,18 @@ export async function render(root, { about, parameters, go, signal }) {
     );
   }
 
-  async function drawCells() {
-    const label = `${plural(known.runs.length, "run")} with points`;
-    const runLink = (name, text) =>
-      h("a", { href: `/run?${new URLSearchParams({ part: known.part, run: name })}` }, text);
-    if (!known.study) {
-      fill(
-        cells,
-        h("h2", {}, "Runs"),
-        table(
-          [
-            ["run", (r) => runLink(r.run, r.run), null, (r) => r.run],
-            ["Bp", (r) => r.problems_per_batch ?? "–", "number", (r) => r.problems_per_batch],
-            ["n", (r) => r.rollouts_per_problem ?? "–", "number", (r) => r.rollouts_per_problem],
-            ["seed", (r) => r.seed ?? "–", "number", (r) => r.seed],
-            ["points", (r) => whole(r.points), "number", (r) => r.points],
-          ],
-          known.runs,
-          { caption: label, sortable: true },
-        ),
-        downloads([["JSON", "about", { part: known.part }]]),
-      );
-      return;
-    }
-    const [
-      { data, command },
-      {
-        data: { prefix },
-      },
-    ] = await Promise.all([
-      get("cells", { part: known.part }, { signal }),
-      get("pulse", { part: known.part }, { signal }),
-    ]);
-    const rows = data.runs
-      .filter(({ run }) => run.startsWith(prefix))
-      .map((row) => ({ ...row, name: row.run.slice(prefix.length) }));
-    const logged = rows.flatMap((row) => Object.keys(row.last ?? {}));
-    const metric = parameters.metric ?? logged.find((name) => name.startsWith("avg@")) ?? null;
-    const last = (row) => row.last?.[metric] ?? null;
-    fill(
-      cells,
-      h("h2", {}, "Cells"),
-      table(
-        [
-          ["cell", (r) => (r.last ? runLink(r.name, r.name) : r.name), null, (r) => r.name],
-          ["Bp", (r) => r.problems_per_batch, "number", (r) => r.problems_per_batch],
-          ["n", (r) => r.rollouts_per_problem, "number", (r) => r.rollouts_per_problem],
-          ["updates", (r) => whole(r.update_steps), "number", (r) => r.update_steps],
-          ["seed", (r) => r.seed, "number", (r) => r.seed],
-          ["state", (r) => chip(r.state), null, (r) => r.state],
-          [
-            "rollouts",
-            (r) =>
-              h(
-                "span",
-                { class: "with-bar" },
-                h("progress", { max: r.compute, value: r.rollouts, "aria-label": `${r.name} done` }),
-                number(r.rollouts),
-              ),
-            null,
-            (r) => r.rollouts / r.compute,
-          ],
-          [metric ?? "value", (r) => value(last(r)), "number", last],
-        ],
-        rows,
-        { caption: "Cells of the study", sortable: true },
-      ),
-      commandLine(command),
-      downloads([
-        ["JSON", "cells", { part: known.part }],
-        ["CSV", "cells", { part: known.part, format: "csv" }],
-      ]),
-    );
-  }
+  const waitIn = (card) => (text) => {
+    if (!card.childElementCount)
+      fill(card, h("p", { class: "muted" }, `Making the ${text}… the first time takes a while.`));
+  };
 
   /** One figure with its sentence, its command and its files, in a place of its own. */
   async function drawFigure(card, name, { final = false } = {}) {
-    const pending = (text) => {
-      if (!card.childElementCount)
-        fill(card, h("p", { class: "muted" }, `Making the ${text}… the first time takes a while.`));
-    };
     try {
       const path = `figures/${name}/chart`;
-      const { data, command, stale, rough } = await get(path, { ...query(), final }, { signal, pending });
+      const how = { signal, pending: waitIn(card) };
+      const { data, command, stale, rough } = await get(path, { ...query(), final }, how);
+      needs().set(name, data.needs ?? null);
       if (data.panels.length === 0) {
         fill(card, h("h2", {}, data.title), notice(`This figure needs: ${data.needs}`, "empty"));
       } else {
@@ -206,11 +117,25 @@ export async function render(root, { about, parameters, go, signal }) {
     }
   }
 
-  async function drawAll() {
+  /** The first figures that can be drawn, each in a card; cards that none is left for are taken away. */
+  async function drawOverview(cards) {
+    const [free, drawing] = [[...cards], []];
+    for (const name of inOrder(figures)) {
+      if (!free.length) break;
+      const how = { signal, pending: waitIn(free[0]) };
+      if (await canDraw(name, needs(), query(), how)) drawing.push(drawFigure(free.shift(), name));
+    }
+    for (const card of free) card.remove();
+    await Promise.all(drawing);
+    if (!drawing.length)
+      shown.append(notice("No figure can be drawn from these runs yet; the list of figures says what each needs."));
+  }
+
+  async function drawShown() {
     if (known.empty) {
       fill(shown, notice(known.empty, "empty"));
     } else {
-      const names = parameters.figure ? [parameters.figure] : FIRST;
+      const count = parameters.figure ? 1 : OVERVIEW;
       const ns = new Set(known.runs.map((run) => run.rollouts_per_problem));
       const hints = [
         known.runs.length === 1 &&
@@ -231,26 +156,43 @@ export async function render(root, { about, parameters, go, signal }) {
         hints.push(
           "No metric is in all runs: the figures take the one that most of them have. Choose another, or evaluate one in all of them.",
         );
+      if (known.unplanned && !parameters.figure) hints.push(known.unplanned);
       let cards = [...shown.querySelectorAll(":scope > figure")];
-      if (cards.length !== names.length) cards = names.map(() => h("figure", { class: "card" }));
+      if (cards.length !== count) cards = Array.from({ length: count }, () => h("figure", { class: "card" }));
       fill(
         shown,
         hints.map((text) => notice(text)),
         known.warnings.map((text) => notice(text)),
         cards,
       );
-      await Promise.all(names.map((name, i) => drawFigure(cards[i], name)));
+      await (parameters.figure ? drawFigure(cards[0], parameters.figure) : drawOverview(cards));
     }
   }
 
-  const rest = () => Promise.all([drawProgress(), drawCells()]);
-  await rest();
-  drawAll().catch((error) => {
+  /** What nobody waits for: verdicts of the runs, and which of the other figures can be drawn. One after the other. */
+  async function drawLater() {
+    await runs.judge(known);
+    if (!known.empty) for (const { name } of figures) await canDraw(name, needs(), query(), { signal });
+    list.show(needs());
+  }
+
+  let later = null; // the work that nobody waits for, while it is going on
+  const drawEverything = async () => {
+    await Promise.all([drawProgress(), runs.draw(known), drawShown()]);
+    later ??= drawLater()
+      .catch((error) => {
+        if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error; // the figures say what is wrong
+      })
+      .finally(() => {
+        later = null;
+      });
+  };
+  list.show(needs());
+  drawEverything().catch((error) => {
     if (error.name !== "AbortError") fill(shown, failure(error));
   });
-  return async (now) => {
+  return (now) => {
     known = now;
-    await rest();
-    await drawAll();
+    return drawEverything();
   };
 }

@@ -1,0 +1,61 @@
+"""How the app was told to read its files: what they do not say, and which of their runs are meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isocompute.runs import RunSet
+
+__all__ = ["Reading"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The options that `isocompute ui` shares with the commands that read runs."""
+
+    where: Mapping[str, str] = field(default_factory=dict)
+    problems_per_batch: int | None = None
+    rollouts_per_problem: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing was told: the files are read as they are."""
+        return not self.options
+
+    @property
+    def options(self) -> dict[str, str | int]:
+        """As a command takes them, without those that were not given.
+
+        >>> Reading(where={"set": "easy"}, rollouts_per_problem=8).options
+        {'where': 'set=easy', 'rollouts_per_problem': 8}
+        """
+        told = {
+            "where": ",".join(f"{key}={value}" for key, value in self.where.items()) or None,
+            "problems_per_batch": self.problems_per_batch,
+            "rollouts_per_problem": self.rollouts_per_problem,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    def load(self, address: str) -> RunSet:
+        """The runs at an address, read so."""
+        from isocompute.runs import load
+
+        return load(
+            address,
+            where=self.where,
+            problems_per_batch=self.problems_per_batch,
+            rollouts_per_problem=self.rollouts_per_problem,
+        )
+
+    def pack(self) -> str:
+        """As text, for another process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def unpack(cls, text: str) -> Reading:
+        """What was packed."""
+        return cls(**json.loads(text))
