@@ -61,7 +61,7 @@ def _json(imports: Imports) -> dict[str, Any]:
 
 
 def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
-    from isocompute.cli.show import console, table
+    from isocompute.cli.show import console, short, table
     from isocompute.words import count
 
     screen = console()
@@ -72,7 +72,7 @@ def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
         skipped = f"{item.skipped_lines} lines skipped" if item.skipped_lines else ""
         rows.append(
             [
-                _short(item.run.name),
+                short(item.run.name),
                 item.format,
                 f"{item.run.points.height}",
                 f"{item.validation_points}",
@@ -84,13 +84,8 @@ def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
         )
     columns = ["run", "format", "points", "held out", "Bp", "n", "metrics", ""]
     screen.print(table(columns, rows))
-    by_note: dict[str, list[str]] = {}
-    for item in imports:
-        for note in item.notes:
-            by_note.setdefault(note, []).append(item.run.name)
-    for note, runs in by_note.items():
-        whose = "" if len(runs) == len(imports) else f"{runs[0]}: " if len(runs) == 1 else f"{len(runs)} runs: "
-        screen.print(f"note: {whose}{note}", style="dim", soft_wrap=True)
+    for note in _notes(imports):
+        screen.print(f"note: {note}", style="dim", soft_wrap=True)
     for left_out in imports.left_out[:10]:
         screen.print(f"left out: {_first_sentence(left_out)}", style="dim", soft_wrap=True)
     if len(imports.left_out) > 10:
@@ -100,10 +95,28 @@ def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
         screen.print(f"wrote {runs_written} to {folder}/", soft_wrap=True)
 
 
-def _short(name: str, most: int = 36) -> str:
-    """A long name without its middle: runs of a sweep differ at both ends."""
-    half = most // 2
-    return name if len(name) <= most else f"{name[:half]}…{name[-half + 1 :]}"
+def _notes(imports: Imports) -> list[str]:
+    """A line a note, with whose it is; what the names of several runs say is one line, whatever they say."""
+    from isocompute.logs.importing import FROM_NAME
+
+    by_note: dict[str, list[str]] = {}
+    in_names: dict[str, list[int]] = {}
+    for item in imports:
+        for note in item.notes:
+            by_note.setdefault(note, []).append(item.run.name)
+            what, _, value = note.removesuffix(FROM_NAME).partition(" = ")
+            if note.endswith(FROM_NAME):
+                in_names.setdefault(what, []).append(int(value))
+    folded = {what: values for what, values in in_names.items() if len(values) > 1}
+    lines = [
+        f"{what} = {', '.join(map(str, sorted(set(values))))} from the names of {len(values)} runs"
+        for what, values in folded.items()
+    ]
+    for note, runs in by_note.items():
+        if not (note.endswith(FROM_NAME) and note.partition(" = ")[0] in folded):
+            whose = "" if len(runs) == len(imports) else f"{runs[0]}: " if len(runs) == 1 else f"{len(runs)} runs: "
+            lines.append(f"{whose}{note}")
+    return lines
 
 
 def _first_sentence(text: str) -> str:

@@ -35,6 +35,7 @@ _NO_FILES = {
     "vocab.json", "merges.txt", "added_tokens.json", "adapter_config.json", "preprocessor_config.json", "args.json",
     "training_args.json", "hparams.json", "model.safetensors.index.json", "requirements.txt", "README.txt", "LICENSE",
     "license.txt", "run.json", "import.json", "pass_rates.jsonl", "wandb-metadata.json", "wandb-summary.json",
+    "debug-internal.log",
 }  # fmt: skip
 
 
@@ -139,7 +140,11 @@ def _groups(plain: list[Path], folders: list[Path]) -> list[list[Path]]:
 def _may_be_log(path: Path) -> bool:
     name = path.name
     return not (
-        name in _NO_FILES or path.suffix.lower() in _NO_LOGS or name.endswith(SUFFIXES) or path.stat().st_size == 0
+        name in _NO_FILES
+        or (name == "debug.log" and path.with_name("debug-internal.log").exists())  # W&B's own
+        or path.suffix.lower() in _NO_LOGS
+        or name.endswith(SUFFIXES)
+        or path.stat().st_size == 0
     )
 
 

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from isocompute.logs.collect import Rows
+from isocompute.logs.literals import parse
 from isocompute.logs.settings import overrides
 from isocompute.logs.source import strip
 
@@ -22,7 +23,7 @@ _LEAVES = (
 )
 """Keys that mean one thing wherever they stand: read from a line of their own (YAML, a dataclass's text)."""
 _LEAF = re.compile(rb"\s*['\"]?(" + _LEAVES + rb")['\"]?\s*[:=]\s*['\"]?(\d{1,12})['\"]?\s*,?\s*[)}]*\s*")
-_PAIR = re.compile(rb"['\"]([\w./@+-]{1,100})['\"]: ?(\{(?!\})|'[^']*'|\"[^\"]*\"|[^,{}\[\]()]+)?")
+_PAIR = re.compile(rb"['\"]([\w./@+-]{1,100})['\"]: ?(\{(?!\})|\[[^\[\]{}]*\]|'[^']*'|\"[^\"]*\"|[^,{}\[\]()]+)?")
 _ARGUMENT = re.compile(rb"(?<![\w.])([A-Za-z_]\w{0,80})=('[^']*'|\"[^\"]*\"|[^\s,()\[\]{}]+)")
 _WORDS = {"None": None, "True": True, "False": False}
 _LONGEST = 200_000
@@ -86,4 +87,6 @@ def _scalar(text: bytes) -> Any:
     word = text.strip().decode(errors="replace")
     if word[:1] in ("'", '"'):
         return word[1:-1]
+    if word[:1] == "[":
+        return parse(word)
     return _WORDS.get(word, word)

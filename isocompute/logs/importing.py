@@ -22,7 +22,10 @@ from isocompute.runs.finite import non_finite, place
 from isocompute.runs.folder import read_run
 from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, listing
 
-__all__ = ["Imported", "Imports", "import_logs"]
+__all__ = ["FROM_NAME", "Imported", "Imports", "import_logs"]
+
+FROM_NAME = " from the name of the run"
+"""How a note ends that says so."""
 
 
 @dataclass(frozen=True)
@@ -143,19 +146,18 @@ def _finish(
     notes = [*rows.notes, *_odd(points)]
     path = found.logs[0].path
     beside = {} if several or path is None or sources[0] == "-" else config_beside(path)
-    settings, said = from_config(rows.config)
+    engine = format_name.split("-console", maxsplit=1)[0].removesuffix("-file").removesuffix("-rollouts")
+    settings, said = from_config(rows.config, trainer=engine)
     notes += said
-    outside, said = from_config(beside)
-    new = {k: v for k, v in outside.items() if k not in settings}
+    outside, said = from_config(beside, trainer=engine)
+    new = [k for k in outside if k not in settings]
     if new:
         notes.append(f"{', '.join(_short(k) for k in new)} from the config file beside the log")
-        settings |= new
-    settings |= {k: v for k, v in rows.settings.items() if v is not None and k not in settings}
+    settings = _over(settings, outside, rows.settings)
     for key, value in from_name(name).items():
         if key not in settings and fill.get(key) is None:
             settings[key] = value
-            notes.append(f"{_short(key)} = {value} from the name of the run")
-    engine = format_name.split("-console", maxsplit=1)[0].removesuffix("-file").removesuffix("-rollouts")
+            notes.append(f"{_short(key)} = {value}{FROM_NAME}")
     try:
         made = RunSettings.model_validate({"engine": engine} | settings if engine != "table" else settings)
     except ValidationError as error:
@@ -167,6 +169,18 @@ def _finish(
     return Imported(
         _counted(run), format_name, sources, replaced, rows.skipped_lines, tuple(dict.fromkeys(notes)), rows.pass_rates
     )
+
+
+def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the first layer that says them; a table in them field by field."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if isinstance(value, dict) and isinstance(out.get(key), dict):
+                out[key] = {**value, **out[key]}
+            elif value is not None:
+                out.setdefault(key, value)
+    return out
 
 
 def _odd(points: pl.DataFrame) -> list[str]:

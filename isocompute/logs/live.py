@@ -30,7 +30,7 @@ class LiveRun:
     """Writes one run folder as rows arrive; a folder that is there already is gone on with."""
 
     def __init__(self, folder: str | Path, *, engine: str, config: Mapping[str, Any]) -> None:
-        found, _ = from_config(scalars(dict(config), separator="."))
+        found, _ = from_config(scalars(dict(config), separator="."), trainer=engine)
         self._settings = RunSettings.model_validate({"engine": engine} | found)
         self._writer = RunWriter(folder, self._settings)
         self._held: dict[str, float] = {}

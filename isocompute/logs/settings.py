@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from isocompute.logs.literals import as_number
+from isocompute.logs.recipe import recipe_of
 
 __all__ = ["from_config", "from_name", "overrides"]
 
@@ -47,41 +48,6 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "problems": ("data.train_files", "data.train_data", "dataset_name", "prompt_data", "data.prompt_dataset"),
 }
-_RECIPE: dict[str, tuple[str, ...]] = {
-    "learning_rate": (
-        "actor_rollout_ref.actor.optim.lr",
-        "trainer.policy.optimizer_config.lr",
-        "policy.optimizer.kwargs.lr",
-        "actor.adam.lr",
-        "actor_learning_rate",
-        "trainer.optim.lr",
-        "optim.lr",
-        "finetune.learning_rate",
-        "learning_rate",
-    ),
-    "kl_coef": (
-        "actor_rollout_ref.actor.kl_loss_coef",
-        "trainer.algorithm.kl_loss_coef",
-        "loss_fn.reference_policy_kl_penalty",
-        "algo.kl.init_coef",
-        "init_kl_coef",
-        "kl_penalty_coef",
-        "beta",
-    ),
-    "entropy_coef": (
-        "actor_rollout_ref.actor.entropy_coeff",
-        "trainer.algorithm.entropy_loss_coef",
-        "actor.entropy_coef",
-        "entropy_coef",
-    ),
-    "temperature": (
-        "actor_rollout_ref.rollout.temperature",
-        "generator.sampling_params.temperature",
-        "policy.generation.temperature",
-        "rollout.temperature",
-        "temperature",
-    ),
-}
 _BATCHES = (
     ("data.train_batch_size", "actor_rollout_ref.rollout.n"),
     ("trainer.train_batch_size", "generator.n_samples_per_prompt"),
@@ -101,8 +67,8 @@ _HYDRA = re.compile(r"(?<![\w.])\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=" + _VALUE)
 _ARGPARSE = re.compile(r"(?<![\w-])--([A-Za-z_][\w.-]*)[= ]" + _VALUE)
 
 
-def from_config(config: Config) -> tuple[dict[str, Any], list[str]]:
-    """Settings in our names, and notes on what had to be concluded."""
+def from_config(config: Config, *, trainer: str | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Settings in our names, and notes on what had to be concluded; `trainer` is whose log it was found in."""
     out: dict[str, Any] = {}
     notes: list[str] = []
     for ours, theirs in _FIELDS.items():
@@ -113,11 +79,7 @@ def from_config(config: Config) -> tuple[dict[str, Any], list[str]]:
             value = ", ".join(str(v) for v in value) or None
         if value is not None and value != "":
             out[ours] = value if isinstance(value, int) else str(value)
-    recipe = {ours: n for ours, theirs in _RECIPE.items() if (n := as_number(_first(config, theirs))) is not None}
-    if config.get("actor_rollout_ref.actor.use_kl_loss") is False:
-        recipe.pop("kl_coef", None)
-    if recipe:
-        out["recipe"] = recipe
+    out |= recipe_of(config, trainer=trainer)
     gpus = _gpus(config)
     if gpus:
         out["gpus"] = gpus

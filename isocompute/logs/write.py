@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,25 @@ from isocompute.logs.importing import Imported, Imports
 from isocompute.runs import files
 from isocompute.runs.finite import NON_FINITE
 from isocompute.runs.folder import POINTS, SETTINGS
+from isocompute.runs.model import POINT_COLUMNS, RunWarning
 
 __all__ = ["folder_of", "summary", "write"]
 
 _SLICE = 4_000
+_COMPARED = 3
+"""First points that tell one run from another."""
+_MOST_NAMED = 3
 _UNSAFE = re.compile(r"[^\w.@=+,% -]+")
 
 
 def write(imports: Imports, out: Path) -> list[Path]:
-    """A folder for each run below `out`; every file appears as a whole or not at all."""
+    """A folder for each run below `out`; every file appears as a whole or not at all.
+
+    A run that is there already is written again. Where it was another one, which its first points tell, one warning
+    names what is gone.
+    """
     folders = []
+    gone = []
     taken: set[str] = set()
     for item in imports:
         name = base = folder_of(item.run.name)
@@ -34,8 +44,42 @@ def write(imports: Imports, out: Path) -> list[Path]:
         while name.lower() in taken:  # names that differ in a character no folder can have
             name, number = f"{base}-{number}", number + 1
         taken.add(name.lower())
+        if _is_another(item.run.points, out / name / POINTS):
+            gone.append(f"'{name}' ({_origin(out / name)})")
         folders.append(_one(item, out / name))
+    if gone:
+        named = ", ".join(gone[:_MOST_NAMED]) + (
+            f" and {len(gone) - _MOST_NAMED} more" if len(gone) > _MOST_NAMED else ""
+        )
+        runs = "a different run" if len(gone) == 1 else f"{len(gone)} different runs"
+        message = f"{out}: replaced {runs} of the same name: {named}; use another --out to keep both."
+        warnings.warn(message, RunWarning, stacklevel=2)
     return folders
+
+
+def _is_another(points: pl.DataFrame, path: Path) -> bool:
+    """Whether the first points that were written there differ from these; compute is not looked at, only values."""
+    try:
+        with path.open("rb") as file:
+            before = [json.loads(line) for line in itertools.islice(file, _COMPARED)]
+    except (OSError, ValueError):
+        return False
+    now = points.head(len(before)).to_dicts()
+    return any(
+        old[key] != new[key]
+        for old, new in zip(before, now, strict=False)
+        for key in old.keys() & new.keys() - {*POINT_COLUMNS[1:], NON_FINITE}
+        if new[key] is not None
+    )
+
+
+def _origin(folder: Path) -> str:
+    """Where the run of a folder came from."""
+    try:
+        sources = json.loads((folder / "import.json").read_bytes())["sources"]
+        return f"from {sources[0]}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "not imported"
 
 
 def folder_of(run: str) -> str:

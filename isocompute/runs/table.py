@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import polars as pl
 
 from isocompute.errors import InputError
 from isocompute.runs import files
+from isocompute.runs.columns import MADE_OF, constant_columns, made_of, said_by
 from isocompute.runs.folder import parse_lines, steps_of, tidy
 from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, RunWarning, listing
 
@@ -18,7 +19,7 @@ __all__ = ["TABLE_SUFFIXES", "read_table"]
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _SETTING_COLUMNS = ("problems_per_batch", "rollouts_per_problem", "seed", "gpus")
-_ROLES = ("run", "value", *_SETTING_COLUMNS, *POINT_COLUMNS)
+_ROLES = ("run", "value", *_SETTING_COLUMNS, *POINT_COLUMNS, *MADE_OF)
 _SAMPLE = 1000
 """Rows of a CSV that tell the types of its columns; a later row that disagrees is read the slower way."""
 
@@ -29,30 +30,58 @@ def read_table(
     """The runs of one table.
 
     `columns` maps our names to the table's (`{"value": "val_reward_fit", "rollouts": "C_rollouts"}`), `where` keeps
-    the rows whose column has a value. Without a `run` column the rows are one run for each (Bp, n, seed) they name.
+    the rows whose column has a value. Without a `run` column the rows are one run for each (Bp, n, seed), model and
+    problem set they name. Columns that say a model, a problem set or a field of the recipe, the same in all rows of a
+    run, go into the settings.
     """
     columns, where = columns or {}, where or {}
     table = _read(address, columns.get("run", "run"))
-    for column, wanted in where.items():
-        table = _filter(table, column, wanted, address)
+    for key, wanted in where.items():
+        table = _filter(table, _column_of(key, table), wanted, address)
     table = _renamed(table, columns, address)
     settings = [c for c in _SETTING_COLUMNS if c in table.columns]
     table = table.with_columns(pl.col(c).fill_nan(None) for c in settings if table.schema[c].is_float())
-    keys = ["run"] if "run" in table.columns else settings
+    keys = ["run"] if "run" in table.columns else [*settings, *_telling(table, settings)]
     for column in {*keys, *settings}:
         if table.schema[column].is_nested():
             raise InputError(f"{address}: the column '{column}' holds lists or objects; give plain values.")
     if not keys:
-        return [_run(files.last_part(address).rsplit(".", 1)[0], table, settings, address)]
+        made = _made(table, [table], columns)
+        return [_run(files.last_part(address).rsplit(".", 1)[0], table, settings, made, address)]
     for column in keys:
         if table[column].has_nulls():
             raise InputError(f"{address}: a row has an empty '{column}'; fill it in.")
     named = keys == ["run"]
+    parts = table.partition_by(keys, as_dict=True, maintain_order=True, include_key=not named)
+    made = _made(table, parts.values(), columns)
     runs = []
-    for key, part in table.partition_by(keys, as_dict=True, maintain_order=True, include_key=not named).items():
-        name = str(key[0]) if named else ",".join(f"{_short(k)}={v}" for k, v in zip(keys, key, strict=True))
-        runs.append(_run(name, part, settings, address))
+    for values, part in parts.items():
+        name = str(values[0]) if named else ",".join(f"{_short(k)}={v}" for k, v in zip(keys, values, strict=True))
+        runs.append(_run(name, part, settings, made, address))
     return runs
+
+
+def _made(table: pl.DataFrame, parts: Iterable[pl.DataFrame], columns: Mapping[str, str]) -> dict[str, str]:
+    """Columns that say how the runs were made; never the one that the user named as the value."""
+    return {c: name for c, name in constant_columns(table, parts).items() if c != columns.get("value")}
+
+
+def _telling(table: pl.DataFrame, settings: list[str]) -> list[str]:
+    """Of columns that say how runs were made, those that tell rows apart which would else be one run.
+
+    Text always does; a number, such as a learning rate, only where rows go back to an earlier step without it.
+    """
+    said = [c for c in said_by(table.columns) if not table.schema[c].is_nested() and not table[c].has_nulls()]
+    counter = next((c for c in POINT_COLUMNS if c in table.columns and table.schema[c].is_numeric()), None)
+    keys: list[str] = []
+    for column in sorted(said, key=lambda c: table.schema[c] != pl.String):
+        groups = [*settings, *keys]
+        parts = table.partition_by(groups, maintain_order=True) if groups else [table]
+        splits = any(part[column].n_unique() > 1 for part in parts)
+        back = counter is not None and not all(part[counter].drop_nulls().is_sorted() for part in parts)
+        if splits and (back or table.schema[column] == pl.String):
+            keys.append(column)
+    return keys
 
 
 def _short(key: str) -> str:
@@ -111,6 +140,12 @@ def _whole_rows(data: bytes, address: str, separator: str) -> bytes:
     return data[:last]
 
 
+def _column_of(key: str, table: pl.DataFrame) -> str:
+    """The column that `--where` means: by its own name, or by what it is called in the settings of its runs."""
+    ours = {name: column for column, name in said_by(table.columns).items()}
+    return key if key in table.columns else ours.get(key.removeprefix("recipe."), key)
+
+
 def _filter(table: pl.DataFrame, column: str, wanted: str, address: str) -> pl.DataFrame:
     if column not in table.columns:
         raise InputError(
@@ -144,8 +179,8 @@ def _renamed(table: pl.DataFrame, columns: Mapping[str, str], address: str) -> p
     return table.with_columns(pl.col(theirs).alias(ours) for ours, theirs in renames.items()).drop(used)
 
 
-def _run(name: str, table: pl.DataFrame, settings: list[str], address: str) -> Run:
-    found: dict[str, int] = {}
+def _run(name: str, table: pl.DataFrame, settings: list[str], made: Mapping[str, str], address: str) -> Run:
+    found: dict[str, Any] = made_of(table, made)
     for column in settings:
         low: Any = table[column].min()
         high: Any = table[column].max()
@@ -156,7 +191,7 @@ def _run(name: str, table: pl.DataFrame, settings: list[str], address: str) -> R
             )
         if low is not None:
             found[column] = _whole_number(low, name, column, address)
-    table = table.drop(settings)
+    table = table.drop(settings, *made)
     _check_first_step(name, table, address)
     return Run(name, RunSettings.model_validate(found), tidy(table))
 

@@ -53,7 +53,10 @@ def test_verl(write: Write) -> None:
     settings = item.run.settings
     assert (settings.problems_per_batch, settings.rollouts_per_problem, settings.update_steps) == (16, 8, 200)
     assert (settings.gpus, settings.model, settings.problems) == (8, "Qwen/Qwen2.5-7B", "/data/gsm8k/train.parquet")
-    assert settings.recipe == {"learning_rate": 2e-6, "kl_coef": 0.01, "entropy_coef": 0.001, "temperature": 0.6}
+    # 16 problems a batch in mini-batches of 16 are one update; the rest of the recipe is not in the log.
+    said = {"learning_rate": 2e-6, "kl_coef": 0.01, "entropy_coef": 0.001, "temperature": 0.6, "updates_per_batch": 1}
+    assert settings.recipe == said
+    assert settings.model_dump()["problem_set"] == {"max_new_tokens": 1024}
     assert column(item, "step") == list(range(1, 11))
     assert column(item, "rollouts") == [128 * s for s in range(1, 11)]
     assert column(item, "train/avg") == pytest.approx([reward(s) for s in range(1, 11)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from isocompute.errors import InputError
 from isocompute.export.reading import nemo_rl, openrlhf, prime_rl, skyrl, trl, verl
@@ -12,8 +14,9 @@ from isocompute.export.reading.keys import unknown_keys
 from isocompute.export.reading.oddities import oddities
 from isocompute.export.reading.parse import parse, read_config
 from isocompute.export.reading.setup import Config, Odd, Setup
+from isocompute.export.reading.values import plain, resolve
 
-__all__ = ["Explanation", "Setup", "explain", "explain_text"]
+__all__ = ["Explanation", "Setup", "explain", "explain_text", "stated_setup"]
 
 _READERS: tuple[ModuleType, ...] = (verl, skyrl, nemo_rl, prime_rl, openrlhf, trl)
 
@@ -45,9 +48,32 @@ def explain_text(
     return _explain(parse(text, source=source), source, gpus, problems)
 
 
-def _explain(config: Config, source: str, gpus: int | None, problems: int | None) -> Explanation:
+def stated_setup(settings: Mapping[str, Any], *, names: Sequence[str] = ()) -> Setup | None:
+    """What settings with dotted keys say, without the trainer's defaults; None where they are no trainer's here.
+
+    `names` are words that tell the trainer, where that is known from elsewhere.
+    """
+    known, unresolved = resolve({key: _value(value) for key, value in settings.items()})
+    config = Config(known, "settings", tuple(names), tuple(unresolved))
+    reader = _reader(config)
+    return None if reader is None else reader.read(config, None, None)[0].stated
+
+
+def _value(value: Any) -> Any:
+    """A value of a log: what Python or Hydra spell as nothing is nothing, a list's text a list; else as it is."""
+    if not isinstance(value, str):
+        return value
+    return plain(value) if value in ("None", "null") or value.startswith("[") else value
+
+
+def _reader(config: Config) -> ModuleType | None:
     reader = max(_READERS, key=lambda module: module.matches(config))
-    if reader.matches(config) == 0:
+    return reader if reader.matches(config) > 0 else None
+
+
+def _explain(config: Config, source: str, gpus: int | None, problems: int | None) -> Explanation:
+    reader = _reader(config)
+    if reader is None:
         seen = ", ".join(list(config.settings)[:3]) or "no settings at all"
         raise InputError(
             f"{source}: no trainer's config (read as {config.form}: {seen}); known are veRL overrides and YAML, TRL's "

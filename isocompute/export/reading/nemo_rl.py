@@ -58,6 +58,7 @@ DEFAULTS: dict[str, Any] = {
     "cluster.gpus_per_node": 1,
     "cluster.num_nodes": 1,
 }
+_LOSS_FLAGS = ("loss_fn.use_cispo", "loss_fn.sequence_level_importance_ratios", "loss_fn.disable_ppo_ratio")
 READ = frozenset(DEFAULTS)
 """Keys that a setup hangs on."""
 
@@ -74,7 +75,9 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     given = Settings(config, {} if unseen else DEFAULTS)
     batch = given.integer("grpo.num_prompts_per_step", "problems_per_batch")
     n = given.integer("grpo.num_generations_per_prompt", "rollouts_per_problem")
-    train = given.integer("policy.train_global_batch_size")
+    train = given.integer("policy.train_global_batch_size", "updates_per_batch")
+    if {"problems_per_batch", "rollouts_per_problem"} & set(given.assumed):
+        given.assume("updates_per_batch")
     updates = None if not batch or not n or not train else batch * n / train
     if updates is not None and updates < 1:
         odd.append(
@@ -82,14 +85,19 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         )
         updates = None
     cispo, gspo = given.flag("loss_fn.use_cispo"), given.flag("loss_fn.sequence_level_importance_ratios")
-    low, high = given.number("loss_fn.ratio_clip_min"), given.number("loss_fn.ratio_clip_max")
+    if not any(given.has(key) for key in _LOSS_FLAGS):
+        given.assume("loss")
+    low, high = given.number("loss_fn.ratio_clip_min", "clip_low"), given.number("loss_fn.ratio_clip_max", "clip_high")
+    if "clip_high" in given.assumed:
+        given.assume("ratio_cap")
     if cispo and low is not None and low < 1:
         odd.append(
             Odd("cispo_cap", f"ratio_clip_min = {low:g} floors CISPO's ratio at {1 - low:g}; 1 takes the floor away.")
         )
     asynchronous = given.flag("grpo.async_grpo.enabled")
     total = given.integer("policy.max_total_sequence_length")
-    response = given.integer("policy.generation.max_new_tokens") or total
+    response = given.integer("policy.generation.max_new_tokens", "max_response_length") or total
+    given.assume("entropy_coef", "ratio_anchor")  # no option for either
     prompt = given.integer("data.max_input_seq_length")
     setup = Setup(
         trainer=NAME,
@@ -99,7 +107,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         update_steps=_steps(given, batch, problems, odd),
         updates_per_batch=updates,
         rollouts_per_update=train,
-        staleness=(given.integer("grpo.async_grpo.max_trajectory_age_steps") or 1) if asynchronous else 0,
+        staleness=(given.integer("grpo.async_grpo.max_trajectory_age_steps", "staleness") or 1) if asynchronous else 0,
         **_optimizer(given),
         kl_coef=given.number("loss_fn.reference_policy_kl_penalty", "kl_coef"),
         entropy_coef=0.0,
@@ -111,16 +119,16 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         if given.flag("loss_fn.disable_ppo_ratio")
         else "clip",
         advantage=_advantage(given),
-        aggregation="token" if given.flag("loss_fn.token_level_loss") else "sequence",
+        aggregation="token" if given.flag("loss_fn.token_level_loss", "aggregation") else "sequence",
         clip_low=None if cispo else low,
         clip_high=None if cispo else high,
         ratio_cap=None if not cispo or high is None else 1 + high,
         ratio_anchor="trainer",
         tis_cap=_tis(given, odd),
-        zero_variance_filter=group_filter(given.flag("grpo.use_dynamic_sampling"), odd),
+        zero_variance_filter=group_filter(given.flag("grpo.use_dynamic_sampling", "zero_variance_filter"), odd),
         temperature=given.number("policy.generation.temperature", "temperature"),
-        top_p=given.number("policy.generation.top_p"),
-        grad_clip=gradient_norm(given.number("policy.max_grad_norm")),
+        top_p=given.number("policy.generation.top_p", "top_p"),
+        grad_clip=gradient_norm(given.number("policy.max_grad_norm", "grad_clip")),
         max_prompt_length=prompt if prompt is not None and prompt != total else None,
         max_response_length=response,
         validation_samples=given.integer("grpo.val_num_generations_per_prompt"),
@@ -143,12 +151,12 @@ def _optimizer(given: Settings) -> dict[str, Any]:
             "learning_rate": given.number(f"{megatron}.lr", "learning_rate"),
             "schedule": given.text(f"{schedule}.lr_decay_style"),
             "warmup_steps": given.integer(f"{schedule}.lr_warmup_iters", "warmup_steps"),
-            "beta1": given.number(f"{megatron}.adam_beta1"),
-            "beta2": given.number(f"{megatron}.adam_beta2"),
-            "epsilon": given.number(f"{megatron}.adam_eps"),
-            "weight_decay": given.number(f"{megatron}.weight_decay"),
+            "beta1": given.number(f"{megatron}.adam_beta1", "beta1"),
+            "beta2": given.number(f"{megatron}.adam_beta2", "beta2"),
+            "epsilon": given.number(f"{megatron}.adam_eps", "epsilon"),
+            "weight_decay": given.number(f"{megatron}.weight_decay", "weight_decay"),
         }
-    beta1, beta2 = given.pair("policy.optimizer.kwargs.betas")
+    beta1, beta2 = given.pair("policy.optimizer.kwargs.betas", "beta1", "beta2")
     warmup, constant = _schedule(given.get("policy.scheduler", "warmup_steps"))
     return {
         "learning_rate": given.number("policy.optimizer.kwargs.lr", "learning_rate"),
@@ -156,8 +164,8 @@ def _optimizer(given: Settings) -> dict[str, Any]:
         "warmup_steps": warmup,
         "beta1": beta1,
         "beta2": beta2,
-        "epsilon": given.number("policy.optimizer.kwargs.eps"),
-        "weight_decay": given.number("policy.optimizer.kwargs.weight_decay"),
+        "epsilon": given.number("policy.optimizer.kwargs.eps", "epsilon"),
+        "weight_decay": given.number("policy.optimizer.kwargs.weight_decay", "weight_decay"),
     }
 
 
@@ -176,7 +184,9 @@ def _steps(given: Settings, batch: int | None, problems: int | None, odd: list[O
 
 
 def _advantage(given: Settings) -> str | None:
-    name = given.text("grpo.adv_estimator.name", "advantage")
+    # Before 0.5 there was no choice of estimators: whether rewards are normalised says it all.
+    older = given.has("grpo.normalize_rewards")
+    name = given.text("grpo.adv_estimator.name", None if older else "advantage")
     if name == "reinforce_plus_plus":
         return "batch_std" if given.flag("grpo.adv_estimator.minus_baseline") else "none"
     if name == "grpo":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from isocompute.export import openrlhf as writer
 from isocompute.export.reading.setup import Config, Odd, Settings, Setup
@@ -59,6 +60,10 @@ OLD = {
     "generate_max_len": "rollout.max_new_tokens",
     "prompt_data": "data.prompt_dataset",
     "actor_learning_rate": "actor.adam.lr",
+    "critic_learning_rate": "critic.adam.lr",
+    "gamma": "algo.advantage.gamma",
+    "lambd": "algo.advantage.lambd",
+    "value_clip": "critic.value_clip",
     "adam_betas": "actor.adam.betas",
     "l2": "actor.adam.weight_decay",
     "lr_scheduler": "actor.lr_scheduler",
@@ -100,7 +105,9 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     given = Settings(config, DEFAULTS, OLD)
     batch = given.integer("rollout.batch_size", "problems_per_batch")
     n = given.integer("rollout.n_samples_per_prompt", "rollouts_per_problem")
-    train = given.integer("train.batch_size")
+    train = given.integer("train.batch_size", "updates_per_batch")
+    if {"problems_per_batch", "rollouts_per_problem"} & set(given.assumed):
+        given.assume("updates_per_batch")
     epochs = given.integer("train.max_epochs") or 1
     updates = None if not batch or not n or not train else epochs * batch * n / train
     if updates is not None and updates < epochs:
@@ -111,11 +118,13 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     steps = _steps(given, batch, problems, odd)
     optimizer_steps = None if steps is None or updates is None else steps * updates
     clip = given.pair("actor.eps_clip_low_high") if given.has("actor.eps_clip_low_high") else ()
-    low, high = clip or (given.number("actor.eps_clip"), given.number("actor.eps_clip"))
+    low, high = clip or (given.number("actor.eps_clip", "clip_low"), given.number("actor.eps_clip", "clip_high"))
     loss = given.text("actor.policy_loss_type", "loss")
-    beta1, beta2 = given.pair("actor.adam.betas")
+    beta1, beta2 = given.pair("actor.adam.betas", "beta1", "beta2")
     total, response = given.integer("data.max_len"), given.integer("rollout.max_new_tokens")
     corrected = given.flag("algo.advantage.is_correction_enable")
+    advantage = _ADVANTAGES.get(given.text("algo.advantage.estimator", "advantage") or "")
+    given.assume("aggregation", *(() if corrected and loss == "gspo" else ("ratio_anchor",)))  # no options for them
     setup = Setup(
         trainer=NAME,
         version=VERSION,
@@ -131,20 +140,21 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         kl_coef=_kl(given, odd),
         entropy_coef=given.number("actor.entropy_coef", "entropy_coef") or 0.0,
         loss={"ppo": "clip"}.get(loss or "", loss),
-        advantage=_ADVANTAGES.get(given.text("algo.advantage.estimator", "advantage") or ""),
+        advantage=advantage,
         aggregation="sequence" if loss == "gspo" else "token",
         clip_low=low,
         clip_high=high,
         ratio_anchor="sampler" if corrected and loss == "gspo" else "trainer",
         tis_cap=_tis(given, odd) if corrected and loss != "gspo" else None,
-        zero_variance_filter=group_filter(given.flag("algo.dynamic_filtering_enable"), odd),
+        zero_variance_filter=group_filter(given.flag("algo.dynamic_filtering_enable", "zero_variance_filter"), odd),
         temperature=given.number("rollout.temperature", "temperature"),
-        top_p=given.number("rollout.top_p"),
+        top_p=given.number("rollout.top_p", "top_p"),
         beta1=beta1,
         beta2=beta2,
-        epsilon=given.number("actor.adam.eps"),
-        weight_decay=given.number("actor.adam.weight_decay"),
-        grad_clip=gradient_norm(given.number("actor.max_norm")),
+        epsilon=given.number("actor.adam.eps", "epsilon"),
+        weight_decay=given.number("actor.adam.weight_decay", "weight_decay"),
+        grad_clip=gradient_norm(given.number("actor.max_norm", "grad_clip")),
+        **(_critic(given) if advantage == "gae" else {}),
         max_prompt_length=None if total is None or response is None else total - response,
         max_response_length=response,
         validation_samples=given.integer("eval.n_samples_per_prompt"),
@@ -188,11 +198,21 @@ def _kl(given: Settings, odd: list[Odd]) -> float | None:
     return coefficient
 
 
+def _critic(given: Settings) -> dict[str, Any]:
+    keys = {
+        "gae_discount": "algo.advantage.gamma",
+        "gae_trace": "algo.advantage.lambd",
+        "critic_learning_rate": "critic.adam.lr",
+        "value_clip": "critic.value_clip",
+    }
+    return {name: given.number(key, name) for name, key in keys.items()}
+
+
 def _tis(given: Settings, odd: list[Odd]) -> float | None:
     kind = given.text("algo.advantage.is_correction_type")
     if kind != "tis":
         odd.append(Odd("tis", f"the correction for the sampler is {kind}, not truncated importance sampling."))
-    low, high = given.pair("algo.advantage.is_correction_threshold")
+    low, high = given.pair("algo.advantage.is_correction_threshold", "tis_cap")
     if low:
         odd.append(Odd("tis_floor", f"importance weights are floored at {low:g} as well as capped."))
     return high

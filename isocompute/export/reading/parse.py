@@ -1,4 +1,4 @@
-"""A config file as dotted settings, its form found by content: JSON, TOML, YAML, Python, or shell and overrides."""
+"""A config file as dotted settings, its form found by content: JSON, TOML, YAML, Python, shell and overrides, a log."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from isocompute.export.reading.values import flatten, resolve, syntax_tree
 __all__ = ["parse", "read_config"]
 
 _LARGEST = 5_000_000
+_PRINTED = re.compile(r"^.{0,200}\{'[A-Za-z_]+': \{'", re.MULTILINE)
+"""A nested dict as Python prints it: the config in a trainer's log."""
 _PARENTS = 8
 """Configs that build on each other, at most."""
 
@@ -52,9 +54,23 @@ def parse(text: str, *, source: str = "config", folder: Path | None = None) -> C
     if table is not None:
         merged, missing = _with_parents(table, folder, _PARENTS)
         return _config(merged, "yaml", source, tuple(missing))
+    if _PRINTED.search(text):
+        return _log(text, source)
     if syntax_tree(text) is not None and re.search(r"^\s*(import|from|def|class)\s", text, re.MULTILINE):
         return read_python(text, source)
     return read_shell(text)
+
+
+def _log(text: str, source: str) -> Config:
+    """The config that a trainer printed into its log, read as `isocompute import` reads it."""
+    from isocompute.logs.collect import Rows
+    from isocompute.logs.dumps import ConfigWatch
+
+    rows = Rows()
+    watch = ConfigWatch(rows)
+    for line in text.splitlines():
+        watch.feed(line.encode())
+    return _config(rows.config, "log", source)
 
 
 def _config(table: Mapping[Any, Any], form: str, source: str, parents: tuple[str, ...] = ()) -> Config:

@@ -65,14 +65,22 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     )
     if steps is None:
         odd.append(Odd("steps_unknown", "max_steps is not set: it runs until it is stopped."))
-    stale = given.integer("orchestrator.max_off_policy_steps")
+    stale = given.integer("orchestrator.max_off_policy_steps", "staleness")
     environment = _source(given.get("orchestrator.train.source"))
-    scheduler = given.text("trainer.scheduler.type")
+    scheduler = given.text("trainer.scheduler.type", "warmup_steps")
+    if scheduler != "constant" and not given.has("trainer.scheduler.warmup_steps"):
+        given.assume("warmup_steps")
     decay = _or(given.integer("trainer.scheduler.decay_steps"), 10)
     length = given.integer("seq_len")
     response = given.integer("orchestrator.train.sampling.max_completion_tokens")
-    low, high = given.number("trainer.loss.dppo_mask_low"), given.number("trainer.loss.dppo_mask_high")
-    loss_type = given.text("trainer.loss.type")
+    low = given.number("trainer.loss.dppo_mask_low", "clip_low")
+    high = given.number("trainer.loss.dppo_mask_high", "clip_high")
+    loss_type = given.text("trainer.loss.type", "loss")
+    algorithm = given.text("orchestrator.algo.type", "advantage")
+    # No option for any of these.
+    given.assume("updates_per_batch", "kl_coef", "entropy_coef", "aggregation", "top_p", "epsilon")
+    if "staleness" in given.assumed:
+        given.assume("ratio_anchor")  # no option either; it comes with rollouts that may be old
     setup = Setup(
         trainer=NAME,
         version=VERSION,
@@ -88,21 +96,21 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         kl_coef=0.0,
         entropy_coef=0.0,
         loss="dppo" if loss_type == "default" else loss_type,
-        advantage={"grpo": "group_mean", "echo": "group_mean"}.get(
-            given.text("orchestrator.algo.type") or "", given.text("orchestrator.algo.type")
-        ),
+        advantage={"grpo": "group_mean", "echo": "group_mean"}.get(algorithm or "", algorithm),
         aggregation="token",
         clip_low=low,
         clip_high=high,
         ratio_anchor="sampler",
-        zero_variance_filter="all" if given.flag("orchestrator.train.filter_zero_advantages") else "off",
+        zero_variance_filter="all"
+        if given.flag("orchestrator.train.filter_zero_advantages", "zero_variance_filter")
+        else "off",
         temperature=given.number("orchestrator.train.sampling.temperature", "temperature"),
         top_p=1.0,
-        beta1=given.number("trainer.optim.betas1"),
-        beta2=given.number("trainer.optim.betas2"),
+        beta1=given.number("trainer.optim.betas1", "beta1"),
+        beta2=given.number("trainer.optim.betas2", "beta2"),
         epsilon=1e-8,
-        weight_decay=given.number("trainer.optim.weight_decay"),
-        grad_clip=gradient_norm(given.number("trainer.optim.max_norm")),
+        weight_decay=given.number("trainer.optim.weight_decay", "weight_decay"),
+        grad_clip=gradient_norm(given.number("trainer.optim.max_norm", "grad_clip")),
         max_prompt_length=None if length is None or response is None else length - response,
         max_response_length=response,
         validation_samples=given.integer("orchestrator.eval.group_size"),

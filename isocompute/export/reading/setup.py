@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from isocompute.export.result import Note
@@ -17,7 +17,7 @@ class Config:
 
     settings: dict[str, Any]
     form: str
-    """How it was written: overrides, flags, yaml, toml, json, python."""
+    """How it was written: overrides, flags, yaml, toml, json, python, log."""
     names: tuple[str, ...] = ()
     """Words that say which trainer it is: modules a script starts, classes a Python file calls."""
     unresolved: tuple[str, ...] = ()
@@ -69,6 +69,11 @@ class Setup:
     epsilon: float | None = None
     weight_decay: float | None = None
     grad_clip: float | None = None
+    gae_discount: float | None = None
+    """This and the next three where the advantage comes from a critic."""
+    gae_trace: float | None = None
+    critic_learning_rate: float | None = None
+    value_clip: float | None = None
     max_prompt_length: int | None = None
     max_response_length: int | None = None
     validation_samples: int | None = None
@@ -79,7 +84,7 @@ class Setup:
     train_file: str | None = None
     val_file: str | None = None
     assumed: tuple[str, ...] = field(default=())
-    """Fields that are the trainer's defaults: the file does not say them."""
+    """Fields that the file does not say: the trainer's defaults, and what it does without an option for it."""
 
     @property
     def batch_size(self) -> int | None:
@@ -101,6 +106,12 @@ class Setup:
         if self.updates_per_batch is None:
             return None
         return self.updates_per_batch == 1 and self.staleness == 0
+
+    @property
+    def stated(self) -> Setup:
+        """What the file itself says; all else is unknown."""
+        unsaid = {f.name: f.default for f in fields(self) if f.name in self.assumed}
+        return self.with_values(**unsaid)
 
     def with_values(self, **values: Any) -> Setup:
         """The same with other values."""
@@ -124,9 +135,13 @@ class Settings:
         self._defaults = {key: value for key, value in defaults.items() if key not in outside}
         self.assumed: list[str] = []
 
-    def has(self, key: str) -> bool:
-        """Whether the file says this key."""
-        return self._given.get(key) is not None
+    def has(self, *keys: str) -> bool:
+        """Whether the file says all of these keys."""
+        return all(self._given.get(key) is not None for key in keys)
+
+    def assume(self, *fields: str) -> None:
+        """Note fields that do not hang on what the file says."""
+        self.assumed += fields
 
     def get(self, key: str, field_name: str | None = None) -> Any:
         """The value of a key; `field_name` is noted as assumed where it is the default."""
@@ -158,8 +173,10 @@ class Settings:
             value = value[0]
         return None if value is None or isinstance(value, dict | list) else str(value)
 
-    def pair(self, key: str) -> tuple[float | None, float | None]:
-        """Two numbers, such as Adam's betas."""
+    def pair(self, key: str, *fields: str) -> tuple[float | None, float | None]:
+        """Two numbers, such as Adam's betas; `fields` are assumed where they are the default."""
+        if key not in self._given:
+            self.assume(*fields)
         value = self.get(key)
         if not isinstance(value, list | tuple) or len(value) != 2:
             return None, None

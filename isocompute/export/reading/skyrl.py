@@ -74,7 +74,9 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     given = Settings(config, DEFAULTS)
     batch = given.integer("trainer.train_batch_size", "problems_per_batch")
     n = given.integer("generator.n_samples_per_prompt", "rollouts_per_problem")
-    mini = given.integer("trainer.policy_mini_batch_size")
+    mini = given.integer("trainer.policy_mini_batch_size", "updates_per_batch")
+    if "problems_per_batch" in given.assumed:
+        given.assume("updates_per_batch")
     epochs = given.integer("trainer.update_epochs_per_batch") or 1
     updates = None if not batch or not mini else epochs * batch / mini
     if batch and mini and batch % mini:
@@ -90,9 +92,12 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         steps = steps_from_epochs(given.integer("trainer.epochs"), problems, batch, odd, "trainer.epochs")
     loss = given.text(f"{ALGORITHM}.policy_loss_type", "loss")
     cispo = loss == "cispo"
-    cap = given.number(f"{ALGORITHM}.cispo.cispo_eps_clip_high")
+    cap = given.number(f"{ALGORITHM}.cispo.cispo_eps_clip_high", "ratio_cap")
     anchored = cispo and given.text(f"{ALGORITHM}.cispo.cispo_anchor") == "rollout"
-    beta1, beta2 = given.pair(f"{OPTIMIZER}.adam_betas")
+    if not anchored:
+        given.assume("ratio_anchor")
+    beta1, beta2 = given.pair(f"{OPTIMIZER}.adam_betas", "beta1", "beta2")
+    given.assume("epsilon")  # no option for it
     reduction = given.text(f"{ALGORITHM}.loss_reduction", "aggregation")
     setup = Setup(
         trainer=NAME,
@@ -102,32 +107,32 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         update_steps=steps,
         updates_per_batch=updates,
         rollouts_per_update=times(mini, n),
-        staleness=(given.integer("trainer.fully_async.max_staleness_steps") or 0)
+        staleness=(given.integer("trainer.fully_async.max_staleness_steps", "staleness") or 0)
         if given.flag("trainer.fully_async.enabled")
         else 0,
         learning_rate=given.number(f"{OPTIMIZER}.lr", "learning_rate"),
         schedule=given.text(f"{OPTIMIZER}.scheduler"),
         warmup_steps=given.integer(f"{OPTIMIZER}.num_warmup_steps", "warmup_steps"),
         kl_coef=_kl(given, odd),
-        entropy_coef=given.number(f"{ALGORITHM}.entropy_loss_coef")
+        entropy_coef=given.number(f"{ALGORITHM}.entropy_loss_coef", "entropy_coef")
         if given.flag(f"{ALGORITHM}.use_entropy_loss", "entropy_coef")
         else 0.0,
         loss=_LOSSES.get(loss or "", loss),
         advantage=_advantage(given),
         aggregation=_AGGREGATIONS.get(reduction or "", reduction),
-        clip_low=None if cispo else given.number(f"{ALGORITHM}.eps_clip_low"),
-        clip_high=None if cispo else given.number(f"{ALGORITHM}.eps_clip_high"),
+        clip_low=None if cispo else given.number(f"{ALGORITHM}.eps_clip_low", "clip_low"),
+        clip_high=None if cispo else given.number(f"{ALGORITHM}.eps_clip_high", "clip_high"),
         ratio_cap=None if not cispo or cap is None else 1 + cap,
         ratio_anchor="sampler" if anchored else "trainer",
         tis_cap=_tis(given),
         zero_variance_filter=_filter(given, odd),
         temperature=given.number("generator.sampling_params.temperature", "temperature"),
-        top_p=given.number("generator.sampling_params.top_p"),
+        top_p=given.number("generator.sampling_params.top_p", "top_p"),
         beta1=beta1,
         beta2=beta2,
         epsilon=1e-8,
-        weight_decay=given.number(f"{OPTIMIZER}.weight_decay"),
-        grad_clip=gradient_norm(given.number(f"{OPTIMIZER}.max_grad_norm")),
+        weight_decay=given.number(f"{OPTIMIZER}.weight_decay", "weight_decay"),
+        grad_clip=gradient_norm(given.number(f"{OPTIMIZER}.max_grad_norm", "grad_clip")),
         max_prompt_length=given.integer("trainer.max_prompt_length", "max_prompt_length"),
         max_response_length=given.integer("generator.sampling_params.max_generate_length", "max_response_length"),
         validation_samples=given.integer("generator.eval_n_samples_per_prompt"),
@@ -147,8 +152,10 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
 def _kl(given: Settings, odd: list[Odd]) -> float | None:
     if given.flag(f"{ALGORITHM}.use_kl_in_reward"):
         odd.append(Odd("kl_in_reward", "KL is taken off the reward, not added to the loss."))
-        return given.number(f"{ALGORITHM}.kl_loss_coef")
-    return given.number(f"{ALGORITHM}.kl_loss_coef") if given.flag(f"{ALGORITHM}.use_kl_loss", "kl_coef") else 0.0
+        return given.number(f"{ALGORITHM}.kl_loss_coef", "kl_coef")
+    if given.flag(f"{ALGORITHM}.use_kl_loss", "kl_coef"):
+        return given.number(f"{ALGORITHM}.kl_loss_coef", "kl_coef")
+    return 0.0
 
 
 def _advantage(given: Settings) -> str | None:
@@ -163,7 +170,7 @@ def _advantage(given: Settings) -> str | None:
 def _tis(given: Settings) -> float | None:
     level = given.text(f"{ALGORITHM}.off_policy_correction.tis_ratio_type")
     if level in ("token", "sequence"):
-        return given.number(f"{ALGORITHM}.off_policy_correction.{level}_tis_ratio_clip_high")
+        return given.number(f"{ALGORITHM}.off_policy_correction.{level}_tis_ratio_clip_high", "tis_cap")
     if given.flag(f"{ALGORITHM}.use_tis"):
         return given.number(f"{ALGORITHM}.tis_imp_ratio_cap")
     return None
@@ -173,4 +180,4 @@ def _filter(given: Settings, odd: list[Odd]) -> str:
     refills = given.text(f"{ALGORITHM}.dynamic_sampling.type") in ("filter", "replace")
     if refills:
         return group_filter(True, odd)
-    return "all" if given.flag(f"{ALGORITHM}.zero_variance_filter") else "off"
+    return "all" if given.flag(f"{ALGORITHM}.zero_variance_filter", "zero_variance_filter") else "off"

@@ -72,7 +72,12 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         steps = None if not updates else max(1, round(optimizer_steps / updates))
     loss_type, level = given.text("loss_type", "loss"), given.text("importance_sampling_level")
     high = given.number("epsilon_high")
-    low = given.number("epsilon")
+    low = given.number("epsilon", "clip_low")
+    if high is None and "clip_low" in given.assumed:
+        given.assume("clip_high", "ratio_cap")
+    if "loss" in given.assumed:
+        given.assume("aggregation")
+    given.assume("ratio_anchor", "zero_variance_filter")  # no option for either
     cispo = loss_type == "cispo"
     if loss_type not in LOSS_TYPES:
         odd.append(
@@ -110,12 +115,12 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         tis_cap=_tis(given, odd),
         zero_variance_filter="off",
         temperature=given.number("temperature", "temperature"),
-        top_p=given.number("top_p"),
-        beta1=given.number("adam_beta1"),
-        beta2=given.number("adam_beta2"),
-        epsilon=given.number("adam_epsilon"),
-        weight_decay=given.number("weight_decay"),
-        grad_clip=gradient_norm(given.number("max_grad_norm")),
+        top_p=given.number("top_p", "top_p"),
+        beta1=given.number("adam_beta1", "beta1"),
+        beta2=given.number("adam_beta2", "beta2"),
+        epsilon=given.number("adam_epsilon", "epsilon"),
+        weight_decay=given.number("weight_decay", "weight_decay"),
+        grad_clip=gradient_norm(given.number("max_grad_norm", "grad_clip")),
         max_prompt_length=_prompt_length(given),
         max_response_length=given.integer("max_completion_length", "max_response_length"),
         validation_samples=given.integer("num_generations_eval"),
@@ -136,10 +141,18 @@ def _batch(given: Settings, gpus: int | None, odd: list[Odd]) -> tuple[int | Non
     iterations = given.integer("num_iterations") or 1
     whole = given.integer("generation_batch_size")
     per_generation = given.integer("steps_per_generation")
-    processes = gpus or given.integer("num_processes")
+    processes = gpus or given.integer("num_processes") or None
     if not per_device or not accumulation:
         return None, None, processes
+    # How often a batch is used hangs on no process count, unless the generation batch alone is said.
+    if not given.has("num_iterations", "gradient_accumulation_steps") and not per_generation:
+        given.assume("updates_per_batch")
+    if whole and not per_generation and processes is None:
+        given.assume("updates_per_batch")
     if whole and per_generation:
+        # TRL fills in the one from the other, so that a printed config has both.
+        exact = whole // (per_device * per_generation)
+        processes = processes or (exact if exact * per_device * per_generation == whole else None)
         odd.append(Odd("generation_batch", "generation_batch_size and steps_per_generation exclude each other."))
     if processes is None:
         # Without a process count the file is taken at its word: on-policy where it fixes the generation batch.
@@ -187,7 +200,7 @@ def _loss(loss_type: str | None, level: str | None) -> str | None:
 
 def _advantage(given: Settings) -> str | None:
     scale = given.get("scale_rewards", "advantage")
-    name = {"True": "group", "False": "none"}.get(str(scale), str(scale))
+    name = {"True": "group", "False": "none", "None": "none"}.get(str(scale), str(scale))
     return _SCALES.get(name, name)
 
 
@@ -201,13 +214,13 @@ def _tis(given: Settings, odd: list[Odd]) -> float | None:
         )
         return None
     cap = given.number("vllm_importance_sampling_cap")
-    return cap if cap is not None else given.number("vllm_importance_sampling_clip_max")
+    return cap if cap is not None else given.number("vllm_importance_sampling_clip_max", "tis_cap")
 
 
 def _warmup(given: Settings, optimizer_steps: int | None) -> int | None:
     """`warmup_steps`; below 1 it is a share of the run, as the older `warmup_ratio` is."""
-    steps = given.number("warmup_steps", "warmup_steps")
     ratio = given.number("warmup_ratio") if given.has("warmup_ratio") else None
+    steps = given.number("warmup_steps", "warmup_steps" if ratio is None else None)
     if steps is not None and steps >= 1:
         return int(steps)
     share = steps or ratio or 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from isocompute.export import verl as writer
 from isocompute.export.reading.setup import Config, Odd, Settings, Setup
 from isocompute.export.reading.shared import gradient_norm, group_filter, invert, steps_from_epochs, times
@@ -53,7 +55,7 @@ DEFAULTS = {
 }
 _LOSSES = invert(writer.LOSSES)
 _AGGREGATIONS = invert(writer.AGGREGATIONS)
-READ = frozenset(DEFAULTS) | {"data.seed"}
+READ = frozenset(DEFAULTS) | {"data.seed", f"{ACTOR}.grad_clip", "algorithm.gamma", "algorithm.lam", "critic.optim.lr"}
 """Keys that a setup hangs on."""
 
 
@@ -70,7 +72,9 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     given = Settings(config, DEFAULTS)
     batch = given.integer("data.train_batch_size", "problems_per_batch")
     n = given.integer(f"{ROLLOUT}.n", "rollouts_per_problem")
-    mini = given.integer(f"{ACTOR}.ppo_mini_batch_size")
+    mini = given.integer(f"{ACTOR}.ppo_mini_batch_size", "updates_per_batch")
+    if "problems_per_batch" in given.assumed:
+        given.assume("updates_per_batch")
     epochs = given.integer(f"{ACTOR}.ppo_epochs") or 1
     updates = None if not batch or not mini else epochs * batch / mini
     if batch and mini and mini > batch:
@@ -95,7 +99,9 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         odd.append(
             Odd("cispo_cap", f"clip_ratio_low = {low:g} floors CISPO's ratio at {1 - low:g}; 1 takes the floor away.")
         )
-    beta1, beta2 = given.pair(f"{ACTOR}.optim.betas")
+    beta1, beta2 = given.pair(f"{ACTOR}.optim.betas", "beta1", "beta2")
+    advantage = _advantage(given)
+    given.assume("ratio_anchor", "epsilon")  # no option for either
     setup = Setup(
         trainer=NAME,
         version=VERSION,
@@ -110,7 +116,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         kl_coef=_kl(given, odd),
         entropy_coef=given.number(f"{ACTOR}.entropy_coeff", "entropy_coef"),
         loss=_LOSSES.get(loss_mode or "", loss_mode),
-        advantage=_advantage(given),
+        advantage=advantage,
         aggregation=_AGGREGATIONS.get(
             given.text(f"{ACTOR}.loss_agg_mode", "aggregation") or "", given.text(f"{ACTOR}.loss_agg_mode")
         ),
@@ -119,14 +125,15 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         ratio_cap=None if not cispo or high is None else 1 + high,
         ratio_anchor="trainer",
         tis_cap=_tis(given, odd),
-        zero_variance_filter=group_filter(given.flag("algorithm.filter_groups.enable"), odd),
+        zero_variance_filter=group_filter(given.flag("algorithm.filter_groups.enable", "zero_variance_filter"), odd),
         temperature=given.number(f"{ROLLOUT}.temperature", "temperature"),
-        top_p=given.number(f"{ROLLOUT}.top_p"),
+        top_p=given.number(f"{ROLLOUT}.top_p", "top_p"),
         beta1=beta1,
         beta2=beta2,
         epsilon=1e-8,
-        weight_decay=given.number(f"{ACTOR}.optim.weight_decay"),
-        grad_clip=gradient_norm(given.number(f"{ACTOR}.optim.clip_grad")),
+        weight_decay=given.number(f"{ACTOR}.optim.weight_decay", "weight_decay"),
+        grad_clip=gradient_norm(_grad_clip(given)),
+        **(_critic(given) if advantage == "gae" else {}),
         max_prompt_length=given.integer("data.max_prompt_length", "max_prompt_length"),
         max_response_length=given.integer("data.max_response_length", "max_response_length"),
         validation_samples=given.integer(f"{ROLLOUT}.val_kwargs.n"),
@@ -145,21 +152,46 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
 
 def _clip(given: Settings, side: str) -> float | None:
     key = f"{ACTOR}.clip_ratio_{side}"
-    if not given.has(key) and given.has(f"{ACTOR}.clip_ratio"):
+    if given.has(key):
+        return given.number(key)
+    if given.has(f"{ACTOR}.clip_ratio"):
         return given.number(f"{ACTOR}.clip_ratio")
+    given.assume(f"clip_{side}", *(["ratio_cap"] if side == "high" else []))
     return given.number(key)
 
 
+def _grad_clip(given: Settings) -> float | None:
+    """The norm is an option of the actor in configs before 0.5, and of its optimiser since."""
+    older = f"{ACTOR}.grad_clip"
+    if given.has(older) and not given.has(f"{ACTOR}.optim.clip_grad"):
+        return given.number(older)
+    return given.number(f"{ACTOR}.optim.clip_grad", "grad_clip")
+
+
+def _critic(given: Settings) -> dict[str, Any]:
+    keys = {
+        "gae_discount": "algorithm.gamma",
+        "gae_trace": "algorithm.lam",
+        "critic_learning_rate": "critic.optim.lr",
+        "value_clip": "critic.cliprange_value",
+    }
+    return {name: given.number(key, name) for name, key in keys.items()}
+
+
 def _kl(given: Settings, odd: list[Odd]) -> float | None:
-    in_reward = given.flag("algorithm.use_kl_in_reward")
-    in_loss = given.flag(f"{ACTOR}.use_kl_loss", "kl_coef")
+    coefficient = "algorithm.kl_ctrl.kl_coef"
+    # Before 0.3 there was no such option, and every run whose loss had no KL took it off the reward; a config that was
+    # printed whole tells by what else is in it.
+    older = given.has("algorithm.kl_ctrl.type", coefficient) and not given.has("algorithm.use_kl_in_reward")
+    in_loss = given.flag(f"{ACTOR}.use_kl_loss", None if older else "kl_coef")
+    in_reward = not in_loss if older else given.flag("algorithm.use_kl_in_reward")
     if in_reward and in_loss:
         odd.append(Odd("kl_twice", "KL is in the reward and in the loss."))
     if in_loss:
-        return given.number(f"{ACTOR}.kl_loss_coef")
+        return given.number(f"{ACTOR}.kl_loss_coef", "kl_coef")
     if in_reward:
         odd.append(Odd("kl_in_reward", "KL is taken off the reward, not added to the loss."))
-        return given.number("algorithm.kl_ctrl.kl_coef")
+        return given.number(coefficient, "kl_coef")
     return 0.0
 
 
@@ -183,14 +215,14 @@ def _tis(given: Settings, odd: list[Odd]) -> float | None:
         odd.append(Odd("tis_without_log_probs", "rollout_is needs rollout.calculate_log_probs=True."))
     if level != "token":
         odd.append(Odd("tis", f"importance sampling by {level}, not by token."))
-    return given.number("algorithm.rollout_correction.rollout_is_threshold")
+    return given.number("algorithm.rollout_correction.rollout_is_threshold", "tis_cap")
 
 
 def _warmup(given: Settings, optimizer_steps: float | None) -> int | None:
-    steps = given.integer(f"{ACTOR}.optim.lr_warmup_steps", "warmup_steps")
+    steps = given.integer(f"{ACTOR}.optim.lr_warmup_steps")
     if steps is not None and steps > 0:
         return steps
-    ratio = given.number(f"{ACTOR}.optim.lr_warmup_steps_ratio") or 0.0
+    ratio = given.number(f"{ACTOR}.optim.lr_warmup_steps_ratio", "warmup_steps") or 0.0
     if ratio == 0:
         return 0
     return None if optimizer_steps is None else int(ratio * optimizer_steps)

@@ -125,7 +125,8 @@ def layout_of(columns: Sequence[str], numeric: set[str]) -> Layout:
         return Layout("tracker", step=step, numbers=tuple(tracked))
     problems = _PROBLEMS & set(plain)
     if (problems or any(c.endswith("pass_rate") for c in plain)) and not step and not compute and not run:
-        why = "this is a set of problems (a row a problem), not a training log; isocompute split reads those"
+        reader = "isocompute split" if problems else "isocompute plan --pass-rates"  # split needs the questions
+        why = f"this is a set of problems (a row a problem), not a training log; {reader} reads those"
         return Layout("none", why=why, other=True)
     if not numbers:
         return Layout("none", why="no column of numbers besides the step")

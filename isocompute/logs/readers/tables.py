@@ -14,11 +14,14 @@ from isocompute.logs.literals import as_number
 from isocompute.logs.readers.frames import look, read_frame
 from isocompute.logs.readers.layout import Layout, layout_of, split_tracked
 from isocompute.logs.source import Log, Sample
+from isocompute.runs.columns import constant_columns, made_of, said_by
 
 __all__ = ["Table"]
 
 _SCORES = {"long": 0.9, "tracker": 0.9, "runs": 0.6, "rows": 0.6, "ends": 0.5, "none": 0.2}
 _MOST_N = 4096
+_MOST_VALUES = 50
+"""Of a column that tells runs apart."""
 
 
 class Table:
@@ -122,11 +125,16 @@ def _columns(frame: pl.DataFrame, step: str, names: dict[str, str], rows: Rows) 
 
 def _rows(frame: pl.DataFrame, layout: Layout, sink: Sink) -> None:
     """One evaluation a row."""
-    for name, part in _parts(frame, layout):
+    parts = list(_parts(frame, layout))
+    used = {layout.run, layout.step, *layout.compute.values(), *layout.settings.values()}
+    made = {c: ours for c, ours in constant_columns(frame, [part for _, part in parts]).items() if c not in used}
+    metrics = [c for c in layout.numbers if c not in made]
+    for name, part in parts:
         rows = sink.run(name)
+        rows.settings |= made_of(part, made)
         kept = _settings(part, layout, rows)
         counters = {ours: c for ours, c in layout.compute.items() if c not in kept}
-        names = {c: ours for ours, c in counters.items()} | {c: c for c in (*layout.numbers, *kept)}
+        names = {c: ours for ours, c in counters.items()} | {c: c for c in (*metrics, *kept)}
         scale = {c: _scale(c) for c in names}
         rows.has_steps = layout.step is not None
         for cells in part.select(*([layout.step] if layout.step else []), *names).iter_rows():
@@ -158,9 +166,11 @@ def _parts(frame: pl.DataFrame, layout: Layout) -> Iterator[tuple[str | None, pl
         return
     keys = [*layout.keys, *(c for ours, c in layout.settings.items() if ours != "gpus")]
     counter = layout.step or next(iter(layout.compute.values()), None)
-    texts = [c for c, kind in frame.schema.items() if kind == pl.String and c not in keys and frame[c].n_unique() <= 50]
-    while texts and counter and not _increasing(frame, keys, counter) and frame.height:
-        keys.append(texts.pop(0))
+    texts = [c for c, kind in frame.schema.items() if kind == pl.String and c not in keys]
+    numbers = [c for c in said_by(frame.columns) if c in layout.numbers]
+    more = [c for c in (*texts, *numbers) if frame[c].n_unique() <= _MOST_VALUES]
+    while more and counter and not _increasing(frame, keys, counter) and frame.height:
+        keys.append(more.pop(0))
     if not keys:
         yield None, frame
         return
