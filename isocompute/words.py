@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 __all__ = ["count", "number", "pair", "value"]
 
+_LARGE = 1e4
+"""No reward that is read to three places is so large."""
+
 
 def count(x: int | None) -> str:
     """A whole number as it is."""
@@ -25,9 +28,15 @@ def number(x: float | None) -> str:
 
 
 def value(x: float | None) -> str:
-    """A reward: three places, no leading zero."""
+    """A reward: three places, no leading zero; from ten thousand on three digits and a suffix.
+
+    >>> value(0.6184), value(-3.25), value(526780142884.8)
+    ('.618', '-3.250', '527B')
+    """
     if x is None or not math.isfinite(x):
         return "–"
+    if abs(x) >= _LARGE:
+        return number(x)
     text = f"{x:.3f}"
     return text.replace("0.", ".", 1) if abs(x) < 1 else text
 

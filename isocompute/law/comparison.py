@@ -25,6 +25,7 @@ from isocompute.law.families import HILL
 from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around, percentiles
 from isocompute.law.solver import Batch, solve
+from isocompute.words import number
 
 __all__ = ["Comparison", "Efficiency", "Overtaking", "compare"]
 
@@ -110,7 +111,7 @@ def compare(
     interval = around(difference, fit_a.ensemble.ceiling_B - fit_b.ensemble.ceiling_B, level)
     alone = min(len(side) for side in sides) == 1
     floor = ONE_SEED_ERROR * scale_of(values) if alone else 0.0
-    rule = f"one seed: at least ±{floor:.3g}" if alone else "bootstrap"
+    rule = f"one seed: at least ±{number(floor)}" if alone else "bootstrap"
     interval = min(interval[0], difference - floor), max(interval[1], difference + floor)
     common = _common_ceiling(fit_a, fit_b, upper)
     theta_a, theta_b = (_pinned(fit, common) for fit in (fit_a, fit_b))

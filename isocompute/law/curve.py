@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from isocompute.arrays import Array
 
-__all__ = ["MINIMUM_POINTS", "Curve", "Setting", "lasting_fall", "median", "noise_level", "scale_of", "upper_bound"]
+__all__ = [
+    "MINIMUM_POINTS",
+    "Curve",
+    "Setting",
+    "lasting_fall",
+    "median",
+    "noise_level",
+    "on_one_scale",
+    "scale_of",
+    "upper_bound",
+]
 
 MINIMUM_POINTS = 4
+_ONE_SCALE = 2.0
+"""Lengths of scales may differ so much: a reward from -1 to 1 looks like a rate where it never was negative."""
 
 Setting = tuple[int | None, int | None]
 """(problems per batch, rollouts per problem); None where a log does not say."""
@@ -129,3 +142,9 @@ def scale_of(values: Array) -> float:
     if low >= -1.0 and high <= 1.0:
         return 1.0 if low >= 0.0 else 2.0
     return 100.0 if low >= 0.0 and 20.0 < high <= 100.0 else max(high - low, 1e-12)
+
+
+def on_one_scale(curves: Sequence[Curve]) -> bool:
+    """Whether the curves' values lie on scales of about one length."""
+    scales = [scale_of(curve.values_C) for curve in curves]
+    return not scales or max(scales) <= _ONE_SCALE * min(scales)

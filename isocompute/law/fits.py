@@ -197,5 +197,5 @@ def _huber(rows: Rows, fits_F: Sequence[Fits]) -> Array:
     sorted_GN = np.sort(np.where(rows.real_GN, distance_GN, np.inf), axis=1)
     each_G = np.arange(len(count_G))
     median_G = 0.5 * (sorted_GN[each_G, (count_G - 1) // 2] + sorted_GN[each_G, count_G // 2])
-    scale_G1 = (np.maximum(1.4826 * median_G, FLOOR * spread_G) + 1e-12)[:, None]
-    return np.where(rows.real_GN, np.minimum(1.0, HUBER * scale_G1 / np.maximum(distance_GN, 1e-300)), 0.0)
+    limit_G1 = HUBER * (np.maximum(1.4826 * median_G, FLOOR * spread_G) + 1e-12)[:, None]
+    return np.where(rows.real_GN, limit_G1 / np.maximum(distance_GN, limit_G1), 0.0)

@@ -3,20 +3,21 @@
 IsoCompute section 4.1: at every budget C the best value any setting reaches with at most C. A setting takes part from a
 quarter below its first evaluated compute on (a fit says little about what came before its points), or from one update
 on if its base model was evaluated too, and keeps its last value beyond its last point: with a larger budget one can
-still stop there.
+still stop there. That says what is reached, not which n is best: `bounds` marks where a larger n was not run so far.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from isocompute.arrays import Array, Bools, Ints
 from isocompute.law.fits import CurveFit
 
-__all__ = ["Frontier", "Switch", "compared", "compute_grid", "frontier", "live"]
+__all__ = ["Frontier", "Switch", "bounds", "compared", "compute_grid", "ended", "frontier", "live"]
 
 REACH = 1.25
 GRID_POINTS = 120
@@ -78,6 +79,32 @@ def compared(fits: Sequence[CurveFit], compute_C: Array) -> tuple[slice, bool]:
         if len(there) and (not all_of_them or compute_C[there[-1]] >= _ENOUGH * compute_C[there[0]]):
             return slice(int(there[0]), int(there[-1]) + 1), all_of_them
     return slice(0, 0), False
+
+
+def ended(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: int = 1) -> list[tuple[int, float] | None]:
+    """At each compute the next larger n (axis 1) or Bp (axis 0) than the best, and its last compute, where it had ended
+    before: whether it would lead by then nobody saw.
+    """
+    value_S = np.array([fit.setting[axis] or 0 for fit in fits])
+    last: dict[int, float] = {}
+    for value, fit in zip(value_S.tolist(), fits, strict=True):
+        last[value] = max(last.get(value, 0.0), fit.last)
+    above: dict[int, int] = dict(pairwise(sorted(last)))
+    larger = [above.get(value) for value in value_S[best_C].tolist()]
+    return [
+        (n, last[n]) if n is not None and last[n] * _SLACK < compute else None
+        for n, compute in zip(larger, compute_C.tolist(), strict=True)
+    ]
+
+
+def bounds(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: int = 1) -> list[str | None]:
+    """`>=` where the best n (axis 1) or Bp (axis 0) is the largest that was run or the next larger one had ended, `<=`
+    where it is the smallest: the optimum may lie beyond it.
+    """
+    value_S = [fit.setting[axis] or 0 for fit in fits]
+    cut = ended(fits, best_C, compute_C, axis=axis)
+    edge = {min(value_S): "<=", max(value_S): ">="}
+    return [">=" if gone else edge.get(value_S[best]) for best, gone in zip(best_C.tolist(), cut, strict=True)]
 
 
 def reached(fit: CurveFit, compute_C: Array) -> Array:

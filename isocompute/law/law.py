@@ -17,15 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from isocompute.arrays import Array
-from isocompute.law.curve import Curve, lasting_fall, upper_bound
+from isocompute.law.curve import Curve, lasting_fall, on_one_scale, scale_of, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.frontier import Frontier, compared, frontier
+from isocompute.law.frontier import Frontier, bounds, compared, ended, frontier
 from isocompute.law.optimum import Optimum, Reading, fit_optima
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.sensitivity import Slice, sensitivity
 from isocompute.law.settings import settings_of, usable_curves
 from isocompute.law.surface import Surface
 from isocompute.law.surface_fit import fit_surface
+from isocompute.words import number
 
 __all__ = ["Law", "RunFit", "Tradeoff", "fit_law"]
 
@@ -68,6 +69,7 @@ class Law:
     unit: str
     points: str
     bin_width: float
+    """Of record-breaking points, in the metric's own unit."""
     replicates: int
     seed: int
     upper: float
@@ -92,9 +94,15 @@ def fit_law(
     seed: int = 0,
     with_surface: bool = True,
 ) -> Law:
-    """Fit everything the curves support; the surface through all settings, which takes longest to begin, if wanted."""
+    """Fit everything the curves support; the surface through all settings, which takes longest to begin, if wanted.
+
+    `bin_width`, of record-breaking points, is in units of the scale that the values lie on: 1 for rates, 100 for
+    percent (`scale_of`).
+    """
+    values = np.concatenate([curve.values_C for curve in curves] or [np.zeros(1)])  # no curves are refused below
+    upper = upper_bound(values)
+    bin_width *= scale_of(values)
     usable = usable_curves(curves, metric=metric, points=points, bin_width=bin_width)
-    upper = upper_bound(np.concatenate([curve.values_C for curve in curves]))
     settings = settings_of(usable)
     several = [group for group in settings if len(group) > 1]
     singles = [[index] for index in range(len(usable))]
@@ -194,12 +202,15 @@ def _reading(front: Frontier, fits: tuple[CurveFit, ...], axis: int, scale: floa
         tried[front.best_C[part]],
         tried[front.best_BC[:, part]],
         tried=tried,
+        bound_C=tuple(bounds(fits, front.best_C[part], front.compute_C[part], axis=axis)),
         moves=frozenset({"rises", "falls"} if everyone else crossings),
     )
 
 
 def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tradeoff, unit: str) -> list[str]:
-    out = _optimum_notes(joint.rollouts) if joint.rollouts is not None else _missing_notes(runs, unit)
+    out = _optimum_notes(joint, unit) if joint.rollouts is not None else _missing_notes(runs, unit)
+    if any(run.curve.rollouts_per_problem is None for run in runs) and not on_one_scale([run.curve for run in runs]):
+        out.append("the runs' values lie on different scales: a frontier through them compares what does not compare")
     shared = [group for group in settings if len(group) > 1]
     if len(settings) > 1 and not shared:
         out.append(
@@ -215,19 +226,29 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
     for run in runs:
         if run.falls_after is not None:
             out.append(
-                f"run '{run.curve.name}' falls for good after {run.falls_after:.3g} {unit}; "
+                f"run '{run.curve.name}' falls for good after {number(run.falls_after)} {unit}; "
                 "its fit uses the points up to there"
             )
     return out
 
 
-def _optimum_notes(best: Optimum) -> list[str]:
+def _optimum_notes(joint: Tradeoff, unit: str) -> list[str]:
+    best = joint.rollouts
+    if best is None:
+        return []
     out = []
-    for where, bound in (("small", best.floor_bound), ("large", best.ceiling_bound)):
+    ends = (("small", best.floor_bound, best.estimate_C[0]), ("large", best.ceiling_bound, best.estimate_C[-1]))
+    for where, bound, n in ends:
         if bound == "<=":
-            out.append(f"n* ≤ {best.smallest:.0f} at {where} compute: run smaller n to find it")
-        elif bound == ">=":
-            out.append(f"n* ≥ {best.largest:.0f} at {where} compute: run larger n to find it")
+            out.append(f"n* ≤ {n:.0f} at {where} compute: run smaller n to find it")
+        elif bound == ">=" and n == best.largest:
+            out.append(f"n* ≥ {n:.0f} at {where} compute: run larger n to find it")
+    front = joint.frontier
+    here_C = (front.compute_C >= best.x_C[0]) & (front.compute_C <= best.x_C[-1])
+    gone = sorted({each for each in ended(joint.fits, front.best_C[here_C], front.compute_C[here_C]) if each})
+    if gone:
+        listed = " and ".join(f"n = {n} ends at {number(last)} {unit}" for n, last in gone)
+        out.append(f"{listed}: n* beyond is not compared with {'it' if len(gone) == 1 else 'them'}, and may be larger")
     if best.k_at_bound:
         out.append("n* moves in one jump: its slope k is only known to be large")
     if best.direction == "unclear":

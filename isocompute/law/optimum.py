@@ -5,7 +5,8 @@ k / ln 10, so the solver of the reward curves fits it, for the estimate and all 
 and once falling (L < 0); the better of the two stands. Its far end is held inside the optima that were seen: the data
 say nothing beyond them.
 
-Where the best n is the smallest or largest that was run, the optimum is only bounded by it; that is what is reported.
+Where the best n is the smallest or largest that was run, or the next larger one had ended by then, the optimum is only
+bounded by it; that is what is reported.
 """
 
 from __future__ import annotations
@@ -66,12 +67,20 @@ class Optimum:
     begin or end."""
     probability_rises: float
     saturates: bool
-    floor_bound: str | None
-    """`<=` or `>=` where the optimum at small compute is the smallest or largest value that was run."""
-    ceiling_bound: str | None
-    """The same at large compute."""
+    bound_C: tuple[str | None, ...]
+    """`<=` or `>=` where the optimum on the frontier is only a bound (`frontier.bounds`)."""
     smallest: float
     largest: float
+
+    @property
+    def floor_bound(self) -> str | None:
+        """The bound at small compute."""
+        return self.bound_C[0]
+
+    @property
+    def ceiling_bound(self) -> str | None:
+        """The bound at large compute."""
+        return self.bound_C[-1]
 
     @property
     def rises(self) -> bool:
@@ -99,6 +108,8 @@ class Reading:
     """The same for every replicate."""
     tried: Array
     """The values that were run."""
+    bound_C: tuple[str | None, ...] = (None,)
+    """Where the optimum is only a bound; by default nowhere."""
     moves: frozenset[str] = frozenset({"rises", "falls"})
     """The directions that comparisons between settings support; another one is reported as `unclear`."""
 
@@ -136,7 +147,6 @@ def _optimum(reading: Reading, fits: _Sigmoids) -> Optimum:
     moves_B = (end_R[rest] - start_R[rest]) * np.sign(move) > _STILL
     if direction != "flat" and (direction not in reading.moves or moves_B.mean() < _SURE):
         direction = "unclear"
-    ceiling_bound = _bound(optimum_C[-1], smallest, largest)
     rises = float((end_R[rest] - start_R[rest] > _STILL).mean())
     return Optimum(
         x_C=x_C,
@@ -156,9 +166,10 @@ def _optimum(reading: Reading, fits: _Sigmoids) -> Optimum:
         midpoint_interval=percentiles(middle_R[rest]),
         direction=direction,
         probability_rises=rises if "rises" in reading.moves else 0.0,
-        saturates=bool(direction == "rises" and ceiling_bound is None and _levels_off(sigmoid_C, start_R[0], end_R[0])),
-        floor_bound=_bound(optimum_C[0], smallest, largest),
-        ceiling_bound=ceiling_bound,
+        saturates=bool(
+            direction == "rises" and reading.bound_C[-1] is None and _levels_off(sigmoid_C, start_R[0], end_R[0])
+        ),
+        bound_C=reading.bound_C,
         smallest=smallest,
         largest=largest,
     )
@@ -232,12 +243,6 @@ def _levels_off(sigmoid_C: Array, start: float, end: float) -> bool:
     return bool(sigmoid_C[int(0.9 * (len(sigmoid_C) - 1))] - start >= 0.95 * (end - start))
 
 
-def _bound(estimate: float, smallest: float, largest: float) -> str | None:
-    if estimate == smallest:
-        return "<="
-    return ">=" if estimate == largest else None
-
-
 def _interval(values_BC: Array) -> Array:
     """Percentiles that are values which were run: between 8 and 16 there is nothing."""
     return np.asarray(np.percentile(values_BC, [2.5, 97.5], axis=0, method="inverted_cdf").T)
@@ -247,4 +252,7 @@ def at_end(value: float, bound: str | None, best: Optimum) -> str:
     """The optimum at one end of the data, as a bound where it is one."""
     if bound is None:
         return f"{value:.0f}"
-    return f"≤ {best.smallest:.0f}" if bound == "<=" else f"≥ {best.largest:.0f}"
+    if bound == "<=":
+        return f"≤ {best.smallest:.0f}"
+    end = best.estimate_C[-1] if value == best.ceiling else best.estimate_C[0]
+    return f"≥ {end:.0f}"

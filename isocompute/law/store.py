@@ -18,6 +18,7 @@ from isocompute.errors import InputError
 from isocompute.law.curve import Curve
 from isocompute.law.families import FAMILIES
 from isocompute.law.fits import CurveFit, Ensemble
+from isocompute.law.frontier import bounds
 from isocompute.law.law import Law, Tradeoff
 from isocompute.law.optimum import Optimum
 from isocompute.law.sensitivity import Slice
@@ -95,6 +96,7 @@ def _tradeoff(t: Tradeoff) -> dict[str, Any]:
         n_BC = np.array(tried)[front.best_BC]
         interval_C2 = np.percentile(n_BC, [2.5, 97.5], axis=0, method="inverted_cdf").T.tolist()
     counts_CS = np.stack([np.bincount(best_B, minlength=len(labels)) for best_B in front.best_BC.T])
+    bound_C = [None] * len(front.best_C) if t.rollouts is None else bounds(t.fits, front.best_C, front.compute_C)
     best = []
     for compute, counts_S, interval in zip(front.compute_C, counts_CS, interval_C2, strict=True):
         probability: dict[str, float] = {}
@@ -111,9 +113,11 @@ def _tradeoff(t: Tradeoff) -> dict[str, Any]:
                 "run": t.fits[int(s)].curves[0].name,
                 "value": float(v),
                 "value_interval": [min(float(low), float(v)), max(float(high), float(v))],
-                "bound": _bound(t, int(s)),
+                "bound": bound,
             }
-            for c, s, v, low, high in zip(front.compute_C, front.best_C, front.values_C, low_C, high_C, strict=True)
+            for c, s, v, low, high, bound in zip(
+                front.compute_C, front.best_C, front.values_C, low_C, high_C, bound_C, strict=True
+            )
         ],
         "switches": [
             {
@@ -130,16 +134,6 @@ def _tradeoff(t: Tradeoff) -> dict[str, Any]:
         "optimal_rollouts": None if t.rollouts is None else _optimum(t.rollouts, "C"),
         "best": best,
     }
-
-
-def _bound(t: Tradeoff, setting: int) -> str | None:
-    """`<=` or `>=` where the best n is the smallest or largest that was run: the optimum may lie beyond it."""
-    if t.rollouts is None:
-        return None
-    n = t.fits[setting].setting[1]
-    if n == t.rollouts.smallest:
-        return "<="
-    return ">=" if n == t.rollouts.largest else None
 
 
 def _optimum(o: Optimum, axis: str) -> dict[str, Any]:

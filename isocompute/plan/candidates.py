@@ -47,6 +47,8 @@ class Constraints:
     """A batch must divide evenly over them."""
     problems: int | None = None
     """D: a batch holds no problem twice."""
+    most_rollouts: int | None = None
+    """The largest n on so few problems (`plan.small_sets`)."""
 
     @property
     def mode(self) -> str:
@@ -108,7 +110,8 @@ class Constraints:
             f"--stable-problems {low}-{high}": low <= bp <= high,
             f"--max-batch {self.max_batch}": self.max_batch is None or b <= self.max_batch,
             f"--gpus {self.gpus}": self.gpus is None or b % self.gpus == 0,
-            f"--problems {self.problems}": self.problems is None or bp <= self.problems,
+            f"--problems {self.problems}": (self.problems is None or bp <= self.problems)
+            and (self.most_rollouts is None or n <= self.most_rollouts),
         }
         return [option for option, kept in held.items() if not kept]
 

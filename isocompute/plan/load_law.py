@@ -21,6 +21,7 @@ from isocompute.plan.model import OWN, PlanningLaw, is_rate
 from isocompute.plan.published import entries, published
 from isocompute.plan.runs_recipe import runs_recipe
 from isocompute.runs import files
+from isocompute.words import number
 
 if TYPE_CHECKING:
     from isocompute.runs import RunSet
@@ -150,7 +151,7 @@ def planning_law(
         unit=unit,
         first=min(fit.first for fit in known),
         last=max(fit.last for fit in known),
-        uncertainty=uncertainty + (f"; settings have one seed, for which ±{error:.3g} is counted" if error else ""),
+        uncertainty=uncertainty + (f"; settings have one seed, for which ±{number(error)} is counted" if error else ""),
         seed_error=error,
         model=Curves(tuple(known), surface, problems_per_batch, seed),
         runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),

@@ -22,7 +22,8 @@ from isocompute.plan.grid import asked_settings, begun, columns, figure_10, only
 from isocompute.plan.law_advice import law_advice, next_command
 from isocompute.plan.limits import ADVICE, Diagnosis, assumed_regime
 from isocompute.plan.model import OWN, PlanningLaw
-from isocompute.plan.reach import least, range_warnings
+from isocompute.plan.reach import least, range_warnings, setting_warnings
+from isocompute.plan.small_sets import hold_to_set
 from isocompute.plan.spending import Prices
 
 __all__ = ["Assumed", "Option", "Plan", "make_plan"]
@@ -135,18 +136,23 @@ def make_plan(
         runs=law.runs_recipe,
     )
     prices = prices.with_reference(advise(allocation=Allocation(1, 1, 1)).recipe.kl_coef > 0)  # whatever the batch
+    settings = asked_settings(law, held)
+    held, small = hold_to_set(law, held, settings)
     targets = allocations(
         budget=lambda bp, n: prices.rates(bp, n).rollouts(budget),
-        settings=asked_settings(law, held),
+        settings=settings,
         constraints=held,
         asked=budget,
         least=0.0 if extrapolate else least(law, prices),
         problems_between=problems_between(law),
     )
-    warnings = range_warnings(law, budget, prices, targets, extrapolate)
+    warnings = small + range_warnings(law, budget, prices, targets, extrapolate)
     targets = [a for a, kept in zip(targets, begun(law, *columns(law, prices, targets)), strict=True) if kept]
-    values_AB = values(law, *columns(law, prices, targets))
-    options = _options(rank(values_AB, seen_AB=law.with_seeds(values_AB)), targets, prices, budget)
+    grid = columns(law, prices, targets)
+    values_AB = values(law, *grid)
+    ranking = rank(values_AB, seen_AB=law.with_seeds(values_AB))
+    warnings += setting_warnings(law, targets, grid[2].tolist(), ranking)
+    options = _options(ranking, targets, prices, budget)
     chosen = options[0]
     recipe = advise(allocation=chosen.allocation)
     a = chosen.allocation

@@ -8,15 +8,20 @@ from isocompute.allocation import Allocation
 from isocompute.errors import InputError
 from isocompute.plan.advice import Warned
 from isocompute.plan.budget import Budget
+from isocompute.plan.curves import Curves
+from isocompute.plan.decision import Ranked
+from isocompute.plan.grid import only_problems
 from isocompute.plan.model import OptimumOnly, PlanningLaw
 from isocompute.plan.spending import Prices
 from isocompute.words import number
 
-__all__ = ["least", "range_warnings"]
+__all__ = ["least", "range_warnings", "setting_warnings"]
 
 _FAR = 10.0
 """A budget so many times outside a law's range is refused unless asked for."""
 _NEAR = 1.02
+_ENDED = 2.0
+"""A setting whose own runs end so many times before what the law covers is extrapolated, though the law is not."""
 
 
 def least(law: PlanningLaw, prices: Prices) -> float:
@@ -50,6 +55,35 @@ def range_warnings(
         Warned(
             "far_extrapolation" if far else "extrapolation",
             f"{number(most)} {unit} is {_times(times)} the range of {law.name}, {span}: {_outside(law, times > 1)}",
+        )
+    ]
+
+
+def setting_warnings(
+    law: PlanningLaw, targets: Sequence[Allocation], compute_A: Sequence[float], ranking: Sequence[Ranked]
+) -> list[Warned]:
+    """Say where the chosen setting's own runs end long before the budget while others of the law go on.
+
+    `compute_A` are the targets' computes in the law's unit. The choice stays: the members' drift has counted that.
+    """
+    if not isinstance(law.model, Curves):
+        return []
+    last_A = [law.model.last(only_problems(law) or a.problems_per_batch, a.rollouts_per_problem) for a in targets]
+    chosen = ranking[0].index
+    a, compute, last = targets[chosen], compute_A[chosen], last_A[chosen]
+    if last == 0.0 or min(compute, law.last) <= _ENDED * last:
+        return []
+    unit = law.unit.replace("gpu_hours", "GPU-hours")
+    seen = [targets[r.index] for r in ranking if r.ties and compute_A[r.index] <= _NEAR * last_A[r.index]]
+    other = "nothing within one error of it was run that far"
+    if seen:
+        b = seen[0]
+        other = f"{b.problems_per_batch} × {b.rollouts_per_problem}, within one error of it, was run that far"
+    return [
+        Warned(
+            "extrapolated_setting",
+            f"{a.problems_per_batch} × {a.rollouts_per_problem} was run to {number(last)} {unit}; its value at "
+            f"{number(compute)}, {compute / last:.2g} times that, is extrapolated; {other}",
         )
     ]
 

@@ -87,7 +87,9 @@ def compute_axis(unit: str | None, field: str = "compute", title: str | None = N
         f"{field}:Q",
         title=title or f"compute ({unit_name(unit)})",
         scale=alt.Scale(type="log", nice=False),
-        axis=alt.Axis(format="~s", tickCount=5, grid=True, gridOpacity=_DECADES),
+        axis=alt.Axis(
+            format="~s", tickCount=5, grid=True, gridOpacity=_DECADES, labelOverlap="greedy", labelSeparation=8
+        ),
     )
 
 

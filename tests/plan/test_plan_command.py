@@ -230,7 +230,7 @@ def test_other_advice(call: Call) -> None:
     def codes(*args: object) -> set[str]:
         return {w["code"] for w in call("--law", "isocompute/bp32-easy", *args, "--json").json["warnings"]}
 
-    assert {"small_set", "edge"} <= codes("--budget", "4e6", "--problems", 500)
+    assert {"small_set", "edge"} <= codes("--budget", "4e6", "--problems", 500, "--n", "256,512")
     assert "small_set" not in codes("--budget", "4e6", "--problems", 6000)
     assert "few_updates" in codes("--budget", "1.5e6", "--n", 512)
     assert "many_epochs" in codes("--budget", "2e6", "--problems", 60)

@@ -7,6 +7,7 @@ from typing import Any
 from isocompute.law.comparison import Comparison
 from isocompute.report.charts.marks import band, chart, grid_of, named_colours, panel, thin, value_axis
 from isocompute.report.style import GREY, compute_axis
+from isocompute.words import value
 
 __all__ = ["comparison_chart"]
 
@@ -34,6 +35,6 @@ def comparison_chart(result: Comparison, *, metric: str, unit: str, names: tuple
     if crossings:
         layers.append(chart(crossings).mark_rule(strokeDash=[3, 3], color=GREY).encode(x=x))
     subtitle = (
-        f"ceilings {result.a.ceiling:.3f} and {result.b.ceiling:.3f}; beyond the data the curves are extrapolated"
+        f"ceilings {value(result.a.ceiling)} and {value(result.b.ceiling)}; beyond the data the curves are extrapolated"
     )
     return panel(*layers, title=f"{names[0]} against {names[1]}", subtitle=subtitle).properties(width=520, height=320)

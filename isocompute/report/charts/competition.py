@@ -14,10 +14,19 @@ from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import Frontier, frontier
 from isocompute.law.intervals import around
 from isocompute.law.law import Law, Tradeoff
-from isocompute.report.charts.marks import band, chart, grid_of, ordered_colours, panel, thin, value_axis
+from isocompute.report.charts.marks import (
+    band,
+    chart,
+    grid_of,
+    named_colours,
+    ordered_colours,
+    panel,
+    thin,
+    value_axis,
+)
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing
-from isocompute.report.style import INK, compute_axis, unit_name
+from isocompute.report.style import INK, SIDES, compute_axis, unit_name
 from isocompute.words import number, pair, value
 
 __all__ = [
@@ -92,16 +101,19 @@ def reward_panel(c: Competition, *, shades: Sequence[str], bands: bool = True, l
     """One panel: points, fits with bands, and the frontier in thick grey behind them."""
     x, y = compute_axis(c.unit), value_axis(c.metric)
     known = c.fits[0].setting[1] is not None
-    colour = ordered_colours("n", "n" if known else "run", shades, shades_of(c.fits))
+    mine = shades_of(c.fits)
+    colour = ordered_colours("n", "n", shades, mine) if known else named_colours("n", "run", shades, shown=mine)
+    grey = 0 if known else len(set(mine) & set(shades[len(SIDES) :]))
+    place = {shade: i for i, shade in enumerate(shades)}
     lines, areas = [], []
-    for fit in c.fits:
+    for fit in sorted(c.fits, key=lambda fit: -place[_shade(fit)]):  # grey ones behind the others
         name = _name(fit)
         for x_, v, low, high in zip(*grid_of(fit), strict=True):
             lines.append({"compute": float(x_), "value": float(v), "n": _shade(fit), "setting": name})
             areas.append({"compute": float(x_), "low": low, "high": high, "n": _shade(fit), "setting": name})
     points = [
         {"compute": float(x_), "value": float(v), "n": label(curve.rollouts_per_problem, curve.name)}
-        for curve in c.curves
+        for curve in sorted(c.curves, key=lambda curve: -place[label(curve.rollouts_per_problem, curve.name)])
         for x_, v in zip(curve.compute_C, curve.values_C, strict=True)
         if x_ > 0
     ]
@@ -122,7 +134,8 @@ def reward_panel(c: Competition, *, shades: Sequence[str], bands: bool = True, l
     ]
     if leaders:
         layers += _leaders(c, x, y)
-    return panel(*layers, title=c.title)
+    rest = f"in colour the {len(SIDES)} runs that reached highest; {grey} more in grey" if grey else ""
+    return panel(*layers, title=c.title, subtitle=rest)
 
 
 def _leaders(c: Competition, x: alt.X, y: alt.Y) -> list[Any]:
@@ -240,6 +253,6 @@ def _shade(fit: CurveFit) -> str:
 
 
 def shades_of(fits: Sequence[CurveFit]) -> list[str]:
-    """The domain of the colours: every n, small ones first, or every run."""
-    ordered = sorted(fits, key=lambda fit: fit.setting[1] or 0)
+    """The domain of the colours: every n, small ones first, or every run, the one that reached highest first."""
+    ordered = sorted(fits, key=lambda fit: (fit.setting[1] or 0, -float(fit.at(np.array([fit.last]))[0])))
     return list(dict.fromkeys(_shade(fit) for fit in ordered))

@@ -29,6 +29,8 @@ __all__ = [
 
 WIDTH, HEIGHT = 330, 225
 """A panel with its axis fits a telephone's width at its own size."""
+_LARGE = "abs(datum.value) >= 1e4 ? replace(format(datum.value, '.3~s'), 'G', 'B') : datum.label"
+"""Large rewards as `words.value` has them."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -45,7 +47,9 @@ def panel(*layers: Any, title: str, subtitle: str | Sequence[str] = "", height: 
 
 def value_axis(metric: str, field: str = "value") -> alt.Y:
     """A reward on a linear scale that need not start at zero."""
-    return alt.Y(f"{field}:Q", title=metric, scale=alt.Scale(zero=False, nice=True), axis=alt.Axis(tickCount=5))
+    return alt.Y(
+        f"{field}:Q", title=metric, scale=alt.Scale(zero=False, nice=True), axis=alt.Axis(tickCount=5, labelExpr=_LARGE)
+    )
 
 
 def doubling_axis(field: str, title: str, values: Iterable[float]) -> alt.Y:
@@ -65,12 +69,20 @@ def ordered_colours(field: str, title: str, domain: Sequence[str], shown: Sequen
 
 
 def named_colours(
-    field: str, title: str | None, domain: Sequence[str], colours: Sequence[str] | None = None
+    field: str,
+    title: str | None,
+    domain: Sequence[str],
+    colours: Sequence[str] | None = None,
+    shown: Sequence[str] | None = None,
 ) -> alt.Color:
-    """Distinct colours for names without an order, as far as distinct colours go."""
+    """Distinct colours for names without an order; the names after those that there are colours for are grey and not in
+    the legend, which lists those that are `shown`.
+    """
     if colours is None:
-        colours = ordinal_colours(len(domain)) if len(domain) > len(SIDES) else SIDES[: len(domain)]
-    return _colours(field, title, domain, colours, domain)
+        colours = (*SIDES[: len(domain)], *[GREY] * (len(domain) - len(SIDES)))
+        kept = domain[: len(SIDES)]
+        shown = [name for name in kept if name in (shown or kept)]
+    return _colours(field, title, domain, colours, shown or domain)
 
 
 def _colours(

@@ -19,6 +19,7 @@ from isocompute.words import number
 __all__ = ["batch_tradeoff", "best_n", "in_tokens", "joint_best_n", "optimum_panel"]
 
 _BATCHES = 3
+_BOUND = "smallest or largest run so far"
 _SAME_RANGE = "runs at two or more n over the same range of compute"
 
 
@@ -81,9 +82,11 @@ def optimum_panel(best: Optimum, *, title: str, tried: Sequence[float], unit: st
             "low": float(low),
             "high": float(high),
             "sigmoid": float(s),
-            "kind": "smallest or largest that was run" if n in (best.smallest, best.largest) else "inside",
+            "kind": "inside" if bound is None else _BOUND,
         }
-        for x, n, (low, high), s in zip(best.x_C, best.estimate_C, best.interval_C2, best.sigmoid_C, strict=True)
+        for x, n, (low, high), s, bound in zip(
+            best.x_C, best.estimate_C, best.interval_C2, best.sigmoid_C, best.bound_C, strict=True
+        )
     ]
     x = compute_axis(unit)
     y = doubling_axis("n", "best n", tried)
@@ -91,7 +94,7 @@ def optimum_panel(best: Optimum, *, title: str, tried: Sequence[float], unit: st
     shape = alt.Shape(
         "kind:N",
         title=None,
-        scale=alt.Scale(domain=["inside", "smallest or largest that was run"], range=["circle", "triangle-up"]),
+        scale=alt.Scale(domain=["inside", _BOUND], range=["circle", "triangle-up"]),
         legend=alt.Legend(orient="bottom", labelLimit=300),
     )
     area = band(x, y, rows, opacity=0.2)
@@ -112,7 +115,7 @@ def optimum_sentence(best: Optimum, unit: str) -> str:
     tail = (
         "and levels off there"
         if best.saturates
-        else "the edge of what was run"
+        else "the edge of what was run so far"
         if best.ceiling_bound is not None
         else "without levelling off inside the data"
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from isocompute.law.law import Law
-from isocompute.law.records import DEFAULT_BIN, record_points
+from isocompute.law.records import record_points
 from isocompute.report.charts.competition import label
 from isocompute.report.charts.marks import chart, doubling_axis, named_colours, ordered_colours, panel, thin, value_axis
 from isocompute.report.charts.reward import fullest_tradeoff
@@ -26,13 +26,13 @@ def records(evidence: Evidence) -> Drawing | Needs:
     for condition, law in evidence.laws():
         name = condition.name or "all runs"
         rows = _rows(law)
-        panels.append(_points_panel(name, rows, law))
+        panels.append(_points_panel(name, rows, law, together=evidence.comparable(condition)))
         marked = sum(row["kind"] == "record" for row in rows)
         sentences.append(
             f"{name}: {marked} of {len(rows)} points ({marked / max(len(rows), 1):.0%}) lie in a higher bin of "
-            f"{DEFAULT_BIN} than every earlier point of their run"
+            f"{number(law.bin_width)} than every earlier point of their run"
         )
-        data.append({"title": name, "bin_width": DEFAULT_BIN, "points": rows})
+        data.append({"title": name, "bin_width": law.bin_width, "points": rows})
         tradeoff = fullest_tradeoff(law)
         if tradeoff is not None and tradeoff.rollouts is not None:
             panels.append(_plane_panel(name, rows, law))
@@ -60,19 +60,21 @@ def _rows(law: Law) -> list[dict[str, Any]]:
     return out
 
 
-def _points_panel(name: str, rows: Sequence[dict[str, Any]], law: Law) -> Any:
+def _points_panel(name: str, rows: Sequence[dict[str, Any]], law: Law, *, together: bool) -> Any:
+    """The frontier only through runs that may be held `together`: on different scales it is of nothing."""
     x, y = compute_axis(law.unit), value_axis(law.metric)
     colour = named_colours("kind", None, _KINDS, (GREY, ACCENT))
     other, marked = ([row for row in rows if row["kind"] == kind] for kind in _KINDS)
     front = law.joint.frontier
     edge = [{"compute": float(c), "value": float(v)} for c, v in zip(front.compute_C, front.values_C, strict=True)]
-    return panel(
+    layers = [
         chart(thin(other or rows)).mark_circle(size=12, opacity=0.6).encode(x=x, y=y, color=colour),
         chart(thin(marked or rows)).mark_circle(size=16, opacity=0.8).encode(x=x, y=y, color=colour),
-        chart(edge).mark_line(strokeDash=[5, 4], strokeWidth=1.8, color=INK).encode(x=x, y=y),
-        title=name,
-        subtitle=f"records in bins of {DEFAULT_BIN}; dashed: the frontier of the fits",
-    )
+    ]
+    if together:
+        layers.append(chart(edge).mark_line(strokeDash=[5, 4], strokeWidth=1.8, color=INK).encode(x=x, y=y))
+    dashed = "dashed: the frontier of the fits" if together else "no frontier: the runs lie on different scales"
+    return panel(*layers, title=name, subtitle=f"records in bins of {number(law.bin_width)}; {dashed}")
 
 
 def _plane_panel(name: str, rows: Sequence[dict[str, Any]], law: Law) -> Any:
