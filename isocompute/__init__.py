@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from isocompute.api import backtest, check_health, compare, fit, forecast, judge_claims, plan
+    from isocompute.api import backtest, check_health, compare, fit, forecast, forecast_all, judge_claims, plan
     from isocompute.errors import InputError
     from isocompute.export import explain, export_plan
     from isocompute.logs import import_logs
@@ -31,6 +31,7 @@ _HOMES = {
     "compare": "isocompute.api",
     "fit": "isocompute.api",
     "forecast": "isocompute.api",
+    "forecast_all": "isocompute.api",
     "judge_claims": "isocompute.api",
     "plan": "isocompute.api",
     "InputError": "isocompute.errors",
@@ -60,6 +61,7 @@ __all__ = [
     "export_plan",
     "fit",
     "forecast",
+    "forecast_all",
     "import_logs",
     "judge_claims",
     "load",

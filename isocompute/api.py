@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,11 +31,12 @@ from isocompute.law import (
     forecast as _forecast,
 )
 from isocompute.law.curve import MINIMUM_POINTS
-from isocompute.law.forecasting import LEVEL
+from isocompute.law.forecasting import LEVEL, VERDICTS
 from isocompute.law.from_runs import choose_metric
 from isocompute.law.records import DEFAULT_BIN
 from isocompute.plan.api import plan
-from isocompute.runs import Run, RunSet, load
+from isocompute.present import present_level
+from isocompute.runs import Run, RunSet, RunWarning, load
 from isocompute.runs.conditions import warn_of_several
 from isocompute.runs.model import listing
 
@@ -45,6 +48,7 @@ __all__ = [
     "compare",
     "fit",
     "forecast",
+    "forecast_all",
     "judge_claims",
     "plan",
 ]
@@ -103,11 +107,55 @@ def forecast(
     runs = _loaded(run)
     if len(runs) != 1:
         names = listing([run.name for run in runs])
-        raise InputError(f"forecast takes one run, these are {len(runs)}: name one as PATH::NAME, of {names}.")
+        raise InputError(
+            f"forecast takes one run, these are {len(runs)}: name one as PATH::NAME, of {names}, or use forecast_all."
+        )
     _check_level(level)
-    (curve,), _, _ = curves_of(runs, metric=metric, unit=unit)
+    (curve,), _, unit = curves_of(runs, metric=metric, unit=unit)
     seen = _until(curve, fit_until)
-    return _forecast(seen, target(to, float(seen.compute_C[-1])), level=level)
+    made = _forecast(seen, target(to, float(seen.compute_C[-1])), level=level, unit=unit)
+    return replace(made, now=present_level(seen))
+
+
+def forecast_all(
+    runs: Source,
+    *,
+    to: str | float = "2x",
+    fit_until: float | None = None,
+    metric: str | None = None,
+    unit: str | None = None,
+    level: float = LEVEL,
+) -> tuple[dict[str, Forecast], dict[str, str]]:
+    """Every run's `forecast` by its name, the worst verdict first; also, by name, why a run has none.
+
+    >>> made, left_out = forecast_all("runs", to="2x")
+    >>> made["easy-32x8"].verdict, left_out
+    ('flat', {})
+    """
+    loaded = _loaded(runs)
+    _check_level(level)
+    made: dict[str, Forecast] = {}
+    left_out: dict[str, str] = {}
+    with _each_once():
+        for run in loaded:
+            try:
+                one = replace(loaded, runs=(run,))
+                made[run.name] = forecast(one, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
+            except InputError as error:
+                left_out[run.name] = str(error)
+    if not made:
+        raise InputError(next(iter(left_out.values())))
+    return dict(sorted(made.items(), key=lambda item: VERDICTS.index(item[1].verdict))), left_out
+
+
+@contextmanager
+def _each_once() -> Iterator[None]:
+    """What is said of many runs in the same words is said once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RunWarning)
+        yield
+    for warning in {str(warning.message): warning for warning in caught}.values():
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def _check_level(level: float) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from isocompute.claims import Claim
+    from isocompute.runs import RunSet
 
 __all__ = ["command"]
 
@@ -23,8 +24,10 @@ def command(
     metric: options.Metric = None,
     columns: options.Columns = None,
     where: options.Where = None,
+    without: options.Without = None,
     problems_per_batch: options.Problems = None,
     rollouts_per_problem: options.Rollouts = None,
+    all_: Annotated[bool, typer.Option("--all", help="Say what every claim needs that no run bears on.")] = False,
     json: options.Json = False,
 ) -> None:
     """Judge the papers' claims on these runs: holds, fails, or undecided and what would decide it."""
@@ -32,13 +35,33 @@ def command(
     from isocompute.claims.judging import metric_of
 
     with options.heard() as said:
-        runs = options.load_runs(paths, columns, where, problems_per_batch, rollouts_per_problem)
+        runs = options.load_runs(paths, columns, where, problems_per_batch, rollouts_per_problem, without=without)
+        _tell_of_end_points(runs)
         chosen = metric_of(runs, metric)
         claims = api.judge_claims(runs, metric=chosen)
     if json:
         options.print_json(_json(claims), said=said)
     else:
-        _show(claims, chosen)
+        _show(claims, chosen, needs=all_)
+
+
+def _tell_of_end_points(runs: RunSet) -> None:
+    """Where no run counts compute, that is what every claim lacks first."""
+    import warnings
+    from dataclasses import replace
+
+    from isocompute.errors import InputError
+    from isocompute.law.from_runs import choose_unit
+    from isocompute.runs import RunWarning
+
+    for run in runs:
+        try:
+            choose_unit(replace(runs, runs=(run,)))
+        except InputError as error:
+            why = error
+        else:
+            return
+    warnings.warn(f"{why} Claims are about curves; end points decide none.", RunWarning, stacklevel=2)
 
 
 def _json(claims: Sequence[Claim]) -> dict[str, Any]:
@@ -46,7 +69,7 @@ def _json(claims: Sequence[Claim]) -> dict[str, Any]:
     return {"claims": [claim.to_json() for claim in claims]}
 
 
-def _show(claims: Sequence[Claim], metric: str) -> None:
+def _show(claims: Sequence[Claim], metric: str, *, needs: bool) -> None:
     from isocompute.cli.show import console, heading
     from isocompute.words import number
 
@@ -71,8 +94,12 @@ def _show(claims: Sequence[Claim], metric: str) -> None:
             screen.print(f"          needs {claim.needs}", soft_wrap=True)
         screen.print(f"          {len(claim.runs)} runs · {claim.source}", style="dim")
     missing = [claim for claim in claims if not claim.runs]
-    if missing:
-        screen.print(heading("Undecided for lack of runs"))
-        for claim in missing:
-            screen.print(f"{claim.statement} [{claim.source}]", soft_wrap=True)
-            screen.print(f"  needs {claim.needs}", style="dim", soft_wrap=True)
+    if not missing:
+        return
+    screen.print(heading("Undecided for lack of runs" + ("" if needs else "; --all says what each needs")))
+    if not needs:
+        screen.print(", ".join(claim.code for claim in missing))
+        return
+    for claim in missing:
+        screen.print(f"{claim.statement} [{claim.source}]", soft_wrap=True)
+        screen.print(f"  needs {claim.needs}", style="dim", soft_wrap=True)

@@ -9,8 +9,11 @@ import typer
 from isocompute.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from isocompute.law import Comparison
     from isocompute.law.comparison import Efficiency
+    from isocompute.runs import RunSet
 
 __all__ = ["command", "comparison_json"]
 
@@ -22,6 +25,7 @@ def command(
     unit: options.Unit = None,
     columns: options.Columns = None,
     where: options.Where = None,
+    without: options.Without = None,
     replicates: options.Replicates = 1000,
     seed: options.Seed = 0,
     chart: options.Chart = None,
@@ -35,7 +39,7 @@ def command(
 
         check_format(chart)
     with options.heard() as said:
-        sides = [options.load_runs([side], columns, where) for side in (a, b)]
+        sides = _without([options.load_runs([side], columns, where) for side in (a, b)], without or ())
         result = api.compare(sides[0], sides[1], metric=metric, unit=unit, replicates=replicates, seed=seed)
     names = _names(a, b)
     if chart:
@@ -58,6 +62,20 @@ def command(
         _show(result, *names)
         if chart:
             typer.echo(f"wrote {chart}")
+
+
+def _without(sides: list[RunSet], without: Sequence[str]) -> list[RunSet]:
+    """Both sides less what --without leaves out, which need not be on both."""
+    from dataclasses import replace
+
+    from isocompute.errors import InputError
+    from isocompute.runs.without import left_out
+
+    gone = left_out([run.name for side in sides for run in side], without)
+    for side in sides:
+        if gone.issuperset(run.name for run in side):
+            raise InputError(f"--without {without[0]}: no run of {side.source} remains; leave fewer out.")
+    return [replace(side, runs=tuple(run for run in side if run.name not in gone)) for side in sides]
 
 
 def _names(a: str, b: str) -> tuple[str, str]:

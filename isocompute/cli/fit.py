@@ -22,6 +22,7 @@ def command(
     unit: options.Unit = None,
     columns: options.Columns = None,
     where: options.Where = None,
+    without: options.Without = None,
     problems_per_batch: options.Problems = None,
     rollouts_per_problem: options.Rollouts = None,
     points: Annotated[str, typer.Option(help="Fit 'all' points, or only the paper's 'records'.")] = "all",
@@ -43,7 +44,7 @@ def command(
     from isocompute.law import law_to_json, write_law
 
     with options.heard() as said:
-        loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
+        loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
         law = api.fit(
             loaded, metric=metric, unit=unit, points=points, bin_width=bin_width, replicates=replicates, seed=seed
         )
@@ -64,8 +65,7 @@ def command(
 
 def show(law: Law) -> None:
     """The law on a terminal: the answer first, then what it rests on."""
-    from isocompute.cli.show import console, heading, table
-    from isocompute.law.fits import SEEN
+    from isocompute.cli.show import UNSEEN, ceiling, console, heading, table
     from isocompute.words import count, number, pair, value
 
     screen = console()
@@ -77,7 +77,7 @@ def show(law: Law) -> None:
             count(run.curve.problems_per_batch),
             count(run.curve.rollouts_per_problem),
             f"{run.fit.family.name} ({run.fit.weights[run.fit.family.name]:.0%})",
-            value(run.fit.ceiling) + ("" if run.fit.rise_done >= SEEN else "?"),
+            ceiling(run.fit.ceiling, run.fit.rise_done),
             pair(run.fit.ceiling_interval()),
             f"{run.fit.rmse:.4f}",
             f"{len(run.curve.compute_C)}",
@@ -88,8 +88,8 @@ def show(law: Law) -> None:
     columns = ["run", "Bp", "n", "form", "ceiling", "95%", "rmse", "points", "records"]
     screen.print(heading(f"Curves of {law.metric}"))
     screen.print(table(columns, rows))
-    if any(run.fit.rise_done < SEEN for run in law.runs):
-        screen.print(f"?: less than {SEEN:.0%} of the rise to this ceiling is done; it hangs on the form", style="dim")
+    if any("?" in row[4] for row in rows):
+        screen.print(UNSEEN, style="dim")
     if len(law.runs) > 60:
         screen.print(f"… and {len(law.runs) - 60} more; --json has all", style="dim")
     if law.joint.frontier.switches:

@@ -1,4 +1,4 @@
-"""`isocompute forecast RUN --to 4x`: where a run is going; `--backtest` checks the forecaster on finished runs."""
+"""`isocompute forecast RUNS --to 4x`: where runs are going; `--backtest` checks the forecaster on finished ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import typer
 from isocompute.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from isocompute.law import Backtest, Forecast
     from isocompute.runs import RunSet
 
-__all__ = ["backtest_json", "command", "draw", "forecast_json", "show"]
+__all__ = ["backtest_json", "command", "draw", "forecast_json", "forecasts_json", "show"]
+
+_REASONS = 10
+"""Reasons to leave runs out that are told."""
 
 
 def command(
-    runs: Annotated[list[str], typer.Argument(help="One run (folder, table, or PATH::NAME); several with --backtest.")],
+    runs: Annotated[list[str], typer.Argument(help="A run, a folder of runs, a table, or PATH::NAME.")],
     to: Annotated[
         str, typer.Option(help="How far: a factor of the last fitted compute (2x) or a compute (4e6).")
     ] = "2x",
@@ -31,12 +36,13 @@ def command(
     unit: options.Unit = None,
     columns: options.Columns = None,
     where: options.Where = None,
+    without: options.Without = None,
     problems_per_batch: options.Problems = None,
     rollouts_per_problem: options.Rollouts = None,
     chart: options.Chart = None,
     json: options.Json = False,
 ) -> None:
-    """Say where a run is going, with an interval and a verdict: improving, flat, declining or too_early."""
+    """Say where runs are going, with an interval and a verdict: improving, flat, declining, too_early or too_far."""
     from isocompute import api
     from isocompute.errors import InputError
 
@@ -47,28 +53,33 @@ def command(
         if backtest:
             raise InputError("--chart draws one forecast; leave it out with --backtest.")
     with options.heard() as said:
-        loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
+        loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
+        if chart and len(loaded) > 1:
+            raise InputError(f"--chart draws one run, these are {len(loaded)}; name one as PATH::NAME.")
+        show_it: Callable[[dict[str, Any]], None]
         if backtest:
-            tests, skipped = api.backtest(loaded, metric=metric, unit=unit, level=level)
+            data, show_it = backtest_json(*api.backtest(loaded, metric=metric, unit=unit, level=level)), _show_backtest
+        elif len(loaded) > 1:
+            found = api.forecast_all(loaded, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
+            data, show_it = forecasts_json(loaded, *found, metric=metric, unit=unit), _show_all
         else:
             made = api.forecast(loaded, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
-    if backtest:
-        data = backtest_json(tests, skipped)
-        if json:
-            options.print_json(data, said=said)
-        else:
-            _show_backtest(data)
-        return
+            data, show_it = forecast_json(made), lambda _: show(made, **_as_read(loaded, metric=metric, unit=unit))
     if chart:
         draw(loaded, made, metric, unit, chart)
     if json:
-        options.print_json(forecast_json(made), said=said)
+        options.print_json(data, said=said)
     else:
-        from isocompute.law.from_runs import choose_metric, choose_unit
-
-        show(made, metric=choose_metric(loaded, metric), unit=choose_unit(loaded, unit))
+        show_it(data)
         if chart:
             typer.echo(f"wrote {chart}")
+
+
+def _as_read(loaded: RunSet, *, metric: str | None, unit: str | None) -> dict[str, str]:
+    """The metric and the unit that runs are read in."""
+    from isocompute.law.from_runs import choose_metric, choose_unit
+
+    return {"metric": choose_metric(loaded, metric), "unit": choose_unit(loaded, unit)}
 
 
 def forecast_json(made: Forecast) -> dict[str, Any]:
@@ -83,11 +94,25 @@ def forecast_json(made: Forecast) -> dict[str, Any]:
         "now": made.now,
         "asymptote": made.asymptote,
         "asymptote_interval": None if made.asymptote_interval is None else list(made.asymptote_interval),
+        "rise_done": made.rise_done,
         "form": made.form,
         "weights": made.weights,
         "fitted_points": made.fitted_points,
         "fitted_until": made.fitted_until,
     }
+
+
+def forecasts_json(
+    loaded: RunSet, made: dict[str, Forecast], left_out: dict[str, str], *, metric: str | None, unit: str | None
+) -> dict[str, Any]:
+    """The keys of `forecast --json` for several runs (docs/forecasting.md)."""
+    from dataclasses import replace
+
+    rows = []
+    for name, forecast in made.items():
+        one = replace(loaded, runs=(loaded.named(name),))
+        rows.append({"run": name, **_as_read(one, metric=metric, unit=unit), **forecast_json(forecast)})
+    return {"runs": rows, "left_out": left_out}
 
 
 def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
@@ -119,7 +144,7 @@ def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
 
 def show(made: Forecast, *, metric: str, unit: str) -> None:
     """The forecast on a terminal."""
-    from isocompute.cli.show import console
+    from isocompute.cli.show import UNSEEN, ceiling, console
     from isocompute.words import number, pair, value
 
     screen = console()
@@ -130,9 +155,55 @@ def show(made: Forecast, *, metric: str, unit: str) -> None:
     )
     screen.print(made.reason)
     if made.asymptote is not None:
-        screen.print(f"ceiling {value(made.asymptote)} (95%: {pair(made.asymptote_interval)}), form {made.form}")
+        highest = ceiling(made.asymptote, made.rise_done)
+        above = "; the forecast averages several forms and may lie above one's" if made.value > made.asymptote else ""
+        screen.print(f"ceiling {highest} (95%: {pair(made.asymptote_interval)}), form {made.form}{above}")
+        if "?" in highest:
+            screen.print(UNSEEN, style="dim")
     shares = ", ".join(f"{name} {weight:.0%}" for name, weight in made.weights.items() if weight >= 0.005)
     screen.print(f"from {made.fitted_points} points up to {number(made.fitted_until)}; weights: {shares}", style="dim")
+
+
+def _show_all(data: dict[str, Any]) -> None:
+    """A line a run, the worst verdict first, and why a run has none."""
+    from isocompute.cli.show import UNSEEN, ceiling, console, heading, short, table
+    from isocompute.law.forecasting import VERDICTS
+    from isocompute.runs.model import listing
+    from isocompute.words import number, pair, value
+
+    screen = console()
+    runs = data["runs"]
+    counts = [(sum(r["verdict"] == verdict for r in runs), verdict) for verdict in VERDICTS]
+    told = ", ".join(f"{count} {verdict}" for count, verdict in counts if count)
+    screen.print(f"{len(runs)} runs: {told}", style="bold")
+    metrics, units = ({r[key] for r in runs} for key in ("metric", "unit"))
+    rows = [
+        [
+            short(r["run"]),
+            r["verdict"],
+            *([r["metric"]] if len(metrics) > 1 else []),
+            value(r["now"]),
+            value(r["value"]),
+            pair(r["interval"]),
+            number(r["at"]) + (f" {r['unit']}" if len(units) > 1 else ""),
+            ceiling(r["asymptote"], r["rise_done"]),
+        ]
+        for r in runs
+    ]
+    columns = ["run", "verdict", *(["metric"] if len(metrics) > 1 else []), "now", "forecast"]
+    columns += [f"{runs[0]['level']:.0%}", "at", "ceiling"]
+    of = f" of {next(iter(metrics))}" if len(metrics) == 1 else ""
+    screen.print(heading(f"Forecasts{of}" + (f", compute in {next(iter(units))}" if len(units) == 1 else "")))
+    screen.print(table(columns, rows))
+    if any(row[-1].endswith("?") for row in rows):
+        screen.print(UNSEEN, style="dim")
+    reasons: dict[str, list[str]] = {}
+    for name, why in data["left_out"].items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in list(reasons.items())[:_REASONS]:
+        screen.print(f"left out: {listing(names, 3)}: {why}", style="yellow", soft_wrap=True)
+    if len(reasons) > _REASONS:
+        screen.print(f"… and {len(reasons) - _REASONS} other reasons; --json has all", style="dim")
 
 
 def _show_backtest(data: dict[str, Any]) -> None:

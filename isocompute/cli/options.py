@@ -26,6 +26,7 @@ __all__ = [
     "Seed",
     "Unit",
     "Where",
+    "Without",
     "heard",
     "load_runs",
     "pairs",
@@ -39,6 +40,9 @@ Columns = Annotated[
     list[str] | None, typer.Option(help="Columns of a foreign table: value=val_reward,rollouts=C,run=name,…")
 ]
 Where = Annotated[list[str] | None, typer.Option(help="Keep the rows with this value: set=easy. May be repeated.")]
+Without = Annotated[
+    list[str] | None, typer.Option(metavar="RUN", help="Leave this run out: a name, or a pattern. May be repeated.")
+]
 Problems = Annotated[
     int | None, typer.Option("--problems-per-batch", min=1, help="Bp of runs whose data do not say it.")
 ]
@@ -84,6 +88,8 @@ def load_runs(
     where: Sequence[str] | None,
     problems_per_batch: int | None = None,
     rollouts_per_problem: int | None = None,
+    *,
+    without: Sequence[str] | None = None,
 ) -> RunSet:
     """Read the runs a command was given."""
     from isocompute.runs import load
@@ -92,6 +98,7 @@ def load_runs(
         list(paths),
         columns=pairs("--columns", columns),
         where=pairs("--where", where),
+        without=without or (),
         problems_per_batch=problems_per_batch,
         rollouts_per_problem=rollouts_per_problem,
     )

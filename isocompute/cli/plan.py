@@ -25,6 +25,7 @@ def command(
         str | None, typer.Option(help="A published law's name, a law.json, runs to fit, or 'simulate'.")
     ] = None,
     where: options.Where = None,
+    without: options.Without = None,
     laws: Annotated[bool, typer.Option("--laws", help="List the published laws.")] = False,
     metric: Annotated[str | None, typer.Option(help="avg@k, best@k or worst@k; the law's own by default.")] = None,
     difficulty: Annotated[str | None, typer.Option(help="easy or hard: decides KL and entropy.")] = None,
@@ -78,7 +79,7 @@ def command(
     with options.heard() as said:
         plan = api.plan(
             budget=budget,
-            law=_picked(law, where) if where else law,
+            law=_picked(law, where, without) if where or without else law,
             metric=metric,
             difficulty=difficulty,
             pass_rates=pass_rates,
@@ -126,13 +127,14 @@ def command(
         show_next(proposals, out)
 
 
-def _picked(law: str, where: list[str]) -> RunSet:
-    """Those of the runs that --where keeps."""
+def _picked(law: str, where: list[str] | None, without: list[str] | None) -> RunSet:
+    """Those of the runs that --where keeps and --without does not leave out."""
     from isocompute.runs import files
 
     if law.endswith(".json") or not files.exists(law):
-        raise InputError(f"--where {where[0]}: it picks among runs, and --law {law} is none; leave it out.")
-    return options.load_runs([law], None, where)
+        said = f"--where {where[0]}" if where else f"--without {(without or [''])[0]}"
+        raise InputError(f"{said}: it picks among runs, and --law {law} is none; leave it out.")
+    return options.load_runs([law], None, where, without=without)
 
 
 def _whole_numbers(text: str | None) -> list[int] | None:

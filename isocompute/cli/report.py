@@ -33,6 +33,7 @@ def command(
     unit: options.Unit = None,
     columns: options.Columns = None,
     where: options.Where = None,
+    without: options.Without = None,
     problems_per_batch: options.Problems = None,
     rollouts_per_problem: options.Rollouts = None,
     replicates: options.Replicates = 1000,
@@ -58,7 +59,7 @@ def command(
 
     path = check_page(out or "report.html") if figure is None else None
     with options.heard() as said:
-        loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem)
+        loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
         evidence = Evidence.of(loaded, metric=metric, unit=unit, paths=runs, replicates=replicates, seed=seed)
     if path is None:
         _figure(evidence, figure or "", out, json=json, said=said)

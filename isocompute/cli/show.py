@@ -9,7 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console", "heading", "table"]
+from isocompute.words import value
+
+__all__ = ["UNSEEN", "ceiling", "console", "heading", "short", "table"]
+
+UNSEEN = "?: less than 80% of the rise to this ceiling is done; it hangs on the form"
+"""What the mark of `ceiling` means (`law.fits.SEEN`)."""
 
 
 def console() -> Console:
@@ -32,3 +37,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 def heading(text: str) -> Text:
     """A line above a table."""
     return Text(f"\n{text}", style="bold")
+
+
+def ceiling(x: float | None, rise_done: float | None) -> str:
+    """A fitted ceiling, marked where it is more a guess than seen."""
+    from isocompute.law.fits import SEEN
+
+    return value(x) + ("?" if rise_done is not None and rise_done < SEEN else "")
+
+
+def short(name: str, most: int = 36) -> str:
+    """A long name without its middle: runs of a sweep differ at both ends."""
+    half = most // 2
+    return name if len(name) <= most else f"{name[:half]}…{name[-half + 1 :]}"

@@ -29,6 +29,8 @@ def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = Non
     warning.
     """
     asked = metric or runs.value_column
+    if not any(_compute(run, counted) is not None for run in runs for counted in UNITS):
+        choose_unit(runs, unit)  # no metric helps end points: say that before asking for one
     metric = choose_metric(runs, metric)
     if metric == TRAINED and asked is None:
         warnings.warn(
@@ -184,7 +186,8 @@ def _curve(run: Run, metric: str, unit: str) -> Curve:
     if compute is None or metric not in run.metrics:
         _refuse_text(RunSet((run,)), metric)
         raise InputError(
-            f"{where}: it is not there or empty; say --metric with one of {_names(run.metrics)}, or leave the run out."
+            f"{where}: it is not there or empty; say --metric with one of {_names(run.metrics)}, or leave the run out: "
+            f"--without '{run.name}'."
         )
     value = run.points[metric]
     there = value.is_not_null()
@@ -217,7 +220,7 @@ def _curve(run: Run, metric: str, unit: str) -> Curve:
     if np.ptp(values_C) == 0:
         raise InputError(
             f"{where}: all {len(values_C)} values are {values_C[0]:g}; a constant has no curve: check the metric or "
-            "leave the run out."
+            f"leave the run out: --without '{run.name}'."
         )
     s = run.settings
     return Curve(run.name, compute_C, values_C, s.problems_per_batch, s.rollouts_per_problem, s.seed, _recipe(run))

@@ -27,17 +27,18 @@ def usable_curves(
 
 
 def _check(kept: Curve, points: str, metric: str) -> None:
+    left_out = f"the run out: --without '{kept.name}'"
     if len(kept.compute_C) < MINIMUM_POINTS:
         what = "record-breaking points" if points == "records" else "usable points"
         raise InputError(
             f"run '{kept.name}', column '{metric}': {len(kept.compute_C)} {what}, a fit needs "
             f"{MINIMUM_POINTS}; evaluate more often"
-            + (", use a smaller --bin, or fit --points all." if points == "records" else " or leave the run out.")
+            + (", use a smaller --bin, or fit --points all." if points == "records" else f" or leave {left_out}.")
         )
     if np.ptp(kept.values_C) == 0:
         raise InputError(
             f"run '{kept.name}', column '{metric}': all {len(kept.values_C)} values are "
-            f"{kept.values_C[0]:g}; a constant has no curve: check the metric or leave the run out."
+            f"{kept.values_C[0]:g}; a constant has no curve: check the metric or leave {left_out}."
         )
 
 

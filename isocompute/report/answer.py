@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from isocompute.errors import InputError
 from isocompute.law import Forecast, Law
@@ -15,6 +13,7 @@ from isocompute.plan.budget import Budget, parse_budget
 from isocompute.plan.load_law import planning_law
 from isocompute.plan.planner import Option, Plan
 from isocompute.plan.present import plan_to_json
+from isocompute.present import present_level
 from isocompute.report.evidence import Evidence
 from isocompute.report.style import unit_name
 from isocompute.runs.conditions import Condition
@@ -135,7 +134,7 @@ def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> A
         plan=plan,
         why_not=why_not,
         best=best,
-        outlook=None if best is None else evidence.outlook(best),
+        outlook=None if best is None else replace(evidence.outlook(best), now=present_level(evidence.curves[best])),
         unit=evidence.unit,
     )
 
@@ -161,6 +160,6 @@ def _plan(law: Law, asked: Budget | None, name: str, seed: int) -> Plan:
 
 
 def _best(evidence: Evidence, condition: Condition) -> str | None:
-    """The run whose last three values are highest."""
-    curves = [evidence.curves[run.name] for run in condition.runs if run.name in evidence.curves]
-    return max(curves, key=lambda curve: float(np.mean(curve.values_C[-3:]))).name if curves else None
+    """The run that is at the highest level."""
+    names = [run.name for run in condition.runs if run.name in evidence.curves]
+    return max(names, key=lambda name: present_level(evidence.curves[name])) if names else None

@@ -15,7 +15,9 @@ from isocompute.runs.conditions import spelt
 from isocompute.runs.finite import non_finite, place
 from isocompute.runs.folder import POINTS, NoPointsError, read_run
 from isocompute.runs.model import NonFiniteWarning, Run, RunSet, RunSettings, RunWarning, listing
+from isocompute.runs.separators import separator_of
 from isocompute.runs.table import TABLE_SUFFIXES, read_table
+from isocompute.runs.without import left_out
 
 __all__ = ["load"]
 
@@ -23,6 +25,8 @@ RUN_MARK = "::"
 _DEPTH = 4
 _READERS = 8
 _LAW = b'{"format": "isocompute-law"'
+_TEXT = {".csv": ",", ".tsv": "\t"}
+"""Tables as text, and what separates their cells; other separators are read as `isocompute import` reads them."""
 _MOST_NAMED = 3
 """Runs and metrics in the warning about values that are left out."""
 
@@ -32,10 +36,11 @@ def load(
     *,
     columns: Mapping[str, str] | None = None,
     where: Mapping[str, str] | None = None,
+    without: str | Sequence[str] = (),
     problems_per_batch: int | None = None,
     rollouts_per_problem: int | None = None,
 ) -> RunSet:
-    """Read runs. `PATH::NAME` takes one run out of a folder or table.
+    """Read runs. `PATH::NAME` takes one run out of a folder or table, `without` leaves some out by name or pattern.
 
     `problems_per_batch` and `rollouts_per_problem` fill in what the data do not say; they never replace what they do.
     """
@@ -44,14 +49,17 @@ def load(
         raise InputError("no runs were given; name a run folder, a folder of runs, or a table.")
     runs: dict[str, Run] = {}
     source = str(many[0]) if len(many) == 1 else f"{len(many)} paths"
-    for path in many:
-        for run in _load_one(str(path), columns or {}, where or {}):
-            known = runs.get(run.name)
-            if known is not None and not (known.points.equals(run.points) and known.settings == run.settings):
-                raise InputError(
-                    f"{path}: two different runs are named '{run.name}'; rename one, or leave one of the files out."
-                )
-            runs[run.name] = run
+    read = [(path, run) for path in many for run in _load_one(str(path), columns or {}, where or {})]
+    gone = left_out([run.name for _, run in read], [without] if isinstance(without, str) else without)
+    for path, run in read:
+        if run.name in gone:
+            continue
+        known = runs.get(run.name)
+        if known is not None and not (known.points.equals(run.points) and known.settings == run.settings):
+            raise InputError(
+                f"{path}: two different runs are named '{run.name}'; rename one, or leave one of the files out."
+            )
+        runs[run.name] = run
     defaults = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
     filled = tuple(Run(r.name, _filled(r.settings, defaults), r.points) for r in runs.values())
     _tell_of_non_finite(filled, source)
@@ -91,6 +99,12 @@ def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]
     if not address.lower().endswith(TABLE_SUFFIXES):
         runs = _logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})")
         return _filter_settings(runs, where, address)
+    if address.lower().endswith(tuple(_TEXT)) and _separator(address) != _TEXT[address.lower()[-4:]]:
+        if columns:
+            raise InputError(
+                f"{address}: --columns reads tables separated by commas (.csv) or tabs (.tsv); save it so."
+            )
+        return _filter_settings(_logs(address, "not a table with our columns"), where, address)
     if not columns and _is_foreign(address):
         foreign = _foreign(address, where)
         if foreign is not None:
@@ -122,9 +136,20 @@ def _logs(address: str, otherwise: str) -> list[Run]:
             raise InputError(f"{address}: {otherwise}. Name the runs that it was fitted to.") from error
         raise InputError(f"{address}: {otherwise}. As a log: {error}") from error
     tables = [why for why in found.left_out if NO_COMPUTE in why]
-    if tables:
-        warnings.warn(f"{address}: {len(tables)} table(s) left out: {tables[0]}", RunWarning, stacklevel=2)
+    if len(tables) == 1:
+        warnings.warn(f"{address}: 1 table(s) left out: {tables[0]}", RunWarning, stacklevel=2)
+    elif tables:
+        names = listing([files.last_part(why.partition(f": {NO_COMPUTE}")[0]) for why in tables], _MOST_NAMED)
+        warnings.warn(
+            f"{address}: {len(tables)} tables without step or compute left out: {names}.", RunWarning, stacklevel=2
+        )
     return [item.run for item in found]
+
+
+def _separator(address: str) -> str:
+    from isocompute.logs.source import Log
+
+    return separator_of(Log.at(address).start().head, address)
 
 
 def _is_foreign(address: str) -> bool:

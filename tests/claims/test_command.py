@@ -32,10 +32,13 @@ def test_one_object_with_every_claim(call: Call, sweep: Path) -> None:
 
 
 def test_the_table_names_what_is_needed(call: Call, sweep: Path) -> None:
+    needs = "needs runs with recipe.fp32_head = true and false, all else equal"
     code, out, _ = call(sweep / "runs")
     assert code == 0
-    assert "Undecided for lack of runs" in out
-    assert "needs runs with recipe.fp32_head = true and false, all else equal" in out
+    assert "Undecided for lack of runs; --all says what each needs" in out
+    assert "fp32_head_raises_ceiling" in out
+    assert needs not in out
+    assert needs in call(sweep / "runs", "--all")[1]
 
 
 def test_one_run_leaves_every_claim_undecided(call: Call, sweep: Path) -> None:

@@ -75,7 +75,7 @@ def test_compare_needs_one_metric(call: Call, sweep: Path, tmp_path: Path) -> No
         (("fit", "runs", "--metric", "avg@8"), r"runs: no run has a metric 'avg@8'; say --metric NAME with one of"),
         (("fit", "runs", "--columns", "value"), r"--columns value: give NAME=VALUE pairs, such as --columns value=rew"),
         (("fit", "runs", "--where", "seed=7"), r"--where seed=7 leaves no runs of runs; 'seed' in run.json is '0'"),
-        (("forecast", "runs"), r"forecast takes one run, these are 3: name one as PATH::NAME, of 'easy-32x16', "),
+        (("forecast", "runs", "--chart", "x.png"), r"--chart draws one run, these are 3; name one as PATH::NAME"),
         (("forecast", "runs::nope"), r"runs: there is no run 'nope'; there are 'easy-32x16', "),
         (("forecast", "runs/easy-32x8", "--to", "later"), r"--to later: give a factor such as 2x or a compute such as"),
         (("forecast", "runs/easy-32x8", "--to", "inf"), r"--to inf: give a factor such as 2x or a compute such as"),

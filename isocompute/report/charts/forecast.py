@@ -7,33 +7,38 @@ from typing import Any
 import altair as alt
 
 from isocompute.law.curve import Curve
-from isocompute.law.forecasting import Forecast
+from isocompute.law.forecasting import Forecast, path
 from isocompute.report.charts.marks import band, chart, panel, thin, value_axis
 from isocompute.report.style import ACCENT, BLUE, GREY, compute_axis
+from isocompute.words import number, pair, value
 
 __all__ = ["forecast_chart"]
 
 
 def forecast_chart(curve: Curve, made: Forecast, *, metric: str, unit: str, later: Curve | None = None) -> Any:
-    """A run so far, where it is expected to be, and what came where that is known."""
+    """A run so far, where it is expected on the way and at the end, and what came where that is known."""
     rows = [_point(c, v, "fitted") for c, v in zip(curve.compute_C, curve.values_C, strict=True) if c > 0]
+    kinds = ["fitted"]
     if later is not None:
         rows += [_point(c, v, "held out") for c, v in zip(later.compute_C, later.values_C, strict=True)]
+        kinds.append("held out")
     fan = [
-        {"compute": float(curve.compute_C[-1]), "value": made.now, "low": made.now, "high": made.now},
-        {"compute": made.at, "value": made.value, "low": made.interval[0], "high": made.interval[1]},
+        {"compute": compute, "value": expected, "low": low, "high": high}
+        for compute, expected, low, high in path(curve, made.at, level=made.level)
     ]
     x, y = compute_axis(unit), value_axis(metric)
-    kinds = alt.Color("kind:N", title=None, scale=alt.Scale(domain=["fitted", "held out"], range=[BLUE, GREY]))
+    scale = alt.Scale(domain=kinds, range=[BLUE, GREY][: len(kinds)])
+    legend = alt.Undefined if later is not None else None
+    colours = alt.Color("kind:N", title=None, scale=scale, legend=legend)
     line = chart(fan).mark_line(color=ACCENT, strokeWidth=2, strokeDash=[6, 4]).encode(x=x, y=y)
-    end = chart(fan[1:]).mark_point(color=ACCENT, size=60, filled=True).encode(x=x, y=y)
+    end = chart(fan[-1:]).mark_point(color=ACCENT, size=60, filled=True).encode(x=x, y=y)
     subtitle = (
-        f"{made.verdict}: {made.value:.3f} at {made.at:.3g} ({made.level:.0%}: {made.interval[0]:.3f} to "
-        f"{made.interval[1]:.3f})"
+        f"{made.verdict}: {value(made.value)} at {number(made.at)} {unit} ({made.level:.0%}: {pair(made.interval)}); "
+        f"now {value(made.now)}"
     )
     return panel(
         band(x, y, fan, alt.value(ACCENT), opacity=0.16),
-        chart(thin(rows)).mark_circle(size=26).encode(x=x, y=y, color=kinds),
+        chart(thin(rows)).mark_circle(size=26).encode(x=x, y=y, color=colours),
         line,
         end,
         title=f"Forecast of {curve.name}",
