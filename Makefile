@@ -11,7 +11,7 @@ quickstart: $(STAMP)
 	$(BIN)/isocompute quickstart
 
 test: $(STAMP) lint types
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 # The web app in a real browser; `make test` runs these too where there is a Chromium.
 test-ui: $(STAMP)

@@ -37,7 +37,9 @@ from isocompute.engines.base import Cell
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.engine import LmEngine
-from isocompute.engines.lm.fast.step import Step, capture, compile_decoder
+from isocompute.engines.lm.fast.replay import Replay
+from isocompute.engines.lm.fast.stacked import Stack
+from isocompute.engines.lm.fast.step import Part, Step, compile_decoder
 from isocompute.engines.lm.memory import memory_budget, training_rows
 from isocompute.engines.lm.model import TINY, load_model, model_folder
 from isocompute.engines.lm.optimizer import Optimizer
@@ -117,22 +119,49 @@ def make_step(
     micro_batch: int = 1 << 30,
 ) -> Step:
     """A step of so many rollouts, its problems chosen."""
-    parameters = list(decoder.parameters())
     step = Step(
+        [make_part(decoder, base, task, rollouts)],
         decoder,
-        base,
-        Optimizer(parameters, RECIPE),
-        task,
-        RECIPE,
-        problems=rollouts // PER_PROMPT,
         per_prompt=PER_PROMPT,
         max_new_tokens=new,
         stop_tokens=stops,
         micro_batch=micro_batch,
     )
-    step.index_P.copy_(torch.arange(rollouts // PER_PROMPT))
-    step.table.fill(step.generator, step.index_P)
+    step.fill()
     return step
+
+
+def make_part(decoder: Decoder, base: Decoder, task: Task, rollouts: int) -> Part:
+    """A cell with its problems chosen."""
+    optimizer = Optimizer(list(decoder.parameters()), RECIPE)
+    part = Part(decoder, base, optimizer, task, RECIPE, problems=rollouts // PER_PROMPT)
+    part.index_P.copy_(torch.arange(rollouts // PER_PROMPT))
+    return part
+
+
+def make_stack(base: Decoder, task: Task, cells: int, rollouts: int) -> Step:
+    """A step of several cells of so many rollouts each, their weights stacked."""
+    decoders = [copy.deepcopy(base) for _ in range(cells)]
+    parts = [make_part(decoder, base, task, rollouts) for decoder in decoders]
+    stack = Stack(decoders)
+    compile_decoder(stack)
+    step = Step(
+        parts,
+        stack,
+        per_prompt=PER_PROMPT,
+        max_new_tokens=NEW,
+        stop_tokens=(),
+        micro_batch=cells * rollouts,
+        weights=stack.weights,
+    )
+    step.fill()
+    step.generator.seed.copy_(torch.arange(cells))
+    return step
+
+
+def replayed(step: Step) -> Replay[None]:
+    """A step as a graph."""
+    return Replay(step.body, on_gpu=True, warm_up=step.warm_up)
 
 
 def timed(run: Callable[[], object], *, repeats: int, warm: int = 2) -> float:
@@ -232,11 +261,12 @@ def measure_step(
     base = copy.deepcopy(decoder)
     compile_decoder(decoder)
     step = make_step(decoder, base, task, rollouts, new=new, micro_batch=micro_batch)
-    started = time.perf_counter()
-    graph = capture([step])
+    run, started = replayed(step), time.perf_counter()
+    run()
+    torch.cuda.synchronize()
     ready = time.perf_counter() - started
-    whole = timed(graph.replay, repeats=repeats)
-    del graph
+    whole = timed(run, repeats=repeats)
+    del run
     torch.cuda.empty_cache()
     sampling = timed(graphed(step.generator.run), repeats=3 if new > NEW else repeats, warm=1)
     return {
@@ -264,22 +294,41 @@ def measure_large(*, repeats: int) -> dict[str, Any]:
 
 
 def measure_stack(cells: int, rollouts: int, *, repeats: int) -> dict[str, Any]:
-    """Several cells in one graph against one after another."""
+    """Several cells of one shape against one after another: stacked, and each as a graph on a stream of its own."""
     task = make_task(2048, "cuda")
     base = make_decoder(decoder_config(), "cuda", torch.bfloat16)
-    steps = []
-    for _ in range(cells):
+    stack = make_stack(base, task, cells, rollouts)
+    stacked = timed(replayed(stack), repeats=repeats)
+    sampling = timed(graphed(stack.generator.run), repeats=repeats)
+    del stack
+    runs, streams = [], [torch.cuda.Stream() for _ in range(cells)]
+    for stream in streams:
         decoder = copy.deepcopy(base)
         compile_decoder(decoder)
-        steps.append(make_step(decoder, base, task, rollouts))
-    together = timed(capture(steps).replay, repeats=repeats)
-    alone = timed(capture(steps[:1]).replay, repeats=repeats)
+        with torch.cuda.stream(stream):
+            runs.append(replayed(make_step(decoder, base, task, rollouts)))
+            runs[-1]()
+    alone = timed(runs[0], repeats=repeats)
+
+    def side_by_side() -> None:
+        main = torch.cuda.current_stream()
+        for run, stream in zip(runs, streams, strict=True):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                run()
+        for stream in streams:
+            main.wait_stream(stream)
+
+    beside = timed(side_by_side, repeats=repeats)
     return {
         "cells": cells,
         "rollouts": rollouts,
-        "together_ms": together * 1e3,
+        "stacked_ms": stacked * 1e3,
+        "stacked_sampling_ms": sampling * 1e3,
+        "streams_ms": beside * 1e3,
         "alone_ms": alone * 1e3,
-        "speedup": cells * alone / together,
+        "speedup": cells * alone / stacked,
+        "speedup_of_streams": cells * alone / beside,
     }
 
 

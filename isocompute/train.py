@@ -121,7 +121,8 @@ def train(
     """Run, or go on with, one training; everything is written under `out`."""
     import json
 
-    from isocompute.engines.lm.engine import MODEL, LmEngine
+    from isocompute.engines.lm.engine import LmEngine
+    from isocompute.engines.lm.session import MODEL
 
     folder, cell = Path(out), spec.cell()
     _refuse_another_run(folder, spec)

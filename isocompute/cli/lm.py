@@ -43,8 +43,8 @@ def pretrain(
     """Train a base model on chains whose author errs, so that pass rates spread over problems."""
     from pathlib import Path
 
-    from isocompute.engines.lm.engine import EngineSpec
     from isocompute.engines.lm.pretrain import PretrainSettings, pretrain
+    from isocompute.engines.lm.spec import EngineSpec
 
     if Path(out).exists():
         raise InputError(f"{out}: is there already; give another folder.")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
@@ -23,7 +23,7 @@ from isocompute.runs import files
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS, RunWriter
 
-__all__ = ["CHECKPOINT", "ERROR", "FINISHED", "PASS_RATES", "Cell", "Control", "Engine", "Recorder"]
+__all__ = ["CHECKPOINT", "ERROR", "FINISHED", "PASS_RATES", "Cell", "Control", "Engine", "PackingEngine", "Recorder"]
 
 CHECKPOINT = "checkpoint.npz"
 FINISHED = "finished.json"
@@ -71,6 +71,22 @@ class Engine(Protocol):
 
     def run(self, cell: Cell, folder: Path, control: Control) -> bool:
         """Run the cell, from its checkpoint where there is one; False if it was asked to stop before the end."""
+        ...
+
+
+@runtime_checkable
+class PackingEngine(Engine, Protocol):
+    """An engine that runs some cells better at the same time, in one process, than one after another."""
+
+    def packs(self, cells: Sequence[Cell]) -> list[list[Cell]]:
+        """The cells, those together that one process should run at the same time."""
+        ...
+
+    def run_pack(self, jobs: Iterable[tuple[Cell, Path, Control]]) -> Iterator[tuple[Cell, bool | Exception]]:
+        """Run cells in their folders; tells of each, as it ends, what `run` would return or raise.
+
+        A job is taken when there is room for it; the caller gives none while its cells are asked to stop.
+        """
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from isocompute.arrays import Ints
 from isocompute.engines.base import Control, Recorder
 from isocompute.errors import InputError
 
-__all__ = ["Evaluation", "Training", "drive", "schedule"]
+__all__ = ["Evaluation", "Training", "Turns", "drive", "make_turns", "schedule", "turns"]
 
 
 class Evaluation(BaseModel):
@@ -72,11 +72,36 @@ def schedule(update_steps: int, points: int) -> Ints:
     return np.unique(np.concatenate([[0], np.geomspace(1, update_steps, points).round()]).astype(np.int64))
 
 
+Turns = Generator[None, bool, bool]
+"""A run between its updates: it yields where one is due, is sent whether there was one, and returns whether it came to
+its end."""
+
+
 def drive(training: Training, recorder: Recorder, control: Control, *, pulse: int, seconds: float) -> bool:
     """Update and evaluate until the end (True) or until asked to stop (False).
 
     The runner is asked every `pulse` updates; checkpoints are at least `seconds` apart.
     """
+    return make_turns(turns(training, recorder, control, pulse=pulse, seconds=seconds), training.update)
+
+
+def make_turns(between: Turns, update: Callable[[], bool]) -> bool:
+    """Make the updates that a run asks for; what an update raises is the run's to deal with."""
+    try:
+        next(between)
+        while True:
+            try:
+                there_was_one = update()
+            except Exception as error:
+                between.throw(error)
+            else:
+                between.send(there_was_one)
+    except StopIteration as end:
+        return bool(end.value)
+
+
+def turns(training: Training, recorder: Recorder, control: Control, *, pulse: int, seconds: float) -> Turns:
+    """`drive` without its updates, which are the caller's to make: several runs may make theirs together."""
     last_saved = time.monotonic()
     reported = training.rollouts
     while True:
@@ -93,7 +118,7 @@ def drive(training: Training, recorder: Recorder, control: Control, *, pulse: in
             if time.monotonic() - last_saved > seconds:
                 recorder.checkpoint(*training.state())
                 last_saved = time.monotonic()
-        if not training.update():
+        if not (yield):
             # Every problem is retired: the run ends here, with a last look at what it became.
             if training.step > training.last_evaluated:
                 recorder.append(training.evaluate())

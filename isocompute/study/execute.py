@@ -1,7 +1,8 @@
 """One cell, wherever it runs: claim its folder, run the engine, and turn whatever happens into an outcome.
 
 Both runners call this inside a worker. It never raises for what an engine does: a crash becomes `error.txt` and a
-failed outcome, so that the other cells go on.
+failed outcome, so that the other cells go on. Cells that one process runs at the same time (`execute_pack`) are each
+claimed, run and ended the same way.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ import errno
 import json
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from zipfile import BadZipFile
 
 import numpy as np
 
-from isocompute.engines.base import CHECKPOINT, ERROR, FINISHED, Cell, Control, Engine
+from isocompute.engines.base import CHECKPOINT, ERROR, FINISHED, Cell, Control, Engine, PackingEngine
 from isocompute.runs import files
 from isocompute.runs.writer import POINTS, SETTINGS
 from isocompute.study import remote
 from isocompute.study.claim import RUNNING, STALE_SECONDS, Claim, HeldError
 
-__all__ = ["Outcome", "execute", "headline", "write_error"]
+__all__ = ["Outcome", "execute", "execute_pack", "headline", "write_error"]
 
 _TRACE_LINES = 20
 _PATIENCE = 2 * STALE_SECONDS
@@ -52,11 +53,75 @@ def execute(*, engine: Engine, cell: Cell, address: str, control: Control) -> Ou
     try:
         with _folder(address, cell.name, control) as (folder, carried):
             outcome = _attempt(engine, cell, folder, carried)
-    except OSError as error:
-        outcome = Outcome(cell.name, "unwritable", f"{files.join(address, cell.name)}: {error.strerror or error}")
     except Exception as error:  # a remote system may raise anything; a claim that never falls free ends here too
-        outcome = Outcome(cell.name, "failed", _message(error))
-    return Outcome(outcome.name, outcome.state, outcome.error, time.perf_counter() - start)
+        outcome = _without_folder(address, cell, error)
+    return replace(outcome, seconds=time.perf_counter() - start)
+
+
+def execute_pack(
+    *,
+    engine: PackingEngine,
+    cells: Sequence[Cell],
+    address: str,
+    control: Control,
+    began: Callable[[Cell], None],
+    ended: Callable[[Outcome], None],
+) -> None:
+    """Run cells at the same time in this process; tells of each when it begins, and its outcome when it ends. When
+    asked to stop, those that had not begun have none.
+    """
+    start = time.perf_counter()
+    claimed: dict[str, tuple[Path, ExitStack]] = {}
+
+    def end(outcome: Outcome) -> None:
+        ended(replace(outcome, seconds=time.perf_counter() - start))
+
+    def jobs() -> Iterator[tuple[Cell, Path, Control]]:
+        for cell in cells:
+            if control.stopping():
+                return
+            held = ExitStack()
+            began(cell)
+            try:
+                folder, carried = held.enter_context(_folder(address, cell.name, control))
+                done = (folder / FINISHED).exists()
+                if not done:
+                    _make_ready(folder)
+            except Exception as error:
+                end(_released(held, address, cell, _without_folder(address, cell, error)))
+                continue
+            if done:
+                end(_released(held, address, cell, Outcome(cell.name, "finished")))
+                continue
+            claimed[cell.name] = folder, held
+            yield cell, folder, carried
+
+    try:
+        for cell, how in engine.run_pack(jobs()):
+            folder, held = claimed.pop(cell.name)
+            outcome = _failed(cell, folder, how) if isinstance(how, Exception) else _ended(cell, done=how)
+            del how  # an error holds the frames, and with them the memory, of what it ended
+            end(_released(held, address, cell, outcome))
+    finally:
+        for _, held in claimed.values():
+            with suppress(Exception):  # the others' folders are given back all the same
+                held.close()
+
+
+def _released(held: ExitStack, address: str, cell: Cell, outcome: Outcome) -> Outcome:
+    """Give a cell's folder back; where that fails, a remote one may not have all of it."""
+    try:
+        held.close()
+    except Exception as error:
+        return _without_folder(address, cell, error)
+    return outcome
+
+
+def _without_folder(address: str, cell: Cell, error: Exception) -> Outcome:
+    """A cell whose folder could not be had."""
+    if isinstance(error, OSError):
+        return Outcome(cell.name, "unwritable", f"{files.join(address, cell.name)}: {error.strerror or error}")
+    return Outcome(cell.name, "failed", _message(error))
 
 
 @contextmanager
@@ -97,15 +162,29 @@ def _attempt(engine: Engine, cell: Cell, folder: Path, control: Control) -> Outc
     if (folder / FINISHED).exists():
         return Outcome(cell.name, "finished")  # done by the attempt whose end we waited for
     try:
-        (folder / ERROR).unlink(missing_ok=True)
-        _drop_unsound(folder)
+        _make_ready(folder)
         done = engine.run(cell, folder, control)
     except Exception as error:  # an engine may raise anything; the other cells go on
-        cause = _unwritable(error, folder)
-        if cause is not None:
-            return Outcome(cell.name, "unwritable", f"{folder}: {cause.strerror or cause}")
-        write_error(folder, error)
-        return Outcome(cell.name, "failed", _message(error))
+        return _failed(cell, folder, error)
+    return _ended(cell, done=done)
+
+
+def _make_ready(folder: Path) -> None:
+    """Leave nothing of an earlier attempt but what can be gone on from."""
+    (folder / ERROR).unlink(missing_ok=True)
+    _drop_unsound(folder)
+
+
+def _failed(cell: Cell, folder: Path, error: Exception) -> Outcome:
+    """What an engine raised, written down."""
+    cause = _unwritable(error, folder)
+    if cause is not None:
+        return Outcome(cell.name, "unwritable", f"{folder}: {cause.strerror or cause}")
+    write_error(folder, error)
+    return Outcome(cell.name, "failed", _message(error))
+
+
+def _ended(cell: Cell, *, done: bool) -> Outcome:
     return Outcome(cell.name, "finished" if done else "stopped")
 
 

@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from isocompute.engines.base import Cell
-from isocompute.engines.lm.engine import EngineSpec as Options
-from isocompute.engines.lm.engine import LmEngine, choose_sizes, lm_recipe
+from isocompute.engines.lm.engine import LmEngine
 from isocompute.engines.lm.evaluation import EvaluationSpec
 from isocompute.engines.lm.model import load_model
+from isocompute.engines.lm.setup import choose_sizes
+from isocompute.engines.lm.spec import EngineSpec as Options
+from isocompute.engines.lm.spec import lm_recipe
 from isocompute.engines.lm.tasks import ProblemsSpec, make_tasks
 from isocompute.engines.lm.training import LmTraining
 

@@ -12,7 +12,7 @@ from transformers import GPT2Config
 
 from isocompute import study
 from isocompute.engines.base import CHECKPOINT, Cell, Recorder
-from isocompute.engines.lm import engine as engine_module
+from isocompute.engines.lm import session as session_module
 from isocompute.engines.lm import training as training_module
 from isocompute.engines.lm.checkpoint import save_decoder
 from isocompute.engines.lm.decoder import Decoder
@@ -77,7 +77,7 @@ def test_poisoned_weights_end_the_run_with_the_base(
 
 def test_the_last_good_checkpoint_is_older_than_the_bad_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     good = run(make_cell(update_steps=2), tmp_path / "good")
-    monkeypatch.setattr(engine_module, "_SECONDS", 0.0)  # a checkpoint after every update
+    monkeypatch.setattr(session_module, "_SECONDS", 0.0)  # a checkpoint after every update
     poison(monkeypatch, at=2)
     folder = run(make_cell(update_steps=6, evaluation={"points": 2}), tmp_path / "bad")
     assert "diverged" in json.loads((folder / "finished.json").read_text())
@@ -232,7 +232,7 @@ def test_out_of_memory_names_the_micro_batch(error: RuntimeError, tmp_path: Path
             r"sample_batch = 32",
             tmp_path / "out",
         )
-        monkeypatch.setattr(engine_module, "_SECONDS", 0.0)
+        monkeypatch.setattr(session_module, "_SECONDS", 0.0)
     # Some way into a run, the folder goes on with the smaller ones.
     out, calls, inner = tmp_path / "later", [], training_module.update
 

@@ -15,6 +15,7 @@ from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.evaluation import EvaluationSpec
 from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.fast.generate import Generator, fits_kernels
+from isocompute.engines.lm.fast.step import Step
 from isocompute.engines.lm.fast.tiles import tiles_for
 from isocompute.engines.lm.fast.training import FastTraining, can_be_fast
 from isocompute.engines.lm.fast.weights import join_weights
@@ -216,7 +217,7 @@ def training(kind: type[LmTraining], cell: Cell, folder: Path) -> LmTraining:
     tasks = Tasks(task, task, {}, 3, phrase="")
     model = Model(folder, tiny(num_hidden_layers=1), (1,))
     recipe = make_recipe(cell.recipe)
-    assert can_be_fast(cell, model, tasks, recipe)
+    assert can_be_fast(cell, model.decoder.config, tasks, recipe)
     evaluation = EvaluationSpec(points=2, samples=2, k=[2])
     return kind(cell, model, tasks, recipe, evaluation, Sizes(micro_batch=16, sample_batch=12))
 
@@ -240,7 +241,8 @@ def test_fast_training_is_the_plain_training(tmp_path: Path) -> None:
 
 def test_micro_batches_of_fixed_shape(tmp_path: Path) -> None:
     whole, cut = (training(FastTraining, cell_of(), tmp_path) for _ in "ab")
-    cut._step.micro_batch = 3  # type: ignore[attr-defined]  # a FastTraining
+    assert isinstance(cut, FastTraining)
+    cut.step_of_own.micro_batch = 3
     for run in (whole, cut):
         run.update()
     for one, other in zip(whole.decoder.parameters(), cut.decoder.parameters(), strict=True):
@@ -249,16 +251,16 @@ def test_micro_batches_of_fixed_shape(tmp_path: Path) -> None:
 
 def test_a_micro_batch_that_does_not_fit_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, tried = training(FastTraining, cell_of(), tmp_path), []
+    assert isinstance(run, FastTraining)
 
-    def capture(steps: list[Any]) -> str:
-        tried.append(steps[0].micro_batch)
+    def body(step: Step) -> None:
+        tried.append(step.micro_batch)
         if len(tried) < 3:
             raise torch.OutOfMemoryError("too much")
-        return "graph"
 
-    monkeypatch.setattr("isocompute.engines.lm.fast.training.capture", capture)
+    monkeypatch.setattr(Step, "body", body)
     with pytest.warns(UserWarning, match="rollouts at once do not fit memory"):
-        assert run._captured() == "graph"  # type: ignore[attr-defined]  # a FastTraining
+        run.update()
     assert tried == [16, 4, 2]  # of a batch of 8
     assert run.sizes.micro_batch == 2
 
@@ -274,8 +276,8 @@ def test_micro_batches_are_of_one_shape_where_that_is_cheap() -> None:
 def test_warming_up_leaves_no_trace(tmp_path: Path) -> None:
     first, second = (training(FastTraining, cell_of(), tmp_path) for _ in "ab")
     assert isinstance(second, FastTraining)
-    second._step.prepare(torch.arange(2).numpy(), rate=1e-2, first_row=0, seed=3)
-    second._step.warm_up()
+    second.step_of_own.prepare(0, torch.arange(2).numpy(), rate=1e-2, first_row=0, seed=3)
+    second.step_of_own.warm_up()
     for run in (first, second):
         run.update()
     for one, other in zip(first.decoder.parameters(), second.decoder.parameters(), strict=True):

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isocompute.engines.drive import schedule
-from isocompute.engines.lm import engine as engine_module
+from isocompute.engines.lm import session as session_module
 from isocompute.engines.lm.cache import Cache
-from isocompute.engines.lm.engine import EngineSpec, LmEngine
+from isocompute.engines.lm.engine import LmEngine
 from isocompute.engines.lm.pipeline import pool as pool_module
 from isocompute.engines.lm.pipeline.clock import run_clock
 from isocompute.engines.lm.pipeline.pool import Pool, Records
 from isocompute.engines.lm.pipeline.training import PipelineTraining
 from isocompute.engines.lm.sampler import SamplingSettings, sample
+from isocompute.engines.lm.spec import EngineSpec
 from isocompute.engines.lm.training import LmTraining
 from isocompute.errors import InputError
 from tests.lm.cells import Control, distance, make_cell, make_training, points, run, weights
@@ -336,13 +337,13 @@ def test_every_stop_names_the_responses_it_cost(tmp_path: Path):
     ],
 )
 def test_gpu_hours_count_the_gpu_that_samples(device: str, sampling: str | None, gpus: int | None):
-    assert engine_module._gpus(EngineSpec(device=device, generation_device=sampling)) == gpus
+    assert session_module._gpus(EngineSpec(device=device, generation_device=sampling)) == gpus
 
 
 def test_a_killed_pipeline_goes_on_from_its_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No goodbye: the state is written on the way, then everything after it is lost."""
     cell = make_cell(**PIPELINE, update_steps=8)
-    monkeypatch.setattr(engine_module, "_SECONDS", 0.0)
+    monkeypatch.setattr(session_module, "_SECONDS", 0.0)
     inner, count = LmTraining.update, iter(range(100))
 
     def dies(self: LmTraining) -> bool:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from isocompute.engines.lm import engine as engine_module
+from isocompute.engines.lm import session as session_module
 from isocompute.engines.lm import training as training_module
+from isocompute.engines.lm.engine import LmEngine
 from isocompute.engines.lm.sampler import Rollouts
 from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.metrics import avg_at_k, best_at_k, worst_at_k
@@ -185,7 +186,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
     assert points(folder) == points(reference)
     assert (folder / "pass_rates.jsonl").read_bytes() == (reference / "pass_rates.jsonl").read_bytes()
     assert distance(weights(folder), weights(reference)) == 0.0
-    monkeypatch.setattr(engine_module, "_SECONDS", 0.0)  # a checkpoint after every update changes nothing
+    monkeypatch.setattr(session_module, "_SECONDS", 0.0)  # a checkpoint after every update changes nothing
     folder = run(make_cell(**RECIPE_CASES[name]), tmp_path / "checkpoints")
     assert points(folder) == points(reference)
     assert distance(weights(folder), weights(reference)) == 0.0
@@ -194,7 +195,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
 def test_what_was_appended_after_the_checkpoint_is_made_again(whole: Callable[[str], Path], tmp_path: Path):
     cell = make_cell()
     tmp_path.mkdir(exist_ok=True)
-    assert not engine_module.LmEngine().run(cell, tmp_path, _StopAt(2))
+    assert not LmEngine().run(cell, tmp_path, _StopAt(2))
     for name in ("points.jsonl", "pass_rates.jsonl"):  # as a run killed after its checkpoint leaves them
         with (tmp_path / name).open("ab") as file:
             file.write(b'{"step": 99}\n{"torn')

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from isocompute.engines.lm.cache import Cache, Joined, Prefix
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.fast.exact import exact_linear
+from isocompute.engines.lm.fast.products import product
 from isocompute.engines.lm.rope import rope_frequencies
 
 __all__ = ["EXACT", "Block", "Cache", "Decoder", "Norm", "Prefix", "head_logits"]
@@ -34,7 +35,11 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axis; the result has the weights' type."""
-        return _normalise(x, self.weight, self.epsilon)
+        return self.normalise(x, self.weight)
+
+    def normalise(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same with weights of another shape."""
+        return _normalise(x, weight, self.epsilon)
 
 
 def _normalise(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -88,13 +93,19 @@ class Attention(nn.Module):
 
     def joined(self) -> Joined:
         """The weights of q, k and v side by side."""
-        parts, norm_HK = (self.q_proj, self.k_proj, self.v_proj), None
+        weight, bias = self.joined_products()
+        norm_HK = None
         if self.qk_norm:
             size = self.size
             norms = self.q_norm.weight.expand(self.heads, size), self.k_norm.weight.expand(self.groups, size)
             norm_HK = torch.cat(norms)
-        bias = torch.cat([part.bias for part in parts]) if self.bias else None
-        return Joined(torch.cat([part.weight for part in parts]), bias, norm_HK)
+        return Joined(weight, bias, norm_HK)
+
+    def joined_products(self) -> tuple[Tensor, Tensor | None]:
+        """Weights and biases of q, k and v side by side, of one cell or of a stack."""
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        bias = torch.cat([part.bias for part in parts], dim=-1) if self.bias else None
+        return torch.cat([part.weight for part in parts], dim=-2), bias
 
     def _kept(self, cache: Cache | Prefix | None, layer: int) -> Joined:
         """The same; a cache keeps them, as they do not change while it grows."""
@@ -244,6 +255,8 @@ class Decoder(nn.Module):
     """A causal language model. `forward` gives hidden states; `logits` applies the FP32 head to those one wants."""
 
     rope_speeds: Tensor
+    cells = 1
+    """How many cells' weights these are (`fast.stacked`)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -322,9 +335,11 @@ class Decoder(nn.Module):
 
 
 def head_logits(hidden: Tensor, weight_VD: Tensor, *, fp32: bool) -> Tensor:
-    """The language-model head as FP32 numbers; `fp32` says whether it also computes in FP32."""
+    """The language-model head as FP32 numbers; `fp32` says whether it also computes in FP32. A stack's weight is
+    `_GVD`.
+    """
     if not fp32:
-        return F.linear(hidden, weight_VD).float()
+        return product(hidden, weight_VD).float()
     if hidden.is_cuda and hidden.dtype == torch.bfloat16:
         return exact_linear(hidden, weight_VD)
-    return F.linear(hidden.float(), weight_VD.float())
+    return product(hidden.float(), weight_VD.float())

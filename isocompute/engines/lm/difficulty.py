@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from isocompute.arrays import Ints
-from isocompute.engines.lm.engine import EngineSpec
 from isocompute.engines.lm.evaluation import count_right
 from isocompute.engines.lm.memory import memory_budget, sampling_rows
 from isocompute.engines.lm.model import load_model
 from isocompute.engines.lm.sampler import SamplingSettings
+from isocompute.engines.lm.spec import EngineSpec
 from isocompute.engines.lm.tasks import ProblemsSpec, whole_task
 
 __all__ = ["count_correct"]

@@ -101,6 +101,11 @@ class Rollouts:
             None if self.versions_BT is None else self.versions_BT[rows, :used],
         )
 
+    def rows(self, start: int, stop: int) -> Rollouts:
+        """The rows from `start` to `stop`, not copied."""
+        parts: dict[str, Any] = {name: None if x is None else x[start:stop] for name, x in vars(self).items()}
+        return replace(self, **parts)
+
     def to(self, device: torch.device) -> Rollouts:
         """The same on another device."""
         if self.mask_BT.device == device:

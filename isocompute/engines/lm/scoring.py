@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isocompute.engines.lm.decoder import Decoder, Norm, Prefix, head_logits
+from isocompute.engines.lm.fast.products import normed
 from isocompute.engines.lm.fast.shared import fits_shared, shared_residual
 from isocompute.engines.lm.losses import entropy
 from isocompute.engines.lm.native.functions import choose
@@ -118,7 +119,7 @@ def residual_scores(
     residual_BTD: Tensor, norm: Norm, weight_VD: Tensor, tokens_BT: Tensor, temperature: float, fp32_head: bool
 ) -> tuple[Tensor, Tensor]:
     """`head_scores` with the norm before it: all that follows the last layer."""
-    return head_scores(norm(residual_BTD), weight_VD, tokens_BT, temperature, fp32_head)
+    return head_scores(normed(residual_BTD, norm), weight_VD, tokens_BT, temperature, fp32_head)
 
 
 def head_scores(

@@ -1,6 +1,7 @@
 """Attention of a training pass in which the rollouts of a problem share their prompt, as an operator of PyTorch.
 
-Tokens stand in one flat array: all responses, row by row, then all prompts, left-padded. What comes in is the output of
+Tokens stand in one flat array: all responses, row by row, then all prompts, left-padded; of several cells one cell
+after the other. What comes in is the output of
 the joined product for q, k and v; norms and RoPE are part of the kernels (`attention_kernels`).
 """
 
@@ -18,12 +19,16 @@ _LONGEST = 128
 
 
 class Layout(NamedTuple):
-    """Which tokens belong together: prompts of `slots` tokens, and `per_prompt` responses of `tokens` to each."""
+    """Which tokens belong together: prompts of `slots` tokens, and `per_prompt` responses of `tokens` to each.
+
+    The problems are those of all `cells`, as many of each.
+    """
 
     problems: int
     per_prompt: int
     slots: int
     tokens: int
+    cells: int = 1
 
     @property
     def responses(self) -> int:
@@ -141,7 +146,10 @@ def _gradients(ctx: Any, grad_NC: Tensor) -> tuple[Tensor | None, ...]:
     grad_qkv_NC, norms_RG2K = _attend_backward(grad_NC, *tensors, ctx.layout, ctx.heads, ctx.epsilon)
     q_grad, k_grad = None, None
     if tensors[1] is not None:
-        q_grad, k_grad = (part.to(tensors[1].dtype) for part in norms_RG2K.sum(dim=(0, 1)))
+        q_grad, k_grad = (
+            part.reshape(tensors[1].shape).to(tensors[1].dtype)
+            for part in _by_cell(norms_RG2K, Layout(*ctx.layout)).unbind(dim=1)
+        )
     return grad_qkv_NC, q_grad, k_grad, None, None, None, None, None, None
 
 
@@ -160,10 +168,19 @@ def _like_norms(qkv_NC: Tensor, layout: Layout, heads: list[int]) -> Tensor:
     return qkv_NC.new_empty((rows, heads[1], 2, size), dtype=torch.float32)
 
 
+def _by_cell(norms_RG2K: Tensor, layout: Layout) -> Tensor:
+    """Programs' parts added up for each cell: those of its responses, and those of its prompts."""
+    *_, size = norms_RG2K.shape
+    rows = len(norms_RG2K) - layout.problems
+    parts = (norms_RG2K[:rows], norms_RG2K[rows:])
+    sums = [part.reshape(layout.cells, -1, 2, size).sum(dim=1) for part in parts if len(part)]
+    return sums[0] if len(sums) == 1 else sums[0] + sums[1]
+
+
 class _Launch(NamedTuple):
     grid: tuple[int, int]
     tensors: list[Tensor]
-    numbers: tuple[int, int, int, int]
+    numbers: tuple[int, int, int, int, int]
     constants: dict[str, Any]
 
 
@@ -184,14 +201,15 @@ def _launches(layout: Layout, heads: list[int], inputs: tuple[Tensor | None, ...
         "TYPE": tl.bfloat16 if qkv_NC.dtype == torch.bfloat16 else tl.float32,
     }
     tensors = [cos_TE if tensor is None else tensor for tensor in inputs]
-    first_prompt = layout.responses * layout.tokens
+    problems = layout.problems // layout.cells
+    first_prompt = problems * layout.per_prompt * layout.tokens
     out = []
     for prefix, rows, tokens in ((True, layout.responses, layout.tokens), (False, layout.problems, layout.slots)):
         if not tokens:
             continue
         own = padded(tokens)
         sizes = {"TP": own, "SP": padded(layout.slots), "PREFIX": prefix, "num_warps": 8 if own > 64 else 4}
-        numbers = (tokens, first_prompt, layout.per_prompt if layout.tokens else 0, layout.slots)
+        numbers = (tokens, first_prompt, layout.per_prompt if layout.tokens else 0, layout.slots, problems)
         out.append(_Launch((rows, heads[1]), tensors, numbers, {**constants, **sizes}))
     return out
 

@@ -7,6 +7,9 @@ stand before and after attention is ever in memory, and a backward pass starts f
 Numerics are those of decoding (`kernels.attend`): q and k are rounded where `Decoder` rounds them, softmax weights are
 not rounded at all. Tensor cores take bf16, so a weight goes in as two bf16 numbers, the second the rest of the first.
 
+Where several cells stand in one batch (`attention.Layout`), a cell's tokens follow those of the cell before, and its
+norms' weights too.
+
 A head is kept as two halves, the channels that RoPE turns into each other. Names: T own tokens of a sequence, S slots
 of the prompt before them, E channels of half a head, N tokens of a batch; a `P` at the end pads to a power of two.
 """
@@ -91,28 +94,41 @@ def _angles(cos_ptr, sin_ptr, position_T, in_TE, e_E, E):
 
 
 @triton.jit
-def _places(row, padding, tokens, first_prompt, slots, e_E, E, C, TP: tl.constexpr, PREFIX: tl.constexpr):
-    """A sequence's own tokens: addresses, positions, and which of them see which.
+def _places(first, padding, tokens, slots, e_E, E, C, TP: tl.constexpr, PREFIX: tl.constexpr):
+    """A sequence's own tokens, from `first` on: addresses, positions, and which of them see which.
 
     With a prefix it is a response, whose tokens see all before them. Without, it is a left-padded prompt; padding sees
     itself, so that no softmax is empty.
     """
     t_T = tl.arange(0, TP)
     if PREFIX:
-        first, position_T, low = row * tokens, t_T + slots - padding, 0
+        position_T, low = t_T + slots - padding, 0
     else:
-        first, position_T, low = first_prompt + row * tokens, tl.maximum(t_T - padding, 0), padding
+        position_T, low = tl.maximum(t_T - padding, 0), padding
     in_TE = (t_T < tokens)[:, None] & (e_E < E)[None, :]
     at_TE = (first + t_T).to(tl.int64)[:, None] * C + e_E[None, :]
     out_TT = (t_T[None, :] <= t_T[:, None]) & (t_T[None, :] >= low) & (t_T[None, :] < tokens)
     out_TT = out_TT | (t_T[None, :] == t_T[:, None])
-    return first, t_T, position_T, in_TE, at_TE, out_TT
+    return t_T, position_T, in_TE, at_TE, out_TT
+
+
+@triton.jit
+def _firsts(row, problem, tokens, first_prompt, per_prompt, slots, problems, PREFIX: tl.constexpr):
+    """The cell of a sequence, where the sequence begins in the flat array, and where its prompt does.
+
+    `first_prompt` counts from the beginning of a cell, which has so many problems.
+    """
+    cell = problem // problems
+    start = cell * (first_prompt + problems * slots)
+    prompt = start + first_prompt + (problem - cell * problems) * slots
+    own = start + (row - cell * problems * per_prompt) * tokens if PREFIX else prompt
+    return cell, own, prompt
 
 
 @triton.jit
 def attend_sequences(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, padding_ptr, out_ptr,
-    tokens, first_prompt, per_prompt, slots, epsilon,
+    tokens, first_prompt, per_prompt, slots, problems, epsilon,
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, TP: tl.constexpr, SP: tl.constexpr,
     PREFIX: tl.constexpr, QK_NORM: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
@@ -123,9 +139,10 @@ def attend_sequences(
     problem = row // per_prompt if PREFIX else row
     padding = tl.load(padding_ptr + problem)
     e_E = tl.arange(0, EP)
-    first, t_T, position_T, in_TE, at_TE, own_TT = _places(
-        row, padding, tokens, first_prompt, slots, e_E, E, C, TP, PREFIX
-    )
+    cell, first, prompt = _firsts(row, problem, tokens, first_prompt, per_prompt, slots, problems, PREFIX)
+    q_norm_ptr += cell * 2 * E
+    k_norm_ptr += cell * 2 * E
+    t_T, position_T, in_TE, at_TE, own_TT = _places(first, padding, tokens, slots, e_E, E, C, TP, PREFIX)
     cos_TE, sin_TE = _angles(cos_ptr, sin_ptr, position_T, in_TE, e_E, E)
     k_ptr, v_ptr = qkv_ptr + (H + group) * 2 * E, qkv_ptr + (H + G + group) * 2 * E
     ka_TE, kb_TE = _turned(k_ptr, k_norm_ptr, cos_TE, sin_TE, at_TE, in_TE, e_E, E, epsilon, QK_NORM, TYPE)
@@ -134,7 +151,7 @@ def attend_sequences(
     if PREFIX:
         s_S = tl.arange(0, SP)
         in_SE = ((s_S >= padding) & (s_S < slots))[:, None] & (e_E < E)[None, :]
-        at_SE = (first_prompt + problem * slots + s_S).to(tl.int64)[:, None] * C + e_E[None, :]
+        at_SE = (prompt + s_S).to(tl.int64)[:, None] * C + e_E[None, :]
         cos_SE, sin_SE = _angles(cos_ptr, sin_ptr, s_S - padding, in_SE, e_E, E)
         pa_SE, pb_SE = _turned(k_ptr, k_norm_ptr, cos_SE, sin_SE, at_SE, in_SE, e_E, E, epsilon, QK_NORM, TYPE)
         wa_SE = tl.load(v_ptr + at_SE, mask=in_SE, other=0.0)
@@ -169,7 +186,7 @@ def attend_sequences_backward(  # noqa: PLR0915 - what a kernel keeps in registe
     out_ptr,  # gradient of qkv
     prefix_ptr,  # responses × groups × slots × (k, v): what a response adds to the gradient of its prompt
     norms_ptr,  # sequences × groups × (q, k) × head: gradients of the norms' weights
-    tokens, first_prompt, per_prompt, slots, epsilon, first_row,
+    tokens, first_prompt, per_prompt, slots, problems, epsilon, first_row,
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, TP: tl.constexpr, SP: tl.constexpr,
     PREFIX: tl.constexpr, QK_NORM: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
@@ -180,9 +197,10 @@ def attend_sequences_backward(  # noqa: PLR0915 - what a kernel keeps in registe
     problem = row // per_prompt if PREFIX else row
     padding = tl.load(padding_ptr + problem)
     e_E = tl.arange(0, EP)
-    first, t_T, position_T, in_TE, at_TE, own_TT = _places(
-        row, padding, tokens, first_prompt, slots, e_E, E, C, TP, PREFIX
-    )
+    cell, first, prompt = _firsts(row, problem, tokens, first_prompt, per_prompt, slots, problems, PREFIX)
+    q_norm_ptr += cell * 2 * E
+    k_norm_ptr += cell * 2 * E
+    t_T, position_T, in_TE, at_TE, own_TT = _places(first, padding, tokens, slots, e_E, E, C, TP, PREFIX)
     cos_TE, sin_TE = _angles(cos_ptr, sin_ptr, position_T, in_TE, e_E, E)
     k_ptr, v_ptr = qkv_ptr + (H + group) * 2 * E, qkv_ptr + (H + G + group) * 2 * E
     ka_TE, kb_TE = _turned(k_ptr, k_norm_ptr, cos_TE, sin_TE, at_TE, in_TE, e_E, E, epsilon, QK_NORM, TYPE)
@@ -194,7 +212,7 @@ def attend_sequences_backward(  # noqa: PLR0915 - what a kernel keeps in registe
     s_S = tl.arange(0, SP)
     in_SE = ((s_S >= padding) & (s_S < slots))[:, None] & (e_E < E)[None, :]
     if PREFIX:
-        at_SE = (first_prompt + problem * slots + s_S).to(tl.int64)[:, None] * C + e_E[None, :]
+        at_SE = (prompt + s_S).to(tl.int64)[:, None] * C + e_E[None, :]
         cos_SE, sin_SE = _angles(cos_ptr, sin_ptr, s_S - padding, in_SE, e_E, E)
         pa_SE, pb_SE = _turned(k_ptr, k_norm_ptr, cos_SE, sin_SE, at_SE, in_SE, e_E, E, epsilon, QK_NORM, TYPE)
         wa_SE = tl.load(v_ptr + at_SE, mask=in_SE, other=0.0)

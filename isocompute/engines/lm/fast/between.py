@@ -17,10 +17,10 @@ __all__ = ["add_and_norm", "swiglu"]
 
 @triton.jit
 def add_and_norm(
-    x_ptr, y_ptr, norm_ptr, out_ptr, rows, epsilon,
-    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, ADD: tl.constexpr, TYPE: tl.constexpr,
+    x_ptr, y_ptr, norm_ptr, out_ptr, rows, cell_rows, epsilon,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, ADD: tl.constexpr, CELLS: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """x += y, where ADD; out = norm · x / rms(x)."""
+    """x += y, where ADD; out = norm · x / rms(x); with CELLS, every `cell_rows` rows have a norm of their own."""
     row_R = tl.program_id(0) * R + tl.arange(0, R)
     i_D = tl.arange(0, DP)
     at_RD = row_R[:, None] * D + i_D[None, :]
@@ -30,8 +30,11 @@ def add_and_norm(
         x_RD += tl.load(y_ptr + at_RD, mask=mask_RD, other=0.0).to(tl.float32)
         tl.store(x_ptr + at_RD, x_RD, mask=mask_RD)
     scale_R = tl.rsqrt(tl.sum(x_RD * x_RD, axis=1) / D + epsilon)
-    norm_D = tl.load(norm_ptr + i_D, mask=i_D < D, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at_RD, (norm_D[None, :] * (x_RD * scale_R[:, None])).to(TYPE), mask=mask_RD)
+    if CELLS:
+        norm_RD = tl.load(norm_ptr + (row_R // cell_rows)[:, None] * D + i_D[None, :], mask=mask_RD, other=0.0)
+    else:
+        norm_RD = tl.load(norm_ptr + i_D, mask=i_D < D, other=0.0)[None, :]
+    tl.store(out_ptr + at_RD, (norm_RD.to(tl.float32) * (x_RD * scale_R[:, None])).to(TYPE), mask=mask_RD)
 
 
 @triton.jit

@@ -46,11 +46,16 @@ def choose(
     D: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, R: tl.constexpr, I: tl.constexpr,  # noqa: E741
     OVERLAP: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Head, softmax, draw, and the embedding of what was drawn as the next input."""
+    """Head, softmax, draw, and the embedding of what was drawn as the next input; `rows` of one cell."""
     begin(OVERLAP)
+    cell = tl.program_id(1)
+    norm_ptr += cell * D
+    head_ptr += cell * V * D
+    embed_ptr += cell * V * D
     wait(OVERLAP)
-    row_R = tl.program_id(0) * R + tl.arange(0, R)
-    there_R = row_R < rows
+    local_R = tl.program_id(0) * R + tl.arange(0, R)
+    there_R = local_R < rows
+    row_R = cell * rows + local_R
     going_R = tl.load(going_ptr + row_R, mask=there_R, other=0) > 0
     if tl.max(going_R.to(tl.int32), axis=0) > 0:
         v_V, i_I = tl.arange(0, VP), tl.arange(0, I)
@@ -73,9 +78,9 @@ def choose(
         top_R = tl.max(z_RV, axis=1)
         e_RV = tl.exp(z_RV - top_R[:, None])
         sum_R = tl.sum(e_RV, axis=1)
-        number_R = row_R.to(tl.int64) + tl.load(first_row_ptr)
+        number_R = local_R.to(tl.int64) + tl.load(first_row_ptr + cell)
         position_R = tl.zeros([R], dtype=tl.int64) + step
-        target_R = _uniform(tl.load(seed_ptr), number_R, position_R).to(tl.float32) * sum_R
+        target_R = _uniform(tl.load(seed_ptr + cell), number_R, position_R).to(tl.float32) * sum_R
         token_R = tl.sum((tl.cumsum(e_RV, axis=1) <= target_R[:, None]).to(tl.int32), axis=1)
         token_R = tl.minimum(token_R, V - 1)
         chosen_R = tl.sum(tl.where(v_V[None, :] == token_R[:, None], z_RV, 0.0), axis=1)
@@ -97,7 +102,7 @@ def choose(
 @triton.jit(do_not_specialize=["step"])
 def draw(
     logits_ptr, embed_ptr, x_ptr, tokens_ptr, logprobs_ptr, lengths_ptr, stopped_ptr, going_ptr,
-    stops_ptr, stop_count, seed_ptr, first_row_ptr, step, temperature, new_slots,
+    stops_ptr, stop_count, seed_ptr, first_row_ptr, step, temperature, cell_rows, new_slots,
     D: tl.constexpr, V: tl.constexpr, C: tl.constexpr, I: tl.constexpr,  # noqa: E741
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -105,6 +110,8 @@ def draw(
     begin(OVERLAP)
     wait(OVERLAP)
     row = tl.program_id(0)
+    cell = row // cell_rows
+    embed_ptr += cell.to(tl.int64) * V * D
     if tl.load(going_ptr + row) > 0:
         here_ptr = logits_ptr + row.to(tl.int64) * V
         c_C = tl.arange(0, C)
@@ -119,8 +126,8 @@ def draw(
             m_C = top_C
         top = tl.max(m_C, axis=0)
         total = tl.sum(l_C * tl.exp(m_C - top), axis=0)
-        number = row.to(tl.int64) + tl.load(first_row_ptr)
-        target = _uniform(tl.load(seed_ptr), number, step.to(tl.int64)).to(tl.float32) * total
+        number = (row - cell * cell_rows).to(tl.int64) + tl.load(first_row_ptr + cell)
+        target = _uniform(tl.load(seed_ptr + cell), number, step.to(tl.int64)).to(tl.float32) * total
         token = row * 0
         before = total * 0.0
         for start in range(0, V, C):

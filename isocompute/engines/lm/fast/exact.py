@@ -20,34 +20,34 @@ _ALIGNED = 8
 
 
 def exact_linear(x: Tensor, weight_VD: Tensor) -> Tensor:
-    """x · weightᵀ of bf16 numbers as FP32 numbers."""
-    vocabulary = len(weight_VD)
+    """x · weightᵀ of bf16 numbers as FP32 numbers; with `_GVD`, the rows of a cell by its own weights."""
+    *cells, vocabulary, width = weight_VD.shape
     padded_VD = F.pad(weight_VD, (0, 0, 0, -vocabulary % _ALIGNED))
-    out_NV: Tensor = _linear(x.reshape(-1, x.shape[-1]), padded_VD)
-    return out_NV[:, :vocabulary].view(*x.shape[:-1], vocabulary)
+    out_NV: Tensor = _linear(x.reshape(*cells, -1, width), padded_VD)
+    return out_NV[..., :vocabulary].reshape(*x.shape[:-1], vocabulary)
 
 
 @torch.library.custom_op("isocompute::exact_product", mutates_args=())
 def _product(a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
+        return (torch.mm if a.ndim == 2 else torch.bmm)(a, b, out_dtype=torch.float32)
     return a.float() @ b.float()
 
 
 @_product.register_fake
 def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=torch.float32)
+    return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=torch.float32)
 
 
 @torch.library.custom_op("isocompute::exact_linear", mutates_args=())
 def _linear(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
-    out_NV: Tensor = _product(x_ND, weight_VD.t())
+    out_NV: Tensor = _product(x_ND, weight_VD.mT)
     return out_NV
 
 
 @_linear.register_fake
 def _(x_ND: Tensor, weight_VD: Tensor) -> Tensor:
-    return x_ND.new_empty((x_ND.shape[0], weight_VD.shape[0]), dtype=torch.float32)
+    return x_ND.new_empty((*x_ND.shape[:-1], weight_VD.shape[-2]), dtype=torch.float32)
 
 
 def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001 - torch calls it by these names
@@ -59,7 +59,7 @@ def _gradients(ctx: Any, grad_NV: Tensor) -> tuple[Tensor, Tensor]:
     high_NV = grad_NV.to(x_ND.dtype)
     low_NV = (grad_NV - high_NV.float()).to(x_ND.dtype)
     grad_ND = _product(high_NV, weight_VD) + _product(low_NV, weight_VD)
-    grad_VD = _product(high_NV.t(), x_ND) + _product(low_NV.t(), x_ND)
+    grad_VD = _product(high_NV.mT, x_ND) + _product(low_NV.mT, x_ND)
     return grad_ND.to(x_ND.dtype), grad_VD.to(x_ND.dtype)
 
 

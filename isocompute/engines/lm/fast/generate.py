@@ -12,6 +12,7 @@ from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Block, Cache, Decoder
 from isocompute.engines.lm.fast.attention import Layout, attend_shared, fits_attention, padded
 from isocompute.engines.lm.fast.layers import through_layers
+from isocompute.engines.lm.fast.products import embedded, normed
 from isocompute.engines.lm.fast.tiles import tiles_for, tiles_of, triton_type
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
 from isocompute.engines.lm.sampler import Rollouts
@@ -28,7 +29,9 @@ def fits_kernels(config: DecoderConfig, *, top_p: float, temperature: float) -> 
 
 
 class Generator:
-    """Responses to `problems` prompts, `per_prompt` each, always of the same shape."""
+    """Responses to `problems` prompts, `per_prompt` each, always of the same shape; of a stack, to so many of each
+    cell, one cell after the other.
+    """
 
     def __init__(
         self,
@@ -43,10 +46,13 @@ class Generator:
         weights: list[LayerWeights] | None = None,
     ) -> None:
         self.decoder, self.weights = decoder, weights or join_weights(decoder)
-        self.problems, self.per_prompt, self.temperature = problems, per_prompt, temperature
+        self.per_prompt, self.temperature = per_prompt, temperature
         weight, config = decoder.embed_tokens.weight, decoder.config
-        device, rows = weight.device, problems * per_prompt
-        self.rows, self.new_slots, self.tiles = rows, new_slots, tiles_for(rows, config.hidden_size)
+        device, cells = weight.device, decoder.cells
+        self.problems, problems = problems, cells * problems
+        rows = problems * per_prompt
+        self.rows, self.cell_rows, self.new_slots = rows, rows // cells, new_slots
+        self.tiles = tiles_for(rows, config.hidden_size, cells=cells)
         self.overlap = _overlap(device, wanted=self.tiles.overlap)
         self.prompts_PT = torch.zeros((problems, prompt_slots), dtype=torch.long, device=device)
         self.padding_P = torch.zeros(problems, dtype=torch.int32, device=device)
@@ -64,7 +70,7 @@ class Generator:
             torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(3)
         )
         self.stops = torch.tensor(stop_tokens or (-1,), dtype=torch.int32, device=device)
-        self.seed, self.first_row = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
+        self.seed, self.first_row = (torch.zeros(cells, dtype=torch.long, device=device) for _ in range(2))
         angles = torch.arange(prompt_slots + new_slots, device=device)[:, None].float() * decoder.rope_speeds.float()
         self.cos, self.sin = (f(angles) * decoder.rope_scale for f in (torch.cos, torch.sin))
         self.steps_T = torch.arange(new_slots, device=device)
@@ -100,7 +106,7 @@ class Generator:
         problems, slots = self.prompts_PT.shape
         if not fits_attention(slots=slots, tokens=0, head_dim=self.decoder.config.head_dim):
             return self._prefill_long()
-        x_ND: Tensor = self.decoder.embed_tokens(self.prompts_PT).float().view(problems * slots, -1)
+        x_ND = embedded(self.decoder, self.prompts_PT).view(problems * slots, -1)
         through_layers(self.decoder, self.weights, x_ND, self._attend_prompts)
         return x_ND.view(problems, slots, -1)[:, -1]
 
@@ -126,13 +132,14 @@ class Generator:
         out = (self.tokens_BT, self.logprobs_BT, self.lengths_B, self.stopped_B, self.going_B)
         numbers = (self.stops, len(self.stops), self.seed, self.first_row, step, self.temperature)
         if config.vocab_size > _TILE_OF_VOCABULARY:
-            logits_BV = decoder.logits(decoder.norm(self.x_BD)).contiguous()
+            logits_BV = decoder.logits(normed(self.x_BD, decoder.norm)).contiguous()
             choice.draw[(self.rows,)](
                 logits_BV,
                 decoder.embed_tokens.weight,
                 self.x_BD,
                 *out,
                 *numbers,
+                self.cell_rows,
                 self.new_slots,
                 D=config.hidden_size,
                 V=config.vocab_size,
@@ -143,7 +150,7 @@ class Generator:
             )
             return
         rows = 16
-        choice.choose[(tiles_of(self.rows, rows),)](
+        choice.choose[(tiles_of(self.cell_rows, rows), decoder.cells)](
             self.x_BD,
             decoder.norm.weight,
             decoder.lm_head.weight,
@@ -151,7 +158,7 @@ class Generator:
             *out,
             *numbers,
             config.rms_norm_eps,
-            self.rows,
+            self.cell_rows,
             self.new_slots,
             D=config.hidden_size,
             V=config.vocab_size,
@@ -227,6 +234,7 @@ class Generator:
             self.per_prompt,
             self.prompts_PT.shape[1],
             self.new_slots,
+            self.cell_rows,
             config.rms_norm_eps,
             H=config.num_attention_heads,
             G=config.num_key_value_heads,
@@ -292,6 +300,7 @@ class Generator:
             self.cache.keys_LBGTK[index],
             self.cache.values_LBGTK[index],
             slots,
+            self.problems,
             config.rms_norm_eps,
             H=config.num_attention_heads,
             G=groups,
@@ -308,7 +317,7 @@ class Generator:
             self.cos,
             self.sin,
             self.padding_P,
-            Layout(problems, self.per_prompt, slots, 0),
+            Layout(problems, self.per_prompt, slots, 0, self.decoder.cells),
             heads=config.num_attention_heads,
             groups=groups,
             epsilon=config.rms_norm_eps,

@@ -9,6 +9,9 @@ at their start (OVERLAP, Hopper and later): the next one is launched, and reads 
 Numerics are those of `Decoder`: matrix products take bf16 inputs (or FP32 ones), the rest is FP32, the head's logits
 are never rounded.
 
+Rows may be of several cells, one cell after the other, each with weights of its own; `cell_rows` and `cell_problems`
+are those of one. (The products here are for one cell: those of several are a library's, `products`.)
+
 Names: R rows of a tile, C its columns, I its inputs, D width, K head size, S slots of a cache, V vocabulary. A `P` at
 the end pads to a power of two.
 """
@@ -172,7 +175,7 @@ def _turned(ptr, norm_ptr, cos_K, sin_K, k_K, partner_K, in_K, E, epsilon, K, QK
 
 @triton.jit
 def keep(
-    qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, padding_ptr, k_ptr, v_ptr, slots, epsilon,
+    qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, padding_ptr, k_ptr, v_ptr, slots, cell_problems, epsilon,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, QK_NORM: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """One token of a left-padded prompt and one group: norm and turn k, and write k and v to the cache."""
@@ -186,6 +189,7 @@ def keep(
     cos_K = tl.load(cos_ptr + turn_K, mask=in_K, other=0.0)
     sin_K = tl.load(sin_ptr + turn_K, mask=in_K, other=0.0)
     here_ptr = qkv_ptr + token.to(tl.int64) * (H + 2 * G) * K
+    k_norm_ptr += problem // cell_problems * K
     key_K = _turned(
         here_ptr + (H + group) * K, k_norm_ptr, cos_K, sin_K, k_K, partner_K, in_K, E, epsilon, K, QK_NORM, TYPE
     )
@@ -228,7 +232,7 @@ def attend(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr,
     prompt_k_ptr, prompt_v_ptr, padding_ptr,  # problems × groups × prompt slots × K
     new_k_ptr, new_v_ptr,  # rows × groups × new slots × K
-    out_ptr, going_ptr, step, per_prompt, prompt_slots, new_slots, epsilon,
+    out_ptr, going_ptr, step, per_prompt, prompt_slots, new_slots, cell_rows, epsilon,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, S: tl.constexpr,
     QK_NORM: tl.constexpr, OVERLAP: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
@@ -241,6 +245,8 @@ def attend(
     row, head = tl.program_id(0), tl.program_id(1)
     group = head // (H // G)
     problem = row // per_prompt
+    q_norm_ptr += row // cell_rows * K
+    k_norm_ptr += row // cell_rows * K
     E: tl.constexpr = K // 2
     k_K = tl.arange(0, KP)
     in_K = k_K < K

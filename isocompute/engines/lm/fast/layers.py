@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.engines.lm.decoder import Block, Decoder
 from isocompute.engines.lm.fast.attention import padded
+from isocompute.engines.lm.fast.products import product
 from isocompute.engines.lm.fast.tiles import tiles_of, triton_type
 from isocompute.engines.lm.fast.weights import LayerWeights
 
@@ -29,16 +29,16 @@ def through_layers(
     for index, (layer, joined) in enumerate(zip(decoder.layers, weights, strict=True)):
         assert isinstance(layer, Block)
         normed_ND = _add_and_norm(x_ND, pending, layer.input_layernorm.weight, epsilon)
-        attended_NC = attend(index, F.linear(normed_ND, joined.qkv, joined.bias))
-        added_ND = F.linear(attended_NC, layer.self_attn.o_proj.weight)
+        attended_NC = attend(index, product(normed_ND, joined.qkv, joined.bias))
+        added_ND = product(attended_NC, layer.self_attn.o_proj.weight)
         normed_ND = _add_and_norm(x_ND, added_ND, layer.post_attention_layernorm.weight, epsilon)
-        pending = F.linear(_swiglu(F.linear(normed_ND, joined.gate_up)), layer.mlp.down_proj.weight)
+        pending = product(_swiglu(product(normed_ND, joined.gate_up)), layer.mlp.down_proj.weight)
     if pending is not None:
         x_ND += pending
 
 
 def _add_and_norm(x_ND: Tensor, y_ND: Tensor | None, norm_D: Tensor, epsilon: float) -> Tensor:
-    """Add to the residual stream, in place, and take its norm."""
+    """Add to the residual stream, in place, and take its norm; a stack's weights are `_GD`."""
     from isocompute.engines.lm.fast import between
 
     count, width = x_ND.shape
@@ -50,11 +50,13 @@ def _add_and_norm(x_ND: Tensor, y_ND: Tensor | None, norm_D: Tensor, epsilon: fl
         norm_D,
         out_ND,
         count,
+        count // (norm_D.numel() // width),
         epsilon,
         D=width,
         DP=padded(width),
         R=rows,
         ADD=y_ND is not None,
+        CELLS=norm_D.ndim == 2,
         TYPE=triton_type(out_ND),
     )
     return out_ND

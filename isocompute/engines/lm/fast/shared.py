@@ -1,7 +1,8 @@
 """The decoder over a batch whose problems' rollouts share their prompt: each prompt is read once, shapes never change.
 
 Tokens of responses and prompts stand in one flat array (`attention.Layout`), so that products, norms and sums are one
-call each; only attention knows which tokens belong together.
+call each; only attention knows which tokens belong together. A stack of cells is one such array, one cell's tokens
+after the other's (`stacked`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from isocompute.engines.lm.decoder import Block, Decoder
 from isocompute.engines.lm.fast.attention import Layout, attend_shared, fits_attention
+from isocompute.engines.lm.fast.products import by_cell, embedded, normed, product
 from isocompute.engines.lm.sampler import Rollouts
 
 __all__ = ["fits_shared", "predicting", "shared_block", "shared_residual"]
@@ -29,13 +31,15 @@ def shared_residual(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) ->
     """`_BTD`: the residual streams from which the response's tokens are predicted."""
     prompts_PS, responses_BT = rollouts.prompts_BT[::per_prompt], rollouts.responses_BT
     problems, slots = prompts_PS.shape
-    layout = Layout(problems, per_prompt, slots, responses_BT.shape[1] - 1)
+    cells = decoder.cells
+    layout = Layout(problems, per_prompt, slots, responses_BT.shape[1] - 1, cells)
     padding_P = (slots - rollouts.prompt_lengths_B[::per_prompt]).to(torch.int32)
-    tokens_N = torch.cat([responses_BT[:, :-1].reshape(-1), prompts_PS.reshape(-1)])
+    parts = (responses_BT[:, :-1].reshape(cells, -1), prompts_PS.reshape(cells, -1))
+    tokens_N = torch.cat(parts, dim=1).view(-1)
     positions_T = torch.arange(slots + layout.tokens, device=tokens_N.device)
     angles_TE = positions_T[:, None].float() * decoder.rope_speeds.float()
     cos_TE, sin_TE = (f(angles_TE) * decoder.rope_scale for f in (torch.cos, torch.sin))
-    x_ND: Tensor = decoder.embed_tokens(tokens_N).float()
+    x_ND = embedded(decoder, tokens_N)
     pending_ND: Tensor | None = None
     block = decoder.fused(shared_block)
     for layer in decoder.layers:
@@ -47,9 +51,10 @@ def shared_residual(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) ->
 def predicting(x_ND: Tensor, pending_ND: Tensor | None, layout: Layout) -> Tensor:
     """Of all tokens those from which a response's are predicted: the prompt's last, and its own but the last."""
     x_ND = x_ND if pending_ND is None else x_ND + pending_ND
-    first_prompt, width = layout.responses * layout.tokens, x_ND.shape[1]
-    behind_BTD = x_ND[:first_prompt].view(layout.responses, layout.tokens, width)
-    prompts_PSD = x_ND[first_prompt:].view(layout.problems, layout.slots, width)
+    width, x_GND = x_ND.shape[1], by_cell(x_ND, layout.cells)
+    first_prompt = layout.responses * layout.tokens // layout.cells
+    behind_BTD = x_GND[:, :first_prompt].reshape(layout.responses, layout.tokens, width)
+    prompts_PSD = x_GND[:, first_prompt:].reshape(layout.problems, layout.slots, width)
     last_B1D = prompts_PSD[:, -1:].expand(-1, layout.per_prompt, -1).reshape(-1, 1, width)
     return torch.cat([last_B1D, behind_BTD], dim=1)
 
@@ -69,8 +74,7 @@ def shared_block(
     if pending_ND is not None:
         x_ND = x_ND + pending_ND
     attention = layer.self_attn
-    joined = attention.joined()
-    qkv_NC = F.linear(layer.input_layernorm(x_ND), joined.weight, joined.bias)
+    qkv_NC = product(normed(x_ND, layer.input_layernorm), *attention.joined_products())
     attended_NC = attend_shared(
         qkv_NC,
         attention.q_norm.weight if attention.qk_norm else None,
@@ -83,5 +87,7 @@ def shared_block(
         groups=attention.groups,
         epsilon=attention.epsilon,
     )
-    x_ND = x_ND + attention.o_proj(attended_NC)
-    return x_ND, layer.mlp(layer.post_attention_layernorm(x_ND))
+    x_ND = x_ND + product(attended_NC, attention.o_proj.weight)
+    normed_ND, mlp = normed(x_ND, layer.post_attention_layernorm), layer.mlp
+    mixed_NF = F.silu(product(normed_ND, mlp.gate_proj.weight)) * product(normed_ND, mlp.up_proj.weight)
+    return x_ND, product(mixed_NF, mlp.down_proj.weight)

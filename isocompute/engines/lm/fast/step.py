@@ -3,13 +3,17 @@
 `Step.body` is the step. It asks the device nothing and its shapes are fixed, so on a GPU it is captured once and
 replayed; anywhere else it is simply called. What changes from step to step (problems, learning rate, numbers of the
 rows) stands in device buffers. Sums for the metrics stay on the device until an evaluation asks for them.
+
+A step is that of one cell, or of several of one shape whose weights are stacked (`stacked`): sampling and both passes
+of training are then one for all of them, verification, advantages, losses and optimisers are each cell's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,18 +21,23 @@ from torch import Tensor
 from isocompute.arrays import Ints
 from isocompute.engines.lm.advantages import mixed_groups
 from isocompute.engines.lm.decoder import Block, Decoder
+from isocompute.engines.lm.fast.branches import Branches
 from isocompute.engines.lm.fast.generate import Generator
 from isocompute.engines.lm.fast.shared import predicting, shared_block
+from isocompute.engines.lm.fast.stacked import Stack
+from isocompute.engines.lm.fast.stacked_update import descend_stack
 from isocompute.engines.lm.fast.weights import LayerWeights
 from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, left_padded
 from isocompute.engines.lm.scoring import residual_scores
 from isocompute.engines.lm.tasks import Task
 from isocompute.engines.lm.training import MEANS
-from isocompute.engines.lm.update import descend, make_batch, score_all
+from isocompute.engines.lm.update import Batch, descend, make_batch, score_all
 from isocompute.recipes import Recipe
 
-__all__ = ["PromptTable", "Step", "capture", "capture_sampling", "compile_decoder"]
+__all__ = ["Part", "PromptTable", "Step", "compile_decoder"]
+
+Result = TypeVar("Result")
 
 
 class PromptTable:
@@ -39,44 +48,27 @@ class PromptTable:
         width = self.prompts_PT.shape[1]
         self.padding_P = torch.tensor([width - len(p) for p in task.prompts], dtype=torch.int32, device=device)
 
-    def fill(self, generator: Generator, index_P: Tensor) -> None:
-        """Put these problems' prompts before the generator."""
-        generator.prompts_PT.copy_(self.prompts_PT[index_P])
-        generator.padding_P.copy_(self.padding_P[index_P])
+    @property
+    def slots(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.prompts_PT.shape[1]
+
+    def fill(self, generator: Generator, index_P: Tensor, *, first: int = 0) -> None:
+        """Put these problems' prompts before the generator, from place `first` on."""
+        places = slice(first, first + len(index_P))
+        generator.prompts_PT[places].copy_(self.prompts_PT[index_P])
+        generator.padding_P[places].copy_(self.padding_P[index_P])
 
 
-class Step:
-    """One training step of fixed shape."""
+class Part:
+    """A cell's part of a step: what it trains on and with, and what is summed up of it."""
 
     def __init__(
-        self,
-        decoder: Decoder,
-        base: Decoder,
-        optimizer: Optimizer,
-        task: Task,
-        recipe: Recipe,
-        *,
-        problems: int,
-        per_prompt: int,
-        max_new_tokens: int,
-        stop_tokens: tuple[int, ...],
-        micro_batch: int,
-        weights: list[LayerWeights] | None = None,
+        self, decoder: Decoder, base: Decoder, optimizer: Optimizer, task: Task, recipe: Recipe, *, problems: int
     ) -> None:
         self.decoder, self.base, self.optimizer, self.recipe, self.task = decoder, base, optimizer, recipe, task
-        self.micro_batch, self.max_new_tokens = micro_batch, max_new_tokens
         device = decoder.embed_tokens.weight.device
         self.table = PromptTable(task, device)
-        self.generator = Generator(
-            decoder,
-            problems=problems,
-            per_prompt=per_prompt,
-            prompt_slots=self.table.prompts_PT.shape[1],
-            new_slots=max_new_tokens,
-            stop_tokens=stop_tokens,
-            temperature=recipe.temperature,
-            weights=weights,
-        )
         self.index_P = torch.zeros(problems, dtype=torch.long, device=device)
         self.sums = torch.zeros(len(MEANS), dtype=torch.float64, device=device)
         self.tokens = torch.zeros((), dtype=torch.long, device=device)
@@ -84,18 +76,14 @@ class Step:
         self.rollouts: Rollouts | None = None
         """Those of the last step."""
 
-    def body(self) -> None:
-        """Sample, verify, compare, update."""
-        recipe, generator = self.recipe, self.generator
-        self.table.fill(generator, self.index_P)
-        rollouts = generator.run()
-        n = generator.per_prompt
-        rewards_PN = self.task.verify(self.index_P.repeat_interleave(n), rollouts).view(-1, n)
-        batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=self.max_new_tokens)
-        if recipe.kl_coef:
-            base_BT = score_all(self.base, rollouts, recipe, micro_batch=self.micro_batch, fixed=n)
-            batch = replace(batch, base_logprobs_BT=base_BT)
-        stats = descend(self.decoder, self.optimizer, batch, recipe, micro_batch=self.micro_batch, fixed=n)
+    def judge(self, rollouts: Rollouts, per_prompt: int, max_new_tokens: int) -> tuple[Tensor, Batch]:
+        """Rewards, and what the update holds constant."""
+        problem_B = self.index_P.repeat_interleave(per_prompt)
+        rewards_PN = self.task.verify(problem_B, rollouts).view(-1, per_prompt)
+        return rewards_PN, make_batch(self.recipe, rollouts, rewards_PN, max_new_tokens=max_new_tokens)
+
+    def tally(self, rollouts: Rollouts, rewards_PN: Tensor, stats: Tensor) -> None:
+        """Add up what `MEANS` names, and what became of the problems."""
         lengths_B = rollouts.lengths_B
         means = [  # in the order of MEANS
             rewards_PN.mean(),
@@ -110,79 +98,107 @@ class Step:
         self.sums += torch.stack(means).double()
         self.tokens += lengths_B.sum()
         self.right_P.index_add_(0, self.index_P, (rewards_PN > 0.5).sum(dim=1))
-        self.seen_P.index_add_(0, self.index_P, torch.full_like(self.index_P, n))
+        self.seen_P.index_add_(0, self.index_P, torch.full_like(self.index_P, rewards_PN.shape[1]))
         self.rollouts = rollouts
 
-    def prepare(self, index_P: Ints, *, rate: float, first_row: int, seed: int) -> None:
-        """What the next call of `body` trains on, how fast, and the numbers of its rows."""
-        self.index_P.copy_(torch.from_numpy(index_P), non_blocking=True)
-        self.optimizer.rate.fill_(rate)
-        self.generator.first_row.fill_(first_row)
-        self.generator.seed.fill_(seed)
+    def state(self) -> list[Tensor]:
+        """Everything that a step changes."""
+        optimizer = self.optimizer
+        moments = [v for s in optimizer.inner.state.values() for v in s.values() if isinstance(v, Tensor)]
+        sums = [self.sums, self.tokens, self.right_P, self.seen_P]
+        return [*optimizer.parameters, *optimizer.masters, *moments, *sums]
 
-    # Capturing needs a few real steps first (kernels are compiled, moments are made); nothing of them may stay.
 
-    def remember(self) -> list[tuple[Tensor, Tensor]]:
-        """Everything that a step changes, and what it was."""
-        state: list[Tensor] = [*self.optimizer.parameters, *self.optimizer.masters]
-        state += [v for s in self.optimizer.inner.state.values() for v in s.values() if isinstance(v, Tensor)]
-        state += [self.sums, self.tokens, self.right_P, self.seen_P]
-        return [(tensor, tensor.detach().clone()) for tensor in state]
+class Step:
+    """One training step of fixed shape, for one cell or a stack of them."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        decoder: Decoder,
+        *,
+        per_prompt: int,
+        max_new_tokens: int,
+        stop_tokens: tuple[int, ...],
+        micro_batch: int,
+        weights: list[LayerWeights] | None = None,
+    ) -> None:
+        self.parts, self.decoder = list(parts), decoder
+        self.micro_batch, self.max_new_tokens = micro_batch, max_new_tokens
+        first = parts[0]
+        self.branches = Branches(len(parts), first.index_P.device)
+        """Where cells do what is each one's own."""
+        self.generator = Generator(
+            decoder,
+            problems=len(first.index_P),
+            per_prompt=per_prompt,
+            prompt_slots=first.table.slots,
+            new_slots=max_new_tokens,
+            stop_tokens=stop_tokens,
+            temperature=first.recipe.temperature,
+            weights=weights,
+        )
+
+    def prepare(self, place: int, index_P: Ints, *, rate: float, first_row: int, seed: int) -> None:
+        """What the next call of `body` trains a cell on, how fast, and the numbers of its rows."""
+        part, generator = self.parts[place], self.generator
+        part.index_P.copy_(torch.from_numpy(index_P), non_blocking=True)
+        part.optimizer.rate.fill_(rate)
+        # Filled, not assigned: an assignment copies a number from the host, and waits for the device to take it.
+        generator.first_row[place : place + 1].fill_(first_row)
+        generator.seed[place : place + 1].fill_(seed)
+
+    def fill(self) -> None:
+        """Put the chosen problems before the generator."""
+        firsts = range(0, len(self.parts) * self.generator.problems, self.generator.problems)
+        self._each(lambda part, first: part.table.fill(self.generator, part.index_P, first=first), firsts)
+
+    def body(self) -> None:
+        """Sample, verify, compare, update."""
+        self.fill()
+        rollouts = self.generator.run()
+        n, rows, base = self.generator.per_prompt, self.generator.cell_rows, self.parts[0].base
+        own = [rollouts.rows(start, start + rows) for start in range(0, len(rollouts), rows)]
+        judged = self._each(lambda part, of_cell: part.judge(of_cell, n, self.max_new_tokens), own)
+        rewards, batches = ([pair[i] for pair in judged] for i in (0, 1))
+        recipe = self.parts[0].recipe
+        if recipe.kl_coef:
+            base_BT = score_all(base, rollouts, recipe, micro_batch=self.micro_batch, fixed=n)
+            pairs = zip(batches, torch.split(base_BT, rows), strict=True)
+            batches = [replace(batch, base_logprobs_BT=of_cell) for batch, of_cell in pairs]
+        if isinstance(self.decoder, Stack):
+            recipes, optimizers = [part.recipe for part in self.parts], [part.optimizer for part in self.parts]
+            stats = descend_stack(self.decoder, optimizers, rollouts, batches, recipes, fixed=n, branches=self.branches)
+        else:
+            optimizer, size = self.parts[0].optimizer, self.micro_batch
+            stats = [descend(self.decoder, optimizer, batches[0], recipe, micro_batch=size, fixed=n)]
+        self._each(Part.tally, own, rewards, stats)
+
+    def _each(self, do: Callable[..., Result], *inputs: Sequence[Any]) -> list[Result]:
+        """Do the same with every part, given its own of each input."""
+        return self.branches.each([partial(do, *own) for own in zip(self.parts, *inputs, strict=True)])
 
     @torch.no_grad()
     def warm_up(self) -> None:
-        """Run the body and undo it."""
-        before = self.remember()
-        fresh = not self.optimizer.inner.state
+        """Run the body and undo it: capturing needs a few real steps first (kernels are compiled, moments are made), of
+        which nothing may stay.
+        """
+        before = [(tensor, tensor.detach().clone()) for part in self.parts for tensor in part.state()]
+        optimizers = [part.optimizer for part in self.parts]
+        fresh = [optimizer for optimizer in optimizers if not any(optimizer.inner.state.values())]
         try:
             for _ in range(2):
                 self.body()
         finally:
             for tensor, value in before:
                 tensor.copy_(value)
-            for parameter in (*self.optimizer.parameters, *self.optimizer.masters):
-                parameter.grad = None
-            if fresh:  # moments and counts that did not exist before start from zero
-                for state in self.optimizer.inner.state.values():
+            for optimizer in optimizers:
+                for parameter in (*optimizer.parameters, *optimizer.masters):
+                    parameter.grad = None
+            for optimizer in fresh:  # moments and counts that did not exist before start from zero
+                for state in optimizer.inner.state.values():
                     for value in state.values():
                         value.zero_()
-
-
-def capture(steps: Sequence[Step]) -> Any:
-    """One CUDA graph for several steps side by side, each on a stream of its own; `replay()` runs them all.
-
-    Cells of a study that are too small to fill a GPU alone share it this way, each with exactly its own kernels.
-    """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for step in steps:
-            step.warm_up()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # the graph has memory of its own
-    graph = torch.cuda.CUDAGraph()
-    streams = [torch.cuda.Stream() for _ in steps[1:]]  # type: ignore[no-untyped-call]  # likewise
-    with torch.cuda.graph(graph):
-        main = torch.cuda.current_stream()
-        for step, side in zip(steps[1:], streams, strict=True):
-            side.wait_stream(main)
-            with torch.cuda.stream(side):
-                step.body()
-        steps[0].body()
-        for side in streams:
-            main.wait_stream(side)
-    return graph
-
-
-def capture_sampling(step: Step) -> tuple[Any, Rollouts]:
-    """A CUDA graph of a step's sampling alone, and the rollouts it leaves."""
-    step.generator.run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        rollouts = step.generator.run()
-    return graph, rollouts
 
 
 _SHAPES = 128

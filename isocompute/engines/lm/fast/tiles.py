@@ -27,11 +27,11 @@ class Tiles:
     """Products by PyTorch's library, norms and SwiGLU between them: no tiles but attention's."""
 
 
-def tiles_for(rows: int, width: int) -> Tiles:
-    """Small tiles while that is what fills the GPU, all inputs at once; a library's products for many rows or a wide
-    model.
+def tiles_for(rows: int, width: int, *, cells: int = 1) -> Tiles:
+    """Small tiles while that is what fills the GPU, all inputs at once; a library's products for many rows, a wide
+    model, or several cells.
     """
-    if rows > 1024 or width > 256:
+    if rows > 1024 or width > 256 or cells > 1:
         return Tiles(overlap=False, library=True)
     if rows > 512:
         return Tiles(rows=64, columns=64, inputs=256)

@@ -1,7 +1,7 @@
 """Training with whole steps of fixed shape: the same run as `LmTraining`, with the device never asked between points.
 
-On a GPU a step is captured as a CUDA graph at the first update; elsewhere the same step is called. Problems, random
-numbers and learning rates are those of the plain path, so in FP32 both sample the same tokens.
+On a GPU a step is captured as a CUDA graph at the first update (`replay`); elsewhere the same step is called.
+Problems, random numbers and learning rates are those of the plain path, so in FP32 both sample the same tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ import torch
 
 from isocompute.arrays import Ints
 from isocompute.engines.base import Cell
+from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.evaluation import Counts
 from isocompute.engines.lm.fast.generate import Generator, fits_kernels
-from isocompute.engines.lm.fast.step import PromptTable, Step, capture, capture_sampling, compile_decoder
-from isocompute.engines.lm.fast.weights import join_weights
-from isocompute.engines.lm.model import Model
+from isocompute.engines.lm.fast.replay import Replay
+from isocompute.engines.lm.fast.step import Part, PromptTable, Step, compile_decoder
+from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings
 from isocompute.engines.lm.tasks import Task, Tasks
 from isocompute.engines.lm.training import LmTraining
@@ -28,16 +30,16 @@ from isocompute.engines.lm.update import UpdateStats, refuse_divergence
 from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.recipes import Recipe, learning_rate
 
-__all__ = ["FastTraining", "can_be_fast"]
+__all__ = ["FastTraining", "can_be_fast", "shape"]
 
 _LOOK = 64
 """Updates between looks at the device: whether the numbers are still numbers, and not to run too far ahead of it."""
 
 
-def can_be_fast(cell: Cell, model: Model, tasks: Tasks, recipe: Recipe) -> bool:
+def can_be_fast(cell: Cell, config: DecoderConfig, tasks: Tasks, recipe: Recipe) -> bool:
     """Whether a cell's steps have fixed shapes that the kernels know, and a verifier that runs on the device."""
     return (
-        fits_kernels(model.decoder.config, top_p=recipe.top_p, temperature=recipe.temperature)
+        fits_kernels(config, top_p=recipe.top_p, temperature=recipe.temperature)
         and recipe.fp32_head
         and recipe.advantage != "gae"
         and recipe.baseline_rollouts is None
@@ -48,64 +50,96 @@ def can_be_fast(cell: Cell, model: Model, tasks: Tasks, recipe: Recipe) -> bool:
 
 
 class FastTraining(LmTraining):
-    """`LmTraining` in steps of fixed shape."""
+    """`LmTraining` in steps of fixed shape, its own or those of a stack that it is in (`stack`)."""
 
     fixed = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._weights = join_weights(self.decoder)
-        self._on_gpu = self.model.device.type == "cuda"
-        if self._on_gpu:
-            compile_decoder(self.decoder)
-        self._step = Step(
+        self.on_gpu = self.model.device.type == "cuda"
+        self.part = Part(
             self.decoder,
             self.model.decoder,
             self.optimizer,
             self.tasks.train,
             self.recipe,
             problems=self.cell.problems_per_batch,
-            per_prompt=self.cell.rollouts_per_problem,
-            max_new_tokens=self.tasks.max_new_tokens,
-            stop_tokens=self.model.stop_tokens,
-            micro_batch=self.sizes.micro_batch,
-            weights=self._weights,
         )
-        self._graph: Any = None
-        self._sampling: tuple[Any, Rollouts] | None = None
+        self.share = 1.0
+        """Share of the device that the cell has had since its counters were last fetched."""
+        self._stack: tuple[Step, int] | None = None
+        self._weights: list[LayerWeights] | None = None
         self._started: float | None = None
-        self._measuring: dict[tuple[str, float], tuple[Generator, PromptTable]] = {}
+        self._drawn_P: Ints | None = None
+        self._measuring: dict[tuple[str, float], tuple[Generator, PromptTable, Replay[Rollouts]]] = {}
+
+    def enter(self, step: Step, place: int, weights: list[LayerWeights]) -> None:
+        """Be a part of a stack from now on, whose owner calls the step. The weights have moved: what was built on their
+        old place, graphs of evaluations among it, is built anew.
+        """
+        self._stack, self._weights = (step, place), weights
+        self._measuring.clear()
+        for built in ("step_of_own", "_replay", "_sampling"):
+            self.__dict__.pop(built, None)
+
+    def stand_alone(self) -> None:
+        """Be part of a stack no longer; the weights may stay where they are."""
+        self._stack = None
+
+    @cached_property
+    def step_of_own(self) -> Step:
+        """The step of this cell alone."""
+        if self.on_gpu:
+            compile_decoder(self.decoder)
+        return Step([self.part], self.decoder, micro_batch=self.sizes.micro_batch, weights=self.weights, **shape(self))
+
+    @property
+    def weights(self) -> list[LayerWeights]:
+        """The decoder's weights as the kernels read them."""
+        if self._weights is None:
+            self._weights = join_weights(self.decoder)
+        return self._weights
 
     def update(self) -> bool:
         """One batch; nothing is known of it until the next point."""
+        self.begin_update()
+        self.make_step()
+        self.end_update()
+        return True
+
+    def begin_update(self) -> None:
+        """Say what the next call of the step trains on; said again, it is the same."""
         if self._started is None:
             self._started = time.perf_counter()
         bp, n = self.cell.problems_per_batch, self.cell.rollouts_per_problem
-        index_P = self.sampler.draw(bp, np.random.default_rng([self.cell.seed, self.step]))
+        step, place = self._stack or (self.step_of_own, 0)
+        if self._drawn_P is None:
+            self._drawn_P = self.sampler.draw(bp, np.random.default_rng([self.cell.seed, self.step]))
         rate = learning_rate(self.recipe, batch_size=bp * n, step=self.step)
-        self._step.prepare(index_P, rate=rate, first_row=self.rollouts, seed=self.cell.seed)
-        if not self._on_gpu:
-            self._step.body()
-        else:
-            if self._graph is None:
-                self._graph = self._captured()
-            self._graph.replay()
+        step.prepare(place, self._drawn_P, rate=rate, first_row=self.rollouts, seed=self.cell.seed)
+
+    def end_update(self) -> None:
+        """Count what the step was told to do."""
+        self._drawn_P = None
         self.step += 1
-        self.rollouts += bp * n
+        self.rollouts += self.cell.batch_size
         if self.step % _LOOK == 0:
             self._pull()
-        return True
 
-    def _captured(self) -> Any:
-        """The step as a graph, with the largest micro-batch that fits: half of one that did not, and so on."""
+    @cached_property
+    def _replay(self) -> Replay[None]:
+        return Replay(self.step_of_own.body, on_gpu=self.on_gpu, warm_up=self.step_of_own.warm_up)
+
+    def make_step(self) -> None:
+        """The step of this cell alone, with the largest micro-batch that fits: half of one that did not, and so on."""
         while True:
             try:
-                return capture([self._step])
+                return self._replay()
             except torch.OutOfMemoryError:
-                tried = min(self._step.micro_batch, self.cell.batch_size)
+                tried = min(self.step_of_own.micro_batch, self.cell.batch_size)
                 if tried == 1:
                     raise
-            self._step.micro_batch = tried // 2
+            self.step_of_own.micro_batch = tried // 2
             self.sizes = replace(self.sizes, micro_batch=tried // 2)
             warnings.warn(f"{tried} rollouts at once do not fit memory; training on {tried // 2}.", stacklevel=2)
             torch.cuda.empty_cache()
@@ -115,17 +149,15 @@ class FastTraining(LmTraining):
         self._pull()
         return super().evaluate()
 
+    @cached_property
+    def _sampling(self) -> Replay[Rollouts]:
+        return Replay(self.step_of_own.generator.run, on_gpu=self.on_gpu)
+
     def sample_only(self, index_P: Ints) -> Rollouts:
         """Responses to these problems and nothing else, as a graph of its own on a GPU."""
-        self._step.index_P.copy_(torch.from_numpy(index_P))
-        self._step.table.fill(self._step.generator, self._step.index_P)
-        if not self._on_gpu:
-            return self._step.generator.run()
-        if self._sampling is None:
-            self._sampling = capture_sampling(self._step)
-        graph, rollouts = self._sampling
-        graph.replay()
-        return rollouts
+        self.part.index_P.copy_(torch.from_numpy(index_P))
+        self.step_of_own.fill()
+        return self._sampling()
 
     def settle(self) -> None:
         """Fetch what the device has counted."""
@@ -138,17 +170,17 @@ class FastTraining(LmTraining):
 
     def _pull(self) -> None:
         """Fetch what the device has summed up."""
-        step = self._step
-        sums = step.sums.cpu().numpy()  # waits for the device
+        part = self.part
+        sums = part.sums.cpu().clone().numpy()  # waits for the device
         if self._started is not None:
-            self.seconds += time.perf_counter() - self._started
+            self.seconds += (time.perf_counter() - self._started) * self.share
             self._started = None
-        self._last = step.rollouts
+        self._last = part.rollouts
         self._sums = self._sums + sums
-        self._right_P = self._right_P + step.right_P.cpu().numpy()
-        self._seen_P = self._seen_P + step.seen_P.cpu().numpy()
-        self.tokens += int(step.tokens)
-        for tensor in (step.sums, step.right_P, step.seen_P, step.tokens):
+        self._right_P = self._right_P + part.right_P.cpu().numpy()
+        self._seen_P = self._seen_P + part.seen_P.cpu().numpy()
+        self.tokens += int(part.tokens)
+        for tensor in (part.sums, part.right_P, part.seen_P, part.tokens):
             tensor.zero_()
         if sums.any():
             norm, entropy, gap, loss = sums[2], sums[3], sums[4], sums[7]
@@ -160,7 +192,7 @@ class FastTraining(LmTraining):
         samples = self.evaluation.samples
         if settings.temperature == 0:
             return super()._count(task, settings, seed=seed)
-        generator, table = self._generator(task, settings)
+        generator, table, run = self._generator(task, settings)
         device, at_once = self.model.device, generator.problems
         generator.seed.fill_(seed)
         correct_P = np.zeros(len(task), dtype=np.int64)
@@ -170,7 +202,7 @@ class FastTraining(LmTraining):
             index_P = (torch.arange(start, start + at_once, device=device)) % len(task)
             table.fill(generator, index_P)
             generator.first_row.fill_(start * samples)
-            out = generator.run()
+            out = run()
             rewards_PN = task.verify(index_P.repeat_interleave(samples), out).view(at_once, samples)
             correct_P[start : start + count] = (rewards_PN[:count] > 0.5).sum(dim=1).cpu().numpy()
             length += float(out.lengths_B[: count * samples].sum())
@@ -178,7 +210,7 @@ class FastTraining(LmTraining):
         total = len(task) * samples
         return Counts(correct_P, samples, length / total, truncated / total)
 
-    def _generator(self, task: Task, settings: SamplingSettings) -> tuple[Generator, PromptTable]:
+    def _generator(self, task: Task, settings: SamplingSettings) -> tuple[Generator, PromptTable, Replay[Rollouts]]:
         key = (task.name, settings.temperature)
         if key not in self._measuring:
             table = PromptTable(task, self.model.device)
@@ -186,11 +218,20 @@ class FastTraining(LmTraining):
                 self.decoder,
                 problems=min(len(task), max(1, self.sizes.sample_batch // self.evaluation.samples)),
                 per_prompt=self.evaluation.samples,
-                prompt_slots=table.prompts_PT.shape[1],
+                prompt_slots=table.slots,
                 new_slots=settings.max_new_tokens,
                 stop_tokens=settings.stop_tokens,
                 temperature=settings.temperature,
-                weights=self._weights,
+                weights=self.weights,
             )
-            self._measuring[key] = generator, table
+            self._measuring[key] = generator, table, Replay(generator.run, on_gpu=self.on_gpu)
         return self._measuring[key]
+
+
+def shape(training: FastTraining) -> dict[str, Any]:
+    """What fixes the shapes of a cell's step, beside its model, its prompts and the size of a batch."""
+    return {
+        "per_prompt": training.cell.rollouts_per_problem,
+        "max_new_tokens": training.tasks.max_new_tokens,
+        "stop_tokens": training.model.stop_tokens,
+    }

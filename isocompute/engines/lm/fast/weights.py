@@ -26,22 +26,25 @@ class LayerWeights:
 
 
 def join_weights(decoder: Decoder) -> list[LayerWeights]:
-    """Move weights that are read together into common buffers; the parameters stay the same objects."""
+    """Move weights that are read together into common buffers; the parameters stay the same objects. Those of a stack
+    have a first axis of cells.
+    """
     out = []
     for layer in decoder.layers:
         assert isinstance(layer, Block)
         attention, mlp = layer.self_attn, layer.mlp
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        bias = _joined([p.bias for p in projections]) if decoder.config.attention_bias else None
-        gate_up = _joined([mlp.gate_proj.weight, mlp.up_proj.weight])
-        out.append(LayerWeights(_joined([p.weight for p in projections]), bias, gate_up))
+        bias = _joined([p.bias for p in projections], axis=-1) if decoder.config.attention_bias else None
+        gate_up = _joined([mlp.gate_proj.weight, mlp.up_proj.weight], axis=-2)
+        out.append(LayerWeights(_joined([p.weight for p in projections], axis=-2), bias, gate_up))
     return out
 
 
-def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    buffer = torch.cat([parameter.data for parameter in parameters])
+def _joined(parameters: Sequence[Tensor], *, axis: int) -> Tensor:
+    buffer = torch.cat([parameter.data for parameter in parameters], dim=axis)
     start = 0
     for parameter in parameters:
-        parameter.data = buffer[start : start + len(parameter)]
-        start += len(parameter)
+        size = parameter.shape[axis]
+        parameter.data = buffer.narrow(axis, start, size)
+        start += size
     return buffer

@@ -1,0 +1,193 @@
+"""Cells stacked into one batched model against the same cells alone; kernels by Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from isocompute.engines.base import Cell
+from isocompute.engines.lm.decoder import Decoder
+from isocompute.engines.lm.fast.exact import exact_linear
+from isocompute.engines.lm.fast.generate import Generator
+from isocompute.engines.lm.fast.products import embedded, normed, product
+from isocompute.engines.lm.fast.stack import StackedTrainings, stacks_with
+from isocompute.engines.lm.fast.stacked import Stack
+from isocompute.engines.lm.fast.training import FastTraining
+from isocompute.engines.lm.sampler import Rollouts, left_padded
+from isocompute.engines.lm.scoring import score
+from tests.lm.test_fast import PROMPTS, cell_of, tiny, training
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+pytest.importorskip("triton.runtime.interpreter", reason="Triton runs on Linux alone")
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {},
+    "qwen2-bias": {"model_type": "qwen2", "attention_bias": True, "num_key_value_heads": 1},
+    "llama-untied": {"model_type": "llama", "tie_word_embeddings": False},
+    "large-vocabulary": {"vocab_size": 1500},
+}
+
+
+def others(decoder: Decoder, count: int) -> list[Decoder]:
+    """Decoders of one shape with weights of their own."""
+    out = [copy.deepcopy(decoder) for _ in range(count)]
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for one in out:
+            for parameter in one.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return out
+
+
+def sampled(decoder: Decoder, seeds: list[int]) -> Rollouts:
+    width = max(map(len, PROMPTS))
+    generator = Generator(
+        decoder,
+        problems=len(PROMPTS),
+        per_prompt=2,
+        prompt_slots=width,
+        new_slots=4,
+        stop_tokens=(1, 4, *range(100, 1500, 5)),
+        temperature=0.8,
+    )
+    generator.tiles = replace(generator.tiles, library=True)
+    generator.prompts_PT.copy_(left_padded(PROMPTS, 0).repeat(len(seeds), 1))
+    generator.padding_P.copy_(torch.tensor([width - len(prompt) for prompt in PROMPTS] * len(seeds)))
+    generator.seed.copy_(torch.tensor(seeds))
+    generator.first_row.copy_(torch.tensor([100 * seed for seed in seeds]))
+    return generator.run()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_stack_samples_and_scores_what_its_cells_do(family: str) -> None:
+    decoders, seeds = others(tiny(num_hidden_layers=1, **FAMILIES[family]), 2), [5, 9]
+    alone = [sampled(decoder, [seed]) for decoder, seed in zip(decoders, seeds, strict=True)]
+    with torch.no_grad():
+        scores = [score(decoder, own, temperature=0.8, fixed=2) for decoder, own in zip(decoders, alone, strict=True)]
+    stack = Stack(decoders)
+    together = sampled(stack, seeds)
+    assert together.responses_BT.equal(torch.cat([own.responses_BT for own in alone]))
+    assert together.mask_BT.equal(torch.cat([own.mask_BT for own in alone]))
+    want = torch.cat([own.logprobs_BT for own in alone])
+    torch.testing.assert_close(together.logprobs_BT, want, atol=1e-5, rtol=0)
+    with torch.no_grad():
+        got = score(stack, together, temperature=0.8, fixed=2)
+    for name, mine, parts in zip(("log-probs", "entropies"), got, zip(*scores, strict=True), strict=True):
+        torch.testing.assert_close(mine, torch.cat(parts), atol=1e-5, rtol=0, msg=name)
+
+
+def test_cells_keep_their_parameters() -> None:
+    """The decoders' parameters are views of the stack: what one changes, the other sees."""
+    decoders = others(tiny(), 2)
+    before = [decoder(torch.tensor([PROMPTS[1]])) for decoder in decoders]
+    stack = Stack(decoders)
+    for decoder, hidden in zip(decoders, before, strict=True):
+        assert decoder(torch.tensor([PROMPTS[1]])).equal(hidden)
+    assert stack.lm_head.weight is stack.embed_tokens.weight, "a tied head stays tied"
+    with torch.no_grad():
+        decoders[1].layers[0].self_attn.k_proj.weight.fill_(7.0)  # type: ignore[union-attr, operator]  # a Block
+    heads, groups, size = 4, 2, 12
+    keys = slice(heads * size, (heads + groups) * size)
+    assert (stack.weights_of(1)[0].qkv[keys] == 7.0).all()
+    assert not (stack.weights_of(0)[0].qkv[keys] == 7.0).any()
+
+
+def test_products_norms_and_embeddings_of_a_stack() -> None:
+    decoders = others(tiny(), 2)
+    torch.manual_seed(0)
+    x_ND, tokens_N = torch.randn(6, 24), torch.arange(6)
+    halves = (x_ND[:3], x_ND[3:])
+    want = {
+        "norm": [d.norm(x) for d, x in zip(decoders, halves, strict=True)],
+        "product": [d.layers[0].mlp.up_proj(x) for d, x in zip(decoders, halves, strict=True)],  # type: ignore[union-attr, operator]  # a Block
+        "head": [
+            exact_linear(x.bfloat16(), d.lm_head.weight.bfloat16()) for d, x in zip(decoders, halves, strict=True)
+        ],
+        "embedding": [d.embed_tokens(t) for d, t in zip(decoders, tokens_N.split(3), strict=True)],
+    }
+    stack = Stack(decoders)
+    got = {
+        "norm": normed(x_ND, stack.norm),
+        "product": product(x_ND, stack.layers[0].mlp.up_proj.weight),  # type: ignore[union-attr, arg-type]  # a Block
+        "head": exact_linear(x_ND.bfloat16(), stack.lm_head.weight.bfloat16()),
+        "embedding": embedded(stack, tokens_N),
+    }
+    for name, parts in want.items():
+        torch.testing.assert_close(got[name], torch.cat(parts), atol=1e-6, rtol=1e-5, msg=name)
+
+
+def a_cell(seed: int, **recipe: Any) -> Cell:
+    return replace(cell_of(**recipe), seed=seed)
+
+
+CELLS = [
+    a_cell(3),
+    a_cell(4, learning_rate=3e-3, advantage="group_mean"),
+    a_cell(3, loss="reinforce", aggregation="prompt", entropy_coef=0.01, grad_clip=0.1, optimizer="sgd"),
+]
+
+
+def update(stack: StackedTrainings, going: list[FastTraining]) -> None:
+    for run in going:
+        run.begin_update()
+    stack.make_step()
+    for run in going:
+        run.end_update()
+
+
+def test_stacked_cells_learn_what_they_learn_alone(tmp_path: Path) -> None:
+    alone, together = ([training(FastTraining, cell, tmp_path) for cell in CELLS] for _ in "ab")
+    members = [run for run in together if isinstance(run, FastTraining)]
+    assert len({stacks_with(run)[1:] for run in members}) == 1  # type: ignore[index]  # but for the model, a copy each
+    stack = StackedTrainings(members)
+    for run in (*alone, *members):
+        run.evaluate()
+    for _ in range(2):
+        for run in alone:
+            run.update()
+        update(stack, members)
+    pairs = list(zip(alone, members, strict=True))
+    points = [(alone[0].evaluate(), members[0].evaluate())]
+    stack.leave(members[0])  # the others go on
+    update(stack, members[1:])
+    for one, other in pairs[1:]:
+        one.update()
+        points.append((one.evaluate(), other.evaluate()))
+    for one, other in pairs:
+        for before, after in zip(one.decoder.parameters(), other.decoder.parameters(), strict=True):
+            torch.testing.assert_close(before, after, atol=2e-5, rtol=1e-4)
+    for want, got in points:
+        assert want.keys() == got.keys()
+        for name in want.keys() - {"seconds"}:
+            assert got[name] == pytest.approx(want[name], rel=1e-3, abs=1e-5), name
+
+
+def test_several_updates_a_batch(tmp_path: Path) -> None:
+    cells = [a_cell(seed, updates_per_batch=2, loss="clip") for seed in (3, 8)]
+    alone, together = ([training(FastTraining, cell, tmp_path) for cell in cells] for _ in "ab")
+    members = [run for run in together if isinstance(run, FastTraining)]
+    update(StackedTrainings(members), members)
+    for one, other in zip(alone, members, strict=True):
+        one.update()
+        for before, after in zip(one.decoder.parameters(), other.decoder.parameters(), strict=True):
+            torch.testing.assert_close(before, after, atol=2e-5, rtol=1e-4)
+
+
+def test_what_does_not_stack(tmp_path: Path) -> None:
+    def key(cell: Cell, **sizes: int) -> Any:
+        run = training(FastTraining, cell, tmp_path)
+        assert isinstance(run, FastTraining)
+        run.sizes = replace(run.sizes, **sizes)
+        return stacks_with(run)
+
+    first = key(cell_of())
+    assert key(replace(cell_of(), rollouts_per_problem=2))[1:] != first[1:]
+    assert key(cell_of(kl_coef=0.0))[1:] != first[1:]
+    assert key(cell_of(temperature=0.9))[1:] != first[1:]
+    assert key(cell_of(learning_rate=1e-3))[1:] == first[1:]
+    assert key(cell_of(), micro_batch=4) is None, "a batch trained on in parts fills the device by itself"
