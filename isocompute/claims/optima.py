@@ -14,7 +14,7 @@ from isocompute.law import Law
 from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
 from isocompute.law.law import Tradeoff
-from isocompute.law.optimum import Optimum
+from isocompute.law.optimum import Optimum, beyond
 
 __all__ = ["SWEEP", "about_algorithms", "about_batches", "about_optimum"]
 
@@ -136,7 +136,8 @@ def _levels_off(what: Statement, study: Study, setup: Setup, best: Optimum, rise
     verdict: Verdict = "undecided"
     needs: str | None = "a rise of n* to level off from: seeds, or a wider range of compute"
     if best.ceiling_bound == ">=":
-        needs = f"n above {best.largest:.0f}: the largest n leads at the end"
+        leads = ": the largest n leads at the end" if best.estimate_C[-1] == best.largest else ""
+        needs = f"{beyond(best)}{leads}"
     elif best.rises and not best.saturates:
         needs = "more compute: n* still rises in the last tenth of the range"
     elif best.saturates and rise.verdict == "holds":

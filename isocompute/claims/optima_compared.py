@@ -17,7 +17,7 @@ from isocompute.law.curve import MINIMUM_POINTS, Setting, upper_bound
 from isocompute.law.fits import fit_groups, usable_points
 from isocompute.law.frontier import compared, frontier
 from isocompute.law.intervals import percentiles
-from isocompute.law.optimum import Optimum
+from isocompute.law.optimum import Optimum, beyond
 
 __all__ = ["about_difficulty", "about_metrics", "about_sizes", "about_units"]
 
@@ -41,9 +41,9 @@ def about_difficulty(study: Study) -> Iterator[Claim]:
     value, interval = _log_ratio(n_easy, n_hard)
     verdict, needs = above(interval), None
     if n_hard.ceiling_bound == ">=" and verdict != "fails":
-        verdict, needs = "undecided", f"n above {n_hard.largest:.0f} on the hard set"
+        verdict, needs = "undecided", f"{beyond(n_hard)}, on the hard set"
     elif n_easy.ceiling_bound == ">=" and verdict == "fails":
-        verdict, needs = "undecided", f"n above {n_easy.largest:.0f} on the easy set"
+        verdict, needs = "undecided", f"{beyond(n_easy)}, on the easy set"
     elif verdict == "undecided":
         needs = "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
     statistic = {"value": value, "unit": "doublings, easy over hard", "easy": n_easy.ceiling, "hard": n_hard.ceiling}

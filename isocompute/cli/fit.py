@@ -26,7 +26,9 @@ def command(
     problems_per_batch: options.Problems = None,
     rollouts_per_problem: options.Rollouts = None,
     points: Annotated[str, typer.Option(help="Fit 'all' points, or only the paper's 'records'.")] = "all",
-    bin_width: Annotated[float, typer.Option("--bin", help="Reward bin of record-breaking points.")] = 0.005,
+    bin_width: Annotated[
+        float, typer.Option("--bin", help="Bin of record-breaking points, of the metric's scale.")
+    ] = 0.005,
     replicates: options.Replicates = 1000,
     seed: options.Seed = 0,
     out: Annotated[str | None, typer.Option(help="Write the law, with its uncertainty, for plan to read.")] = None,

@@ -198,9 +198,8 @@ def _at(best: Optimum, compute: float) -> str:
 
     i = int(np.clip(np.searchsorted(best.x_C, compute), 0, len(best.x_C) - 1))
     low, high = best.interval_C2[i]
-    n = best.estimate_C[i]
-    sign = "≤ " if n == best.smallest else ("≥ " if n == best.largest else "")
-    return f"{sign}{n:.0f} ({low:.0f}–{high:.0f})"
+    sign = {"<=": "≤ ", ">=": "≥ ", None: ""}[best.bound_C[i]]
+    return f"{sign}{best.estimate_C[i]:.0f} ({low:.0f}–{high:.0f})"
 
 
 def _levels(best: Optimum) -> str:

@@ -21,7 +21,7 @@ from isocompute.law.families import HILL
 from isocompute.law.intervals import percentiles
 from isocompute.law.solver import Batch, Fits, evaluate, solve
 
-__all__ = ["Optimum", "Reading", "at_end", "fit_optima"]
+__all__ = ["Optimum", "Reading", "at_end", "beyond", "fit_optima"]
 
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
@@ -246,6 +246,14 @@ def _levels_off(sigmoid_C: Array, start: float, end: float) -> bool:
 def _interval(values_BC: Array) -> Array:
     """Percentiles that are values which were run: between 8 and 16 there is nothing."""
     return np.asarray(np.percentile(values_BC, [2.5, 97.5], axis=0, method="inverted_cdf").T)
+
+
+def beyond(best: Optimum) -> str:
+    """What to run where the optimum at the end is a lower bound: larger n, or one that had ended for longer."""
+    last = best.estimate_C[-1]
+    if last == best.largest:
+        return f"n above {best.largest:.0f}"
+    return f"n above {last:.0f} run to the end of the range: the next larger one ends before"
 
 
 def at_end(value: float, bound: str | None, best: Optimum) -> str:

@@ -1,4 +1,4 @@
-"""What a law does not know: an n that ended, a metric that may pass 1, records and rewards on another scale."""
+"""What a law does not know: an n that ended, records and rewards on another scale."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from isocompute.law import fit_law, law_to_json
 from isocompute.law.curve import Curve
 from isocompute.law.frontier import bounds, ended
 from isocompute.law.law import Law
+from isocompute.law.optimum import beyond
 from isocompute.words import pair, value
 from tests.law.made_up import FIGURE_6_EASY, exponential, figure_6, hill
 
@@ -100,3 +101,12 @@ def test_runs_on_different_scales_are_named() -> None:
     ]
     assert any("different scales" in note for note in fit_law(curves, metric="train/avg", unit="steps").notes)
     assert not any("different scales" in note for note in fit_law(curves[:1], metric="train/avg", unit="steps").notes)
+
+
+def test_what_to_run_where_the_end_is_a_bound() -> None:
+    """An n that ended needs more compute, not a larger n."""
+    cut = fit_law(ragged(), metric="avg@4", replicates=60).joint.rollouts
+    edge = fit_law(figure_6(FIGURE_6_EASY), metric="avg@4", replicates=60).joint.rollouts
+    assert cut is not None and edge is not None
+    assert beyond(cut) == "n above 32 run to the end of the range: the next larger one ends before"
+    assert beyond(edge) == "n above 512"
