@@ -81,6 +81,7 @@ def _picture(browser: Browser, url: str, name: str, path: str, mark: str, size: 
     page.set_default_timeout(300_000)
     page.goto(url + path)
     page.locator(mark).first.wait_for()
+    page.get_by_text("Preliminary, from").last.wait_for(state="hidden", timeout=60_000)  # the final answer follows
     page.wait_for_load_state("networkidle")
     file = IMAGES / f"{name}.png"
     IMAGES.mkdir(parents=True, exist_ok=True)
