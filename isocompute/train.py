@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from isocompute.engines.base import CHECKPOINT, FINISHED, Cell
+from isocompute.engines.base import CHECKPOINT, FINISHED, SPEED_ONLY, Cell
 from isocompute.errors import InputError
 from isocompute.runs import files
 
@@ -169,8 +169,7 @@ def _refuse_another_run(folder: Path, spec: TrainSpec) -> None:
 
 def _identity(spec: TrainSpec) -> TrainSpec:
     """Without what changes speed and memory alone: a run that ran out of memory goes on with smaller micro-batches."""
-    sizes = ("micro_batch", "sample_batch", "threads")
-    options = {name: value for name, value in spec.engine_options.items() if name not in sizes}
+    options = {name: value for name, value in spec.engine_options.items() if name not in SPEED_ONLY}
     return spec.model_copy(update={"engine_options": options})
 
 

@@ -23,7 +23,18 @@ from isocompute.runs import files
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS, RunWriter
 
-__all__ = ["CHECKPOINT", "ERROR", "FINISHED", "PASS_RATES", "Cell", "Control", "Engine", "PackingEngine", "Recorder"]
+__all__ = [
+    "CHECKPOINT",
+    "ERROR",
+    "FINISHED",
+    "PASS_RATES",
+    "SPEED_ONLY",
+    "Cell",
+    "Control",
+    "Engine",
+    "PackingEngine",
+    "Recorder",
+]
 
 CHECKPOINT = "checkpoint.npz"
 FINISHED = "finished.json"
@@ -32,6 +43,8 @@ PASS_RATES = "pass_rates.jsonl"
 _APPENDED = {POINTS: "points_bytes", PASS_RATES: "pass_rates_bytes"}
 """Files that only grow, and where a checkpoint keeps how long they were."""
 _META = "__meta__"
+SPEED_ONLY = ("micro_batch", "sample_batch", "threads", "together")
+"""Engine options that change speed and memory alone: what ran out of memory goes on with others."""
 
 
 @dataclass(frozen=True)

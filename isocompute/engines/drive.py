@@ -92,7 +92,7 @@ def make_turns(between: Turns, update: Callable[[], bool]) -> bool:
         while True:
             try:
                 there_was_one = update()
-            except Exception as error:
+            except Exception as error:  # a divergence ends a run well, all else leaves it
                 between.throw(error)
             else:
                 between.send(there_was_one)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from isocompute.engines.base import CHECKPOINT, ERROR, FINISHED, Cell
+from isocompute.engines.base import CHECKPOINT, ERROR, FINISHED, SPEED_ONLY, Cell
 from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.writer import POINTS
@@ -113,11 +113,12 @@ class StudyFolder:
                 before = old.setdefault(table, {})  # studies begun before there were variants have none
                 new[table] = {**before, **new[table]}
             known = {table: {name: new[table][name] for name in old[table]} for table in _MAY_GROW}
-            changes = _changes(old, {**new, **known})
+            changes = [change for change in _changes(old, {**new, **known}) if not change.startswith(_SPEED)]
             if changes:
                 raise InputError(
                     f"{self.address}: the spec has changed under this study ({'; '.join(changes)}). Set it back, or "
-                    "start a new study with --fork; only sets, variants, seeds, the grid and resources may change."
+                    "start a new study with --fork; only sets, variants, seeds, the grid, resources and what changes "
+                    f"speed alone ({', '.join(SPEED_ONLY)}) may change."
                 )
         self._write(IDENTITY, json.dumps(new, indent=1).encode() + b"\n")
         self._write(SPEC, data)
@@ -161,6 +162,7 @@ def _identity(spec: StudySpec) -> dict[str, Any]:
     }
 
 
+_SPEED = tuple(f"engine_options.{name}: " for name in SPEED_ONLY)
 _MAY_GROW = ("problems", "variants")
 """Tables by name: a study may get further ones, those it has stay as they are."""
 

@@ -284,6 +284,18 @@ def test_warming_up_leaves_no_trace(tmp_path: Path) -> None:
         assert one.equal(other)
 
 
+def test_warming_up_after_a_checkpoint_of_nothing_leaves_no_trace(tmp_path: Path) -> None:
+    """A run that stopped before its first update has a state without moments."""
+    first, second = (training(FastTraining, cell_of(), tmp_path) for _ in "ab")
+    assert isinstance(second, FastTraining)
+    second.restore(*first.state())
+    second.step_of_own.prepare(0, torch.arange(2).numpy(), rate=1e-2, first_row=0, seed=3)
+    second.step_of_own.warm_up()
+    moments = [value for state in second.optimizer.inner.state.values() for value in state.values()]
+    assert moments
+    assert not any(bool(value.any()) for value in moments)
+
+
 def test_what_the_kernels_do_not_know() -> None:
     config = tiny().config
     assert not fits_kernels(config, top_p=0.9, temperature=1.0)

@@ -164,6 +164,32 @@ def test_a_stack_that_does_not_fit_is_halved(
         assert_same(tmp_path, alone, name)
 
 
+def test_a_stack_that_cannot_be_built_is_halved_too(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: Any) -> None:
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(StackedTrainings, "__init__", none)
+    with pytest.warns(UserWarning, match="do not run in one stack"):
+        assert together([replace(c, update_steps=1) for c in cells(small)[:2]], tmp_path) == {"a": True, "b": True}
+
+
+def test_cells_share_the_time_by_their_rollouts(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: dict[str, list[float]] = {}
+    settle = FastTraining.settle
+
+    def seen(self: FastTraining) -> None:
+        settle(self)
+        shares.setdefault(self.cell.name, []).append(self.share)
+
+    monkeypatch.setattr(FastTraining, "settle", seen)
+    together([replace(c, update_steps=1 + (c.name == "a")) for c in cells(small)], tmp_path)
+    # All three (4, 4 and 6 rollouts a batch) until the others have ended.
+    assert shares["a"][:2] == [1.0, pytest.approx(4 / 14)]
+    assert shares["c"] == [1.0] or shares["c"][1] == pytest.approx(6 / 14)
+
+
 def test_room_is_made_as_units_end(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one cell at a time each begins when the one before has ended."""
     monkeypatch.setattr("isocompute.engines.lm.together._FULL", 1)

@@ -106,6 +106,17 @@ def test_a_changed_spec_is_refused_with_the_fields_that_differ(tmp_path: Path):
     assert points(out) == before[0]
 
 
+def test_what_changes_speed_alone_may_change(tmp_path: Path):
+    """A cell that ran out of memory asks for a smaller micro-batch: the study must take it."""
+    spec, out = tmp_path / "study.toml", tmp_path / "out"
+    study.run(spec=write_spec(spec, engine_options={"micro_batch": 64, "together": True, "every": 3}), out=out)
+    write_spec(spec, engine_options={"micro_batch": 32, "together": False, "threads": 1, "every": 3}, seeds=[0, 1, 2])
+    assert study.run(spec=spec, out=out).finished == 6
+    write_spec(spec, engine_options={"micro_batch": 32, "every": 4})
+    with pytest.raises(InputError, match=r"\(engine_options\.every: 3 → 4\).*micro_batch"):
+        study.run(spec=spec, out=out)
+
+
 def test_a_refused_cell_stops_everything_before_it_starts(tmp_path: Path):
     with pytest.raises(InputError, match=r"recipe\.refused: this engine refuses it\. \(cell 2x2-s0\)"):
         study.run(spec=write_spec(tmp_path / "study.toml", recipe={"refused": True}), out=tmp_path / "out")

@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 
 from isocompute import study
+from isocompute.study.claim import Claim
+from isocompute.study.execute import Outcome, execute_pack
 from isocompute.study.progress import Progress
+from tests.study.fake import PackingFake
 from tests.study.tools import finish, points, start, until, write_spec
 
 PACKING = "tests.study.fake:PackingFake"
+
+
+class Control:
+    def stopping(self) -> bool:
+        return False
+
+    def advanced(self, rollouts: int) -> None:
+        del rollouts
 
 
 def spec_of(folder: Path, **options: Any) -> Path:
@@ -54,6 +65,34 @@ def test_a_crash_in_a_pack_leaves_the_others_alone(tmp_path: Path, whole: Path) 
     assert {name: done[name] for name in done if name != "2x2-s1"} == {
         name: data for name, data in points(whole).items() if name != "2x2-s1"
     }
+
+
+def test_a_folder_that_cannot_be_given_back_is_that_cells_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the last upload of a remote folder fails."""
+    study.run(spec=spec_of(tmp_path), out=tmp_path / "first", workers=1)
+    cells = [status.cell for status in study.status(folder=tmp_path / "first")]
+    release = Claim.release
+
+    def failing(self: Claim) -> None:
+        release(self)
+        if "2x2-s1" in str(self.path):
+            raise ConnectionError("gone")
+
+    monkeypatch.setattr(Claim, "release", failing)
+    began: list[str] = []
+    ended: list[Outcome] = []
+    execute_pack(
+        engine=PackingFake(),
+        cells=cells,
+        address=str(tmp_path / "out"),
+        control=Control(),
+        began=lambda cell: began.append(cell.name),
+        ended=ended.append,
+    )
+    assert began == [cell.name for cell in cells]
+    assert {one.name: one.state for one in ended} == {**dict.fromkeys(began, "finished"), "2x2-s1": "unwritable"}
 
 
 def test_a_pack_that_dies_is_tried_again_cell_by_cell(tmp_path: Path, whole: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from isocompute.export import openrlhf as writer
 from isocompute.export.reading.setup import Config, Odd, Settings, Setup
@@ -89,6 +88,13 @@ OLD = {
 }
 _ADVANTAGES = invert(writer.ADVANTAGES) | {"rloo": "group_mean"}
 _MARKS = ("rollout.n_samples_per_prompt", "rollout.batch_size", "actor.adam.lr", "algo.advantage.estimator")
+_CRITIC = {
+    "gae_discount": "algo.advantage.gamma",
+    "gae_trace": "algo.advantage.lambd",
+    "critic_learning_rate": "critic.adam.lr",
+    "value_clip": "critic.value_clip",
+}
+"""Fields of a critic, and their keys."""
 READ = frozenset(DEFAULTS) | frozenset(OLD) | {"rollout.max_new_tokens"}
 """Keys that a setup hangs on."""
 
@@ -154,7 +160,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         epsilon=given.number("actor.adam.eps", "epsilon"),
         weight_decay=given.number("actor.adam.weight_decay", "weight_decay"),
         grad_clip=gradient_norm(given.number("actor.max_norm", "grad_clip")),
-        **(_critic(given) if advantage == "gae" else {}),
+        **(given.numbers(_CRITIC) if advantage == "gae" else {}),
         max_prompt_length=None if total is None or response is None else total - response,
         max_response_length=response,
         validation_samples=given.integer("eval.n_samples_per_prompt"),
@@ -196,16 +202,6 @@ def _kl(given: Settings, odd: list[Odd]) -> float | None:
     if coefficient and not given.flag("algo.kl.use_loss"):
         odd.append(Odd("kl_in_reward", f"KL ({coefficient:g}) is taken off the reward: --algo.kl.use_loss is not set."))
     return coefficient
-
-
-def _critic(given: Settings) -> dict[str, Any]:
-    keys = {
-        "gae_discount": "algo.advantage.gamma",
-        "gae_trace": "algo.advantage.lambd",
-        "critic_learning_rate": "critic.adam.lr",
-        "value_clip": "critic.value_clip",
-    }
-    return {name: given.number(key, name) for name, key in keys.items()}
 
 
 def _tis(given: Settings, odd: list[Odd]) -> float | None:

@@ -161,6 +161,10 @@ class Settings:
         value = self.get(key, field_name)
         return as_number(value[0] if isinstance(value, list) and value else value)
 
+    def numbers(self, keys: Mapping[str, str]) -> dict[str, Any]:
+        """Several fields of a setup, by their keys."""
+        return {name: self.number(key, name) for name, key in keys.items()}
+
     def flag(self, key: str, field_name: str | None = None) -> bool:
         """A truth value."""
         value = self.get(key, field_name)

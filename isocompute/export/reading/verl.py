@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from isocompute.export import verl as writer
 from isocompute.export.reading.setup import Config, Odd, Settings, Setup
 from isocompute.export.reading.shared import gradient_norm, group_filter, invert, steps_from_epochs, times
@@ -55,6 +53,13 @@ DEFAULTS = {
 }
 _LOSSES = invert(writer.LOSSES)
 _AGGREGATIONS = invert(writer.AGGREGATIONS)
+_CRITIC = {
+    "gae_discount": "algorithm.gamma",
+    "gae_trace": "algorithm.lam",
+    "critic_learning_rate": "critic.optim.lr",
+    "value_clip": "critic.cliprange_value",
+}
+"""Fields of a critic, and their keys."""
 READ = frozenset(DEFAULTS) | {"data.seed", f"{ACTOR}.grad_clip", "algorithm.gamma", "algorithm.lam", "critic.optim.lr"}
 """Keys that a setup hangs on."""
 
@@ -133,7 +138,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         epsilon=1e-8,
         weight_decay=given.number(f"{ACTOR}.optim.weight_decay", "weight_decay"),
         grad_clip=gradient_norm(_grad_clip(given)),
-        **(_critic(given) if advantage == "gae" else {}),
+        **(given.numbers(_CRITIC) if advantage == "gae" else {}),
         max_prompt_length=given.integer("data.max_prompt_length", "max_prompt_length"),
         max_response_length=given.integer("data.max_response_length", "max_response_length"),
         validation_samples=given.integer(f"{ROLLOUT}.val_kwargs.n"),
@@ -166,16 +171,6 @@ def _grad_clip(given: Settings) -> float | None:
     if given.has(older) and not given.has(f"{ACTOR}.optim.clip_grad"):
         return given.number(older)
     return given.number(f"{ACTOR}.optim.clip_grad", "grad_clip")
-
-
-def _critic(given: Settings) -> dict[str, Any]:
-    keys = {
-        "gae_discount": "algorithm.gamma",
-        "gae_trace": "algorithm.lam",
-        "critic_learning_rate": "critic.optim.lr",
-        "value_clip": "critic.cliprange_value",
-    }
-    return {name: given.number(key, name) for name, key in keys.items()}
 
 
 def _kl(given: Settings, odd: list[Odd]) -> float | None:
