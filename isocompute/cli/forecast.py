@@ -42,7 +42,7 @@ def command(
     chart: options.Chart = None,
     json: options.Json = False,
 ) -> None:
-    """Say where runs are going, with an interval and a verdict: improving, flat, declining, too_early or too_far."""
+    """Say where runs are going, with an interval and a verdict: improving, flat, declining or too_early."""
     from isocompute import api
     from isocompute.errors import InputError
 

@@ -31,7 +31,7 @@ from isocompute.words import value as words
 __all__ = ["VERDICTS", "Backtest", "Forecast", "backtest", "forecast", "path"]
 
 LEVEL = 0.8
-VERDICTS = ("declining", "flat", "too_early", "too_far", "improving")
+VERDICTS = ("declining", "flat", "too_early", "improving")
 """The worst first."""
 _TOO_FEW = 8  # points for a verdict
 _NEAR = 2.0
@@ -168,7 +168,7 @@ def _verdict(curve: Curve, at: float, expected: _Expected, now: float, unit: str
         why = f"the forecast's error ({words(expected.deviation)}) is larger than all change so far ({words(seen)})"
         last = float(curve.compute_C[-1])
         if at > _NEAR * last and _expected(curve, _NEAR * last).deviation <= largest:
-            return "too_far", f"at {number(at / last)} times the compute seen {why}; ask for less, such as {_NEAR:g}x"
+            why = f"at {number(at / last)} times the compute seen {why}; ask for less, such as {_NEAR:g}x"
         return "too_early", why
     chance = NormalDist().cdf((expected.value - now) / math.hypot(expected.deviation, noise / math.sqrt(3.0)))
     if chance >= 0.8:

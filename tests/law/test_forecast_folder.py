@@ -157,13 +157,14 @@ def test_a_ceiling_that_fit_doubts_is_doubted_here(call: Call, tmp_path: Path) -
     assert [line.endswith("?") for line in table.splitlines() if line.startswith(("slow", "done"))].count(True) == 1
 
 
-def test_too_far_is_not_too_early() -> None:
+def test_a_question_too_far_ahead_says_so() -> None:
     rising = noisy("rising", STEPS, hill(STEPS, 0.3, 0.7, 25.0, 1.4), noise=0.005, seed=0)
     assert forecast(rising, 80.0).verdict == "improving"
     far = forecast(rising, 1e9)
-    assert far.verdict == "too_far"
+    assert far.verdict == "too_early"
     assert far.reason.startswith("at 25M times the compute seen the forecast's error")
     assert far.reason.endswith("ask for less, such as 2x")
+    assert not forecast(rising.until(6), 1e9).reason.endswith("2x"), "six points are too few for any distance"
     assert {forecast(rising.until(6), at).verdict for at in (12.0, 1e9)} == {"too_early"}
 
 
