@@ -72,8 +72,10 @@ def execute_pack(
     """
     start = time.perf_counter()
     claimed: dict[str, tuple[Path, ExitStack]] = {}
+    left = {cell.name: cell for cell in cells}
 
     def end(outcome: Outcome) -> None:
+        del left[outcome.name]
         ended(replace(outcome, seconds=time.perf_counter() - start))
 
     def jobs() -> Iterator[tuple[Cell, Path, Control]]:
@@ -102,6 +104,10 @@ def execute_pack(
             outcome = _failed(cell, folder, how) if isinstance(how, Exception) else _ended(cell, done=how)
             del how  # an error holds the frames, and with them the memory, of what it ended
             end(_released(held, address, cell, outcome))
+        for cell in [] if control.stopping() else list(left.values()):  # or the runner would wait for them for ever
+            forgotten = Outcome(cell.name, "failed", "the engine ended its pack without running this cell")
+            held = claimed.pop(cell.name)[1] if cell.name in claimed else ExitStack()
+            end(_released(held, address, cell, forgotten))
     finally:
         for _, held in claimed.values():
             with suppress(Exception):  # the others' folders are given back all the same

@@ -21,6 +21,7 @@ from isocompute.engines.lm.fast.stack import StackedTrainings
 from isocompute.engines.lm.fast.step import Step
 from isocompute.engines.lm.fast.training import FastTraining
 from isocompute.engines.lm.model import model_folder
+from isocompute.engines.lm.unit import Member, Unit
 from isocompute.engines.lm.update import DivergedError
 from tests.lm.cells import Control, make_cell, points, weights
 
@@ -173,6 +174,23 @@ def test_a_stack_that_cannot_be_built_is_halved_too(
     monkeypatch.setattr(StackedTrainings, "__init__", none)
     with pytest.warns(UserWarning, match="do not run in one stack"):
         assert together([replace(c, update_steps=1) for c in cells(small)[:2]], tmp_path) == {"a": True, "b": True}
+
+
+def test_a_cell_that_fits_nowhere_does_not_end_the_pack(
+    small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isocompute.engines.lm.together._FULL", 1)  # one at a time: the first leaves nothing running
+    make = Unit.__init__
+
+    def large(self: Unit, members: list[Member], *, begun: bool = False) -> None:
+        if members[0].session.cell.name == "a":
+            raise torch.OutOfMemoryError("too much")
+        make(self, members, begun=begun)
+
+    monkeypatch.setattr(Unit, "__init__", large)
+    ended = together([replace(cell, update_steps=1) for cell in cells(small)], tmp_path)
+    assert isinstance(ended.pop("a"), torch.OutOfMemoryError)
+    assert ended == {"b": True, "c": True}
 
 
 def test_cells_share_the_time_by_their_rollouts(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

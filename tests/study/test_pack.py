@@ -95,6 +95,13 @@ def test_a_folder_that_cannot_be_given_back_is_that_cells_alone(
     assert {one.name: one.state for one in ended} == {**dict.fromkeys(began, "finished"), "2x2-s1": "unwritable"}
 
 
+def test_cells_that_an_engine_forgets_have_failed(tmp_path: Path) -> None:
+    result = study.run(spec=spec_of(tmp_path, forget=["2x4-s0"]), out=tmp_path / "out", workers=1)
+    assert result.failed == {"2x4-s0": "the engine ended its pack without running this cell"}
+    assert result.finished == 3
+    assert not list((tmp_path / "out").rglob("running*"))
+
+
 def test_a_pack_that_dies_is_tried_again_cell_by_cell(tmp_path: Path, whole: Path) -> None:
     result = study.run(spec=spec_of(tmp_path, die_once=["2x2-s1"]), out=tmp_path / "out", workers=1)
     assert (result.finished, result.failed) == (4, {})

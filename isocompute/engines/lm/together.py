@@ -53,19 +53,23 @@ class _Pack:
         self._waiting, self._on_point, self._room = waiting, on_point, True
 
     def fill(self) -> list[Ended]:
-        """Begin cells where there is room; those that could not begin."""
-        if not self._room:
-            return []
-        self._room = False
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        members, ended = _open(self._waiting, self._on_point, taken=sum(unit.load for unit in self.units))
-        for same in _grouped(members):
-            units, failed = built(same)
-            self.units += units
+        """Begin cells where there is room, until something runs or nothing waits; those that have ended already."""
+        ended: list[Ended] = []
+        while self._room:
+            self._room = False
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            members, failed = _open(self._waiting, self._on_point, taken=sum(unit.load for unit in self.units))
+            if not members and not failed:
+                break
             ended += failed
-        return ended + self._shared()
+            for same in _grouped(members):
+                units, failed = built(same)
+                self.units += units
+                ended += failed
+            ended += self._shared()
+        return ended
 
     def turn(self) -> list[Ended]:
         """An update of every unit that the device has room for; the cells that ended."""
@@ -92,8 +96,9 @@ class _Pack:
         """From now on each cell has its part of the device's time, by its load; those that end by being looked at."""
         total = sum(load_of(member.training) for unit in self.units for member in unit.members)
         ended = [one for unit in self.units for one in unit.share(total)]
-        self._room |= any(not unit.members for unit in self.units)
-        self.units = [unit for unit in self.units if unit.members]
+        under_way = [unit for unit in self.units if unit.members]
+        self._room |= len(under_way) < len(self.units) or not under_way
+        self.units = under_way
         return ended
 
 
