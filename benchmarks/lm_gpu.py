@@ -144,7 +144,6 @@ def make_stack(base: Decoder, task: Task, cells: int, rollouts: int) -> Step:
     decoders = [copy.deepcopy(base) for _ in range(cells)]
     parts = [make_part(decoder, base, task, rollouts) for decoder in decoders]
     stack = Stack(decoders)
-    compile_decoder(stack)
     step = Step(
         parts,
         stack,

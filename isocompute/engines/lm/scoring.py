@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isocompute.engines.lm.decoder import Decoder, Norm, Prefix, head_logits
-from isocompute.engines.lm.fast.products import normed
-from isocompute.engines.lm.fast.shared import fits_shared, shared_residual
+from isocompute.engines.lm.decoder import Decoder, Prefix, head_logits
+from isocompute.engines.lm.fast.head import head_scores_fused
+from isocompute.engines.lm.fast.passes import add_and_norm
+from isocompute.engines.lm.fast.shared import fits_shared, shared_hidden
 from isocompute.engines.lm.losses import entropy
 from isocompute.engines.lm.native.functions import choose
 from isocompute.engines.lm.native.scoring import fits_native, native_hidden, short_enough
 from isocompute.engines.lm.sampler import Rollouts, read_behind, read_prompts
 
-__all__ = ["head_scores", "micro_batches", "residual_scores", "response_hidden", "score"]
+__all__ = ["head_scores", "micro_batches", "response_hidden", "score"]
 
 
 def hidden_states(decoder: Decoder, rollouts: Rollouts) -> Tensor:
@@ -91,11 +92,9 @@ def score(
     """
     mask_BT, tokens_BT = rollouts.mask_BT, rollouts.responses_BT
     if fixed:
-        residual_BTD = _fixed_residual(decoder, rollouts, per_prompt=1 if len(rollouts) % fixed else fixed)
-        scores = decoder.fused(residual_scores)
-        weight = decoder.lm_head.weight
-        logprobs_BT, entropies_BT = scores(residual_BTD, decoder.norm, weight, tokens_BT, temperature, fp32_head)
-        return logprobs_BT * mask_BT, entropies_BT * mask_BT
+        hidden_ND = _fixed_hidden(decoder, rollouts, per_prompt=1 if len(rollouts) % fixed else fixed).flatten(0, 1)
+        both = head_scores_fused(hidden_ND, decoder.lm_head.weight, tokens_BT, temperature, fp32=fp32_head)
+        return both[0].view_as(mask_BT) * mask_BT, both[1].view_as(mask_BT) * mask_BT
     hidden_SD, tokens_S = response_hidden(decoder, rollouts), tokens_BT[mask_BT]
     if fits_native(decoder):
         logprobs_S, entropies_S = choose(decoder.logits(hidden_SD), tokens_S, temperature)
@@ -105,21 +104,16 @@ def score(
     return zeros_BT.masked_scatter(mask_BT, logprobs_S), zeros_BT.masked_scatter(mask_BT, entropies_S)
 
 
-def _fixed_residual(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) -> Tensor:
-    """Residual streams from which the response's tokens are predicted, padding among them."""
+def _fixed_hidden(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) -> Tensor:
+    """`response_hidden` of every token, padding among them."""
     if fits_shared(decoder, rollouts):
-        return shared_residual(decoder, rollouts, per_prompt=per_prompt)
+        return shared_hidden(decoder, rollouts, per_prompt=per_prompt)
     steps_T = torch.arange(rollouts.mask_BT.shape[1], device=rollouts.mask_BT.device)
     steps_BT = rollouts.prompt_lengths_B[:, None] - 1 + steps_T
     residual_BTD = decoder.residual(_moved_left(rollouts))
-    return residual_BTD.gather(1, steps_BT[..., None].expand(-1, -1, residual_BTD.shape[-1]))
-
-
-def residual_scores(
-    residual_BTD: Tensor, norm: Norm, weight_VD: Tensor, tokens_BT: Tensor, temperature: float, fp32_head: bool
-) -> tuple[Tensor, Tensor]:
-    """`head_scores` with the norm before it: all that follows the last layer."""
-    return head_scores(normed(residual_BTD, norm), weight_VD, tokens_BT, temperature, fp32_head)
+    chosen_BTD = residual_BTD.gather(1, steps_BT[..., None].expand(-1, -1, residual_BTD.shape[-1]))
+    _, hidden_ND = add_and_norm(chosen_BTD.flatten(0, 1), None, decoder.norm.weight, decoder.norm.epsilon)
+    return hidden_ND.view(chosen_BTD.shape)
 
 
 def head_scores(

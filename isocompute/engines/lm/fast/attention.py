@@ -1,4 +1,4 @@
-"""Attention of a training pass in which the rollouts of a problem share their prompt, as an operator of PyTorch.
+"""Attention of a training pass in which the rollouts of a problem share their prompt, as a function autograd knows.
 
 Tokens stand in one flat array: all responses, row by row, then all prompts, left-padded; of several cells one cell
 after the other. What comes in is the output of
@@ -7,6 +7,7 @@ the joined product for q, k and v; norms and RoPE are part of the kernels (`atte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -60,108 +61,60 @@ def attend_shared(
     epsilon: float,
 ) -> Tensor:
     """What every token attends to, heads side by side. `cos_TE` and `sin_TE` are RoPE's, by position."""
-    out_NC: Tensor = _attend(
-        qkv_NC, q_norm_K, k_norm_K, cos_TE, sin_TE, padding_P, list(layout), [heads, groups], epsilon
-    )
+    inputs = (qkv_NC, q_norm_K, k_norm_K, cos_TE, sin_TE, padding_P)
+    out_NC: Tensor = _Attend.apply(*inputs, layout, (heads, groups), epsilon)  # type: ignore[no-untyped-call]  # torch's gap
     return out_NC
 
 
-@torch.library.custom_op("isocompute::attend_shared", mutates_args=())
-def _attend(
-    qkv_NC: Tensor,
-    q_norm_K: Tensor | None,
-    k_norm_K: Tensor | None,
-    cos_TE: Tensor,
-    sin_TE: Tensor,
-    padding_P: Tensor,
-    layout: list[int],
-    heads: list[int],
-    epsilon: float,
-) -> Tensor:
-    from isocompute.engines.lm.fast import attention_kernels
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        from isocompute.engines.lm.fast import attention_kernels
 
-    out_NC = _like_output(qkv_NC, heads)
-    inputs = (qkv_NC, q_norm_K, k_norm_K, cos_TE, sin_TE, padding_P)
-    for launch in _launches(Layout(*layout), heads, inputs):
-        attention_kernels.attend_sequences[launch.grid](
-            *launch.tensors, out_NC, *launch.numbers, epsilon, **launch.constants
-        )
-    return out_NC
+        *tensors, ctx.layout, ctx.heads, ctx.epsilon = inputs
+        ctx.save_for_backward(*tensors)
+        out_NC = _like_output(tensors[0], ctx.heads)
+        for launch in _launches(ctx.layout, ctx.heads, tensors):
+            attention_kernels.attend_sequences[launch.grid](
+                *launch.tensors, out_NC, *launch.numbers, ctx.epsilon, **launch.constants
+            )
+        return out_NC
 
+    @staticmethod
+    def backward(ctx: Any, grad_NC: Tensor) -> tuple[Tensor | None, ...]:
+        from isocompute.engines.lm.fast import attention_kernels
 
-@_attend.register_fake
-def _(qkv_NC: Tensor, *rest: Any) -> Tensor:
-    *_, heads, _ = rest
-    return _like_output(qkv_NC, heads)
-
-
-@torch.library.custom_op("isocompute::attend_shared_backward", mutates_args=())
-def _attend_backward(
-    grad_NC: Tensor,
-    qkv_NC: Tensor,
-    q_norm_K: Tensor | None,
-    k_norm_K: Tensor | None,
-    cos_TE: Tensor,
-    sin_TE: Tensor,
-    padding_P: Tensor,
-    layout: list[int],
-    heads: list[int],
-    epsilon: float,
-) -> tuple[Tensor, Tensor]:
-    from isocompute.engines.lm.fast import attention_kernels
-
-    shape = Layout(*layout)
-    out_NC, norms_RG2K = torch.empty_like(qkv_NC), _like_norms(qkv_NC, shape, heads)
-    size = qkv_NC.shape[1] // (heads[0] + 2 * heads[1])
-    prefix_BGSK = qkv_NC.new_empty((shape.responses, heads[1], shape.slots, 2 * size), dtype=torch.float32)
-    inputs = (qkv_NC, q_norm_K, k_norm_K, cos_TE, sin_TE, padding_P)
-    for launch in _launches(shape, heads, inputs):
-        attention_kernels.attend_sequences_backward[launch.grid](
-            *launch.tensors,
-            grad_NC.contiguous(),
-            out_NC,
-            prefix_BGSK,
-            norms_RG2K,
-            *launch.numbers,
-            epsilon,
-            0 if launch.constants["PREFIX"] else norms_RG2K.shape[0] - shape.problems,
-            **launch.constants,
-        )
-    return out_NC, norms_RG2K
+        tensors, shape, heads = ctx.saved_tensors, ctx.layout, ctx.heads
+        qkv_NC, q_norm_K, *_ = tensors
+        out_NC, norms_RG2K = torch.empty_like(qkv_NC), _like_norms(qkv_NC, shape, heads)
+        size = qkv_NC.shape[1] // (heads[0] + 2 * heads[1])
+        prefix_BGSK = qkv_NC.new_empty((shape.responses, heads[1], shape.slots, 2 * size), dtype=torch.float32)
+        for launch in _launches(shape, heads, tensors):
+            attention_kernels.attend_sequences_backward[launch.grid](
+                *launch.tensors,
+                grad_NC.contiguous(),
+                out_NC,
+                prefix_BGSK,
+                norms_RG2K,
+                *launch.numbers,
+                ctx.epsilon,
+                0 if launch.constants["PREFIX"] else norms_RG2K.shape[0] - shape.problems,
+                **launch.constants,
+            )
+        q_grad, k_grad = None, None
+        if q_norm_K is not None:
+            q_grad, k_grad = (
+                part.reshape(q_norm_K.shape).to(q_norm_K.dtype) for part in _by_cell(norms_RG2K, shape).unbind(dim=1)
+            )
+        return out_NC, q_grad, k_grad, None, None, None, None, None, None
 
 
-@_attend_backward.register_fake
-def _(_grad_NC: Tensor, qkv_NC: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    *_, layout, heads, _ = rest
-    return torch.empty_like(qkv_NC), _like_norms(qkv_NC, Layout(*layout), heads)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch calls it by these names
-    *tensors, ctx.layout, ctx.heads, ctx.epsilon = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _gradients(ctx: Any, grad_NC: Tensor) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
-    grad_qkv_NC, norms_RG2K = _attend_backward(grad_NC, *tensors, ctx.layout, ctx.heads, ctx.epsilon)
-    q_grad, k_grad = None, None
-    if tensors[1] is not None:
-        q_grad, k_grad = (
-            part.reshape(tensors[1].shape).to(tensors[1].dtype)
-            for part in _by_cell(norms_RG2K, Layout(*ctx.layout)).unbind(dim=1)
-        )
-    return grad_qkv_NC, q_grad, k_grad, None, None, None, None, None, None
-
-
-_attend.register_autograd(_gradients, setup_context=_setup)
-
-
-def _like_output(qkv_NC: Tensor, heads: list[int]) -> Tensor:
+def _like_output(qkv_NC: Tensor, heads: tuple[int, int]) -> Tensor:
     size = qkv_NC.shape[1] // (heads[0] + 2 * heads[1])
     return qkv_NC.new_empty((qkv_NC.shape[0], heads[0] * size))
 
 
-def _like_norms(qkv_NC: Tensor, layout: Layout, heads: list[int]) -> Tensor:
+def _like_norms(qkv_NC: Tensor, layout: Layout, heads: tuple[int, int]) -> Tensor:
     """Room for each program's part of the gradients of the norms' weights."""
     size = qkv_NC.shape[1] // (heads[0] + 2 * heads[1])
     rows = layout.responses * (layout.tokens > 0) + layout.problems
@@ -184,7 +137,7 @@ class _Launch(NamedTuple):
     constants: dict[str, Any]
 
 
-def _launches(layout: Layout, heads: list[int], inputs: tuple[Tensor | None, ...]) -> list[_Launch]:
+def _launches(layout: Layout, heads: tuple[int, int], inputs: Sequence[Tensor | None]) -> list[_Launch]:
     """The kernel's calls: responses behind their prompts, then the prompts themselves."""
     import triton.language as tl
 

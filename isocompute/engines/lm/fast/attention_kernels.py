@@ -24,6 +24,9 @@ import triton.language as tl
 
 __all__ = ["attend_sequences", "attend_sequences_backward"]
 
+_SIZES = ["tokens", "first_prompt", "per_prompt", "slots", "problems"]
+"""Of a batch: no kernel is compiled anew for them."""
+
 
 @triton.jit
 def _normed(ptr, norm_ptr, at_TE, in_TE, e_E, E, epsilon, QK_NORM: tl.constexpr, TYPE: tl.constexpr):
@@ -125,7 +128,7 @@ def _firsts(row, problem, tokens, first_prompt, per_prompt, slots, problems, PRE
     return cell, own, prompt
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def attend_sequences(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, padding_ptr, out_ptr,
     tokens, first_prompt, per_prompt, slots, problems, epsilon,
@@ -180,7 +183,7 @@ def attend_sequences(
         tl.store(out_ptr + to_TE + E, (ob_TE / sum_T[:, None]).to(TYPE), mask=in_TE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*_SIZES, "first_row"])
 def attend_sequences_backward(  # noqa: PLR0915 - what a kernel keeps in registers is one function
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, padding_ptr, grad_ptr,
     out_ptr,  # gradient of qkv

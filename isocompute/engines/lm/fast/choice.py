@@ -39,7 +39,7 @@ def _ended(token, stops_ptr, stop_count):
     return out
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["stop_count", "step", "rows", "new_slots"])
 def choose(
     x_ptr, norm_ptr, head_ptr, embed_ptr, tokens_ptr, logprobs_ptr, lengths_ptr, stopped_ptr, going_ptr,
     stops_ptr, stop_count, seed_ptr, first_row_ptr, step, temperature, epsilon, rows, new_slots,
@@ -99,7 +99,7 @@ def choose(
             tl.store(x_ptr + row_R[:, None] * D + start + i_I[None, :], next_RI, mask=there_R[:, None] & in_I[None, :])
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["stop_count", "step", "cell_rows", "new_slots"])
 def draw(
     logits_ptr, embed_ptr, x_ptr, tokens_ptr, logprobs_ptr, lengths_ptr, stopped_ptr, going_ptr,
     stops_ptr, stop_count, seed_ptr, first_row_ptr, step, temperature, cell_rows, new_slots,

@@ -56,7 +56,7 @@ def wait(OVERLAP: tl.constexpr):
         gdc_wait()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def project(
     x_ptr, norm_ptr, weight_ptr, bias_ptr, out_ptr, going_ptr, rows, epsilon,
     D: tl.constexpr, OUT: tl.constexpr, R: tl.constexpr, C: tl.constexpr, I: tl.constexpr,  # noqa: E741
@@ -117,7 +117,7 @@ def project(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def add_projected(
     x_ptr, a_ptr, weight_ptr, going_ptr, rows,
     D: tl.constexpr, IN: tl.constexpr, R: tl.constexpr, C: tl.constexpr, I: tl.constexpr,  # noqa: E741
@@ -173,7 +173,7 @@ def _turned(ptr, norm_ptr, cos_K, sin_K, k_K, partner_K, in_K, E, epsilon, K, QK
     return (own_K * cos_K + tl.where(k_K < E, -other_K, other_K) * sin_K).to(TYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "cell_problems"])
 def keep(
     qkv_ptr, k_norm_ptr, cos_ptr, sin_ptr, padding_ptr, k_ptr, v_ptr, slots, cell_problems, epsilon,
     H: tl.constexpr, G: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, QK_NORM: tl.constexpr, TYPE: tl.constexpr,
@@ -227,7 +227,7 @@ def _fold_all(q_K, m, l, o_K, k_ptr, v_ptr, low, high, k_K, in_K, K: tl.constexp
     return m, l, o_K
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["step", "per_prompt", "prompt_slots", "new_slots", "cell_rows"])
 def attend(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr,
     prompt_k_ptr, prompt_v_ptr, padding_ptr,  # problems × groups × prompt slots × K

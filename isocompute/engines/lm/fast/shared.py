@@ -7,16 +7,18 @@ after the other's (`stacked`).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.engines.lm.decoder import Block, Decoder
 from isocompute.engines.lm.fast.attention import Layout, attend_shared, fits_attention
-from isocompute.engines.lm.fast.products import by_cell, embedded, normed, product
+from isocompute.engines.lm.fast.passes import add_and_norm, predicting, swiglu
+from isocompute.engines.lm.fast.products import embedded, product
 from isocompute.engines.lm.sampler import Rollouts
 
-__all__ = ["fits_shared", "predicting", "shared_block", "shared_residual"]
+__all__ = ["fits_shared", "shared_hidden"]
 
 
 def fits_shared(decoder: Decoder, rollouts: Rollouts) -> bool:
@@ -27,8 +29,8 @@ def fits_shared(decoder: Decoder, rollouts: Rollouts) -> bool:
     return short and not config.output_bias and not config.mlp_bias
 
 
-def shared_residual(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) -> Tensor:
-    """`_BTD`: the residual streams from which the response's tokens are predicted."""
+def shared_hidden(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) -> Tensor:
+    """`_BTD`: what the head predicts the response's tokens from."""
     prompts_PS, responses_BT = rollouts.prompts_BT[::per_prompt], rollouts.responses_BT
     problems, slots = prompts_PS.shape
     cells = decoder.cells
@@ -41,53 +43,39 @@ def shared_residual(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) ->
     cos_TE, sin_TE = (f(angles_TE) * decoder.rope_scale for f in (torch.cos, torch.sin))
     x_ND = embedded(decoder, tokens_N)
     pending_ND: Tensor | None = None
-    block = decoder.fused(shared_block)
     for layer in decoder.layers:
-        x_ND, pending_ND = block(layer, x_ND, pending_ND, cos_TE, sin_TE, padding_P, layout)
-    out_BTD: Tensor = decoder.fused(predicting)(x_ND, pending_ND, layout)
-    return out_BTD
+        assert isinstance(layer, Block)
+        x_ND, pending_ND = _through(layer, x_ND, pending_ND, Turns(cos_TE, sin_TE, padding_P), layout)
+    _, hidden_ND = add_and_norm(x_ND, pending_ND, decoder.norm.weight, decoder.norm.epsilon)
+    return predicting(hidden_ND, layout)
 
 
-def predicting(x_ND: Tensor, pending_ND: Tensor | None, layout: Layout) -> Tensor:
-    """Of all tokens those from which a response's are predicted: the prompt's last, and its own but the last."""
-    x_ND = x_ND if pending_ND is None else x_ND + pending_ND
-    width, x_GND = x_ND.shape[1], by_cell(x_ND, layout.cells)
-    first_prompt = layout.responses * layout.tokens // layout.cells
-    behind_BTD = x_GND[:, :first_prompt].reshape(layout.responses, layout.tokens, width)
-    prompts_PSD = x_GND[:, first_prompt:].reshape(layout.problems, layout.slots, width)
-    last_B1D = prompts_PSD[:, -1:].expand(-1, layout.per_prompt, -1).reshape(-1, 1, width)
-    return torch.cat([last_B1D, behind_BTD], dim=1)
+class Turns(NamedTuple):
+    """RoPE's cosines and sines by position, and how far each prompt is moved to the right."""
+
+    cos_TE: Tensor
+    sin_TE: Tensor
+    padding_P: Tensor
 
 
-def shared_block(
-    layer: Block,
-    x_ND: Tensor,
-    pending_ND: Tensor | None,
-    cos_TE: Tensor,
-    sin_TE: Tensor,
-    padding_P: Tensor,
-    layout: Layout,
+def _through(
+    layer: Block, x_ND: Tensor, pending_ND: Tensor | None, turns: Turns, layout: Layout
 ) -> tuple[Tensor, Tensor]:
     """`Block.forward` on flat tokens. The layer before leaves its last sum to this one, and this one to the next: a
     sum and the norm that follows are one pass over memory, and so are their gradients.
     """
-    if pending_ND is not None:
-        x_ND = x_ND + pending_ND
-    attention = layer.self_attn
-    qkv_NC = product(normed(x_ND, layer.input_layernorm), *attention.joined_products())
+    attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
+    x_ND, normed_ND = add_and_norm(x_ND, pending_ND, layer.input_layernorm.weight, norm.epsilon)
     attended_NC = attend_shared(
-        qkv_NC,
+        product(normed_ND, *attention.joined_products()),
         attention.q_norm.weight if attention.qk_norm else None,
         attention.k_norm.weight if attention.qk_norm else None,
-        cos_TE,
-        sin_TE,
-        padding_P,
+        *turns,
         layout,
         heads=attention.heads,
         groups=attention.groups,
         epsilon=attention.epsilon,
     )
-    x_ND = x_ND + product(attended_NC, attention.o_proj.weight)
-    normed_ND, mlp = normed(x_ND, layer.post_attention_layernorm), layer.mlp
-    mixed_NF = F.silu(product(normed_ND, mlp.gate_proj.weight)) * product(normed_ND, mlp.up_proj.weight)
-    return x_ND, product(mixed_NF, mlp.down_proj.weight)
+    x_ND, normed_ND = add_and_norm(x_ND, product(attended_NC, attention.o_proj.weight), norm.weight, norm.epsilon)
+    both = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight], dim=-2)
+    return x_ND, product(swiglu(product(normed_ND, both)), mlp.down_proj.weight)

@@ -9,7 +9,7 @@ import torch
 from isocompute.engines.lm.fast.attention import fits_attention
 from isocompute.engines.lm.fast.replay import Replay
 from isocompute.engines.lm.fast.stacked import Stack
-from isocompute.engines.lm.fast.step import Step, compile_decoder
+from isocompute.engines.lm.fast.step import Step
 from isocompute.engines.lm.fast.training import FastTraining, shape
 
 __all__ = ["StackedTrainings", "stacks_with"]
@@ -46,8 +46,6 @@ class StackedTrainings:
     def __init__(self, trainings: Sequence[FastTraining]) -> None:
         self.trainings, first = list(trainings), trainings[0]
         stack = Stack([training.decoder for training in trainings])
-        if first.on_gpu:
-            compile_decoder(stack)
         parts, rows = [training.part for training in trainings], len(trainings) * first.cell.batch_size
         self.step = Step(parts, stack, micro_batch=rows, weights=stack.weights, **shape(first))
         for place, training in enumerate(trainings):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,13 +23,11 @@ from isocompute.engines.lm.advantages import mixed_groups
 from isocompute.engines.lm.decoder import Block, Decoder
 from isocompute.engines.lm.fast.branches import Branches
 from isocompute.engines.lm.fast.generate import Generator
-from isocompute.engines.lm.fast.shared import predicting, shared_block
 from isocompute.engines.lm.fast.stacked import Stack
 from isocompute.engines.lm.fast.stacked_update import descend_stack
 from isocompute.engines.lm.fast.weights import LayerWeights
 from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, left_padded
-from isocompute.engines.lm.scoring import residual_scores
 from isocompute.engines.lm.tasks import Task
 from isocompute.engines.lm.training import MEANS
 from isocompute.engines.lm.update import Batch, descend, make_batch, score_all
@@ -205,10 +203,23 @@ _SHAPES = 128
 
 
 def compile_decoder(decoder: Decoder) -> None:
-    """Fuse what surrounds the matrix products of training; rounding stays where the plain path has it."""
-    options: dict[str, Any] = {"emulate_precision_casts": True}
-    # Every shape is compiled by itself (a block twice: the first has no sum to make up for), and a worker may meet many
-    # in its cells; beyond the limit nothing is compiled.
+    """Fuse what surrounds the products of sequences too long for `shared`; rounding stays where the plain path has it.
+
+    What is short has kernels for that, and needs no compiling for a new shape: nothing is compiled, or loaded that
+    compiles, before it is called.
+    """
+
+    decoder.compiled[Block.forward] = _compiled_block
+
+
+def _compiled_block(*inputs: Any) -> Tensor:
+    """`Block.forward`, compiled when it is first called."""
+    out: Tensor = _compile_block()(*inputs)
+    return out
+
+
+@cache
+def _compile_block() -> Callable[..., Tensor]:
+    # Every shape is compiled by itself, and a worker may meet many; beyond the limit nothing is compiled.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _SHAPES)
-    for function in (Block.forward, shared_block, predicting, residual_scores):
-        decoder.compiled[function] = torch.compile(function, dynamic=False, options=options)
+    return torch.compile(Block.forward, dynamic=False, options={"emulate_precision_casts": True})

@@ -1,0 +1,155 @@
+"""What stands between the products of a training pass, against the same written with PyTorch's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from isocompute.engines.lm.fast import passes
+from isocompute.engines.lm.fast.attention import Layout
+from isocompute.engines.lm.fast.exact import exact_linear
+from isocompute.engines.lm.fast.head import head_scores_fused
+from isocompute.engines.lm.fast.passes import add_and_norm, predicting, swiglu
+
+FP32, BF16 = torch.float32, torch.bfloat16
+
+
+def gradients(of: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """What a function gives, and the gradients of a random sum of it."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = of(*leaves)
+    torch.manual_seed(9)
+    loss = sum((x.float() * torch.randn(x.shape)).sum() for x in out)
+    return [x.detach() for x in out], list(torch.autograd.grad(loss, leaves))
+
+
+def agree(ours: list[Tensor], theirs: list[Tensor], *, tolerance: float) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert float((a.float() - b.float()).norm()) <= tolerance * float(b.float().norm())
+
+
+def _normed(x_ND: Tensor, weight: Tensor) -> Tensor:
+    cells = weight.numel() // x_ND.shape[1]
+    unit = F.rms_norm(x_ND, x_ND.shape[1:], None, 1e-6).view(cells, -1, x_ND.shape[1])
+    return (unit * weight.float().view(cells, 1, -1)).to(weight.dtype).view(x_ND.shape)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(FP32, 1e-6), (BF16, 4e-3)])
+@pytest.mark.parametrize("cells", [0, 3])
+def test_a_sum_and_its_norm(dtype: torch.dtype, tolerance: float, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_PROGRAMS", 4)  # several rounds of rows in a program
+    torch.manual_seed(0)
+    x_ND, y_ND = torch.randn(333, 24), torch.randn(333, 24).to(dtype)
+    weight = (1 + 0.3 * torch.randn(cells, 24) if cells else 1 + 0.3 * torch.randn(24)).to(dtype)
+
+    def plain(x_ND: Tensor, y_ND: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        total_ND = x_ND + y_ND
+        return total_ND, _normed(total_ND, weight)
+
+    ours = gradients(lambda *of: add_and_norm(*of, 1e-6), x_ND, y_ND, weight)
+    theirs = gradients(plain, x_ND, y_ND, weight)
+    agree(ours[0], theirs[0], tolerance=tolerance)
+    agree(ours[1], theirs[1], tolerance=tolerance)
+
+
+def test_a_norm_without_a_sum_and_without_what_comes_later() -> None:
+    torch.manual_seed(0)
+    x_ND, weight_D = torch.randn(70, 40), 1 + 0.3 * torch.randn(40)
+    ours = gradients(lambda x, w: (add_and_norm(x, None, w, 1e-6)[1],), x_ND, weight_D)
+    theirs = gradients(lambda x, w: (_normed(x, w),), x_ND, weight_D)
+    agree([*ours[0], *ours[1]], [*theirs[0], *theirs[1]], tolerance=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(FP32, 1e-6), (BF16, 3e-3)])
+def test_gate_and_up(dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    both_NF = (3 * torch.randn(77, 96)).to(dtype)
+
+    def plain(both_NF: Tensor) -> tuple[Tensor]:
+        gate_NF, up_NF = both_NF.chunk(2, dim=1)
+        return (F.silu(gate_NF) * up_NF,)
+
+    ours, theirs = gradients(lambda x: (swiglu(x),), both_NF), gradients(plain, both_NF)
+    agree([*ours[0], *ours[1]], [*theirs[0], *theirs[1]], tolerance=tolerance)
+
+
+@pytest.mark.parametrize("cells", [1, 2])
+def test_tokens_from_which_others_are_predicted(cells: int) -> None:
+    layout = Layout(problems=2 * cells, per_prompt=3, slots=4, tokens=5, cells=cells)
+    torch.manual_seed(0)
+
+    def plain(x_ND: Tensor) -> tuple[Tensor]:
+        out = []
+        for x_ND_of_cell in x_ND.view(cells, -1, 7):
+            responses, prompts = x_ND_of_cell[:30].view(6, 5, 7), x_ND_of_cell[30:].view(2, 4, 7)
+            out += [torch.cat([prompts[row // 3, -1:], responses[row]]) for row in range(6)]
+        return (torch.stack(out),)
+
+    x_ND = torch.randn(layout.flat, 7)
+    ours, theirs = gradients(lambda x: (predicting(x, layout),), x_ND), gradients(plain, x_ND)
+    agree([*ours[0], *ours[1]], [*theirs[0], *theirs[1]], tolerance=1e-6)
+
+
+def _scores(x_ND: Tensor, weight_VD: Tensor, tokens_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies in FP64; with several cells, the rows of a cell by its own weights."""
+    cells = weight_VD.view(-1, *weight_VD.shape[-2:]).double()
+    x_GND = x_ND.double().view(len(cells), -1, x_ND.shape[1])
+    logprobs_NV = ((x_GND @ cells.mT) / temperature).flatten(0, 1).log_softmax(dim=-1)
+    return logprobs_NV.gather(1, tokens_N[:, None])[:, 0].float(), -(logprobs_NV.exp() * logprobs_NV).sum(1).float()
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(
+    ("vocabulary", "cells", "temperature"), [(5, 0, 1.0), (103, 0, 0.7), (103, 2, 1.0), (4501, 0, 1.3)]
+)
+def test_the_head(dtype: torch.dtype, vocabulary: int, cells: int, temperature: float) -> None:
+    """In bf16 too it computes in FP32: what goes in is exact, and what comes back is rounded once."""
+    torch.manual_seed(0)
+    shape = (cells, vocabulary, 16) if cells else (vocabulary, 16)
+    x_ND, weight_VD = torch.randn(36, 16).to(dtype), (2 * torch.randn(shape)).to(dtype)
+    tokens_N = torch.randint(vocabulary, (36,))
+    tokens_N[0] = vocabulary - 1
+    ours = gradients(lambda x, w: head_scores_fused(x, w, tokens_N, temperature, fp32=True), x_ND, weight_VD)
+    theirs = gradients(lambda x, w: _scores(x, w, tokens_N, temperature), x_ND, weight_VD)
+    agree(ours[0], theirs[0], tolerance=1e-5)
+    agree(ours[1], theirs[1], tolerance=1e-5 if dtype == FP32 else 3e-3)
+
+
+def test_a_head_that_computes_in_its_own_type() -> None:
+    torch.manual_seed(0)
+    x_ND, weight_VD = torch.randn(20, 16).to(BF16), torch.randn(11, 16).to(BF16)
+    tokens_N = torch.randint(11, (20,))
+
+    def plain(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs_NV = F.linear(x, w).float().log_softmax(dim=-1)
+        return logprobs_NV.gather(1, tokens_N[:, None])[:, 0], -(logprobs_NV.exp() * logprobs_NV).sum(dim=1)
+
+    ours = gradients(lambda x, w: head_scores_fused(x, w, tokens_N, 1.0, fp32=False), x_ND, weight_VD)
+    theirs = gradients(plain, x_ND, weight_VD)
+    agree(ours[0], theirs[0], tolerance=1e-6)
+    agree(ours[1], theirs[1], tolerance=6e-3)
+
+
+def test_an_entropy_loses_nothing_to_large_logits() -> None:
+    logits = torch.tensor([[900.0, 900.0, 899.0], [-500.0, -501.0, -700.0]])
+    x_ND, weight_VD = torch.eye(2), logits.T.contiguous()
+    _, entropies_N = head_scores_fused(x_ND, weight_VD, torch.tensor([0, 1]), 1.0, fp32=True)
+    expected = torch.distributions.Categorical(logits=logits.double()).entropy()
+    assert entropies_N.double() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_gradient_of_an_exact_product_is_rounded_once() -> None:
+    torch.manual_seed(0)
+    x_ND, weight_VD = torch.randn(50, 16).to(BF16), torch.randn(13, 16).to(BF16)
+    ours = gradients(lambda x, w: (exact_linear(x, w),), x_ND, weight_VD)
+    theirs = gradients(lambda x, w: (x.float() @ w.float().T,), x_ND, weight_VD)
+    agree(ours[0], theirs[0], tolerance=1e-6)
+    agree(ours[1], theirs[1], tolerance=1e-3)
