@@ -75,7 +75,7 @@ def bench(training: LmTraining, machine: Machine, *, steps: int) -> Bench:
     operations = 6 * _parameters(training.decoder) * rollouts * (prompt + length)
     return Bench(
         rollouts=rollouts,
-        fast=training.fixed,
+        fast=training.captured,
         step_seconds=whole,
         sampling_seconds=sampling,
         rollouts_per_second=rollouts / whole,

@@ -55,7 +55,7 @@ def can_share(cell: Cell) -> bool:
         return False
     folder = model_folder(engine.model)
     tasks = tasks_of(ProblemsSpec.of(cell.problems), folder, engine, recipe)
-    return _kind_of_training(engine, cell, DecoderConfig.read(folder), tasks, recipe).fixed
+    return _kind_of_training(engine, cell, DecoderConfig.read(folder), tasks, recipe).captured
 
 
 @lru_cache(maxsize=1)

@@ -82,8 +82,10 @@ class Sizes:
 class LmTraining:
     """The state of one cell and the two things done with it: `update` and `evaluate`."""
 
-    fixed = False
-    """Whether every shape is independent of what was sampled."""
+    captured = False
+    """Whether an update is one step of fixed shape, which a GPU captures and cells can share."""
+    fixed = 0
+    """Rollouts of a problem where every shape is independent of what was sampled; 0: shapes depend on it (`score`)."""
 
     def __init__(
         self,

@@ -52,10 +52,11 @@ def can_be_fast(cell: Cell, config: DecoderConfig, tasks: Tasks, recipe: Recipe)
 class FastTraining(LmTraining):
     """`LmTraining` in steps of fixed shape, its own or those of a stack that it is in (`stack`)."""
 
-    fixed = True
+    captured = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.fixed = self.cell.rollouts_per_problem
         self.on_gpu = self.model.device.type == "cuda"
         self.part = Part(
             self.decoder,
