@@ -4,8 +4,8 @@
 
 The built-in base model on `chain:easy`, Bp = 32, every n with as many seeds, evaluations and files as in a study:
 `LmEngine.run_pack`, which `isocompute study run` calls on a GPU, and `LmEngine.run`. Printed are wall-clock seconds of
-a first round of 8,192 rollouts a cell, which is mostly compiling, and of a second of `--rollouts` a cell; and the final
-avg@4 of every n both ways.
+a first round of 8,192 rollouts a cell, which is mostly compiling and capturing, and of a second of `--rollouts` a cell;
+and the final avg@4 of every n both ways.
 """
 
 from __future__ import annotations

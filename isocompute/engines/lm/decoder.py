@@ -267,8 +267,8 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
-        self.compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-        """Functions of the training pass, and what to call in their place (`fused`)."""
+        self.block: Callable[..., Tensor] = Block.forward
+        """A layer of a pass without a cache; a GPU's training has it compiled (`fast.step.compile_decoder`)."""
         self.native = True
         """Whether the C library may do its part on a CPU (native/)."""
         self.rope_scale = 1.0
@@ -312,7 +312,7 @@ class Decoder(nn.Module):
             positions_BT = torch.arange(start, start + length, device=tokens_BT.device)[None]
         x_BTD: Tensor = self.embed_tokens(tokens_BT).float()
         cos_BTK, sin_BTK = self.rotation(positions_BT)
-        block: Callable[..., Tensor] = Block.forward if cache is not None else self.fused(Block.forward)
+        block: Callable[..., Tensor] = Block.forward if cache is not None else self.block
         for index, layer in enumerate(self.layers):
             x_BTD = block(layer, x_BTD, cos_BTK, sin_BTK, mask_BTS, cache, index if cache is not None else 0)
         if cache is not None:
@@ -324,10 +324,6 @@ class Decoder(nn.Module):
         angles = positions_BT[..., None].float() * self.rope_speeds.float()
         cos, sin = (f(angles) * self.rope_scale for f in (torch.cos, torch.sin))
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-
-    def fused(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of the training pass as it was compiled for this decoder, or as it is."""
-        return self.compiled.get(function, function)
 
     def logits(self, hidden: Tensor, *, fp32: bool = True) -> Tensor:
         """The head, in FP32 unless told otherwise."""

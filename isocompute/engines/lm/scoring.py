@@ -88,12 +88,12 @@ def score(
 
     The temperature is the sampler's, so that both sides speak of the distribution the tokens were drawn from. `fixed`
     says how many rows of a problem stand together; padding is scored too then, and forgotten, so that no shape depends
-    on what was sampled.
+    on what was sampled; its head is an FP32 one.
     """
     mask_BT, tokens_BT = rollouts.mask_BT, rollouts.responses_BT
     if fixed:
         hidden_ND = _fixed_hidden(decoder, rollouts, per_prompt=1 if len(rollouts) % fixed else fixed).flatten(0, 1)
-        both = head_scores_fused(hidden_ND, decoder.lm_head.weight, tokens_BT, temperature, fp32=fp32_head)
+        both = head_scores_fused(hidden_ND, decoder.lm_head.weight, tokens_BT, temperature)
         return both[0].view_as(mask_BT) * mask_BT, both[1].view_as(mask_BT) * mask_BT
     hidden_SD, tokens_S = response_hidden(decoder, rollouts), tokens_BT[mask_BT]
     if fits_native(decoder):
@@ -144,7 +144,7 @@ def micro_batches(rollouts: Rollouts, size: int, *, fixed: int = 0) -> Iterator[
 
 
 def _even(total: int, most: int) -> int:
-    """At most so many at a time, and always as many where that takes no more than twice the turns: one shape is one
-    compiled pass.
+    """At most so many at a time, and always as many where that takes no more than twice the turns: of long sequences
+    one shape is one compiled pass.
     """
     return next((part for part in range(most, most // 2, -1) if total % part == 0), most)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from isocompute.engines.lm.fast.tiles import triton_type
+
 __all__ = ["Layout", "attend_shared", "fits_attention", "padded"]
 
 _LONGEST = 128
@@ -71,7 +73,8 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         from isocompute.engines.lm.fast import attention_kernels
 
-        *tensors, ctx.layout, ctx.heads, ctx.epsilon = inputs
+        qkv_NC, *others, ctx.layout, ctx.heads, ctx.epsilon = inputs
+        tensors = [qkv_NC.contiguous(), *others]
         ctx.save_for_backward(*tensors)
         out_NC = _like_output(tensors[0], ctx.heads)
         for launch in _launches(ctx.layout, ctx.heads, tensors):
@@ -139,8 +142,6 @@ class _Launch(NamedTuple):
 
 def _launches(layout: Layout, heads: tuple[int, int], inputs: Sequence[Tensor | None]) -> list[_Launch]:
     """The kernel's calls: responses behind their prompts, then the prompts themselves."""
-    import triton.language as tl
-
     qkv_NC, _, _, cos_TE, *_ = inputs
     assert qkv_NC is not None
     assert cos_TE is not None
@@ -151,7 +152,7 @@ def _launches(layout: Layout, heads: tuple[int, int], inputs: Sequence[Tensor | 
         "E": half,
         "EP": padded(half),
         "QK_NORM": inputs[1] is not None,
-        "TYPE": tl.bfloat16 if qkv_NC.dtype == torch.bfloat16 else tl.float32,
+        "TYPE": triton_type(qkv_NC),
     }
     tensors = [cos_TE if tensor is None else tensor for tensor in inputs]
     problems = layout.problems // layout.cells

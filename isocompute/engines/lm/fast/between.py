@@ -1,8 +1,8 @@
 """Triton kernels between a library's matrix products: residual sum with norm, and SwiGLU, and their gradients.
 
 For many rows, or a wide model, the library multiplies faster than the kernels of `kernels` do; what is left between
-its products is one pass over memory each. Numerics are those of `kernels`. Nothing here is compiled for a number of
-rows, so that a new shape of batch costs no time.
+its products is one pass over memory each. Numerics are those of `kernels`. No number of rows is compiled into them, so
+that a new shape of batch costs no time.
 """
 
 # Triton's language is its own: annotations of a kernel's arguments mean constants, and there are many of both.
@@ -14,6 +14,12 @@ import triton
 import triton.language as tl
 
 __all__ = ["add_and_norm", "add_and_norm_backward", "swiglu", "swiglu_backward"]
+
+
+@triton.jit
+def _scale(x_RD, in_R, epsilon, D: tl.constexpr):
+    """One over the root mean square of rows, and 1 for those that are not there, whose mean may be zero."""
+    return tl.rsqrt(tl.where(in_R, tl.sum(x_RD * x_RD, axis=1) / D + epsilon, 1.0))
 
 
 @triton.jit(do_not_specialize=["rows", "cell_rows"])
@@ -32,7 +38,7 @@ def add_and_norm(
     if ADD:
         x_RD += tl.load(y_ptr + at_RD, mask=mask_RD, other=0.0).to(tl.float32)
         tl.store(sum_ptr + at_RD, x_RD, mask=mask_RD)
-    scale_R = tl.rsqrt(tl.sum(x_RD * x_RD, axis=1) / D + epsilon)
+    scale_R = _scale(x_RD, row_R < rows, epsilon, D)
     if CELLS:
         norm_RD = tl.load(norm_ptr + (row_R // cell_rows)[:, None] * D + i_D[None, :], mask=mask_RD, other=0.0)
     else:
@@ -63,7 +69,7 @@ def add_and_norm_backward(
         mask_RD = (row_R < cell_rows)[:, None] & in_D[None, :]
         x_RD = tl.load(x_ptr + at_RD, mask=mask_RD, other=0.0)
         grad_RD = tl.load(grad_ptr + at_RD, mask=mask_RD, other=0.0).to(tl.float32)
-        scale_R = tl.rsqrt(tl.sum(x_RD * x_RD, axis=1) / D + epsilon)
+        scale_R = _scale(x_RD, row_R < cell_rows, epsilon, D)
         unit_RD = x_RD * scale_R[:, None]
         weights_RD += grad_RD * unit_RD
         grad_RD *= norm_D[None, :]

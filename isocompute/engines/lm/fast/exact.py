@@ -27,8 +27,9 @@ def exact_linear(x: Tensor, weight_VD: Tensor) -> Tensor:
 
 
 def aligned(weight_VD: Tensor) -> Tensor:
-    """The weights with as many rows as products like."""
-    return F.pad(weight_VD, (0, 0, 0, -weight_VD.shape[-2] % _ALIGNED))
+    """The weights with as many rows as products like; themselves where they have."""
+    missing = -weight_VD.shape[-2] % _ALIGNED
+    return F.pad(weight_VD, (0, 0, 0, missing)) if missing else weight_VD
 
 
 def exact_product(a: Tensor, b: Tensor) -> Tensor:

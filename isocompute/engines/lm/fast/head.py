@@ -20,12 +20,12 @@ _BLOCK, _COLUMNS = 2048, 4096
 
 
 def head_scores_fused(
-    hidden_ND: Tensor, weight_VD: Tensor, tokens_N: Tensor, temperature: float, *, fp32: bool
+    hidden_ND: Tensor, weight_VD: Tensor, tokens_N: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of tokens and entropies from hidden states; with `_GVD`, the rows of a cell by its own weights. `fp32`
-    says whether the head computes in FP32.
+    """Log-probs of tokens and entropies from hidden states, by an FP32 head; with `_GVD`, the rows of a cell by its own
+    weights.
     """
-    out: tuple[Tensor, Tensor] = _HeadScores.apply(hidden_ND, weight_VD, tokens_N, temperature, fp32)  # type: ignore[no-untyped-call]  # torch's gap
+    out: tuple[Tensor, Tensor] = _HeadScores.apply(hidden_ND, weight_VD, tokens_N, temperature)  # type: ignore[no-untyped-call]  # torch's gap
     return out
 
 
@@ -49,48 +49,47 @@ class _Shape(NamedTuple):
 class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, tokens_N: Tensor, temperature: float, fp32: bool
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, tokens_N: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         from isocompute.engines.lm.fast import head_kernels
 
         *cells, vocabulary, width = weight_VD.shape
         x_ND, weight_VD = hidden_ND.reshape(*cells, -1, width), aligned(weight_VD)
-        ctx.two = fp32 and x_ND.dtype == torch.bfloat16
-        """Whether gradients are two numbers each."""
-        logits_NV = exact_product(x_ND, weight_VD.mT) if ctx.two else x_ND @ weight_VD.mT
+        logits_NV = exact_product(x_ND, weight_VD.mT) if _two(x_ND) else x_ND @ weight_VD.mT
         ctx.shape = shape = _Shape(tokens_N.numel(), vocabulary, logits_NV.shape[-1])
-        logprobs_N, entropies_N, sums_N = (logits_NV.new_empty(shape.rows, dtype=torch.float32) for _ in range(3))
-        out = (logprobs_N, entropies_N, sums_N)
-        tokens_N, ctx.sharpness = tokens_N.reshape(-1).contiguous(), 1.0 / temperature
-        head_kernels.score_rows[shape.grid](logits_NV, tokens_N, *out, shape.rows, ctx.sharpness, **shape.constants)
-        ctx.save_for_backward(x_ND, weight_VD, logits_NV, tokens_N, entropies_N, sums_N)
+        logprobs_N, entropies_N, tops_N, logs_N = (logits_NV.new_empty(shape.rows) for _ in range(4))
+        out = (logprobs_N, entropies_N, tops_N, logs_N)
+        tokens_N, ctx.temperature = tokens_N.reshape(-1).contiguous(), temperature
+        head_kernels.score_rows[shape.grid](logits_NV, tokens_N, *out, shape.rows, temperature, **shape.constants)
+        ctx.save_for_backward(x_ND, weight_VD, logits_NV, tokens_N, entropies_N, tops_N, logs_N)
         return logprobs_N, entropies_N
 
     @staticmethod
-    def backward(
-        ctx: Any, logprobs_grad_N: Tensor, entropies_grad_N: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, logprobs_grad_N: Tensor, entropies_grad_N: Tensor) -> tuple[Tensor, Tensor, None, None]:
         from isocompute.engines.lm.fast import head_kernels
 
-        x_ND, weight_VD, logits_NV, tokens_N, entropies_N, sums_N = ctx.saved_tensors
+        x_ND, weight_VD, logits_NV, *of_rows = ctx.saved_tensors
         shape: _Shape = ctx.shape
-        out_NV = x_ND.new_empty(*x_ND.shape[:-1], shape.width * (2 if ctx.two else 1))
+        out_NV = x_ND.new_empty(*x_ND.shape[:-1], shape.width * (2 if _two(x_ND) else 1))
         head_kernels.score_rows_backward[shape.grid](
             logits_NV,
-            tokens_N,
-            entropies_N,
-            sums_N,
+            *of_rows,
             logprobs_grad_N.contiguous(),
             entropies_grad_N.contiguous(),
             out_NV,
             shape.rows,
-            ctx.sharpness,
+            ctx.temperature,
             **shape.constants,
-            REST=ctx.two,
+            REST=_two(x_ND),
             TYPE=triton_type(out_NV),
         )
-        if ctx.two:
+        if _two(x_ND):
             grad_ND, grad_VD = gradients_of_two(out_NV, x_ND, weight_VD)
         else:
             grad_ND, grad_VD = out_NV @ weight_VD, out_NV.mT @ x_ND
-        return grad_ND.view(-1, x_ND.shape[-1]), grad_VD[..., : shape.vocabulary, :], None, None, None
+        return grad_ND.view(-1, x_ND.shape[-1]), grad_VD[..., : shape.vocabulary, :], None, None
+
+
+def _two(x_ND: Tensor) -> bool:
+    """Whether the gradient of a logit is two numbers: of bf16 ones one would be too few."""
+    return x_ND.dtype == torch.bfloat16

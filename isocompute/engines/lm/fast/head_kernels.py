@@ -13,13 +13,13 @@ __all__ = ["score_rows", "score_rows_backward"]
 
 @triton.jit(do_not_specialize=["rows"])
 def score_rows(
-    logits_ptr, tokens_ptr, logprobs_ptr, entropies_ptr, sums_ptr, rows, sharpness,
+    logits_ptr, tokens_ptr, logprobs_ptr, entropies_ptr, tops_ptr, logs_ptr, rows, temperature,
     VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, R: tl.constexpr, V: tl.constexpr,
 ):  # fmt: skip
     """R rows, V columns at a time: the softmax's maximum m and sum l, and t, the sum of its weights times (logit - m).
 
-    An entropy of log l - t / l loses nothing to large logits. Rows have WIDTH columns, of which the last may be no
-    tokens; `sharpness` is one over the temperature.
+    An entropy of log l - t / l loses nothing to large logits, and neither does a gradient that knows m and log l apart.
+    Rows have WIDTH columns, of which the last may be no tokens.
     """
     row_R = tl.program_id(0) * R + tl.arange(0, R)
     in_R = row_R < rows
@@ -31,7 +31,7 @@ def score_rows(
     for start in range(0, VOCABULARY, V):
         v_V = start + tl.arange(0, V)
         in_RV = in_R[:, None] & (v_V < VOCABULARY)[None, :]
-        x_RV = tl.load(here_R[:, None] + v_V[None, :], mask=in_RV, other=-1e30).to(tl.float32) * sharpness
+        x_RV = tl.load(here_R[:, None] + v_V[None, :], mask=in_RV, other=-1e30).to(tl.float32) / temperature
         chosen_R += tl.sum(tl.where(v_V[None, :] == token_R[:, None], x_RV, 0.0), axis=1)
         top_R = tl.maximum(m_R, tl.max(x_RV, axis=1))
         shrink_R = tl.exp(m_R - top_R)
@@ -44,12 +44,14 @@ def score_rows(
     log_R = tl.log(l_R)
     tl.store(logprobs_ptr + row_R, (chosen_R - m_R) - log_R, mask=in_R)
     tl.store(entropies_ptr + row_R, log_R - t_R / l_R, mask=in_R)
-    tl.store(sums_ptr + row_R, m_R + log_R, mask=in_R)
+    tl.store(tops_ptr + row_R, m_R, mask=in_R)
+    tl.store(logs_ptr + row_R, log_R, mask=in_R)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def score_rows_backward(
-    logits_ptr, tokens_ptr, entropies_ptr, sums_ptr, logprobs_grad_ptr, entropies_grad_ptr, out_ptr, rows, sharpness,
+    logits_ptr, tokens_ptr, entropies_ptr, tops_ptr, logs_ptr, logprobs_grad_ptr, entropies_grad_ptr, out_ptr,
+    rows, temperature,
     VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, R: tl.constexpr, V: tl.constexpr, REST: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
@@ -59,17 +61,18 @@ def score_rows_backward(
     row_R = tl.program_id(0) * R + tl.arange(0, R)
     in_R = row_R < rows
     token_R = tl.load(tokens_ptr + row_R, mask=in_R, other=0)
-    sum_R = tl.load(sums_ptr + row_R, mask=in_R, other=0.0)
+    top_R = tl.load(tops_ptr + row_R, mask=in_R, other=0.0)
+    log_R = tl.load(logs_ptr + row_R, mask=in_R, other=0.0)
     entropy_R = tl.load(entropies_ptr + row_R, mask=in_R, other=0.0)
-    a_R = tl.load(logprobs_grad_ptr + row_R, mask=in_R, other=0.0) * sharpness
-    b_R = tl.load(entropies_grad_ptr + row_R, mask=in_R, other=0.0) * sharpness
+    a_R = tl.load(logprobs_grad_ptr + row_R, mask=in_R, other=0.0) / temperature
+    b_R = tl.load(entropies_grad_ptr + row_R, mask=in_R, other=0.0) / temperature
     here_R = logits_ptr + row_R.to(tl.int64) * WIDTH
     to_R = out_ptr + row_R.to(tl.int64) * (2 * WIDTH if REST else WIDTH)
     for start in range(0, WIDTH, V):
         v_V = start + tl.arange(0, V)
         in_RV = in_R[:, None] & (v_V < VOCABULARY)[None, :]
-        x_RV = tl.load(here_R[:, None] + v_V[None, :], mask=in_RV, other=0.0).to(tl.float32) * sharpness
-        behind_RV = tl.where(in_RV, x_RV - sum_R[:, None], 0.0)
+        x_RV = tl.load(here_R[:, None] + v_V[None, :], mask=in_RV, other=0.0).to(tl.float32) / temperature
+        behind_RV = tl.where(in_RV, (x_RV - top_R[:, None]) - log_R[:, None], 0.0)
         p_RV = tl.where(in_RV, tl.exp(behind_RV), 0.0)
         d_RV = tl.where(v_V[None, :] == token_R[:, None], a_R[:, None], 0.0)
         d_RV -= p_RV * (a_R[:, None] + b_R[:, None] * (behind_RV + entropy_R[:, None]))

@@ -82,7 +82,7 @@ class _AddAndNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, y_ND: Tensor | None, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        y_ND = None if y_ND is None else y_ND.contiguous()
+        x_ND, y_ND = x_ND.contiguous(), None if y_ND is None else y_ND.contiguous()
         sum_ND = x_ND if y_ND is None else torch.empty_like(x_ND)
         out_ND = launch_add_and_norm(x_ND, y_ND, sum_ND, weight_D, epsilon)
         ctx.save_for_backward(sum_ND, weight_D)
@@ -93,7 +93,7 @@ class _AddAndNorm(torch.autograd.Function):
     def backward(ctx: Any, later_ND: Tensor | None, grad_ND: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None]:
         from isocompute.engines.lm.fast import between
 
-        sum_ND, weight_D = ctx.saved_tensors
+        (sum_ND, weight_D), grad_ND = ctx.saved_tensors, grad_ND.contiguous()
         width = sum_ND.shape[1]
         cells = weight_D.numel() // width
         cell_rows, rows = len(sum_ND) // cells, max(1, _BLOCK // padded(width))
@@ -104,7 +104,7 @@ class _AddAndNorm(torch.autograd.Function):
             sum_ND,
             weight_D,
             sum_ND if later_ND is None else later_ND.contiguous(),
-            grad_ND.contiguous(),
+            grad_ND,
             dx_ND,
             dx_ND if dy_ND is None else dy_ND,
             parts_GPD,
@@ -124,6 +124,7 @@ class _AddAndNorm(torch.autograd.Function):
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, both_NF: Tensor) -> Tensor:
+        both_NF = both_NF.contiguous()
         ctx.save_for_backward(both_NF)
         return launch_swiglu(both_NF)
 
@@ -152,7 +153,7 @@ class _Predicting(torch.autograd.Function):
     def forward(ctx: Any, x_ND: Tensor, layout: Layout) -> Tensor:
         ctx.layout = layout
         out_BTD = x_ND.new_empty(layout.responses, layout.tokens + 1, x_ND.shape[1])
-        responses_GBTD, last_GPD = _views(x_ND, layout)
+        responses_GBTD, last_GPD = _views(x_ND.contiguous(), layout)
         first_GPND, behind_GBTD = _predicted(out_BTD, layout)
         behind_GBTD.copy_(responses_GBTD)
         first_GPND.copy_(last_GPD[:, :, None])

@@ -15,10 +15,10 @@ from torch import Tensor
 if TYPE_CHECKING:  # the decoder's head is made of these
     from isocompute.engines.lm.decoder import Decoder, Norm
 
-__all__ = ["by_cell", "embedded", "normed", "product"]
+__all__ = ["embedded", "normed", "product"]
 
 
-def by_cell(x: Tensor, cells: int) -> Tensor:
+def _by_cell(x: Tensor, cells: int) -> Tensor:
     """`_GND`: the rows of each cell."""
     return x.reshape(cells, -1, x.shape[-1])
 
@@ -27,7 +27,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x · weightᵀ (+ bias), the rows of a cell by its own weights."""
     if weight.ndim == 2:
         return F.linear(x, weight, bias)
-    x_GND, weight_GDC = by_cell(x, len(weight)), weight.transpose(1, 2)
+    x_GND, weight_GDC = _by_cell(x, len(weight)), weight.transpose(1, 2)
     out_GNC = torch.bmm(x_GND, weight_GDC) if bias is None else torch.baddbmm(bias[:, None], x_GND, weight_GDC)
     return out_GNC.view(*x.shape[:-1], weight.shape[1])
 
@@ -37,7 +37,7 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
     if norm.weight.ndim == 1:
         out: Tensor = norm(x)
         return out
-    return norm.normalise(by_cell(x, len(norm.weight)), norm.weight[:, None]).view(x.shape)
+    return norm.normalise(_by_cell(x, len(norm.weight)), norm.weight[:, None]).view(x.shape)
 
 
 def embedded(decoder: Decoder, tokens: Tensor) -> Tensor:

@@ -41,16 +41,17 @@ def shared_hidden(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) -> T
     positions_T = torch.arange(slots + layout.tokens, device=tokens_N.device)
     angles_TE = positions_T[:, None].float() * decoder.rope_speeds.float()
     cos_TE, sin_TE = (f(angles_TE) * decoder.rope_scale for f in (torch.cos, torch.sin))
+    turns = _Turns(cos_TE, sin_TE, padding_P)
     x_ND = embedded(decoder, tokens_N)
     pending_ND: Tensor | None = None
     for layer in decoder.layers:
         assert isinstance(layer, Block)
-        x_ND, pending_ND = _through(layer, x_ND, pending_ND, Turns(cos_TE, sin_TE, padding_P), layout)
+        x_ND, pending_ND = _through(layer, x_ND, pending_ND, turns, layout)
     _, hidden_ND = add_and_norm(x_ND, pending_ND, decoder.norm.weight, decoder.norm.epsilon)
     return predicting(hidden_ND, layout)
 
 
-class Turns(NamedTuple):
+class _Turns(NamedTuple):
     """RoPE's cosines and sines by position, and how far each prompt is moved to the right."""
 
     cos_TE: Tensor
@@ -59,7 +60,7 @@ class Turns(NamedTuple):
 
 
 def _through(
-    layer: Block, x_ND: Tensor, pending_ND: Tensor | None, turns: Turns, layout: Layout
+    layer: Block, x_ND: Tensor, pending_ND: Tensor | None, turns: _Turns, layout: Layout
 ) -> tuple[Tensor, Tensor]:
     """`Block.forward` on flat tokens. The layer before leaves its last sum to this one, and this one to the next: a
     sum and the norm that follows are one pass over memory, and so are their gradients.

@@ -208,8 +208,7 @@ def compile_decoder(decoder: Decoder) -> None:
     What is short has kernels for that, and needs no compiling for a new shape: nothing is compiled, or loaded that
     compiles, before it is called.
     """
-
-    decoder.compiled[Block.forward] = _compiled_block
+    decoder.block = _compiled_block
 
 
 def _compiled_block(*inputs: Any) -> Tensor:
