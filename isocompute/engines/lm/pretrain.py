@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -121,6 +123,7 @@ def pretrain(
     decoder = decoder.to(device)
     rng = np.random.default_rng([settings.seed, 11])
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    late: deque[Tensor] = deque(maxlen=max(1, settings.steps // 20))
     for step in range(settings.steps):
         chains = make_chains(spec, settings.batch, seed=int(rng.integers(2**62)))
         tokens_BT, trace_BT = (torch.from_numpy(a).to(device) for a in write_traces(chains, memory, rng))
@@ -130,10 +133,28 @@ def pretrain(
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
+        late.append(loss.detach())
         if report is not None:
             report(step + 1, loss.detach())
     _save(decoder, Path(folder), settings, spec.modulus)
+    reached, guessing = float(torch.stack(list(late)).mean()), _guessing(trace_BT, spec.modulus)
+    if reached > _LEARNED * guessing:
+        warnings.warn(
+            f"{folder}: the model has learned next to nothing: its loss is {reached:.2f}, that of guessing numbers "
+            f"{guessing:.2f}. Lower the learning rate ({settings.learning_rate:g}), or take more steps.",
+            stacklevel=2,
+        )
     return decoder
+
+
+_LEARNED = 0.9
+"""Share of the loss of guessing above which a model has learned little but where numbers stand."""
+
+
+def _guessing(trace_BT: Tensor, modulus: int) -> float:
+    """The loss of one that knows where a trace has numbers and where it ends, but not which numbers."""
+    numbers = trace_BT.sum(dim=1) - 1
+    return float(numbers.sum() / trace_BT.sum()) * math.log(modulus)
 
 
 def trace_loss(decoder: Decoder, tokens_BT: Tensor, trace_BT: Tensor) -> Tensor:
