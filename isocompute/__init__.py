@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from isocompute.errors import InputError
     from isocompute.export import explain, export_plan
     from isocompute.logs import import_logs
+    from isocompute.plan.backtest import backtest_plans
     from isocompute.problems.split import split
     from isocompute.report.writing import write_report
     from isocompute.runs import Run, RunSet, RunSettings, RunWriter, load
 
 _HOMES = {
     "backtest": "isocompute.api",
+    "backtest_plans": "isocompute.plan.backtest",
     "check_health": "isocompute.api",
     "compare": "isocompute.api",
     "fit": "isocompute.api",
@@ -55,6 +57,7 @@ __all__ = [
     "RunWriter",
     "__version__",
     "backtest",
+    "backtest_plans",
     "check_health",
     "compare",
     "explain",

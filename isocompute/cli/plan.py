@@ -60,6 +60,9 @@ def command(
     next_: Annotated[int | None, typer.Option("--next", min=1, help="Propose this many cells to run next.")] = None,
     out: Annotated[str, typer.Option(help="Where --next writes its study.")] = "next.toml",
     schedule: Annotated[bool, typer.Option("--schedule", help="Also: an n that grows during the run.")] = False,
+    backtest: Annotated[
+        bool, typer.Option("--backtest", help="Instead: plan each budget of --law RUNS from an eighth of it.")
+    ] = False,
     replicates: options.Replicates = 1000,
     seed: options.Seed = 0,
     json: options.Json = False,
@@ -67,6 +70,9 @@ def command(
     """Spend a budget: how many problems, rollouts and updates, which recipe, what to expect and how sure that is."""
     if laws:
         _laws(json)
+        return
+    if backtest:
+        _backtest(law, budget, metric, where, without, replicates, seed, json)
         return
     if budget is None or law is None:
         lacking = "--budget 2e6" if budget is None else "--law NAME"
@@ -125,6 +131,32 @@ def command(
         show_schedule(growing)
     if next_:
         show_next(proposals, out)
+
+
+def _backtest(
+    law: str | None,
+    budget: str | None,
+    metric: str | None,
+    where: list[str] | None,
+    without: list[str] | None,
+    replicates: int,
+    seed: int,
+    json: bool,
+) -> None:
+    from isocompute.cli.plan_backtest import budget_of, show_tests, tests_to_json
+    from isocompute.plan.backtest import backtest_plans
+    from isocompute.runs import files
+
+    rollouts = budget_of(budget)
+    if law is None or law.endswith(".json") or not files.exists(law):
+        raise InputError(f"--backtest: it plans finished runs anew, and --law {law} is none; give a sweep's folder.")
+    with options.heard() as said:
+        runs = options.load_runs([law], None, where, without=without)
+        tests, metric = backtest_plans(runs, metric=metric, budget=rollouts, replicates=replicates, seed=seed)
+    if json:
+        options.print_json(tests_to_json(tests, law=law, metric=metric), said=said)
+    else:
+        show_tests(tests, law=law, metric=metric)
 
 
 def _picked(law: str, where: list[str] | None, without: list[str] | None) -> RunSet:

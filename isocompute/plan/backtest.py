@@ -1,0 +1,168 @@
+"""How good plans would have been on a finished sweep: cut every run at C/8, fit, plan C, and look what came of it.
+
+What a setting has reached by C is its best value up to C (the paper's "highest reward achievable with at most C"), mean
+over its seeds; between two evaluations a run is on a straight line in log C, since settings are not evaluated at the
+same C. Only settings take part whose every run goes to C; the plan chooses among those of them that had begun at C/8.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from isocompute.errors import InputError
+from isocompute.law import Curve, Law, fit_law
+from isocompute.plan.load_law import load_law
+from isocompute.runs import RunSet, load
+
+__all__ = ["AHEAD", "PlanTest", "Reached", "backtest_curves", "backtest_plans"]
+
+AHEAD = 8.0
+"""A law of the first 1/AHEAD of the compute plans the whole."""
+_SLACK = 1.03
+"""Updates do not divide every budget: a run that ends this close to C has gone to C."""
+_POINTS = 5
+"""Evaluations from which a run has begun."""
+_HALVINGS = 6
+"""Budgets that are tried where none is given, each half of the one before."""
+
+Setting = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A setting, what it had reached by C, and how far that is below the best."""
+
+    problems_per_batch: int
+    rollouts_per_problem: int
+    value: float
+    regret: float
+
+
+@dataclass(frozen=True)
+class PlanTest:
+    """A plan for C by what was known at C/8."""
+
+    budget: float
+    settings: tuple[Reached, ...]
+    """Those whose every run goes to C."""
+    error: float | None
+    """Standard error of the difference between two settings; None with one seed each."""
+    best: Reached
+    planned: Reached | None
+    """None: the plan is a Bp and n, each of which was run, but not with the other."""
+    planned_setting: Setting
+    leader: Reached | None
+    """The setting that led at C/8 by the fitted curves: what somebody would have run who does not plan."""
+
+
+def backtest_plans(
+    runs: RunSet | str | Path,
+    *,
+    metric: str | None = None,
+    budget: float | None = None,
+    replicates: int = 300,
+    seed: int = 0,
+) -> tuple[list[PlanTest], str]:
+    """Plans for one budget, or for several up to the largest that two settings reach; and the metric.
+
+    >>> tests, metric = backtest_plans("runs")
+    >>> max(test.planned.regret for test in tests if test.planned)  # what following the plans would have lost
+    """
+    from isocompute.law.from_runs import choose_metric, curves_of
+    from isocompute.plan.one_condition import one_condition
+
+    runs = load(runs) if isinstance(runs, str | Path) else runs
+    metric = choose_metric(runs, metric)
+    runs, _ = one_condition(runs, metric=metric)
+    curves, metric, _ = curves_of(runs, metric=metric, unit="rollouts")
+    known = [curve for curve in curves if curve.problems_per_batch and curve.rollouts_per_problem]
+    if len({_setting(curve) for curve in known}) < 2:
+        raise InputError(
+            f"{runs.source}: plans are tested on a sweep, runs of several n (or Bp) that say both; give those."
+        )
+    budgets = [budget] if budget else _halved(known)
+    tests = backtest_curves(known, budgets, metric=metric, replicates=replicates, seed=seed)
+    if not tests:
+        raise InputError(
+            f"{runs.source}: at an eighth of {budgets[0]:,.0f} rollouts fewer than two settings have {_POINTS} "
+            "evaluations, or fewer than two go to the end; give longer runs, or another --budget."
+        )
+    return tests, metric
+
+
+def backtest_curves(
+    curves: Sequence[Curve], budgets: Sequence[float], *, metric: str, replicates: int = 300, seed: int = 0
+) -> list[PlanTest]:
+    """A test for every budget of which an eighth says enough."""
+    out = []
+    for budget in budgets:
+        truth, error = _reached(curves, budget)
+        judged = [curve for curve in curves if _setting(curve) in truth]
+        law = _law(judged, budget / AHEAD, metric=metric, replicates=replicates, seed=seed)
+        if law is None:
+            continue
+        chosen, best = _planned(law, budget, seed=seed), max(truth, key=lambda key: truth[key])
+        at = {key: Reached(*key, value, truth[best] - value) for key, value in truth.items()}
+        led = max(law.settings, key=lambda fit: float(fit.at(np.array([budget / AHEAD]))[0])).setting
+        leader = at.get((int(led[0] or 0), int(led[1] or 0)))
+        out.append(PlanTest(budget, tuple(at.values()), error, at[best], at.get(chosen), chosen, leader))
+    return out
+
+
+def _law(curves: Sequence[Curve], end: float, *, metric: str, replicates: int, seed: int) -> Law | None:
+    """The law of all runs up to `end`; None where too little has begun."""
+    begun = [cut for cut in (_until(curve, end) for curve in curves) if _has_begun(cut)]
+    if len({_setting(curve) for curve in begun}) < 2:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of runs cut short, which is what they are
+        return fit_law(begun, metric=metric, unit="rollouts", replicates=replicates, seed=seed)
+
+
+def _has_begun(curve: Curve) -> bool:
+    return len(curve.compute_C) >= _POINTS and bool(np.ptp(curve.values_C))
+
+
+def _planned(law: Law, budget: float, *, seed: int) -> Setting:
+    """What the law plans, with the n that were run."""
+    from isocompute.plan.api import plan
+
+    rollouts = sorted({int(fit.setting[1] or 0) for fit in law.settings})
+    chosen = plan(budget=budget, law=load_law(law), rollouts_per_problem=rollouts, extrapolate=True, seed=seed)
+    return chosen.allocation.problems_per_batch, chosen.allocation.rollouts_per_problem
+
+
+def _reached(curves: Sequence[Curve], compute: float) -> tuple[dict[Setting, float], float | None]:
+    """What every setting that goes so far has reached, and the standard error of a difference between two."""
+    values: dict[Setting, list[float]] = {}
+    short = {_setting(c) for c in curves if c.compute_C[-1] * _SLACK < compute or c.compute_C[0] > compute}
+    for curve in curves:
+        if _setting(curve) not in short:
+            there = float(np.interp(np.log(compute), np.log(curve.compute_C), curve.values_C))
+            values.setdefault(_setting(curve), []).append(max([there, *_until(curve, compute).values_C]))
+    variances = [float(np.var(of, ddof=1)) / len(of) for of in values.values() if len(of) > 1]
+    error = float(np.sqrt(2 * np.mean(variances))) if variances else None
+    return {key: float(np.mean(of)) for key, of in values.items()}, error
+
+
+def _halved(curves: Sequence[Curve]) -> list[float]:
+    """Budgets from the largest to which two settings go, downwards."""
+    ends: dict[Setting, float] = {}
+    for curve in curves:
+        ends[_setting(curve)] = min(ends.get(_setting(curve), np.inf), float(curve.compute_C[-1]))
+    largest = sorted(ends.values())[-2]
+    return [largest / 2**i for i in range(_HALVINGS)]
+
+
+def _until(curve: Curve, compute: float) -> Curve:
+    keep_C = curve.compute_C <= compute * _SLACK
+    return replace(curve, compute_C=curve.compute_C[keep_C], values_C=curve.values_C[keep_C])
+
+
+def _setting(curve: Curve) -> Setting:
+    return int(curve.problems_per_batch or 0), int(curve.rollouts_per_problem or 0)

@@ -1,0 +1,105 @@
+"""Plans tested on finished runs, against sweeps whose best setting is known."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import isocompute
+from isocompute.law import Curve
+from isocompute.plan.backtest import backtest_curves
+from tests.commands import Call, fails
+
+
+@pytest.fixture
+def call(call: Call) -> Call:
+    return partial(call, "plan")
+
+
+def curve(n: int, *, seed: int = 0, half: float = 2e4, ceiling: float = 0.9, end: float = 1e6) -> Curve:
+    """A sigmoid from .2 to its ceiling, half-way at `half` rollouts, with a little noise."""
+    compute_C = np.geomspace(500, end, 40)
+    noise_C = 0.001 * np.random.default_rng([n, seed]).standard_normal(40)
+    value_C = 0.2 + (ceiling - 0.2) / (1 + (half / compute_C) ** 1.3) + noise_C
+    return Curve(f"{n}-{seed}", compute_C, value_C, 32, n, seed=seed)
+
+
+def test_an_n_that_leads_throughout_is_planned_and_loses_nothing() -> None:
+    curves = [curve(n, seed=seed, half=2e3 * n) for n in (4, 16, 64) for seed in (0, 1)]
+    tests = backtest_curves(curves, [1e6, 2.5e5], metric="avg@4", replicates=60)
+    assert [test.budget for test in tests] == [1e6, 2.5e5]
+    for test in tests:
+        assert len(test.settings) == 3
+        assert test.planned_setting == (32, 4) and test.planned is not None
+        assert test.planned.regret == 0.0 and test.best == test.planned == test.leader
+        assert test.error is not None and 0 < test.error < 0.003
+
+
+def test_what_was_lost_is_the_distance_to_the_best() -> None:
+    """n = 64 has reached nothing at C/8 and is best at C: nobody could know, and it is told."""
+    late = np.geomspace(500, 1e6, 40)
+    sudden = Curve("64", late, np.where(late < 3e5, 0.2, 0.99), 32, 64, seed=0)
+    (test,) = backtest_curves([curve(4), curve(16), sudden], [1e6], metric="avg@4", replicates=60)
+    assert (test.best.rollouts_per_problem, test.best.value) == (64, 0.99)
+    assert test.planned is not None and test.planned.rollouts_per_problem in (4, 16)
+    own = curve(test.planned.rollouts_per_problem)
+    assert test.planned.regret == pytest.approx(0.99 - own.values_C.max())
+    assert test.error is None, "one seed each says nothing of an error"
+
+
+def test_settings_are_compared_at_the_same_compute() -> None:
+    """Between evaluations at 8e4 and 3.2e5 a run is on a straight line in log C: at 1.6e5 half of the way up."""
+    early_C = np.geomspace(500, 8e4, 12)
+    coarse_C = np.concatenate([early_C, [3.2e5]])
+    coarse = Curve("8", coarse_C, np.concatenate([np.linspace(0.2, 0.6, 12), [0.8]]), 32, 8, seed=0)
+    fine_C = np.concatenate([early_C, [1.6e5]])
+    fine = Curve("16", fine_C, np.concatenate([np.linspace(0.2, 0.59, 12), [0.68]]), 32, 16, seed=0)
+    (test,) = backtest_curves([coarse, fine], [1.6e5], metric="avg@4", replicates=60)
+    values = {one.rollouts_per_problem: one.value for one in test.settings}
+    assert values == {8: pytest.approx(0.7), 16: pytest.approx(0.68)}
+
+
+def test_only_settings_that_go_to_the_end_take_part() -> None:
+    curves = [curve(4, half=1e3, end=2e5), curve(16), curve(64, half=1e5)]
+    (test,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60)
+    assert {one.rollouts_per_problem for one in test.settings} == {16, 64}
+    assert test.leader is not None and test.leader.rollouts_per_problem == 16
+
+
+def sweep(path: Path, *, end: float = 4e5) -> Path:
+    """A table of three n with two seeds."""
+    lines = ["problems_per_batch,rollouts_per_problem,seed,rollouts,avg@4"]
+    for n in (4, 16, 64):
+        for seed in (0, 1):
+            of = curve(n, seed=seed, half=2e3 * n, end=end)
+            lines += [f"32,{n},{seed},{c:.0f},{v:.5f}" for c, v in zip(of.compute_C, of.values_C, strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_command(call: Call, tmp_path: Path) -> None:
+    path = sweep(tmp_path / "sweep.csv")
+    told = call("--law", path, "--backtest", "--replicates", "60").out
+    assert "Plans from an eighth of the compute" in told
+    assert "32 × 4" in told and "Plans lost 0.0000 in the mean, 0.0000 at most." in told
+    data = call("--law", path, "--backtest", "--budget", "2e5", "--replicates", "60", "--json").json
+    (test,) = data["tests"]
+    assert (data["metric"], data["ahead"], test["budget"]) == ("avg@4", 8.0, 2e5)
+    assert test["planned"]["rollouts_per_problem"] == test["best"]["rollouts_per_problem"] == 4
+    assert [one["rollouts_per_problem"] for one in test["settings"]] == [4, 16, 64]
+    (same,), _ = isocompute.backtest_plans(path, budget=2e5, replicates=60)
+    assert same.best.value == test["best"]["value"]
+
+
+def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
+    path = sweep(tmp_path / "sweep.csv")
+    fails(call("--law", "isocompute/bp32-easy", "--backtest"), "it plans finished runs anew")
+    fails(call("--backtest"), "give a sweep's folder")
+    fails(call("--law", path, "--backtest", "--budget", "$20"), "give rollouts that the runs have used")
+    fails(call("--law", path, "--backtest", "--budget", "9e9"), "fewer than two go to the end")
+    one = tmp_path / "one.csv"
+    one.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(("32,16", "32,64"))))
+    fails(call("--law", one, "--backtest"), "runs of several n")
