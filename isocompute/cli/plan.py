@@ -72,7 +72,7 @@ def command(
         _laws(json)
         return
     if backtest:
-        _backtest(law, budget, metric, where, without, replicates, seed, json)
+        _backtest(law, budget, metric, problems_per_batch, where, without, replicates, seed, json)
         return
     if budget is None or law is None:
         lacking = "--budget 2e6" if budget is None else "--law NAME"
@@ -137,6 +137,7 @@ def _backtest(
     law: str | None,
     budget: str | None,
     metric: str | None,
+    problems_per_batch: int | None,
     where: list[str] | None,
     without: list[str] | None,
     replicates: int,
@@ -151,7 +152,7 @@ def _backtest(
     if law is None or law.endswith(".json") or not files.exists(law):
         raise InputError(f"--backtest: it plans finished runs anew, and --law {law} is none; give a sweep's folder.")
     with options.heard() as said:
-        runs = options.load_runs([law], None, where, without=without)
+        runs = options.load_runs([law], None, where, problems_per_batch, without=without)
         tests, metric = backtest_plans(runs, metric=metric, budget=rollouts, replicates=replicates, seed=seed)
     if json:
         options.print_json(tests_to_json(tests, law=law, metric=metric), said=said)

@@ -80,11 +80,12 @@ def backtest_plans(
     metric = choose_metric(runs, metric)
     runs, _ = one_condition(runs, metric=metric)
     curves, metric, _ = curves_of(runs, metric=metric, unit="rollouts")
-    known = [curve for curve in curves if curve.problems_per_batch and curve.rollouts_per_problem]
-    if len({_setting(curve) for curve in known}) < 2:
-        raise InputError(
-            f"{runs.source}: plans are tested on a sweep, runs of several n (or Bp) that say both; give those."
-        )
+    told = [curve for curve in curves if curve.rollouts_per_problem]
+    if len({curve.setting for curve in told}) < 2:
+        raise InputError(f"{runs.source}: plans are tested on a sweep, runs of several n (or Bp); give those.")
+    known = [curve for curve in told if curve.problems_per_batch]
+    if len(known) < len(told):
+        raise InputError(f"{runs.source}: a plan needs Bp, which its runs do not all say; give --problems-per-batch.")
     budgets = [budget] if budget else _halved(known)
     tests = backtest_curves(known, budgets, metric=metric, replicates=replicates, seed=seed)
     if not tests:

@@ -103,3 +103,8 @@ def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
     one = tmp_path / "one.csv"
     one.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(("32,16", "32,64"))))
     fails(call("--law", one, "--backtest"), "runs of several n")
+    bare = tmp_path / "bare.csv"
+    bare.write_text("\n".join(line.partition(",")[2] for line in path.read_text().splitlines()))
+    fails(call("--law", bare, "--backtest"), "give --problems-per-batch")
+    asked = ("--backtest", "--problems-per-batch", "32", "--budget", "2e5", "--replicates", "60", "--json")
+    assert call("--law", bare, *asked).json["tests"][0]["planned"]["problems_per_batch"] == 32
