@@ -68,11 +68,28 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Spend a budget: how many problems, rollouts and updates, which recipe, what to expect and how sure that is."""
+    if backtest:
+        _refuse_others(
+            {
+                "--laws": laws,
+                "--difficulty": difficulty,
+                "--pass-rates": pass_rates,
+                "--problems": problems,
+                "--batch": batch,
+                "--n": n,
+                "--stable-problems": stable_problems,
+                "--max-batch": max_batch,
+                "--min-updates": min_updates > 1,
+                "--gpus": gpus,
+                "--extrapolate": extrapolate,
+                "--next": next_,
+                "--schedule": schedule,
+            }
+        )
+        _backtest(law, budget, metric, problems_per_batch, where, without, replicates, seed, json)
+        return
     if laws:
         _laws(json)
-        return
-    if backtest:
-        _backtest(law, budget, metric, problems_per_batch, where, without, replicates, seed, json)
         return
     if budget is None or law is None:
         lacking = "--budget 2e6" if budget is None else "--law NAME"
@@ -133,6 +150,13 @@ def command(
         show_next(proposals, out)
 
 
+def _refuse_others(given: dict[str, object]) -> None:
+    """A test of plans under constraints would be one of other plans: what does not count is not taken."""
+    for name, said in given.items():
+        if said:
+            raise InputError(f"{name} does not go with --backtest, which tests plans among the runs' own settings.")
+
+
 def _backtest(
     law: str | None,
     budget: str | None,
@@ -150,7 +174,8 @@ def _backtest(
 
     rollouts = budget_of(budget)
     if law is None or law.endswith(".json") or not files.exists(law):
-        raise InputError(f"--backtest: it plans finished runs anew, and --law {law} is none; give a sweep's folder.")
+        what = "say which" if law is None else f"--law {law} is none"
+        raise InputError(f"--backtest: it plans finished runs anew; {what}: --law RUNS, a sweep's folder or table.")
     with options.heard() as said:
         runs = options.load_runs([law], None, where, problems_per_batch, without=without)
         tests, metric = backtest_plans(runs, metric=metric, budget=rollouts, replicates=replicates, seed=seed)

@@ -41,15 +41,16 @@ def tests_to_json(tests: list[PlanTest], *, law: str, metric: str) -> dict[str, 
             {
                 "budget": test.budget,
                 "settings": [asdict(one) for one in test.settings],
-                "error": test.error,
+                "left_out": [list(one) for one in test.left_out],
                 "best": asdict(test.best),
                 "planned": {
                     "problems_per_batch": test.planned_setting[0],
                     "rollouts_per_problem": test.planned_setting[1],
                     "value": None if test.planned is None else test.planned.value,
                     "regret": None if test.planned is None else test.planned.regret,
+                    "error": test.error,
                 },
-                "leader": None if test.leader is None else asdict(test.leader),
+                "leader": asdict(test.leader),
             }
             for test in tests
         ],
@@ -63,30 +64,29 @@ def show_tests(tests: list[PlanTest], *, law: str, metric: str) -> None:
     rows = [
         [
             number(test.budget),
-            f"{len(test.settings)}",
+            f"{len(test.settings)} of {len(test.settings) + len(test.left_out)}",
             _setting(test.best),
             value(test.best.value),
             " × ".join(map(str, test.planned_setting)),
-            "not run" if test.planned is None else _lost(test.planned),
-            "–" if test.leader is None else _setting(test.leader),
-            "–" if test.leader is None else _lost(test.leader),
-            "–" if test.error is None else f"{test.error:.4f}",
+            _lost(test.planned) + ("" if test.error is None else f" ± {test.error:.4f}"),
+            _setting(test.leader),
+            _lost(test.leader),
         ]
         for test in tests
     ]
-    columns = ["C", "settings", "best at C", metric, "planned", "lost", "leader at C/8", "lost", "error"]
+    columns = ["C", "settings", "best at C", metric, "planned", "lost", "leader at C/8", "lost"]
     screen.print(table(columns, rows))
-    for name, found in (("Plans", [t.planned for t in tests]), ("Leaders at C/8", [t.leader for t in tests])):
-        lost = [one.regret for one in found if one is not None]
-        if lost:
-            screen.print(f"{name} lost {np.mean(lost):.4f} in the mean, {max(lost):.4f} at most.")
-    if any(test.error is not None for test in tests):
-        screen.print("error: standard error of the difference between two settings")
+    judged = [(test.planned.regret, test.leader.regret) for test in tests if test.planned is not None]
+    for name, lost in zip(("Plans", "Leaders at C/8"), zip(*judged, strict=True), strict=False):
+        screen.print(f"{name} lost {np.mean(lost):.4f} in the mean, {max(lost):.4f} at most.")
+    gone = sorted({one for test in tests for one in test.left_out})
+    if gone:
+        screen.print(f"Not every run of {', '.join(' × '.join(map(str, one)) for one in gone)} goes to the larger C.")
 
 
 def _setting(reached: Reached) -> str:
     return f"{reached.problems_per_batch} × {reached.rollouts_per_problem}"
 
 
-def _lost(reached: Reached) -> str:
-    return f"{reached.regret:.4f}"
+def _lost(reached: Reached | None) -> str:
+    return "not run" if reached is None else f"{reached.regret:.4f}"

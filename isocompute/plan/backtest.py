@@ -3,6 +3,7 @@
 What a setting has reached by C is its best value up to C (the paper's "highest reward achievable with at most C"), mean
 over its seeds; between two evaluations a run is on a straight line in log C, since settings are not evaluated at the
 same C. Only settings take part whose every run goes to C; the plan chooses among those of them that had begun at C/8.
+Of several recipes the one that reached highest is planned with, which at C/8 nobody could know.
 """
 
 from __future__ import annotations
@@ -50,13 +51,15 @@ class PlanTest:
     budget: float
     settings: tuple[Reached, ...]
     """Those whose every run goes to C."""
-    error: float | None
-    """Standard error of the difference between two settings; None with one seed each."""
+    left_out: tuple[Setting, ...]
+    """Those that were run, but not to C."""
     best: Reached
     planned: Reached | None
     """None: the plan is a Bp and n, each of which was run, but not with the other."""
     planned_setting: Setting
-    leader: Reached | None
+    error: float | None
+    """Standard error of the planned setting's regret, by their seeds; None where it is the best or has one seed."""
+    leader: Reached
     """The setting that led at C/8 by the fitted curves: what somebody would have run who does not plan."""
 
 
@@ -65,7 +68,7 @@ def backtest_plans(
     *,
     metric: str | None = None,
     budget: float | None = None,
-    replicates: int = 300,
+    replicates: int = 1000,
     seed: int = 0,
 ) -> tuple[list[PlanTest], str]:
     """Plans for one budget, or for several up to the largest that two settings reach; and the metric.
@@ -80,42 +83,58 @@ def backtest_plans(
     metric = choose_metric(runs, metric)
     runs, _ = one_condition(runs, metric=metric)
     curves, metric, _ = curves_of(runs, metric=metric, unit="rollouts")
+    curves = [replace(c, compute_C=c.compute_C[c.compute_C > 0], values_C=c.values_C[c.compute_C > 0]) for c in curves]
     told = [curve for curve in curves if curve.rollouts_per_problem]
     if len({curve.setting for curve in told}) < 2:
         raise InputError(f"{runs.source}: plans are tested on a sweep, runs of several n (or Bp); give those.")
     known = [curve for curve in told if curve.problems_per_batch]
     if len(known) < len(told):
         raise InputError(f"{runs.source}: a plan needs Bp, which its runs do not all say; give --problems-per-batch.")
-    budgets = [budget] if budget else _halved(known)
+    ends = _ends(known)
+    budgets = [budget] if budget else [_reach(ends) / 2**i for i in range(_HALVINGS)]
+    if budgets[0] > _reach(ends) * _SLACK:
+        raise InputError(
+            f"--budget {budgets[0]:g}: only one setting goes so far, or none; two go to {_reach(ends):,.0f} rollouts."
+        )
     tests = backtest_curves(known, budgets, metric=metric, replicates=replicates, seed=seed)
     if not tests:
         raise InputError(
             f"{runs.source}: at an eighth of {budgets[0]:,.0f} rollouts fewer than two settings have {_POINTS} "
-            "evaluations, or fewer than two go to the end; give longer runs, or another --budget."
+            "evaluations; give runs that are longer, or evaluated more often."
         )
     return tests, metric
 
 
 def backtest_curves(
-    curves: Sequence[Curve], budgets: Sequence[float], *, metric: str, replicates: int = 300, seed: int = 0
+    curves: Sequence[Curve], budgets: Sequence[float], *, metric: str, replicates: int = 1000, seed: int = 0
 ) -> list[PlanTest]:
     """A test for every budget of which an eighth says enough."""
     out = []
     for budget in budgets:
-        truth, error = _reached(curves, budget)
-        judged = [curve for curve in curves if _setting(curve) in truth]
-        law = _law(judged, budget / AHEAD, metric=metric, replicates=replicates, seed=seed)
+        seeds = _reached(curves, budget)
+        law = _law([c for c in curves if _setting(c) in seeds], budget / AHEAD, metric, replicates, seed)
         if law is None:
             continue
+        truth = {key: float(np.mean(values)) for key, values in seeds.items()}
         chosen, best = _planned(law, budget, seed=seed), max(truth, key=lambda key: truth[key])
         at = {key: Reached(*key, value, truth[best] - value) for key, value in truth.items()}
         led = max(law.settings, key=lambda fit: float(fit.at(np.array([budget / AHEAD]))[0])).setting
-        leader = at.get((int(led[0] or 0), int(led[1] or 0)))
-        out.append(PlanTest(budget, tuple(at.values()), error, at[best], at.get(chosen), chosen, leader))
+        out.append(
+            PlanTest(
+                budget,
+                tuple(at.values()),
+                tuple(sorted({_setting(curve) for curve in curves} - set(at))),
+                at[best],
+                at.get(chosen),
+                chosen,
+                None if chosen == best else _error(seeds.get(chosen, []), seeds[best]),
+                at[int(led[0] or 0), int(led[1] or 0)],
+            )
+        )
     return out
 
 
-def _law(curves: Sequence[Curve], end: float, *, metric: str, replicates: int, seed: int) -> Law | None:
+def _law(curves: Sequence[Curve], end: float, metric: str, replicates: int, seed: int) -> Law | None:
     """The law of all runs up to `end`; None where too little has begun."""
     begun = [cut for cut in (_until(curve, end) for curve in curves) if _has_begun(cut)]
     if len({_setting(curve) for curve in begun}) < 2:
@@ -138,30 +157,39 @@ def _planned(law: Law, budget: float, *, seed: int) -> Setting:
     return chosen.allocation.problems_per_batch, chosen.allocation.rollouts_per_problem
 
 
-def _reached(curves: Sequence[Curve], compute: float) -> tuple[dict[Setting, float], float | None]:
-    """What every setting that goes so far has reached, and the standard error of a difference between two."""
+def _reached(curves: Sequence[Curve], compute: float) -> dict[Setting, list[float]]:
+    """What the seeds of every setting that goes so far have reached."""
     values: dict[Setting, list[float]] = {}
-    short = {_setting(c) for c in curves if c.compute_C[-1] * _SLACK < compute or c.compute_C[0] > compute}
+    ends = _ends(curves)
     for curve in curves:
-        if _setting(curve) not in short:
+        if ends[_setting(curve)] * _SLACK >= compute >= curve.compute_C[0]:
             there = float(np.interp(np.log(compute), np.log(curve.compute_C), curve.values_C))
             values.setdefault(_setting(curve), []).append(max([there, *_until(curve, compute).values_C]))
-    variances = [float(np.var(of, ddof=1)) / len(of) for of in values.values() if len(of) > 1]
-    error = float(np.sqrt(2 * np.mean(variances))) if variances else None
-    return {key: float(np.mean(of)) for key, of in values.items()}, error
+    return values
 
 
-def _halved(curves: Sequence[Curve]) -> list[float]:
-    """Budgets from the largest to which two settings go, downwards."""
+def _error(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Standard error of the difference between two settings' means."""
+    if min(len(a), len(b)) < 2:
+        return None
+    return float(np.sqrt(np.var(a, ddof=1) / len(a) + np.var(b, ddof=1) / len(b)))
+
+
+def _ends(curves: Sequence[Curve]) -> dict[Setting, float]:
+    """How far every run of a setting goes."""
     ends: dict[Setting, float] = {}
     for curve in curves:
         ends[_setting(curve)] = min(ends.get(_setting(curve), np.inf), float(curve.compute_C[-1]))
-    largest = sorted(ends.values())[-2]
-    return [largest / 2**i for i in range(_HALVINGS)]
+    return ends
+
+
+def _reach(ends: dict[Setting, float]) -> float:
+    """The largest compute to which two settings go."""
+    return sorted(ends.values())[-2]
 
 
 def _until(curve: Curve, compute: float) -> Curve:
-    keep_C = curve.compute_C <= compute * _SLACK
+    keep_C = curve.compute_C <= compute
     return replace(curve, compute_C=curve.compute_C[keep_C], values_C=curve.values_C[keep_C])
 
 

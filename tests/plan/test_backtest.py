@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_an_n_that_leads_throughout_is_planned_and_loses_nothing() -> None:
         assert len(test.settings) == 3
         assert test.planned_setting == (32, 4) and test.planned is not None
         assert test.planned.regret == 0.0 and test.best == test.planned == test.leader
-        assert test.error is not None and 0 < test.error < 0.003
+        assert test.error is None and not test.left_out
 
 
 def test_what_was_lost_is_the_distance_to_the_best() -> None:
@@ -48,6 +49,10 @@ def test_what_was_lost_is_the_distance_to_the_best() -> None:
     own = curve(test.planned.rollouts_per_problem)
     assert test.planned.regret == pytest.approx(0.99 - own.values_C.max())
     assert test.error is None, "one seed each says nothing of an error"
+    two = [curve(4), curve(16), sudden, curve(4, seed=1), curve(16, seed=1), replace(sudden, name="64b", seed=1)]
+    (test,) = backtest_curves(two, [1e6], metric="avg@4", replicates=60)
+    own = [curve(test.planned_setting[1], seed=seed).values_C.max() for seed in (0, 1)]
+    assert test.error == pytest.approx(abs(own[0] - own[1]) / 2)  # of two seeds: half of their distance
 
 
 def test_settings_are_compared_at_the_same_compute() -> None:
@@ -65,13 +70,28 @@ def test_settings_are_compared_at_the_same_compute() -> None:
 def test_only_settings_that_go_to_the_end_take_part() -> None:
     curves = [curve(4, half=1e3, end=2e5), curve(16), curve(64, half=1e5)]
     (test,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60)
-    assert {one.rollouts_per_problem for one in test.settings} == {16, 64}
-    assert test.leader is not None and test.leader.rollouts_per_problem == 16
+    assert {one.rollouts_per_problem for one in test.settings} == {16, 64} and test.left_out == ((32, 4),)
+    assert test.leader.rollouts_per_problem == 16
+
+
+def test_nothing_that_comes_after_an_eighth_is_known() -> None:
+    """n = 64 jumps just behind C/8: leader and plan are as if it never had."""
+    at_C = np.geomspace(500, 1e6, 40)
+    first = at_C[at_C > 1e6 / 8][0]
+    jumped = replace(curve(64, half=4e5), values_C=np.where(at_C >= first, 0.95, curve(64, half=4e5).values_C))
+    budget = float(first) * 8 / 1.01
+    tests = [
+        backtest_curves([curve(4), curve(16), other], [min(budget, 1e6)], metric="avg@4", replicates=60)[0]
+        for other in (jumped, curve(64, half=4e5))
+    ]
+    assert tests[0].planned_setting == tests[1].planned_setting
+    assert tests[0].leader.rollouts_per_problem == tests[1].leader.rollouts_per_problem
 
 
 def sweep(path: Path, *, end: float = 4e5) -> Path:
     """A table of three n with two seeds."""
     lines = ["problems_per_batch,rollouts_per_problem,seed,rollouts,avg@4"]
+    lines += [f"32,{n},{seed},0,.2" for n in (4, 16, 64) for seed in (0, 1)]  # as the engines log the base
     for n in (4, 16, 64):
         for seed in (0, 1):
             of = curve(n, seed=seed, half=2e3 * n, end=end)
@@ -97,9 +117,11 @@ def test_the_command(call: Call, tmp_path: Path) -> None:
 def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
     path = sweep(tmp_path / "sweep.csv")
     fails(call("--law", "isocompute/bp32-easy", "--backtest"), "it plans finished runs anew")
-    fails(call("--backtest"), "give a sweep's folder")
+    fails(call("--backtest"), "say which: --law RUNS")
+    for option in (("--n", "8"), ("--next", "2"), ("--schedule",), ("--max-batch", "64")):
+        fails(call("--law", path, "--backtest", *option), f"{option[0]} does not go with --backtest")
     fails(call("--law", path, "--backtest", "--budget", "$20"), "give rollouts that the runs have used")
-    fails(call("--law", path, "--backtest", "--budget", "9e9"), "fewer than two go to the end")
+    fails(call("--law", path, "--backtest", "--budget", "9e9"), "two go to 400,000 rollouts")
     one = tmp_path / "one.csv"
     one.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(("32,16", "32,64"))))
     fails(call("--law", one, "--backtest"), "runs of several n")
