@@ -174,8 +174,8 @@ def _backtest(
 
     rollouts = budget_of(budget)
     if law is None or law.endswith(".json") or not files.exists(law):
-        what = "say which" if law is None else f"--law {law} is none"
-        raise InputError(f"--backtest: it plans finished runs anew; {what}: --law RUNS, a sweep's folder or table.")
+        what = "say which" if law is None else f"{law} is no folder or table that is there"
+        raise InputError(f"--backtest: it plans finished runs anew; {what}: --law RUNS, those of a sweep.")
     with options.heard() as said:
         runs = options.load_runs([law], None, where, problems_per_batch, without=without)
         tests, metric = backtest_plans(runs, metric=metric, budget=rollouts, replicates=replicates, seed=seed)

@@ -18,7 +18,7 @@ import numpy as np
 from isocompute.errors import InputError
 from isocompute.law import Curve, Law, fit_law
 from isocompute.plan.load_law import load_law
-from isocompute.runs import RunSet, load
+from isocompute.runs import RunSet, RunWarning, load
 
 __all__ = ["AHEAD", "PlanTest", "Reached", "backtest_curves", "backtest_plans"]
 
@@ -81,7 +81,9 @@ def backtest_plans(
 
     runs = load(runs) if isinstance(runs, str | Path) else runs
     metric = choose_metric(runs, metric)
-    runs, _ = one_condition(runs, metric=metric)
+    runs, chosen = one_condition(runs, metric=metric)
+    if chosen:
+        warnings.warn(f"{runs.source}: plans are tested on {len(runs)} of its runs{chosen}.", RunWarning, stacklevel=2)
     curves, metric, _ = curves_of(runs, metric=metric, unit="rollouts")
     curves = [replace(c, compute_C=c.compute_C[c.compute_C > 0], values_C=c.values_C[c.compute_C > 0]) for c in curves]
     told = [curve for curve in curves if curve.rollouts_per_problem]

@@ -13,6 +13,7 @@ from isocompute.engines.base import Cell
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.evaluation import EvaluationSpec
+from isocompute.engines.lm.fast import step
 from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.fast.generate import Generator, fits_kernels
 from isocompute.engines.lm.fast.step import Step
@@ -294,6 +295,20 @@ def test_warming_up_after_a_checkpoint_of_nothing_leaves_no_trace(tmp_path: Path
     moments = [value for state in second.optimizer.inner.state.values() for value in state.values()]
     assert moments
     assert not any(bool(value.any()) for value in moments)
+
+
+def test_blocks_are_compiled_when_one_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short sequences never call one: nothing is compiled for them, nor loaded that compiles."""
+    decoder, tokens_BT, made = tiny(), torch.arange(12).view(2, 6) % 5, []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: made.append(options) or function)
+    step._compile_block.cache_clear()
+    plain = decoder.residual(tokens_BT)
+    step.compile_decoder(decoder)
+    assert not made
+    assert torch.equal(decoder.residual(tokens_BT), plain)
+    decoder.residual(tokens_BT)
+    assert len(made) == 1
+    step._compile_block.cache_clear()
 
 
 def test_what_the_kernels_do_not_know() -> None:

@@ -74,6 +74,12 @@ def test_only_settings_that_go_to_the_end_take_part() -> None:
     assert test.leader.rollouts_per_problem == 16
 
 
+def test_a_run_whose_last_update_ends_just_below_has_gone_so_far() -> None:
+    curves = [curve(4, end=9.8e5), curve(16), curve(64, end=9.6e5)]
+    (test,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60)
+    assert test.left_out == ((32, 64),)
+
+
 def test_nothing_that_comes_after_an_eighth_is_known() -> None:
     """n = 64 jumps just behind C/8: leader and plan are as if it never had."""
     at_C = np.geomspace(500, 1e6, 40)
@@ -114,6 +120,18 @@ def test_the_command(call: Call, tmp_path: Path) -> None:
     assert same.best.value == test["best"]["value"]
 
 
+def test_runs_of_another_recipe_are_left_out_aloud(call: Call, tmp_path: Path) -> None:
+    lines = ["problems_per_batch,rollouts_per_problem,seed,lr,rollouts,avg@4"]
+    for seed, lr, ceiling in ((0, "1e-6", 0.9), (1, "1e-7", 0.8)):
+        for n in (4, 16, 64):
+            of = curve(n, half=2e3 * n, ceiling=ceiling, end=4e5)
+            lines += [f"32,{n},{seed},{lr},{c:.0f},{v:.5f}" for c, v in zip(of.compute_C, of.values_C, strict=True)]
+    two = tmp_path / "two.csv"
+    two.write_text("\n".join(lines))
+    told = call("--law", two, "--backtest", "--budget", "2e5", "--replicates", "60")
+    assert told.code == 0 and "tested on 3 of its runs with learning_rate 1e-06" in told.err
+
+
 def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
     path = sweep(tmp_path / "sweep.csv")
     fails(call("--law", "isocompute/bp32-easy", "--backtest"), "it plans finished runs anew")
@@ -125,6 +143,7 @@ def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
     one = tmp_path / "one.csv"
     one.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(("32,16", "32,64"))))
     fails(call("--law", one, "--backtest"), "runs of several n")
+    fails(call("--law", tmp_path / "gone", "--backtest"), "gone is no folder or table that is there")
     bare = tmp_path / "bare.csv"
     bare.write_text("\n".join(line.partition(",")[2] for line in path.read_text().splitlines()))
     fails(call("--law", bare, "--backtest"), "give --problems-per-batch")
