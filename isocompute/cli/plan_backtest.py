@@ -81,7 +81,8 @@ def show_tests(tests: list[PlanTest], *, law: str, metric: str) -> None:
         screen.print(f"{name} lost {np.mean(lost):.4f} in the mean, {max(lost):.4f} at most.")
     gone = sorted({one for test in tests for one in test.left_out})
     if gone:
-        screen.print(f"Not every run of {', '.join(' × '.join(map(str, one)) for one in gone)} goes to the larger C.")
+        listed = ", ".join(" × ".join(map(str, one)) for one in gone)
+        screen.print(f"More than a quarter of the runs of {listed} end before the larger C: not compared there.")
 
 
 def _setting(reached: Reached) -> str:

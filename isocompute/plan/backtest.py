@@ -2,12 +2,14 @@
 
 What a setting has reached by C is its best value up to C (the paper's "highest reward achievable with at most C"), mean
 over its seeds; between two evaluations a run is on a straight line in log C, since settings are not evaluated at the
-same C. Only settings take part whose every run goes to C; the plan chooses among those of them that had begun at C/8.
-Of several recipes the one that reached highest is planned with, which at C/8 nobody could know.
+same C. Settings take part of whose runs three in four go to C; one that ended before, as a diverged run does, counts
+with the best it had. The plan chooses among those of them that had begun at C/8. Of several recipes the one that
+reached highest is planned with, which at C/8 nobody could know.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +30,8 @@ _SLACK = 1.03
 """Updates do not divide every budget: a run that ends this close to C has gone to C."""
 _POINTS = 5
 """Evaluations from which a run has begun."""
+_MOST = 0.75
+"""A setting goes as far as this share of its runs."""
 _HALVINGS = 6
 """Budgets that are tried where none is given, each half of the one before."""
 
@@ -50,9 +54,9 @@ class PlanTest:
 
     budget: float
     settings: tuple[Reached, ...]
-    """Those whose every run goes to C."""
+    """Those that go to C."""
     left_out: tuple[Setting, ...]
-    """Those that were run, but not to C."""
+    """Those that were run, but too few of their runs to C."""
     best: Reached
     planned: Reached | None
     """None: the plan is a Bp and n, each of which was run, but not with the other."""
@@ -178,11 +182,11 @@ def _error(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def _ends(curves: Sequence[Curve]) -> dict[Setting, float]:
-    """How far every run of a setting goes."""
-    ends: dict[Setting, float] = {}
+    """How far most runs of a setting go."""
+    ends: dict[Setting, list[float]] = {}
     for curve in curves:
-        ends[_setting(curve)] = min(ends.get(_setting(curve), np.inf), float(curve.compute_C[-1]))
-    return ends
+        ends.setdefault(_setting(curve), []).append(float(curve.compute_C[-1]))
+    return {key: sorted(of, reverse=True)[math.ceil(_MOST * len(of)) - 1] for key, of in ends.items()}
 
 
 def _reach(ends: dict[Setting, float]) -> float:

@@ -74,6 +74,18 @@ def test_only_settings_that_go_to_the_end_take_part() -> None:
     assert test.leader.rollouts_per_problem == 16
 
 
+def test_a_run_that_diverged_counts_with_the_best_it_had() -> None:
+    """One of four seeds of n = 4 ends half-way up: the setting takes part, and is worth less. Two of five are too many."""
+    died = replace(curve(4, seed=3, half=4e3, end=4e3), name="died")
+    curves = [*(curve(4, seed=seed, half=4e3) for seed in range(3)), died, curve(16), curve(64, half=1e5)]
+    (test,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60)
+    value = {one.rollouts_per_problem: one.value for one in test.settings}[4]
+    assert value == pytest.approx(np.mean([of.values_C.max() for of in curves[:4]]))
+    assert not test.left_out
+    (test,) = backtest_curves([*curves, replace(died, name="too")], [1e6], metric="avg@4", replicates=60)
+    assert test.left_out == ((32, 4),)
+
+
 def test_a_run_whose_last_update_ends_just_below_has_gone_so_far() -> None:
     curves = [curve(4, end=9.8e5), curve(16), curve(64, end=9.6e5)]
     (test,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60)
