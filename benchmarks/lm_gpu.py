@@ -3,10 +3,10 @@
     python benchmarks/lm_gpu.py --out results/lm-gpu.json                # everything
     python benchmarks/lm_gpu.py --parts step --batches 256 1024          # some of it
 
-Parts: `parity` (log-probs of sampler, trainer, plain path and FP32, of random weights and of the built-in base), `step`
-(whole steps of three sizes), `large` (a 135M-parameter model of SmolLM2's shape, 256 new tokens), `trl` and `trl-large`
-(the same by TRL), `stack` (16 cells of 256 rollouts), `learning` (fast and plain path on chain:easy), `growth` (with
-length and parameters).
+Parts: `parity` (log-probs and gradients of sampler, trainer, plain path and FP32, of random weights and of the
+built-in base), `step` (whole steps of three sizes), `large` (a 135M-parameter model of SmolLM2's shape, 256 new
+tokens), `trl` and `trl-large` (the same by TRL), `stack` (16 cells of 256 rollouts), `learning` (fast and plain path on
+chain:easy), `growth` (with length and parameters).
 
 The small model is a 1.8M-parameter Qwen3-style decoder (4 layers, width 192, 4 heads, feed-forward 512) on 14-token
 chain prompts; 64 new tokens are forced on both sides, so tokens a second compare like with like. GRPO, one update a
@@ -43,7 +43,7 @@ from isocompute.engines.lm.fast.step import Part, Step, compile_decoder
 from isocompute.engines.lm.memory import memory_budget, training_rows
 from isocompute.engines.lm.model import TINY, load_model, model_folder
 from isocompute.engines.lm.optimizer import Optimizer
-from isocompute.engines.lm.sampler import SamplingSettings, sample
+from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, sample
 from isocompute.engines.lm.scoring import score
 from isocompute.engines.lm.tasks import ProblemsSpec, Task, make_tasks
 from isocompute.engines.lm.verifiers import ChainVerifier
@@ -234,9 +234,28 @@ def parity(decoder: Decoder, task: Task, rollouts: int, *, new: int, stops: tupl
         "plain_sampler_to_plain_trainer": float((slow.logprobs_BT[slow.mask_BT] - of_slow).abs().mean()),
         "fast_trainer_to_fp32": gap(fast, exact),
         "plain_trainer_to_fp32": gap(plain, exact),
+        "gradient_fast_to_plain": gradient_gap(decoder, got),
         "mean_logprob": float(exact[mask_BT].mean()),
         "same_tokens": float((slow.responses_BT == got.responses_BT[:, :used])[slow.mask_BT].float().mean()),
     }
+
+
+@torch.enable_grad()
+def gradient_gap(decoder: Decoder, rollouts: Rollouts) -> float:
+    """Distance between the gradients of the fast and the plain pass, as a share of the gradient: of a random sum of
+    log-probs and entropies.
+    """
+    mask_BT, parameters = rollouts.mask_BT, list(decoder.parameters())
+    torch.manual_seed(1)
+    weights = [torch.randn(mask_BT.shape, device=mask_BT.device) * mask_BT for _ in "le"]
+    fast, plain = (
+        torch.cat([grad.float().flatten() for grad in torch.autograd.grad(loss, parameters)])
+        for loss in (
+            sum((value * weight).sum() for value, weight in zip(both, weights, strict=True))
+            for both in (score(decoder, rollouts, fixed=PER_PROMPT), score(decoder, rollouts))
+        )
+    )
+    return float((fast - plain).norm() / plain.norm())
 
 
 def random_parity(dtype: torch.dtype, device: str = "cuda") -> dict[str, float]:
