@@ -49,6 +49,9 @@ _HOMES = {
     "write_report": "isocompute.report.writing",
 }
 
+_MODULES = {"claims", "engines", "export", "health", "law", "logs", "metrics", "problems", "report", "runs", "study"}
+"""Parts of the package that load on first use too: `isocompute.study.run(…)`."""
+
 __all__ = [
     "InputError",
     "Run",
@@ -77,4 +80,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return import_module(f"isocompute.{name}")
     raise AttributeError(f"module 'isocompute' has no attribute '{name}'")

@@ -32,7 +32,7 @@ from isocompute.law import (
 )
 from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.forecasting import LEVEL, VERDICTS
-from isocompute.law.from_runs import choose_metric
+from isocompute.law.from_runs import choose_metric, warn_of_scales
 from isocompute.law.records import DEFAULT_BIN
 from isocompute.plan.api import plan
 from isocompute.present import present_level
@@ -81,6 +81,7 @@ def fit(
     loaded = _loaded(runs)
     warn_of_several(loaded)
     curves, metric, unit = curves_of(loaded, metric=metric, unit=unit)
+    warn_of_scales(curves, metric=metric, source=loaded.source)
     return fit_law(
         curves, metric=metric, unit=unit, points=points, bin_width=bin_width, replicates=replicates, seed=seed
     )
@@ -241,6 +242,7 @@ def compare(
         raise InputError(f"{sides[0].source} counts compute in {unit_a}, {sides[1].source} in {unit_b}; say --unit.")
     if metric_a != metric_b:
         raise InputError(f"{sides[0].source} has '{metric_a}', {sides[1].source} '{metric_b}'; say --metric.")
+    warn_of_scales([*curves_a, *curves_b], metric=metric_a, source=" and ".join(side.source for side in sides))
     return _compare(curves_a, curves_b, replicates=replicates, seed=seed)
 
 

@@ -11,6 +11,7 @@ from isocompute.claims.optima import about_algorithms, about_batches, about_opti
 from isocompute.claims.optima_compared import about_difficulty, about_metrics, about_sizes, about_units
 from isocompute.claims.recipe_pairs import about_recipes
 from isocompute.claims.setups import sort_runs
+from isocompute.law.from_runs import warn_of_scales
 from isocompute.report.evidence import Evidence
 from isocompute.runs.model import RunSet, RunWarning
 
@@ -34,6 +35,10 @@ _ABOUT = (
 def judge(runs: RunSet, *, metric: str | None = None) -> tuple[Claim, ...]:
     """Judge every claim of the two papers that these runs bear on; the others say which runs would decide them."""
     study = sort_runs(runs, metric_of(runs, metric))
+    for setup in study.sweeps():
+        made = study.curves(setup.runs)
+        if made is not None:
+            warn_of_scales(made[0], metric=study.metric, source=runs.source)
     return tuple(claim for about in _ABOUT for claim in about(study))
 
 

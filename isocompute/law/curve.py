@@ -106,11 +106,12 @@ def noise_level(values_C: Array) -> float:
     return max(floor, 1.4826 * median(np.abs(second_C)) / math.sqrt(6.0))
 
 
-def lasting_fall(values_C: Array) -> int | None:
+def lasting_fall(values_C: Array, shortest: int = 3) -> int | None:
     """Index of the first point of a fall that lasts to the end of the curve, or None.
 
-    A fall lasts when at least three points, up to the last one, all lie below the best level (running median of three)
-    by more than four noise levels and a fifth of the rise seen. A monotone curve says nothing about what follows.
+    A fall lasts when at least `shortest` points, up to the last one, all lie below the best level (running median of
+    three) by more than four noise levels and a fifth of the rise seen. A monotone curve says nothing about what
+    follows.
     """
     n = len(values_C)
     if n < 6:
@@ -122,7 +123,7 @@ def lasting_fall(values_C: Array) -> int | None:
     drop = max(4.0 * noise_level(values_C), 0.2 * (best - float(values_C[: int(smooth_C.argmax()) + 2].min())))
     high = np.flatnonzero(values_C >= best - drop)
     start = int(high[-1]) + 1
-    return start if n - start >= 3 else None
+    return start if n - start >= shortest else None
 
 
 def upper_bound(values: Array) -> float:

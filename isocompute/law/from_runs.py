@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,13 +12,14 @@ import polars as pl
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.law.curve import MINIMUM_POINTS, Curve
+from isocompute.law.curve import MINIMUM_POINTS, Curve, scale_of
 from isocompute.law.rewards import REWARDS, TRAINED, rank
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 
-__all__ = ["UNITS", "choose_metric", "choose_unit", "curves_of"]
+__all__ = ["UNITS", "choose_metric", "choose_unit", "curves_of", "warn_of_scales"]
 
 UNITS = ("rollouts", "tokens", "gpu_hours", "steps")
+_PERCENT = 100.0
 _LARGEST = 1e100  # squares of anything larger overflow; nothing real is
 
 
@@ -41,6 +42,22 @@ def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = Non
     runs = _with_curves(runs, metric)
     unit = choose_unit(runs, unit)
     return [_curve(run, metric, unit) for run in runs], metric, unit
+
+
+def warn_of_scales(curves: Sequence[Curve], *, metric: str, source: str) -> None:
+    """One law through rates and percent compares what does not compare."""
+    tops = {curve.name: float(curve.values_C.max()) for curve in curves}
+    percent = [curve.name for curve in curves if scale_of(curve.values_C) == _PERCENT]
+    rates = [name for name, top in tops.items() if name not in percent and 0.0 < top <= 1.0]
+    if percent and rates:
+        one, other = percent[0], rates[0]
+        warnings.warn(
+            f"{source}: {metric} of {len(percent)} of {len(curves)} runs looks like percent ('{one}' goes up to "
+            f"{tops[one]:.3g}), of others like a rate ('{other}': {tops[other]:.3g}): what follows compares them as "
+            "they are; write one of them on the other's scale.",
+            RunWarning,
+            stacklevel=3,
+        )
 
 
 def _with_curves(runs: RunSet, metric: str) -> RunSet:

@@ -80,7 +80,7 @@ def backtest_plans(
     >>> tests, metric = backtest_plans("runs")
     >>> max(test.planned.regret for test in tests if test.planned)  # what following the plans would have lost
     """
-    from isocompute.law.from_runs import choose_metric, curves_of
+    from isocompute.law.from_runs import choose_metric, curves_of, warn_of_scales
     from isocompute.plan.one_condition import one_condition
 
     runs = load(runs) if isinstance(runs, str | Path) else runs
@@ -89,6 +89,7 @@ def backtest_plans(
     if chosen:
         warnings.warn(f"{runs.source}: plans are tested on {len(runs)} of its runs{chosen}.", RunWarning, stacklevel=2)
     curves, metric, _ = curves_of(runs, metric=metric, unit="rollouts")
+    warn_of_scales(curves, metric=metric, source=runs.source)
     curves = [replace(c, compute_C=c.compute_C[c.compute_C > 0], values_C=c.values_C[c.compute_C > 0]) for c in curves]
     told = [curve for curve in curves if curve.rollouts_per_problem]
     if len({curve.setting for curve in told}) < 2:

@@ -92,12 +92,13 @@ def law_of_runs(
 ) -> PlanningLaw:
     """Fit runs and plan with what comes out."""
     # with the table library, which a law that is there does not need
-    from isocompute.law.from_runs import choose_metric, curves_of
+    from isocompute.law.from_runs import choose_metric, curves_of, warn_of_scales
     from isocompute.plan.one_condition import one_condition
 
     metric = choose_metric(runs, metric)
     runs, chosen = one_condition(runs, metric=metric)
     curves, metric, unit = curves_of(runs, metric=metric)
+    warn_of_scales(curves, metric=metric, source=runs.source)
     law = fit_law(curves, metric=metric, unit=unit, replicates=replicates, seed=seed)
     return planning_law(
         law.settings,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from isocompute.errors import InputError
@@ -43,13 +44,16 @@ def load(
     """Read runs. `PATH::NAME` takes one run out of a folder or table, `without` leaves some out by name or pattern.
 
     `problems_per_batch` and `rollouts_per_problem` fill in what the data do not say; they never replace what they do.
+    (The name of a log says nothing where they are given.)
     """
     many = [paths] if isinstance(paths, str | Path) else list(paths)
     if not many:
         raise InputError("no runs were given; name a run folder, a folder of runs, or a table.")
     runs: dict[str, Run] = {}
     source = str(many[0]) if len(many) == 1 else f"{len(many)} paths"
-    read = [(path, run) for path in many for run in _load_one(str(path), columns or {}, where or {})]
+    defaults = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
+    asked = _Asked(columns or {}, where or {}, defaults)
+    read = [(path, run) for path in many for run in _load_one(str(path), asked)]
     gone = left_out([run.name for _, run in read], [without] if isinstance(without, str) else without)
     for path, run in read:
         if run.name in gone:
@@ -60,7 +64,6 @@ def load(
                 f"{path}: two different runs are named '{run.name}'; rename one, or leave one of the files out."
             )
         runs[run.name] = run
-    defaults = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
     filled = tuple(Run(r.name, _filled(r.settings, defaults), r.points) for r in runs.values())
     _tell_of_non_finite(filled, source)
     return RunSet(filled, source, (columns or {}).get("value"))
@@ -85,37 +88,47 @@ def _filled(settings: RunSettings, defaults: Mapping[str, int | None]) -> RunSet
     return settings.model_copy(update=missing) if missing else settings
 
 
-def _load_one(address: str, columns: Mapping[str, str], where: Mapping[str, str]) -> list[Run]:
+@dataclass(frozen=True)
+class _Asked:
+    """How runs are to be read."""
+
+    columns: Mapping[str, str]
+    where: Mapping[str, str]
+    fill: Mapping[str, int | None]
+
+
+def _load_one(address: str, asked: _Asked) -> list[Run]:
+    columns, where, fill = asked.columns, asked.where, asked.fill
     if RUN_MARK in address:
         whole, name = address.split(RUN_MARK, 1)
-        return [RunSet(tuple(_load_one(whole, columns, where)), whole).named(name)]
+        return [RunSet(tuple(_load_one(whole, asked)), whole).named(name)]
     if not address.strip():
         raise InputError("an empty path was given; name a run folder, a folder of runs, or a table.")
     if not files.exists(address):
         raise InputError(f"{address}: no such file or folder.")
     if files.is_folder(address):
-        runs = _study(address) or _logs(address, f"no run folders (with {POINTS}) in it; name the study's folder")
+        runs = _study(address) or _logs(address, f"no run folders (with {POINTS}) in it; name the study's folder", fill)
         return _filter_settings(runs, where, address)
     if not address.lower().endswith(TABLE_SUFFIXES):
-        runs = _logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})")
+        runs = _logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})", fill)
         return _filter_settings(runs, where, address)
     if address.lower().endswith(tuple(_TEXT)) and _separator(address) != _TEXT[address.lower()[-4:]]:
         if columns:
             raise InputError(
                 f"{address}: --columns reads tables separated by commas (.csv) or tabs (.tsv); save it so."
             )
-        return _filter_settings(_logs(address, "not a table with our columns"), where, address)
+        return _filter_settings(_logs(address, "not a table with our columns", fill), where, address)
     if not columns and _is_foreign(address):
-        foreign = _foreign(address, where)
+        foreign = _foreign(address, where, fill)
         if foreign is not None:
             return _filter_settings(foreign, where, address)
     return read_table(address, columns=columns, where=where)
 
 
-def _foreign(address: str, where: Mapping[str, str]) -> list[Run] | None:
+def _foreign(address: str, where: Mapping[str, str], fill: Mapping[str, int | None]) -> list[Run] | None:
     """A table in somebody else's columns; None where `where` is about its rows and not about its runs."""
     try:
-        runs = _logs(address, "not a table with our columns")
+        runs = _logs(address, "not a table with our columns", fill)
     except InputError:
         if where:
             return None
@@ -123,13 +136,18 @@ def _foreign(address: str, where: Mapping[str, str]) -> list[Run] | None:
     return runs if all(any(_said(run, key) is not None for run in runs) for key in where) else None
 
 
-def _logs(address: str, otherwise: str) -> list[Run]:
+def _logs(address: str, otherwise: str, fill: Mapping[str, int | None]) -> list[Run]:
     """A trainer's logs, as `isocompute import` reads them; `otherwise` says what the address is not."""
     from isocompute.logs import import_logs
+    from isocompute.logs.importing import FROM_NAME
     from isocompute.logs.readers.layout import NO_COMPUTE
 
     try:
-        found = import_logs(address)
+        found = import_logs(
+            address,
+            problems_per_batch=fill.get("problems_per_batch"),
+            rollouts_per_problem=fill.get("rollouts_per_problem"),
+        )
     except InputError as error:
         if address.lower().endswith(".json") and files.read_bytes(address).startswith(_LAW):
             otherwise = f"a law, not runs; `isocompute plan --law {address}` plans with it"
@@ -142,6 +160,20 @@ def _logs(address: str, otherwise: str) -> list[Run]:
         names = listing([files.last_part(why.partition(f": {NO_COMPUTE}")[0]) for why in tables], _MOST_NAMED)
         warnings.warn(
             f"{address}: {len(tables)} tables without step or compute left out: {names}.", RunWarning, stacklevel=2
+        )
+    guessed = [
+        f"{note.removesuffix(FROM_NAME)} of '{item.run.name}'"
+        for item in found
+        for note in item.notes
+        if note.endswith(FROM_NAME)
+    ]
+    if guessed:
+        more = f" and {len(guessed) - _MOST_NAMED} more" if len(guessed) > _MOST_NAMED else ""
+        warnings.warn(
+            f"{address}: {', '.join(guessed[:_MOST_NAMED])}{more} by the name alone; say --rollouts-per-problem or "
+            "--problems-per-batch where it means something else.",
+            RunWarning,
+            stacklevel=2,
         )
     return [item.run for item in found]
 

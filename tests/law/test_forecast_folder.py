@@ -213,3 +213,12 @@ def test_the_legend_lists_what_is_drawn() -> None:
     assert drawn["title"]["subtitle"].startswith(
         f"{made.verdict}: {made.value:.3f} at 40 rollouts".replace("0.", ".", 1)
     )
+
+
+def test_now_is_not_averaged_over_a_fall() -> None:
+    """A run that has collapsed is where it is, also after a single evaluation."""
+    falls = np.array([0.03, 0.217, 0.368, 0.393, 0.462, 0.437, 0.266, 0.002])
+    assert present_level(Curve("at once", np.arange(1.0, 9.0), falls)) == pytest.approx(0.002)
+    rises = 0.2 + 0.01 * np.arange(20)
+    lasting = np.concatenate([rises, [0.11, 0.12, 0.13, 0.14]])
+    assert present_level(Curve("for long", np.arange(1.0, 25.0), lasting)) == pytest.approx(0.13)

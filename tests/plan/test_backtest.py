@@ -75,7 +75,7 @@ def test_only_settings_that_go_to_the_end_take_part() -> None:
 
 
 def test_a_run_that_diverged_counts_with_the_best_it_had() -> None:
-    """One of four seeds of n = 4 ends half-way up: the setting takes part, and is worth less. Two of five are too many."""
+    """One of four seeds of n = 4 ends half-way up: the setting takes part, worth less. Two of five are too many."""
     died = replace(curve(4, seed=3, half=4e3, end=4e3), name="died")
     curves = [*(curve(4, seed=seed, half=4e3) for seed in range(3)), died, curve(16), curve(64, half=1e5)]
     (test,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60)
