@@ -204,7 +204,7 @@ def _at(best: Optimum, compute: float) -> str:
 
 def _levels(best: Optimum) -> str:
     if not best.rises:
-        return "falls" if best.direction == "falls" else "does not rise"
+        return {"falls": "falls", "unclear": "undecided"}.get(best.direction, "does not rise")
     return f"at {best.ceiling:.0f}" if best.saturates else "not inside the data"
 
 
@@ -216,12 +216,9 @@ def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool | None, str
     out: list[tuple[str, bool | None, str]] = [
         (
             "the best n rises with compute and levels off",
-            None
-            if easy.rises and hard.rises and not (easy.saturates and hard.saturates)
-            else easy.rises and hard.rises,
+            _rise_and_level(easy, hard),
             "; ".join(
-                f"{name} {'rises to' if o.rises else 'stays at'} {_ceiling(o)}, {_levels(o)}"
-                for name, o in (("easy", easy), ("hard", hard))
+                f"{name} {_moves(o)} {_ceiling(o)}, {_levels(o)}" for name, o in (("easy", easy), ("hard", hard))
             ),
         ),
         (
@@ -253,6 +250,17 @@ def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool | None, str
                 )
             )
     return out
+
+
+def _rise_and_level(*optima: Optimum) -> bool | None:
+    """Whether all rise and level off; None where one is undecided, or rises and has not levelled off yet."""
+    if any(best.direction in ("flat", "falls") for best in optima):
+        return False
+    return True if all(best.rises and best.saturates for best in optima) else None
+
+
+def _moves(best: Optimum) -> str:
+    return {"rises": "rises to", "falls": "falls to", "flat": "stays at"}.get(best.direction, "ends at")
 
 
 def _larger(a: Optimum, b: Optimum) -> bool | None:

@@ -50,7 +50,7 @@ class Frontier:
     values_C: Array
     switches: tuple[Switch, ...]
     best_BC: Ints
-    """The same for every replicate."""
+    """The same for every replicate, with `luck` in it."""
     values_BC: Array
 
 
@@ -112,13 +112,17 @@ def reached(fit: CurveFit, compute_C: Array) -> Array:
     return fit.at(np.minimum(compute_C, fit.last))
 
 
-def frontier(fits: Sequence[CurveFit], compute_C: Array | None = None) -> Frontier:
-    """Envelope, switches and the bootstrap's envelopes over the given settings."""
+def frontier(fits: Sequence[CurveFit], compute_C: Array | None = None, *, luck_SB: Array | None = None) -> Frontier:
+    """Envelope, switches and the bootstrap's envelopes over the given settings.
+
+    `luck_SB` is how much better another seed of a setting might have been, by replicate, where the replicates do not
+    know: it goes into which setting is best, not into the values.
+    """
     compute_C = compute_grid(fits) if compute_C is None else compute_C
     live_SC = live(fits, compute_C)
     values_SC = np.where(live_SC, np.stack([reached(fit, compute_C) for fit in fits]), -np.inf)
     best_C = values_SC.argmax(axis=0)
-    best_BC, values_BC = _replicates(fits, compute_C, live_SC)
+    best_BC, values_BC = _replicates(fits, compute_C, live_SC, luck_SB)
     return Frontier(
         compute_C=compute_C,
         best_C=best_C,
@@ -129,16 +133,20 @@ def frontier(fits: Sequence[CurveFit], compute_C: Array | None = None) -> Fronti
     )
 
 
-def _replicates(fits: Sequence[CurveFit], compute_C: Array, live_SC: Bools) -> tuple[Ints, Array]:
+def _replicates(
+    fits: Sequence[CurveFit], compute_C: Array, live_SC: Bools, luck_SB: Array | None
+) -> tuple[Ints, Array]:
     """A running maximum over settings, so that memory stays at one setting's replicates."""
-    replicates = len(fits[0].ensemble.base_B)
-    best_BC = np.zeros((replicates, len(compute_C)), dtype=np.int64)
-    values_BC = np.full((replicates, len(compute_C)), -np.inf)
+    shape = len(fits[0].ensemble.base_B), len(compute_C)
+    best_BC, highest_BC, values_BC = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf), np.full(shape, -np.inf)
     for index, fit in enumerate(fits):
-        candidate_BC = fit.ensemble.at(np.minimum(compute_C, fit.last))
-        better_BC = (candidate_BC > values_BC) & live_SC[index][None, :]
+        candidate_BC = np.where(live_SC[index], fit.ensemble.at(np.minimum(compute_C, fit.last)), -np.inf)
+        np.maximum(values_BC, candidate_BC, out=values_BC)
+        if luck_SB is not None:
+            candidate_BC += luck_SB[index][:, None]
+        better_BC = candidate_BC > highest_BC
         best_BC[better_BC] = index
-        values_BC[better_BC] = candidate_BC[better_BC]
+        highest_BC[better_BC] = candidate_BC[better_BC]
     return best_BC, values_BC
 
 

@@ -11,12 +11,13 @@ The paper's three settings are three choices of which settings compete on the fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from isocompute.arrays import Array
+from isocompute.law.comparison import ONE_SEED_ERROR
 from isocompute.law.curve import Curve, lasting_fall, on_one_scale, scale_of, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import Frontier, bounds, compared, ended, frontier
@@ -56,6 +57,9 @@ class Tradeoff:
     problems: Optimum | None
     """Bp*(M), at fixed batch size only."""
 
+
+_NORMAL_95 = 1.959964
+"""Standard deviations to either side that hold 95% of a normal distribution."""
 
 _Competition = tuple[str | None, int | None, tuple[CurveFit, ...]]
 """What is held fixed, its value, and the settings that compete."""
@@ -127,7 +131,7 @@ def fit_law(
     competitions += _slices_of(setting_fits, "problems_per_batch")
     if unit == "rollouts":
         competitions += _slices_of(setting_fits, "batch_size")
-    joint, *tradeoffs = _tradeoffs(competitions, iso=iso)
+    joint, *tradeoffs = _tradeoffs(competitions, _luck(setting_fits, scale_of(values), replicates, seed), iso=iso)
     surface = None
     if with_surface and iso:
         surface = fit_surface(setting_fits, upper=upper, replicates=replicates, seed=seed)
@@ -166,9 +170,18 @@ def _slices_of(fits: Sequence[CurveFit], fixed: str) -> list[_Competition]:
     return [(fixed, value, tuple(group)) for value, group in sorted(groups.items()) if len(group) > 1]
 
 
-def _tradeoffs(competitions: Sequence[_Competition], *, iso: bool) -> list[Tradeoff]:
+def _luck(fits: Sequence[CurveFit], scale: float, replicates: int, seed: int) -> dict[int, Array]:
+    """How far another seed of a setting might lie from the one that was run, by replicate: with one seed nothing in the
+    data says it, so it is `compare`'s margin. Keys are the fits' ids.
+    """
+    rng = np.random.default_rng([seed, 2])
+    width = scale * ONE_SEED_ERROR / (_NORMAL_95 * np.sqrt(2.0))
+    return {id(fit): width * (len(fit.curves) == 1) * rng.standard_normal(replicates) for fit in fits}
+
+
+def _tradeoffs(competitions: Sequence[_Competition], luck: Mapping[int, Array], *, iso: bool) -> list[Tradeoff]:
     """A frontier for each, and the optima along all of them, fitted at once."""
-    fronts = [frontier(fits) for _, _, fits in competitions]
+    fronts = [frontier(fits, luck_SB=np.stack([luck[id(fit)] for fit in fits])) for _, _, fits in competitions]
     readings: dict[tuple[int, int], Reading] = {}
     for i, ((fixed, value, fits), front) in enumerate(zip(competitions, fronts, strict=True)):
         at_batch = fixed == "batch_size"
@@ -214,8 +227,8 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
     shared = [group for group in settings if len(group) > 1]
     if len(settings) > 1 and not shared:
         out.append(
-            "one seed a setting: intervals hold evaluation noise and the doubt about the form, not the spread between "
-            "seeds"
+            "one seed a setting: n* allows for ±.02 between seeds (ScaleRL's margin), which may be more; intervals of "
+            "curves hold evaluation noise and the doubt about the form alone"
         )
     unnamed = [group for group in shared if any(runs[i].curve.seed is None for i in group)]
     if unnamed:

@@ -74,6 +74,32 @@ def test_probabilities_sum_to_one_and_follow_the_noise() -> None:
     assert data["best"][-1]["probability"]["512"] > 0.9
 
 
+def test_with_one_seed_a_lead_under_the_margin_is_not_sure() -> None:
+    """n = 32 ends .01 above n = 8. Of single runs that may be luck; two seeds that agree say that it is not."""
+    compute_C = np.geomspace(1e4, 1e6, 30)
+
+    def noise(rng: np.random.Generator) -> np.ndarray:
+        return 0.001 * rng.standard_normal(30)
+
+    def at_the_end(seeds: int, lead: float) -> list[float]:
+        rng = np.random.default_rng(5)
+        curves = [
+            Curve(f"{n}-{s}", compute_C, hill(compute_C, 0.2, top, 4e4, 2.0) + noise(rng), 32, n, seed=s)
+            for n, top in ((8, 0.6), (32, 0.6 + lead))
+            for s in range(seeds)
+        ]
+        law = fit_law(curves, metric="avg@4", replicates=300)
+        best = law.joint.rollouts
+        assert best is not None
+        assert best.estimate_C[-1] == 32
+        assert any("±.02" in note for note in law.notes) == (seeds == 1)
+        return list(best.interval_C2[-1])
+
+    assert at_the_end(1, 0.01) == [8, 32]
+    assert at_the_end(2, 0.01) == [32, 32]
+    assert at_the_end(1, 0.04) == [32, 32]
+
+
 def test_every_parameter_has_an_interval_around_it() -> None:
     data = law_to_json(fit_law(grid(), metric="avg@4", replicates=100))
     for curve in data["curves"]:
