@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from isocompute.errors import InputError
 from isocompute.export.hardware import Hardware
-from isocompute.export.plan_input import Plan
+from isocompute.export.plan_input import Plan, make_plan
 from isocompute.export.result import Exported
+
+if TYPE_CHECKING:
+    from isocompute.plan.planner import Plan as Planned
 
 __all__ = ["TRAINERS", "export_plan"]
 
@@ -24,11 +28,14 @@ TRAINERS = {
 """Trainers and their modules here."""
 
 
-def export_plan(*, trainer: str, plan: Plan, hardware: Hardware | None = None) -> Exported:
+def export_plan(
+    *, trainer: str, plan: Mapping[str, Any] | Planned | Plan, hardware: Hardware | None = None
+) -> Exported:
     """The plan as that trainer's config, so that one update sees exactly Bp · n rollouts of the current policy.
 
-    >>> from isocompute.export import make_plan
-    >>> made = export_plan(trainer="verl", plan=make_plan({"Bp": 32, "n": 8, "M": 100}))
+    `plan` is what `isocompute.plan` returns, what `isocompute plan --json` prints, or a table with Bp, n and M.
+
+    >>> made = export_plan(trainer="verl", plan={"Bp": 32, "n": 8, "M": 100})
     >>> [file.name for file in made.files], made.micro_batch, made.accumulation
     (['run_verl.sh', 'verl_overrides.txt'], 8, 4)
     """
@@ -38,4 +45,4 @@ def export_plan(*, trainer: str, plan: Plan, hardware: Hardware | None = None) -
         hint = f"; did you mean {near[0]}?" if near else "."
         raise InputError(f"'{trainer}' is no trainer here: there are {', '.join(TRAINERS)}{hint}")
     write: Callable[[Plan, Hardware], Exported] = import_module(f"isocompute.export.{TRAINERS[name]}").export
-    return write(plan, hardware or Hardware())
+    return write(make_plan(plan), hardware or Hardware())

@@ -1,4 +1,4 @@
-"""A plan as an exporter needs it: read from `isocompute plan --json`, or from a bare table with Bp, n and M."""
+"""A plan as an exporter needs it: what `isocompute plan` finds, or a bare table with Bp, n and M."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.allocation import Spending
 from isocompute.errors import InputError
 from isocompute.recipes import Recipe, learning_rate, make_recipe
+
+if TYPE_CHECKING:
+    from isocompute.plan.planner import Plan as Planned
 
 __all__ = ["Plan", "make_plan", "read_plan"]
 
@@ -52,13 +55,17 @@ class Plan(BaseModel, Spending):
         return max(1, self.update_steps // 20)
 
 
-def make_plan(table: Mapping[str, Any], *, source: str = "plan") -> Plan:
-    """A plan from data. What a plan says and an exporter does not need is passed over; what is wrong is refused.
+def make_plan(table: Mapping[str, Any] | Planned | Plan, *, source: str = "plan") -> Plan:
+    """A plan from the planner's or from data: what `isocompute plan --json` prints, or a table with Bp, n and M.
+
+    What a plan says and an exporter does not need is passed over; what is wrong is refused.
 
     >>> make_plan({"Bp": 32, "n": 8, "M": 100}).compute
     25600
     """
-    given = {_SHORT.get(key, key): value for key, value in table.items()}
+    if isinstance(table, Plan):
+        return table
+    given = {_SHORT.get(key, key): value for key, value in _as_table(table, source).items()}
     missing = [key for key in _SHORT.values() if given.get(key) is None]
     if missing:
         short = ", ".join(k for k, name in _SHORT.items() if name in missing)
@@ -89,6 +96,21 @@ def make_plan(table: Mapping[str, Any], *, source: str = "plan") -> Plan:
         rate = learning_rate(recipe.model_copy(update={"warmup_steps": 0}), batch_size=plan.batch_size, step=0)
         plan = plan.model_copy(update={"learning_rate": rate})
     return plan
+
+
+def _as_table(plan: Mapping[str, Any] | Planned, source: str) -> Mapping[str, Any]:
+    """The keys of `plan --json`; the planner is loaded only for what is no table."""
+    if isinstance(plan, Mapping):
+        return plan
+    from isocompute.plan.planner import Plan as Planned
+    from isocompute.plan.present import plan_to_json
+
+    if isinstance(plan, Planned):
+        return plan_to_json(plan)
+    raise InputError(
+        f"{source}: a {type(plan).__name__} is no plan; give what isocompute.plan(…) returns, what `isocompute plan "
+        "--json` prints, or a table with Bp, n and M (isocompute.export.read_plan reads one from a file)."
+    )
 
 
 def _recipe(given: Mapping[str, Any], source: str) -> Recipe:

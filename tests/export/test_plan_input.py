@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+import isocompute
 from isocompute.errors import InputError
-from isocompute.export import make_plan, read_plan
+from isocompute.export import export_plan, make_plan, read_plan
+from isocompute.plan.present import plan_to_json
 
 BARE = {"Bp": 32, "n": 8, "M": 100}
 
@@ -85,6 +87,33 @@ def test_files_that_are_no_plan(tmp_path: Path, text: str, says: str) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match=says):
         read_plan(str(path))
+
+
+def test_what_the_planner_returns_and_what_it_prints_are_exported_alike() -> None:
+    planned = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=50)
+    printed = json.loads(json.dumps(plan_to_json(planned)))
+    made = isocompute.export_plan(trainer="verl", plan=planned)
+    assert made == export_plan(trainer="verl", plan=printed) == export_plan(trainer="verl", plan=make_plan(printed))
+    plan = make_plan(planned)
+    assert (plan.problems_per_batch, plan.rollouts_per_problem) == (32, 256)
+    assert plan.learning_rate == planned.recipe.learning_rate and plan.validation_samples == 4
+    assert plan.recipe == planned.recipe.recipe
+
+
+def test_a_short_table_and_a_plan_that_was_read_are_exported_alike() -> None:
+    plan = make_plan(BARE)
+    assert make_plan(plan) is plan
+    assert export_plan(trainer="trl", plan=BARE) == export_plan(trainer="trl", plan=plan)
+
+
+@pytest.mark.parametrize("given", [None, 3, "plan.json", [32, 8, 100], isocompute])
+def test_what_is_no_plan_is_refused_with_what_to_give(given: Any) -> None:
+    for use in (make_plan, lambda plan: export_plan(trainer="verl", plan=plan)):
+        with pytest.raises(InputError) as refused:
+            use(given)
+        said = str(refused.value)
+        assert type(given).__name__ in said and "isocompute.plan(…)" in said and "Bp, n and M" in said
+        assert "\n" not in said
 
 
 def test_toml_and_json(tmp_path: Path) -> None:
