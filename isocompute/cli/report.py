@@ -68,7 +68,7 @@ def command(
     if json:
         options.print_json(report.to_json(), said=said)
     else:
-        _show(report)
+        _show(report, asked=budget is not None)
 
 
 def _list(json: bool) -> None:
@@ -100,7 +100,8 @@ def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool, said:
         typer.echo(f"wrote {out or f'{name}.png'}")
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, *, asked: bool) -> None:
+    """The answers on a terminal, each with the reason why there is no plan where one was asked for."""
     from isocompute.cli.show import console
 
     screen = console()
@@ -108,6 +109,9 @@ def _show(report: Report) -> None:
         which = f"{answer.condition}: " if answer.condition else ""
         screen.print(f"{which}{answer.headline}", style="bold")
         screen.print(f" {answer.expectation}")
+        if asked and answer.why_not is not None:
+            why = answer.why_not.replace(", or say --extrapolate", "")  # an option that this command does not have
+            screen.print(f" No plan: {why}", style="yellow", soft_wrap=True)
     if len(report.answers) > 6:
         screen.print(f"and {len(report.answers) - 6} more conditions")
     left_out = len(report.evidence.left_out)

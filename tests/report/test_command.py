@@ -45,6 +45,29 @@ def test_the_page(folder: Path, tmp_path: Path) -> None:
     assert out.read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.parametrize(
+    ("budget", "why"),
+    [
+        ("1", "No plan: --budget: 1 rollouts is under one batch of 32 × 8 = 256 rollouts; the smallest that works is"),
+        ("1e14", "plan for at most --budget"),
+        ("1e20", "plan for at most --budget 1,000,000,000,000,000."),
+        ("500h", "No plan: --budget 500 GPU-hours: GPU-hours need a throughput"),
+    ],
+)
+def test_a_plan_that_was_asked_for_and_cannot_be_made_is_said(
+    folder: Path, tmp_path: Path, budget: str, why: str
+) -> None:
+    said = " ".join(printed(folder, "--out", tmp_path / "page.html", "--budget", budget, *QUICK).split())
+    assert said.startswith("Best so far") and said.count("No plan: ") == 1
+    assert why in said
+    assert "--extrapolate" not in said  # an option of `plan`
+
+
+def test_without_a_budget_nothing_is_said_of_a_plan_that_cannot_be_made(tmp_path: Path) -> None:
+    write(tmp_path / "runs", study(ns=(8,)))
+    assert "No plan: " not in printed(tmp_path / "runs", "--out", tmp_path / "page.html", *QUICK)
+
+
 def test_json_is_one_object_and_the_functions(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     data: dict[str, Any] = json.loads(printed(folder, "--out", out, "--json", "--budget", "3e5", *QUICK))
