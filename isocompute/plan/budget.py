@@ -20,6 +20,8 @@ _COMMAS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _UNITS = {"": "rollouts", "tok": "tokens", "h": "gpu_hours"}
 _SUFFIXES = {unit: suffix for suffix, unit in _UNITS.items()}
+_MOST = 1e15
+"""Rollouts that a budget buys at most: beyond it they are no longer counted exactly, and no run makes so many."""
 _EXAMPLES = "2e6 (rollouts), 3e9tok (tokens), 500h (GPU-hours) or $2000 (money)"
 
 
@@ -31,7 +33,8 @@ class Budget:
     unit: str
 
     def __str__(self) -> str:
-        amount = f"{self.amount:,.0f}" if self.amount >= 100 or self.amount.is_integer() else f"{self.amount:.3g}"
+        whole = 100 <= self.amount <= _MOST or (self.amount < 100 and self.amount.is_integer())
+        amount = f"{self.amount:,.0f}" if whole else f"{self.amount:.3g}"
         if self.unit == "money":
             return f"${amount}"
         return f"{amount} {self.unit.replace('gpu_hours', 'GPU-hours')}"
@@ -43,9 +46,10 @@ class Budget:
         >>> Budget(3.0, "gpu_hours").times(1 / 7), Budget(1e9, "tokens").times(12), Budget(99.0, "rollouts").times(2.5)
         ('0.429h', '12,000,000,000tok', '248')
         """
-        amount = self.amount * factor * (1 + 1e-9 if at_most else 1 - 1e-9)
+        amount = self.amount * factor
         step = 1.0 if self.unit == "rollouts" else 10.0 ** (math.floor(math.log10(amount)) - 2)
-        rounded = step * (math.floor(amount / step) if at_most else math.ceil(amount / step))
+        slack = min(1e-9 * amount, step / 4)
+        rounded = step * (math.floor((amount + slack) / step) if at_most else math.ceil((amount - slack) / step))
         text = f"{rounded:,.0f}" if step >= 1 else f"{rounded:.3g}"
         return f"${text}" if self.unit == "money" else f"{text}{_SUFFIXES[self.unit]}"
 
@@ -93,8 +97,16 @@ class Rates:
     """Where the throughput comes from: given, measured, modelled, or a published run."""
 
     def rollouts(self, budget: Budget) -> float:
-        """The budget in rollouts."""
-        return budget.amount / self._per_rollout(budget.unit, f"--budget {budget}")
+        """The budget in rollouts; one that no run could spend is refused."""
+        each = self._per_rollout(budget.unit, f"--budget {budget}")
+        found = budget.amount / each
+        if not found <= _MOST * (1 + 1e-9):
+            most = Budget(_MOST * each, budget.unit).times(1.0, at_most=True)
+            raise InputError(
+                f"--budget {budget}: over {_MOST:,.0f} rollouts are more than any run makes; plan for at most --budget "
+                f"{most}."
+            )
+        return found
 
     def amount(self, rollouts: float, unit: str) -> float:
         """So many rollouts in another unit."""

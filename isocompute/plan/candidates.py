@@ -168,10 +168,14 @@ def allocations(
 
 
 def _whole(budget: float | Callable[[int, int], float]) -> Callable[[int, int], int]:
-    """The budget of a setting in whole rollouts."""
+    """The budget of a setting in whole rollouts; one that a conversion left a hair below a whole number is that."""
+
+    def whole(rollouts: float) -> int:
+        return int(rollouts + min(1e-12 * rollouts, 0.25))
+
     if callable(budget):
-        return lambda bp, n: int(budget(bp, n) * (1 + 1e-12))
-    return lambda _bp, _n: int(budget * (1 + 1e-12))
+        return lambda bp, n: whole(budget(bp, n))
+    return lambda _bp, _n: whole(budget)
 
 
 def _also(pairs: Sequence[tuple[int, int]], held: Constraints, total: int) -> str:

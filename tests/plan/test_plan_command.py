@@ -313,6 +313,36 @@ def test_wrong_input_is_one_line_with_what_would_work(call: Call, args: tuple[st
     fails(call(*args), message)
 
 
+@pytest.mark.parametrize(
+    ("budget", "options", "most"),
+    [
+        ("1e20", (), "1,000,000,000,000,000"),
+        ("1e16", (), "1,000,000,000,000,000"),
+        ("1e308", (), "1,000,000,000,000,000"),
+        ("1e30tok", ("--response-tokens", "1"), "1,000,000,000,000,000tok"),
+        ("1e20h", RATE, "277,000,000,000h"),
+        ("$1e300", (*RATE, "--price-per-gpu-hour", "1e-5"), r"\$2,770,000"),
+        ("1e308tok", ("--response-tokens", "1e-5"), "10,000,000,000tok"),
+    ],
+)
+@pytest.mark.parametrize("law", ["isocompute/bp32-easy", "own"])
+def test_a_budget_beyond_counting_is_one_line_in_its_own_unit(
+    call: Call, own_law: Path, law: str, budget: str, options: tuple[str, ...], most: str
+) -> None:
+    path = own_law if law == "own" else law
+    result = call("--budget", budget, "--law", path, "--extrapolate", *options)
+    fails(result, f"--budget {most}")
+    assert len(result.err) < 200
+
+
+def test_the_largest_budget_that_is_named_works_and_is_not_exceeded(call: Call, own_law: Path) -> None:
+    for budget in ("1e15", "999999999999999", "1e13"):
+        data = call("--budget", budget, "--law", own_law, "--extrapolate", "--json").json
+        for option in (data, *data["alternatives"]):
+            assert option["compute"] <= float(budget)
+        assert data["budget"]["used"] <= 1.0
+
+
 def test_laws_without_uncertainty_are_refused(call: Call, own_law: Path, tmp_path: Path) -> None:
     law = json.loads(own_law.read_text())
     stripped = {**law, "settings": [{k: v for k, v in s.items() if k != "ensemble"} for s in law["settings"]]}
