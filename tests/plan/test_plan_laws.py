@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +220,56 @@ def test_where_all_spend_the_same_hours_the_cheapest_has_the_fewest_updates() ->
         shown = {o.allocation.update_steps: o for o in (plan.chosen, *plan.alternatives)}
         assert shown.keys() == {200, 266} and all(o.ranked.ties for o in shown.values())
         assert shown[200].cheapest is fewest and shown[266].cheapest is not fewest
+
+
+def ends_apart() -> list[Curve]:
+    """n = 128 was stopped ten times before n = 32, which reaches higher than n = 8."""
+    rng = np.random.default_rng(3)
+    out = []
+    for n, last in ((8, 1e7), (32, 1e6), (128, 1e5)):
+        compute_C = np.unique(np.geomspace(32 * n, last, 30).astype(int) // (32 * n) * 32.0 * n)
+        ceiling = 0.55 + 0.01 * np.log2(n)
+        value_C = ceiling - (ceiling - 0.3) * np.exp(-compute_C / (2e4 * n**0.5))
+        out.append(Curve(f"n{n}", compute_C, value_C + 0.004 * rng.standard_normal(len(compute_C)), 32, n, seed=0))
+    return out
+
+
+def test_a_setting_that_is_expected_to_lose_more_than_seeds_differ_is_not_named() -> None:
+    plan = isocompute.plan(budget=5e5, law=fit_law(ends_apart(), metric="avg@4", replicates=200))
+    chosen, cheapest = plan.chosen, plan.cheapest
+    assert chosen.allocation.rollouts_per_problem == 32 and chosen.ranked.probability_best > 0.5
+    assert plan.alternatives[0].ranked.regret < plan.law.seed_error < cheapest.ranked.regret
+    assert cheapest.allocation.rollouts_per_problem == 128 and cheapest.ranked.ties
+    assert plan.stands_out
+
+
+@pytest.mark.parametrize(
+    ("seed_error", "regret", "probability", "stands_out"),
+    [
+        (0.02, 0.03, 0.8, True),
+        (0.02, 0.03, 0.4, True),
+        (0.02, 0.01, 0.8, False),  # one seed cannot tell them apart, whatever the members say
+        (0.02, 0.01, 0.4, False),
+        (0.0, 0.01, 0.8, True),
+        (0.0, 0.01, 0.4, False),  # the members show what seeds differ by, and it is within one error
+    ],
+)
+def test_the_cheapest_is_named_where_its_own_loss_is_within_what_seeds_differ_by(
+    seed_error: float, regret: float, probability: float, stands_out: bool
+) -> None:
+    plan = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=50)
+    chosen, (first, second, *_) = plan.chosen, plan.alternatives
+    held = replace(
+        plan,
+        law=replace(plan.law, seed_error=seed_error),
+        chosen=replace(chosen, cheapest=False, ranked=replace(chosen.ranked, probability_best=probability)),
+        alternatives=(
+            replace(first, cheapest=False, ranked=replace(first.ranked, regret=0.001)),
+            replace(second, cheapest=True, ranked=replace(second.ranked, regret=regret, standard_error=0.05)),
+        ),
+    )
+    assert held.stands_out is stands_out
+    assert replace(held, chosen=replace(held.chosen, cheapest=True)).stands_out
 
 
 def test_inside_the_range_a_setting_is_its_own_curve() -> None:

@@ -60,10 +60,26 @@ def test_the_cheapest_is_named_where_no_setting_is_likely_the_best() -> None:
     assert answer.plan is not None
     chosen, (other, *_) = answer.plan.chosen, answer.plan.alternatives
     doubtful = replace(chosen, ranked=replace(chosen.ranked, probability_best=0.4), cheapest=False)
-    near = replace(other, allocation=replace(other.allocation, update_steps=7), cheapest=True)
+    near = replace(
+        other,
+        allocation=replace(other.allocation, update_steps=7),
+        ranked=replace(other.ranked, regret=0.01),
+        cheapest=True,
+    )
     headline = replace(answer, plan=replace(answer.plan, chosen=doubtful, alternatives=(near,))).headline
     assert headline.startswith("No setting stands out")
     assert headline.endswith("× 7 updates")
+
+
+def test_the_cheapest_is_not_named_where_it_loses_more_than_seeds_differ_by() -> None:
+    answer = only(pair(0.05))
+    assert answer.plan is not None
+    chosen, (other, *_) = answer.plan.chosen, answer.plan.alternatives
+    assert other.ranked.regret > answer.plan.law.seed_error
+    plan = replace(answer.plan, chosen=replace(chosen, cheapest=False), alternatives=(replace(other, cheapest=True),))
+    unsure = replace(answer, plan=plan)
+    assert unsure.headline.startswith("Use 32 problems × 32 rollouts")
+    assert "the highest" not in unsure.expectation
 
 
 def test_runs_without_a_curve_are_not_counted() -> None:
