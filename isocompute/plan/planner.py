@@ -175,7 +175,7 @@ def make_plan(
         filtered=recipe.recipe.zero_variance_filter != "off",
     )
     warnings += metric_advice(metric, difficulty, law_metric=law.metric)
-    warnings += prices.warnings
+    warnings += [*prices.warnings, *prices.doubts(chosen.allocation)]
     return Plan(
         law=law,
         budget=budget,

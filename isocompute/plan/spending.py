@@ -1,8 +1,9 @@
 """What a rollout costs for each allocation, so that GPU-hours and money buy rollouts and a plan has a price.
 
-A throughput is measured (runs that log times), given, or modelled (the roofline of `plan.cost` for a model and a GPU,
-calibrated by timed runs where they are there too). A given one beside another is refused: both cannot be meant. Where
-the user says none, it is that of the law: its runs' times, or its published GPU-hours a rollout.
+A throughput is measured (runs that log times, each Bp and n on its own), given, or modelled (the roofline of
+`plan.cost` for a model and a GPU, calibrated by timed runs where they are there too). A given one beside another is
+refused: both cannot be meant. Where the user says none, it is that of the law: its runs' times, or its published
+GPU-hours a rollout.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from isocompute.plan.hardware import Gpu, find_gpu
 from isocompute.plan.model_shape import ModelShape, read_model_shape
 from isocompute.plan.stretches import response_lengths, stretches
 from isocompute.plan.throughput import Throughput, calibrate, gpus_of, measure, modelled, plan_cost
+from isocompute.plan.timed_settings import TimedSettings, measure_settings
 from isocompute.plan.training_memory import check_training_memory
 
 if TYPE_CHECKING:
@@ -56,7 +58,9 @@ class Prices:
 
     hardware: Hardware
     throughput: Throughput | None = None
-    """The same for all allocations, where it is not modelled."""
+    """The same for all allocations, where it is neither modelled nor known by setting."""
+    timed: TimedSettings | None = None
+    """By setting, where runs that were timed say theirs."""
     shape: ModelShape | None = None
     gpu: Gpu | None = None
     efficiency: Efficiency | None = None
@@ -86,10 +90,21 @@ class Prices:
             scoring_passes=2 if self.reference else 1,
         )
 
+    def _throughput(self, allocation: Allocation, step: StepCost | None) -> Throughput | None:
+        if self.timed is not None:
+            return self.timed.at(allocation.problems_per_batch, allocation.rollouts_per_problem)
+        return self.throughput or (modelled(step) if step is not None else None)
+
+    def doubts(self, allocation: Allocation) -> list[Warned]:
+        """What to know of the time of this allocation."""
+        a = allocation
+        doubt = None if self.timed is None else self.timed.doubt(a.problems_per_batch, a.rollouts_per_problem)
+        return [] if doubt is None else [Warned("throughput_differs", doubt)]
+
     def rates(self, problems_per_batch: int, rollouts_per_problem: int) -> Rates:
         """What a rollout costs in this batch."""
-        step = self._step(Allocation(problems_per_batch, rollouts_per_problem, 1))
-        throughput = self.throughput or (modelled(step) if step is not None else None)
+        allocation = Allocation(problems_per_batch, rollouts_per_problem, 1)
+        throughput = self._throughput(allocation, self._step(allocation))
         return Rates(
             response_tokens=self.hardware.response_tokens,
             gpu_hours_per_rollout=None if throughput is None else throughput.gpu_hours_per_rollout,
@@ -99,7 +114,7 @@ class Prices:
     def cost(self, allocation: Allocation) -> dict[str, Any]:
         """The `cost` block of a plan; what is not known is null."""
         step = self._step(allocation)
-        throughput = self.throughput or (modelled(step) if step is not None else None)
+        throughput = self._throughput(allocation, step)
         tokens = self.hardware.response_tokens
         length = {"response_tokens": tokens, "response_source": self.response_source}
         if throughput is None:
@@ -155,12 +170,13 @@ def prices(
     if hardware.model is not None and hardware.gpu is not None:
         return _modelled(found, read_model_shape(hardware.model), find_gpu(hardware.gpu), runs or ())
     if measured is not None:
-        return _fixed(found, measured)
+        return _fixed(replace(found, timed=measure_settings(runs or (), gpus=hardware.gpus)), measured)
     if hardware.rollouts_per_second is not None and hardware.gpus is not None:
         return _fixed(found, Throughput(hardware.rollouts_per_second / hardware.gpus, "given"))
     if timed := _timed(law_runs or (), hardware.gpus):
         own = all(run.settings.gpus for run in timed)
         taken = "" if own else f", which are taken to have used {hardware.gpus} GPUs"
+        found = replace(found, timed=measure_settings(timed, gpus=hardware.gpus))
         return _fixed(found, measure(timed, gpus=hardware.gpus), source=f"measured on the law's runs{taken}")
     if law_gpu_hours_per_rollout is not None:
         rate = 1.0 / (3600.0 * law_gpu_hours_per_rollout)
@@ -209,7 +225,7 @@ def _modelled(found: Prices, shape: ModelShape, gpu: Gpu, runs: Sequence[Run]) -
 
 
 def _fixed(found: Prices, throughput: Throughput, *, source: str = "") -> Prices:
-    """One throughput for all allocations; a warning where it was timed at another response length than asked for."""
+    """A throughput that nothing models; a warning where it was timed at another response length than asked for."""
     timed, asked = throughput.response_tokens, found.hardware.response_tokens
     warnings: tuple[Warned, ...] = ()
     if timed and asked and max(timed / asked, asked / timed) > _OTHER_LENGTH:
