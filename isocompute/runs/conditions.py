@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from isocompute.runs.columns import said_by
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 
 __all__ = ["Condition", "algorithm", "conditions_of", "ingredients", "set_size", "spelt", "warn_of_several"]
@@ -99,8 +100,10 @@ def ingredients(run: Run) -> dict[str, Any]:
         fields = said.get(table)
         if isinstance(fields, dict):
             out |= {f"{table}.{key}": value for key, value in fields.items() if value is not None and key != "seed"}
-    for key, value in spelt(run.name):
-        if key.lower() not in _ALLOCATION:
+    columns = dict(spelt(run.name))
+    ours = said_by(list(columns))  # a column `lr` is the recipe's learning rate, said once already
+    for key, value in columns.items():
+        if key.lower() not in _ALLOCATION and not {ours.get(key), f"recipe.{ours.get(key)}"} & out.keys():
             out.setdefault(key, value)
     return out
 

@@ -82,3 +82,15 @@ def test_one_law_through_two_models_is_warned_of() -> None:
     warn_of_several(runs({"recipe": {"kl_coef": 0.0}}, {"recipe": {"kl_coef": 0.1}}))
     with pytest.warns(RunWarning, match=r"2 conditions \('a', 'b'\), whose rewards do not compare"):
         warn_of_several(runs({"model": "a"}, {"model": "b"}))
+
+
+def test_a_column_that_says_a_field_of_the_recipe_is_that_field() -> None:
+    """A table's `lr` is in the recipe and in the names of its runs: one ingredient, and no other condition's."""
+    found = runs(
+        {"rollouts_per_problem": 8, "recipe": {"learning_rate": 1e-6}},
+        {"rollouts_per_problem": 8, "recipe": {"learning_rate": 1e-7}},
+        names=["n=8,lr=1e-06", "n=8,lr=1e-07"],
+    )
+    assert "lr" not in ingredients(found[0])
+    assert names(found) == ["learning_rate 1e-06", "learning_rate 1e-07"]
+    assert ingredients(runs({}, names=["n=8,lr=1e-06"])[0])["lr"] == "1e-06"
