@@ -20,6 +20,7 @@ from isocompute.errors import InputError
 from isocompute.logs.literals import as_float
 from isocompute.logs.measured import no_longer_numbers
 from isocompute.logs.names import CUMULATIVE, PER_STEP, is_validation, our_names
+from isocompute.runs.bookkeeping import is_bookkeeping
 from isocompute.runs.finite import with_marks
 from isocompute.runs.model import POINT_COLUMNS
 
@@ -217,12 +218,13 @@ class Rows:
 
         Trainers write a step in several rows with different keys, so a repeated step alone is no sign. A row that
         shares half of the larger one's keys says the same thing again: the earlier one goes. One that shares half of
-        the smaller one's (validation repeated after a resume) counts as replaced, and the other keys stay.
+        the smaller one's (validation repeated after a resume) counts as replaced, and the other keys stay. Epoch and
+        clocks, which stand in every row of a step, are no such keys.
         """
         dead = np.zeros(count, dtype=bool)
         if order is None:
             return dead, 0
-        layouts = [frozenset(names) for names in self._known]
+        layouts = [_measured(names) for names in self._known]
         shares: dict[tuple[int, int], tuple[bool, bool]] = {}
         ends = np.append(starts[1:], count)
         again = 0
@@ -257,6 +259,11 @@ class Sink:
                 raise InputError(f"more than {_MOST_NAMES} different run names: is that column the run's name?")
             self.runs[name] = Rows(name)
         return self.runs[name]
+
+
+def _measured(names: tuple[str, ...]) -> frozenset[str]:
+    """What a row is compared by: its names without bookkeeping, all of them where there is nothing else."""
+    return frozenset(name for name in names if not is_bookkeeping(name)) or frozenset(names)
 
 
 def _shared(a: frozenset[str], b: frozenset[str]) -> tuple[bool, bool]:

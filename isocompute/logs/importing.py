@@ -116,8 +116,8 @@ def _import(found: Found, reader: Reader | None, fill: Mapping[str, int | None])
             reading = log.name
             used = reader or find_reader(log)
             used.read(log, sink)
-            if log.long_lines:
-                sink.run(next(iter(sink.runs), None)).skipped_lines += log.long_lines
+            if log.skipped_lines:
+                sink.run(next(iter(sink.runs), None)).skipped_lines += log.skipped_lines
         assert used is not None
         for rows in sink.runs.values():
             if len(rows):

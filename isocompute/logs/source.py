@@ -88,7 +88,8 @@ class Log:
     data: bytes | None = None
     held: object = field(default=None, repr=False)
     """What must live as long as the log, such as the copy of a stream."""
-    long_lines: int = field(default=0, init=False)
+    skipped_lines: int = field(default=0, init=False)
+    """Lines that no run has: too long, or rows of a table that cannot be read."""
 
     @classmethod
     def at(cls, address: str) -> Log:
@@ -159,7 +160,7 @@ class Log:
                 parts = parts[1:]
                 skipping = False
             if len(rest) > _LONGEST_LINE or skipping:
-                self.long_lines += not skipping
+                self.skipped_lines += not skipping
                 rest, skipping = b"", True
             yield from parts
         if rest:

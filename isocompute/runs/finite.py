@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-__all__ = ["LARGEST", "NON_FINITE", "Marked", "as_text", "non_finite", "place", "set_apart", "with_marks"]
+__all__ = ["LARGEST", "NON_FINITE", "Marked", "as_text", "non_finite", "place", "put_back", "set_apart", "with_marks"]
 
 LARGEST = 1e100
 """Beyond it a number is as good as infinite, and its square is."""
@@ -44,6 +44,35 @@ def set_apart(points: pl.DataFrame, *, but: Iterable[str] = ()) -> pl.DataFrame:
     odd = points.select(pl.when(wrong[name]).then(pl.col(name)).alias(name) for name in bad)
     numbers = points.with_columns(pl.when(~wrong[name]).then(pl.col(name)).alias(name) for name in bad)
     return with_marks(numbers, odd)
+
+
+def put_back(points: pl.DataFrame, *, but: Iterable[str] = ()) -> pl.DataFrame:
+    """Points with the values that `non_finite` names in their own cells: `set_apart` the other way round.
+
+    A cell that also names a column of `but`, or one that holds no numbers, stays as it is.
+    """
+    if points.schema.get(NON_FINITE) != pl.String:
+        return points
+    kept = {*but, *(name for name, kind in points.schema.items() if not (kind.is_numeric() or kind == pl.Null))}
+    marks = {cell: found for cell in points[NON_FINITE].drop_nulls().unique() if (found := _marks(cell))}
+    marks = {cell: found for cell, found in marks.items() if not kept & found.keys()}
+    if not marks:
+        return points
+    values: dict[str, dict[str, float]] = {}
+    for cell, found in marks.items():
+        for name, value in found.items():
+            values.setdefault(name, {})[cell] = value
+    cells = pl.col(NON_FINITE)
+    return points.with_columns(
+        pl.when(~cells.is_in([*marks])).then(cells).alias(NON_FINITE),
+        *(
+            pl.coalesce(
+                cells.replace_strict(by_cell, default=None, return_dtype=pl.Float64),
+                *([pl.col(name)] if name in points.columns else []),
+            ).alias(name)
+            for name, by_cell in values.items()
+        ),
+    )
 
 
 def with_marks(points: pl.DataFrame, odd: pl.DataFrame) -> pl.DataFrame:

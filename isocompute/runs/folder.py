@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.finite import set_apart
+from isocompute.runs.cells import tell_of_text
+from isocompute.runs.finite import NON_FINITE, put_back, set_apart
 from isocompute.runs.model import POINT_COLUMNS, Run, RunWarning
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS, SETTINGS, RunWriter, whole_lines
@@ -30,6 +31,7 @@ def read_run(address: str, *, name: str | None = None) -> Run:
     """Read a run folder; `NoPointsError` where it has no point yet."""
     points_address = files.join(address, POINTS)
     points = parse_lines(files.read_bytes(points_address), points_address)
+    tell_of_text(points, points_address, used=(NON_FINITE,))
     settings = RunSettings()
     settings_address = files.join(address, SETTINGS)
     if files.exists(settings_address):
@@ -93,14 +95,18 @@ def _slowly(data: bytes, address: str) -> pl.DataFrame:
 
 
 def tidy(table: pl.DataFrame) -> pl.DataFrame:
-    """One row a step in order of step, the later row standing where a resumed run repeats one; metrics finite."""
-    table = set_apart(table, but=POINT_COLUMNS)
+    """One row a step in order of step, of each column the last value that a row of the step has; metrics finite."""
     step = steps_of(table)
-    if step is None:
-        return table
-    if step.n_unique() < table.height:
-        table = table.unique(subset="step", keep="last", maintain_order=True)
-    return table if table["step"].is_sorted() else table.sort("step", maintain_order=True)
+    if step is not None and step.n_unique() < table.height:
+        table = _one_row_a_step(put_back(table, but=POINT_COLUMNS))
+    table = set_apart(table, but=POINT_COLUMNS)
+    return table if step is None or table["step"].is_sorted() else table.sort("step", maintain_order=True)
+
+
+def _one_row_a_step(table: pl.DataFrame) -> pl.DataFrame:
+    """Rows of a step as one: a validation and a training row say different things, a resumed run's later row more."""
+    last = table.group_by("step", maintain_order=True).agg(pl.all().drop_nulls().last())
+    return last.select(table.columns)
 
 
 def steps_of(table: pl.DataFrame) -> pl.Series | None:

@@ -11,6 +11,8 @@ import polars as pl
 
 from isocompute.errors import InputError
 from isocompute.runs import files
+from isocompute.runs.bookkeeping import is_bookkeeping
+from isocompute.runs.cells import tell_of_text
 from isocompute.runs.columns import MADE_OF, constant_columns, made_of, said_by
 from isocompute.runs.folder import parse_lines, steps_of, tidy
 from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, RunWarning, listing
@@ -45,6 +47,8 @@ def read_table(
     for column in {*keys, *settings}:
         if table.schema[column].is_nested():
             raise InputError(f"{address}: the column '{column}' holds lists or objects; give plain values.")
+    text = {*keys, *settings, *said_by(table.columns)}
+    tell_of_text(table, address, used=text, value=columns.get("value"))
     if not keys:
         made = _made(table, [table], columns)
         return [_run(files.last_part(address).rsplit(".", 1)[0], table, settings, made, address)]
@@ -212,6 +216,8 @@ def _check_first_step(name: str, table: pl.DataFrame, address: str) -> None:
     if step is None or step.n_unique() == table.height:
         return
     first = table.filter(step == step[0])
+    if all(first[c].count() <= 1 for c in first.columns if not is_bookkeeping(c)):
+        return  # a validation and a training row of one run, each with its own clock
     if any(first[c].drop_nulls().n_unique() > 1 for c in first.columns):
         raise InputError(
             f"{address}: run '{name}', column 'step': {step[0]} comes twice with different values: two "

@@ -219,6 +219,44 @@ def test_the_later_line_of_a_step_stands(logged: list[tuple[int, str]]) -> None:
         assert all(point[name] == latest[step][name] for name in last)
 
 
+BOOKKEEPING = [("epoch",), ("epoch", "time"), ("training/epoch",), ("_runtime",), ("rollouts", "seconds", "actor/lr")]
+
+
+@pytest.mark.parametrize("order", [("val_reward", "reward"), ("reward", "val_reward")])
+@pytest.mark.parametrize("shared", BOOKKEEPING)
+def test_a_validation_and_a_training_row_make_one_point(shared: tuple[str, ...], order: tuple[str, str]) -> None:
+    rows = Rows()
+    for step in range(6):
+        for at, name in enumerate(order):
+            rows.add(step, (*shared, name), [step + at / 10] * len(shared) + [step / 10])
+    points, replaced = rows.points()
+    assert (points.height, replaced) == (6, 0)
+    assert points["avg@1"].to_list() == points["train/avg"].to_list() == [step / 10 for step in range(6)]
+
+
+def test_a_resumed_run_with_bookkeeping_still_replaces() -> None:
+    rows = Rows()
+    for value in (0.1, 0.2):
+        for step in range(4):
+            rows.add(step, ("epoch", "val_reward"), [step, value])
+            rows.add(step, ("epoch", "reward"), [step, value])
+    points, replaced = rows.points()
+    assert (points.height, replaced) == (4, 4)
+    assert points["avg@1"].to_list() == points["train/avg"].to_list() == [0.2] * 4
+    rows = Rows()
+    for names in (("epoch", "reward", "kl"), ("epoch", "reward")):
+        rows.add(1, names, [0.5] * len(names))
+    assert (rows.points()[0].columns, len(rows)) == (["step", "epoch", "train/avg"], 2)
+
+
+def test_rows_of_nothing_but_bookkeeping() -> None:
+    rows = Rows()
+    for names in (("epoch",), ("epoch", "reward"), ("epoch",)):
+        rows.add(1, names, [0.5] * len(names))
+    points, replaced = rows.points()
+    assert (points.rows(), replaced) == ([(1, 0.5, 0.5)], 1)
+
+
 def test_many_rows_and_sparse_columns() -> None:
     rows = Rows()
     for step in range(30_000):
@@ -238,6 +276,7 @@ def test_rows_without_a_common_name_are_refused(tmp_path: Path) -> None:
         import_logs(path)
 
 
+@pytest.mark.filterwarnings("ignore::isocompute.runs.RunWarning")
 def test_mutated_files_are_read_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few hundred of what benchmarks/import_fuzz.py does a hundred thousand times."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))

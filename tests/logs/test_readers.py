@@ -164,6 +164,40 @@ def test_a_resumed_run(write: Write) -> None:
     assert column(item, "train/avg")[9] == pytest.approx(reward(10))
 
 
+STEPS = range(0, 210, 10)
+EVALUATED = {"verl": {"val-core/gsm8k/acc/mean@1": 0.33}, "trl": {"eval_reward": 0.33}, "plain": {"val_reward": 0.33}}
+TRAINED = {"verl": {"critic/score/mean": 0.28}, "trl": {"reward": 0.28}, "plain": {"train_reward": 0.28}}
+
+
+def two_rows_a_step(kind: str, order: int) -> str:
+    """A log whose evaluation and training rows share an epoch and a clock."""
+    of = kind if kind in EVALUATED else "plain"
+    rows = [
+        {"step": step, "epoch": step / 100, "time": step + at / 2} | metrics
+        for step in STEPS
+        for at, metrics in enumerate((EVALUATED[of], TRAINED[of])[::order])
+    ]
+    if kind == "verl":
+        return "".join(
+            json.dumps({"step": r.pop("step"), "data": {"training/epoch": r.pop("epoch")} | r}) + "\n" for r in rows
+        )
+    if kind == "trl":
+        return json.dumps({"log_history": [{k: v for k, v in row.items() if k != "time"} for row in rows]})
+    if kind == "plain":
+        return "".join(json.dumps(row) + "\n" for row in rows)
+    names = ["step", "epoch", "time", "val_reward", "train_reward"]
+    return made.table(names, [[row.get(name, "") for name in names] for row in rows])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("kind", ["verl", "trl", "plain", "csv"])
+def test_an_evaluation_and_a_training_row_of_a_step_are_one_point(kind: str, order: int, write: Write) -> None:
+    item = one(write(two_rows_a_step(kind, order)))
+    assert (item.run.points.height, item.validation_points, item.replaced) == (len(STEPS), len(STEPS), 0)
+    assert column(item, "avg@1") == [0.33] * len(STEPS)
+    assert column(item, "train/avg") == [0.28] * len(STEPS)
+
+
 def test_verl_rollout_dumps(write: Write, tmp_path: Path) -> None:
     for step in (1, 2, 10):
         write(made.verl_rollouts(step), f"rollouts/{step}.jsonl")

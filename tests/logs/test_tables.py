@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from isocompute import InputError, load
 from isocompute.logs import import_logs
+from isocompute.runs import RunWarning
 from tests.logs import made_up as made
 from tests.logs.made_up import reward, table
 
@@ -151,3 +153,79 @@ def test_a_table_of_ours_is_read_as_before(tmp_path: Path) -> None:
 def test_tables_that_hold_no_runs(tmp_path: Path, header: list[str], rows: list[Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         import_logs(text(tmp_path, table(header, rows)))
+
+
+@pytest.mark.parametrize("cell", ["-", "n.a.", "0,5"])
+def test_a_cell_that_is_no_number_is_told_of(tmp_path: Path, cell: str) -> None:
+    rows = [[s, reward(s), cell if s == 2 else 0.5, f"v{s}", "a1" if s > 2 else 1] for s in range(8)]
+    path = text(tmp_path, table(["step", "train_reward", "eval_reward", "host", "what"], rows))
+    said = rf"some.csv: column 'eval_reward': '{cell}' \(row 3\) is not a number: the whole column is left out; mend"
+    with pytest.warns(RunWarning, match=said) as told:
+        (item,) = import_logs(path)
+    assert (item.run.metrics, len(told)) == (["train/avg"], 1)
+
+
+@pytest.mark.parametrize("cells", ["58.7%", "20,480"])
+def test_a_column_of_numbers_in_another_spelling_is_told_of(tmp_path: Path, cells: str) -> None:
+    path = text(tmp_path, table(["step", "reward", "eval_accuracy"], [[s, reward(s), cells] for s in range(8)]))
+    with pytest.warns(RunWarning, match=r"column 'eval_accuracy': '.*' \(row 1\) is not a number"):
+        import_logs(path)
+    path = text(tmp_path, table(["step", "eval_accuracy"], [[s, cells] for s in range(8)]))
+    with pytest.raises(
+        InputError, match=r"no column of numbers besides the step; column 'eval_accuracy': '.*' \(row 1"
+    ):
+        import_logs(path)
+
+
+def test_values_of_a_long_table_that_are_no_numbers_are_told_of(tmp_path: Path) -> None:
+    rows = [("a", "eval/reward", s, "-" if s == 3 else reward(s)) for s in range(8)]
+    with pytest.warns(RunWarning, match=r"column 'value': '-' \(row 4\) is not a number: such cells are left out"):
+        (item,) = import_logs(text(tmp_path, table(["run", "metric", "step", "value"], rows)))
+    assert item.run.points.height == 7
+
+
+@pytest.mark.parametrize("cells", [["1", "2", "b"], ["0.5", "1.5", "none"]])
+def test_text_that_tells_runs_apart_is_no_metric(tmp_path: Path, cells: list[str]) -> None:
+    rows = [[cell, s, reward(s)] for cell in cells for s in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sizes(text(tmp_path, table(["ablation", "step", "reward"], rows))) == dict.fromkeys(
+            [f"ablation={cell}" for cell in cells], 4
+        )
+        rows = [["x", *row] for row in rows[:4]]
+        assert sizes(text(tmp_path, table(["run", "group", "step", "reward"], rows))) == {"x": 4}
+
+
+def test_rows_without_a_run_are_told_of(tmp_path: Path) -> None:
+    rows = [("a" if s < 5 else "", s, reward(s)) for s in range(8)]
+    with pytest.warns(RunWarning, match=r"some.csv: 3 rows have an empty 'run', left out; fill it in"):
+        (item,) = import_logs(text(tmp_path, table(["run", "step", "eval_reward"], rows)))
+    assert (item.run.points.height, item.skipped_lines) == (5, 3)
+
+
+@pytest.mark.parametrize("columns", [["eval_reward"], ["eval_reward", "length"]])
+def test_decimal_commas_are_named(tmp_path: Path, columns: list[str]) -> None:
+    rows = [[s, f"0,2{s}", *([100 + s] if len(columns) > 1 else [])] for s in range(8)]
+    path = text(tmp_path, table(["step", *columns], rows, ";"))
+    with pytest.raises(InputError, match=r"^\S*some.csv: separated by ';' with decimal commas \(0,20\); save it with"):
+        import_logs(path)
+    with pytest.raises(InputError, match=r"some.csv: separated by ';' with decimal commas \(0,20\); save it with dec"):
+        load(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_rows_that_are_too_long_count_as_skipped(tmp_path: Path, end: str) -> None:
+    rows = [[s, reward(s), 0.5] for s in range(20)]
+    rows[3] = [3, 20, 480, 0.5]
+    rows[4] = [4, 0.1, 0.5, ""]
+    data = table(["step", "train_reward", "eval_reward"], rows).replace("\n", end)
+    (item,) = import_logs(text(tmp_path, data))
+    assert (item.run.points.height, item.skipped_lines) == (19, 1)
+    assert item.run.points["step"].to_list() == [0, 1, 2, *range(4, 20)]
+
+
+def test_lines_of_json_that_are_none_count_as_skipped(tmp_path: Path) -> None:
+    lines = [f'{{"step": {s}, "train_reward": {reward(s)}}}' for s in range(8)]
+    lines[3] = lines[3][:-5]
+    (item,) = import_logs(text(tmp_path, "\n".join(lines) + "\n", "some.json"))
+    assert (item.run.points.height, item.skipped_lines) == (7, 1)

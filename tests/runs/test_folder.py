@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from isocompute import InputError, RunSettings, RunWriter, load
 from isocompute.runs import RunWarning
+from isocompute.runs.finite import non_finite
 from isocompute.runs.folder import parse_lines
 from tests.conftest import rising, write_points
 
@@ -116,6 +117,43 @@ def test_where_a_resumed_run_repeats_steps_the_later_line_stands(tmp_path: Path)
     write_points(tmp_path, [{"step": s, "avg@4": 0.1 * s} for s in (1, 2, 3, 4)])
     write_points(tmp_path, [{"step": s, "avg@4": 0.2 * s} for s in (3, 4, 5)])
     assert read(tmp_path).rows() == [(1, 0.1), (2, 0.2), (3, pytest.approx(0.6)), (4, 0.8), (5, 1.0)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_lines_of_a_step_with_different_metrics_make_one_point(tmp_path: Path, order: int) -> None:
+    lines = [{"step": s, name: 0.1 * s} for s in (1, 2, 3) for name in ["avg@4", "train/avg"][::order]]
+    write_points(tmp_path, lines)
+    points = read(tmp_path)
+    assert points.height == 3
+    assert points["avg@4"].to_list() == points["train/avg"].to_list() == [0.1, 0.2, pytest.approx(0.3)]
+
+
+def test_a_resumed_run_that_writes_two_lines_a_step_keeps_its_last_values(tmp_path: Path) -> None:
+    for value in (0.1, 0.2):
+        names = ("avg@4", "train/avg")
+        write_points(tmp_path, [{"step": s, "seconds": s + value, name: value} for s in (1, 2) for name in names])
+    assert read(tmp_path).select("step", "seconds", "avg@4", "train/avg").rows() == [
+        (1, 1.2, 0.2, 0.2),
+        (2, 2.2, 0.2, 0.2),
+    ]
+
+
+def test_what_was_no_number_and_is_logged_again_goes_by_its_later_line(tmp_path: Path) -> None:
+    broke = {"non_finite": '{"loss": "nan", "kl": "inf"}'}
+    write_points(tmp_path, [{"step": 1, "loss": 0.5, "kl": 1}, {"step": 2, "avg@4": 0.3} | broke])
+    write_points(tmp_path, [{"step": 1, "avg@4": 0.2} | broke, {"step": 2, "loss": 0.4}, {"step": 3, "loss": 0.3}])
+    with pytest.warns(RunWarning, match=r"left out: loss = nan in .*, step 1; kl = inf in .*, step 1 and 1 later"):
+        points = read(tmp_path)
+    assert points["loss"].to_list() == [None, 0.4, 0.3]
+    assert points["avg@4"].to_list() == [0.2, 0.3, None]
+    assert {name: (m.row, m.rows) for name, m in non_finite(points).items()} == {"loss": (0, 1), "kl": (0, 2)}
+
+
+def test_text_among_the_numbers_of_a_metric_is_named(tmp_path: Path) -> None:
+    lines = [{"step": s, "avg@4": "-" if s == 2 else 0.1 * s, "train/avg": 0.1 * s} for s in range(6)]
+    write_points(tmp_path, lines)
+    with pytest.raises(InputError, match=r"points.jsonl: column 'avg@4': '-' \(row 3\) is not a number; mend the cell"):
+        read(tmp_path)
 
 
 def test_steps_are_put_in_order(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -206,6 +207,19 @@ def test_a_resumed_run_goes_on_after_its_first_step(tmp_path: Path) -> None:
     assert load(path)[0].points.rows() == [(1, 0.1), (2, 0.4), (3, 0.5), (4, 0.6)]
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_validation_row_and_a_training_row_a_step_are_one_point(tmp_path: Path, suffix: str) -> None:
+    rows = [
+        {"step": s, "time": 10 * s + at, "val_reward": None, "train_reward": None} | {name: s / 10}
+        for s in range(1, 6)
+        for at, name in enumerate(("val_reward", "train_reward"))
+    ]
+    runs = load(write(tmp_path, pl.DataFrame(rows), suffix))
+    (curve,), metric, _ = curves_of(runs)
+    assert (metric, curve.values_C.tolist()) == ("val_reward", [0.1, 0.2, 0.3, 0.4, 0.5])
+    assert runs[0].points["train_reward"].to_list() == [0.1, 0.2, 0.3, 0.4, 0.5]
+
+
 def test_rows_that_come_twice_count_once(tmp_path: Path) -> None:
     table = sweep_table()
     assert summary(load(write(tmp_path, pl.concat([table, table])))) == summary(load(write(tmp_path, table)))
@@ -239,6 +253,44 @@ def test_what_is_no_finite_number_is_left_out_and_named(tmp_path: Path, cell: st
     assert run.points["avg@4"].to_list() == [0.25, None, None]
     assert run.points["non_finite"].to_list() == [None, f'{{"avg@4": "{float(cell)}"}}', None]
     assert run.points["loss"].to_list() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("column", "cells", "row"),
+    [
+        ("eval_reward", ["0.1", "0.2", "-", "0.4", "0.5"], 3),
+        ("eval_accuracy", ["58.7%", "60%", "61.2%", "62%", "62.5%"], 1),
+        ("avg@4", ["0.1", "n/a", None, None, "0.5"], 2),
+        ("rollouts", ["512", "1,024", "20,480", "40,960", "81,920"], 2),
+        ("reward", ["0,1", "0,2", "0,3", "0,4", "0,5"], 1),
+    ],
+)
+def test_another_column_does_not_answer_for_one_with_text_in_it(
+    tmp_path: Path, column: str, cells: list[str | None], row: int, suffix: str
+) -> None:
+    table = pl.DataFrame({"step": range(5), column: cells, "train/avg": [0.1, 0.2, 0.3, 0.4, 0.5]})
+    path = write(tmp_path, table, suffix)
+    said = rf"{path.name}: column '{column}': '{cells[row - 1]}' \(row {row}\) is not a number; mend the cell or"
+    with pytest.raises(InputError, match=said):
+        load(path)
+    if column != "rollouts":
+        assert load(path, columns={"value": "train/avg"})[0].metrics == ["train/avg"]
+
+
+def test_text_in_a_column_that_is_not_meant_is_told_of(tmp_path: Path) -> None:
+    path = text(tmp_path, "step,avg@4,kl\n" + "".join(f"{i},.{i},{i or '-'}\n" for i in range(6)))
+    with pytest.warns(RunWarning, match=r"table.csv: column 'kl': '-' \(row 1\) is not a number: taken for text; mend"):
+        (run,) = load(path)
+    assert run.metrics == ["avg@4"]
+
+
+def test_names_ids_and_dates_are_text(tmp_path: Path) -> None:
+    rows = [f"{i},.{i},{i or 'x1'},2026-01-0{i},{'0.8.5'},{'a' * i or 7},{i or 'b'}\n" for i in range(6)]
+    header = "step,avg@4,wandb_id,date,vllm,what,model\n"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(text(tmp_path, header + "".join(rows)))
 
 
 def test_a_fraction_or_a_first_value_far_down_the_table(tmp_path: Path) -> None:

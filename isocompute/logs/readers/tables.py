@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import polars as pl
@@ -14,7 +16,10 @@ from isocompute.logs.literals import as_number
 from isocompute.logs.readers.frames import look, read_frame
 from isocompute.logs.readers.layout import Layout, layout_of, split_tracked
 from isocompute.logs.source import Log, Sample
+from isocompute.runs.cells import listed, odd_cells
 from isocompute.runs.columns import constant_columns, made_of, said_by
+from isocompute.runs.model import RunWarning
+from isocompute.runs.separators import DecimalCommaError
 
 __all__ = ["Table"]
 
@@ -31,8 +36,11 @@ class Table:
     looks_for: ClassVar[str] = "a table with a column for the step or the compute"
 
     def sniff(self, sample: Sample) -> Match:
-        """The columns of the first rows."""
-        frame = look(sample)
+        """The columns of the first rows; of a table with decimal commas, that it is one: reading it says the rest."""
+        try:
+            frame = look(sample)
+        except DecimalCommaError:
+            return Match(_SCORES["rows"], 1)
         if frame is None:
             return NO_MATCH
         layout = _layout(frame)
@@ -55,13 +63,42 @@ class Table:
         layout = _layout(frame)
         if layout.kind == "none":
             raise InputError(f"{log.name}: {layout.why}; the columns are {', '.join(frame.columns[:12])}.")
-        nested = [c for c, kind in frame.schema.items() if kind.is_nested()]
-        _READ[layout.kind](frame.drop(nested), layout, sink)
+        frame = frame.drop(c for c, kind in frame.schema.items() if kind.is_nested())
+        _tell_of_text(frame, layout, log)
+        if layout.run and layout.kind in ("rows", "ends"):
+            frame = _with_names(frame, layout.run, log)
+        _READ[layout.kind](frame, layout, sink)
 
 
 def _layout(frame: pl.DataFrame) -> Layout:
     numeric = {c for c, kind in frame.schema.items() if kind.is_numeric()}
-    return layout_of(frame.columns, numeric)
+    layout = layout_of(frame.columns, numeric)
+    odd = odd_cells(frame, frame.columns) if layout.kind == "none" and not layout.other else []
+    return replace(layout, why=f"{layout.why}; {listed(odd)}") if odd else layout
+
+
+def _tell_of_text(frame: pl.DataFrame, layout: Layout, log: Log) -> None:
+    """Warn of columns that are left out because a cell is no number, where text is not what they are for."""
+    used = {layout.run, layout.metric, *said_by(frame.columns)}
+    odd = odd_cells(frame, [c for c in frame.columns if c not in used])
+    if odd and layout.kind == "rows" and not layout.run:
+        keys = _run_keys(frame, layout)
+        odd = [found for found in odd if found.column not in keys]
+    if odd:
+        what = "such cells are" if layout.kind == "long" else "the whole column is"
+        said = f"{log.name}: {listed(odd)}: {what} left out; mend such cells or leave them empty."
+        warnings.warn(said, RunWarning, stacklevel=2)
+
+
+def _with_names(frame: pl.DataFrame, run: str, log: Log) -> pl.DataFrame:
+    """The rows that name their run; the others are told of and count as skipped."""
+    nameless = frame[run].null_count()
+    if not nameless:
+        return frame
+    log.skipped_lines += nameless
+    rows = "1 row has" if nameless == 1 else f"{nameless} rows have"
+    warnings.warn(f"{log.name}: {rows} an empty '{run}', left out; fill it in.", RunWarning, stacklevel=2)
+    return frame.drop_nulls(run)
 
 
 def _long(frame: pl.DataFrame, layout: Layout, sink: Sink) -> None:
@@ -160,10 +197,19 @@ def _ends(frame: pl.DataFrame, layout: Layout, sink: Sink) -> None:
 def _parts(frame: pl.DataFrame, layout: Layout) -> Iterator[tuple[str | None, pl.DataFrame]]:
     """The rows of each run: by the run's column, else by what tells settings and sets apart."""
     if layout.run:
-        frame = frame.filter(pl.col(layout.run).is_not_null())
         for (name,), part in frame.partition_by([layout.run], as_dict=True, maintain_order=True).items():
             yield _text(name), part
         return
+    keys = _run_keys(frame, layout)
+    if not keys:
+        yield None, frame
+        return
+    for key, part in frame.partition_by(keys, as_dict=True, maintain_order=True).items():
+        yield ",".join(f"{k}={_text(v)}" for k, v in zip(keys, key, strict=True)), part
+
+
+def _run_keys(frame: pl.DataFrame, layout: Layout) -> list[str]:
+    """The columns that tell runs apart where none names them."""
     keys = [*layout.keys, *(c for ours, c in layout.settings.items() if ours != "gpus")]
     counter = layout.step or next(iter(layout.compute.values()), None)
     texts = [c for c, kind in frame.schema.items() if kind == pl.String and c not in keys]
@@ -171,11 +217,7 @@ def _parts(frame: pl.DataFrame, layout: Layout) -> Iterator[tuple[str | None, pl
     more = [c for c in (*texts, *numbers) if frame[c].n_unique() <= _MOST_VALUES]
     while more and counter and not _increasing(frame, keys, counter) and frame.height:
         keys.append(more.pop(0))
-    if not keys:
-        yield None, frame
-        return
-    for key, part in frame.partition_by(keys, as_dict=True, maintain_order=True).items():
-        yield ",".join(f"{k}={_text(v)}" for k, v in zip(keys, key, strict=True)), part
+    return keys
 
 
 def _increasing(frame: pl.DataFrame, keys: list[str], counter: str) -> bool:

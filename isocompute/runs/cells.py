@@ -1,0 +1,90 @@
+"""Columns of text that were meant for numbers: one cell says `-`, or all of them `58.7%` or `20,480`.
+
+Names, ids and dates are text and stay so. A column is meant for numbers where at least half of its cells are numbers,
+or would be but for a percent sign or commas.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from isocompute.errors import InputError
+from isocompute.runs.model import POINT_COLUMNS, RunWarning
+
+__all__ = ["OddCell", "listed", "odd_cells", "tell_of_text"]
+
+_ALMOST = r"^[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*[.,]?\d+)(?:[eE][-+]?\d+)?\s?%?$"
+_TEXTS = {
+    *("id", "uid", "uuid", "name", "label", "tag", "key", "hash", "commit", "version", "host", "hostname"),
+    *("group", "variant", "method", "algorithm", "setting", "config", "env", "status", "note", "notes", "comment"),
+    *("date", "time", "timestamp"),
+}
+"""How the names of columns end that are text rightly."""
+_LONGEST = 40
+_MOST_NAMED = 3
+
+
+class OddCell(NamedTuple):
+    """The first cell of a column meant for numbers that is none."""
+
+    column: str
+    row: int
+    """From 1, the header not counted."""
+    cell: str
+
+    def __str__(self) -> str:
+        shown = self.cell if len(self.cell) <= _LONGEST else f"{self.cell[:_LONGEST]}…"
+        return f"column '{self.column}': '{shown}' (row {self.row}) is not a number"
+
+
+def odd_cells(table: pl.DataFrame, columns: Iterable[str]) -> list[OddCell]:
+    """One for each of these columns that is text and was meant for numbers."""
+    texts = [name for name in columns if table.schema[name] == pl.String]
+    return [odd for name in texts if _last_word(name) not in _TEXTS and (odd := _odd_cell(table[name]))]
+
+
+def _last_word(name: str) -> str:
+    return re.split(r"[\W_]+", name.strip().lower())[-1]
+
+
+def _odd_cell(column: pl.Series) -> OddCell | None:
+    text = column.str.strip_chars()
+    there = (text != "").fill_null(value=False)
+    is_number = text.cast(pl.Float64, strict=False).is_not_null()
+    odd = there & ~is_number
+    meant = there & (is_number | text.str.contains(_ALMOST))
+    if not odd.any() or 2 * meant.sum() < there.sum():
+        return None
+    row = odd.arg_max() or 0
+    return OddCell(column.name, row + 1, text[row])
+
+
+def tell_of_text(table: pl.DataFrame, address: str, *, used: Collection[str], value: str | None = None) -> None:
+    """Say which columns no law can use because a cell is no number, where another column would answer in silence.
+
+    An error where the column counts rollouts or is the reward that is meant (law/rewards.py), and else a warning.
+    `used` are columns that are text rightly. A user who named the `value` has chosen, so other metrics are no news.
+    """
+    odd = odd_cells(table, [c for c in table.columns if c not in used and (value is None or c in POINT_COLUMNS)])
+    metrics = [c for c, kind in table.schema.items() if kind.is_numeric() and c not in (*used, *POINT_COLUMNS)]
+    if not odd or not metrics:
+        return  # a law that finds no number says so itself
+    from isocompute.law.rewards import REWARDS, rank
+
+    best = min([len(REWARDS), *(rank(c) for c in metrics if table[c].count())])
+    for found in odd:
+        if found.column == "rollouts" or rank(found.column) < best:
+            raise InputError(f"{address}: {found}; mend the cell or leave it empty.")
+    said = f"{address}: {listed(odd)}: taken for text; mend such cells or leave them empty."
+    warnings.warn(said, RunWarning, stacklevel=2)
+
+
+def listed(odd: Sequence[OddCell]) -> str:
+    """The cells for a message, cut to a readable number."""
+    more = f"; and {len(odd) - _MOST_NAMED} more" if len(odd) > _MOST_NAMED else ""
+    return "; ".join(map(str, odd[:_MOST_NAMED])) + more
