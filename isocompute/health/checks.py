@@ -30,11 +30,11 @@ from isocompute.health.rewards import VALIDATION_NOISE, Reward, batch_noise, ref
 from isocompute.health.series import series_of
 from isocompute.health.watched import Look, Watched, number_at
 from isocompute.law.from_runs import choose_metric
-from isocompute.law.rewards import REWARDS, TRAINED, rank
 from isocompute.logs.names import is_validation
 from isocompute.runs.finite import set_apart
 from isocompute.runs.model import POINT_COLUMNS, Run, RunSet
 from isocompute.runs.pass_rates import PassRates, read_pass_rates
+from isocompute.runs.rewards import REWARDS, TRAINED, rank
 
 __all__ = ["check"]
 
@@ -42,7 +42,7 @@ _NO_REWARDS = ("entropy", "kl", "response_length", "truncated", "zero_variance",
 _NAMED_REWARD = re.compile(
     r"(?:.*[^a-z])?(?:reward|accuracy|acc|score|pass|success|solved?|correct|return)s?(?:[^a-z].*)?", re.IGNORECASE
 )
-"""Names of rewards beside those of `law.rewards`: `fit` takes a run's only metric whatever it is called."""
+"""Names of rewards beside those of `runs.rewards`: `fit` takes a run's only metric whatever it is called."""
 _NUMBERS = ("loss", "grad_norm", "entropy")
 """Beside the rewards, what must be a number at every point."""
 _KL_FLOOR = 0.1

@@ -13,8 +13,8 @@ import polars as pl
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.curve import MINIMUM_POINTS, Curve, scale_of
-from isocompute.law.rewards import REWARDS, TRAINED, rank
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
+from isocompute.runs.rewards import REWARDS, TRAINED, rank
 
 __all__ = ["UNITS", "choose_metric", "choose_unit", "curves_of", "warn_of_scales"]
 

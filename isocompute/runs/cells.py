@@ -15,6 +15,7 @@ import polars as pl
 
 from isocompute.errors import InputError
 from isocompute.runs.model import POINT_COLUMNS, RunWarning
+from isocompute.runs.rewards import REWARDS, rank
 
 __all__ = ["OddCell", "listed", "odd_cells", "tell_of_text"]
 
@@ -67,15 +68,13 @@ def _odd_cell(column: pl.Series) -> OddCell | None:
 def tell_of_text(table: pl.DataFrame, address: str, *, used: Collection[str], value: str | None = None) -> None:
     """Say which columns no law can use because a cell is no number, where another column would answer in silence.
 
-    An error where the column counts rollouts or is the reward that is meant (law/rewards.py), and else a warning.
+    An error where the column counts rollouts or is the reward that is meant (`rewards`), and else a warning.
     `used` are columns that are text rightly. A user who named the `value` has chosen, so other metrics are no news.
     """
     odd = odd_cells(table, [c for c in table.columns if c not in used and (value is None or c in POINT_COLUMNS)])
     metrics = [c for c, kind in table.schema.items() if kind.is_numeric() and c not in (*used, *POINT_COLUMNS)]
     if not odd or not metrics:
         return  # a law that finds no number says so itself
-    from isocompute.law.rewards import REWARDS, rank
-
     best = min([len(REWARDS), *(rank(c) for c in metrics if table[c].count())])
     for found in odd:
         if found.column == "rollouts" or rank(found.column) < best:

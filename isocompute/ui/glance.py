@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from isocompute.law.curve import MINIMUM_POINTS, Curve
-from isocompute.law.rewards import REWARDS, rank
+from isocompute.runs.rewards import REWARDS, rank
 from isocompute.ui.source import POINTS
 
 __all__ = ["glance"]
