@@ -19,6 +19,9 @@ from isocompute.plan.beyond import SAME, centred, drift, extrapolate
 
 __all__ = ["Curves"]
 
+_ABOUT_AS_FAR = 2.0
+"""Settings were run about as far as each other where their last evaluations lie within so many times."""
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -101,18 +104,21 @@ class Curves:
         keys = list(zip(problems_A.astype(int).tolist(), rollouts_A.astype(int).tolist(), strict=True))
         last_A = np.array([self.last(*key) for key in keys])
         reference = self._reference()
-        end = self.last(*reference)
-        growth_AB = self._growth(keys, last_A, compute_A)
-        further_AB = self._growth([reference] * len(keys), np.full(len(keys), end), np.maximum(compute_A, end))
         ends = {key: self._own(key, np.array([self.last(*key)]))[0] for key in set(keys)}
         return extrapolate(
             own_AB=np.stack([ends[key] for key in keys]),
-            growth_AB=growth_AB,
-            reference_AB=self._own(reference, np.minimum(last_A, end)),
-            reference_there_AB=self._own(reference, np.minimum(compute_A, end)) + further_AB,
+            growth_AB=self._growth(keys, last_A, compute_A),
+            reference_AB=self._grown(reference, last_A),
+            reference_there_AB=self._grown(reference, compute_A),
             base=float(np.median([fit.base for fit in self.fits])),
             doublings_A=np.log2(compute_A / last_A),
         )
+
+    def _grown(self, key: tuple[int, int], compute_A: Array) -> Array:
+        """A setting's own curve, and past its last point what the surface adds."""
+        end = self.last(*key)
+        further_AB = self._growth([key] * len(compute_A), np.full(len(compute_A), end), np.maximum(compute_A, end))
+        return self._own(key, np.minimum(compute_A, end)) + further_AB
 
     def _growth(self, keys: Sequence[tuple[int, int]], from_A: Array, to_A: Array) -> Array:
         """How far settings rise between two computes: on the surface where there is one, else on their own curves."""
@@ -125,10 +131,15 @@ class Curves:
         return np.asarray(growth_BA[np.arange(self._members()) % len(growth_BA)].T)
 
     def _reference(self) -> tuple[int, int]:
-        """Of the settings that were run furthest, the one that is highest there."""
+        """Of the settings that were run furthest, the one that leads where all of them were.
+
+        Evaluations of different settings do not fall on the same compute: the last ones of a sweep that goes to one
+        budget may lie a good part of a doubling apart.
+        """
         end = max(fit.last for fit in self.fits)
-        far = [fit for fit in self.fits if fit.last >= end / SAME]
-        return self._key(max(far, key=lambda fit: float(fit.ensemble.at(np.array([fit.last]))[:, 0].mean())))
+        far = [fit for fit in self.fits if fit.last >= end / _ABOUT_AS_FAR]
+        there = np.array([min(fit.last for fit in far)])
+        return self._key(max(far, key=lambda fit: float(fit.ensemble.at(there)[:, 0].mean())))
 
     def _between(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
         """Settings that were not run: the surface, give or take what it got wrong about an n it was not shown."""

@@ -496,3 +496,21 @@ def test_generations_that_tie_show_no_limit_by_noise() -> None:
     """ScaleRL found no effect of 8 to 32 generations: the fits differ by .004, far inside their error."""
     assert isocompute.plan(budget="8000h", law="scalerl/generations", replicates=200).regime.regime != "noise"
     assert isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=200).regime.regime == "noise"
+
+
+def test_last_evaluations_of_a_sweep_need_not_coincide() -> None:
+    """All n go to one budget. n = 32, which learns nothing, was evaluated last: it is not what others are held to."""
+    rng = np.random.default_rng(1)
+    curves = [
+        Curve(f"{n}-{seed}", compute_C, 0.07 + 0.9 / (1 + (half / compute_C) ** 1.5) + noise_C, 32, n, seed=seed)
+        for n, half, last in ((4, 2e4, 5632), (8, 3e4, 5888), (16, 5e4, 6144), (32, 2e6, 7168))
+        for seed in range(3)
+        for compute_C, noise_C in [(np.geomspace(32 * n, last, 12), 0.003 * rng.standard_normal(12))]
+    ]
+    law = fit_law(curves, metric="worst@4", replicates=200)
+    plan = isocompute.plan(budget=6e4, law=law, rollouts_per_problem=[4, 8, 16, 32], extrapolate=True)
+    assert plan.chosen.allocation.rollouts_per_problem == 4
+    reached = {fit.setting[1]: float(fit.at(np.array([fit.last]))[0]) for fit in law.settings}
+    for option in (plan.chosen, *plan.alternatives):
+        n = option.allocation.rollouts_per_problem
+        assert option.ranked.value > reached[n], f"n = {n} is expected to lose what it had"
