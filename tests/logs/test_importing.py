@@ -16,6 +16,7 @@ from isocompute import InputError, load
 from isocompute.logs import Imports, import_logs
 from isocompute.logs.follow import follow
 from isocompute.logs.write import folder_of
+from isocompute.runs import RunWarning
 from tests.commands import Call
 from tests.conftest import rising, write_points
 from tests.logs import made_up as made
@@ -145,7 +146,8 @@ def test_commands_take_a_raw_log(call: Call, tmp_path: Path) -> None:
 def test_a_folder_of_logs_on_the_fly(tmp_path: Path) -> None:
     for n in (8, 16):
         (tmp_path / f"bp32_n{n}.log").write_text(made.verl(range(1, 20), config=False))
-    assert sorted(r.settings.rollouts_per_problem or 0 for r in load(tmp_path)) == [8, 16]
+    with pytest.warns(RunWarning, match=r"Bp = 32 of 'bp32_n8', n = 8 of 'bp32_n8', .* by the name alone"):
+        assert sorted(r.settings.rollouts_per_problem or 0 for r in load(tmp_path)) == [8, 16]
     write_points(tmp_path / "run", rising(5))  # a folder with run folders is a study, whatever else lies in it
     assert [run.name for run in load(tmp_path)] == ["run"]
 
