@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from isocompute.claims.statistics import above, inside
 from isocompute.law import Curve
 from isocompute.law.curve import MINIMUM_POINTS, Setting, upper_bound
 from isocompute.law.fits import fit_groups, usable_points
-from isocompute.law.frontier import compared, frontier
+from isocompute.law.frontier import compared, frontier, luck_of
 from isocompute.law.intervals import percentiles
 from isocompute.law.optimum import Optimum, beyond
 
@@ -176,7 +177,9 @@ def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: 
         return None
     values = np.concatenate([curve.values_C for group in groups.values() for curve in group])
     fits = fit_groups(list(groups.values()), replicates=REPLICATES, seed=0, upper=upper_bound(values))
-    front = frontier(fits)
+    # Sets and metrics have luck of their own; a run in two units of compute has the same.
+    luck = zlib.crc32(f"{setup.name} {metric or study.metric}".encode())
+    front = frontier(fits, luck_SB=luck_of(fits, seed=luck))
     part, _ = compared(fits, front.compute_C)
     if part.stop == part.start:
         return None

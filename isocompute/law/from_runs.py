@@ -13,6 +13,7 @@ import polars as pl
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.curve import MINIMUM_POINTS, Curve, scale_of
+from isocompute.runs.cells import odd_cells
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 from isocompute.runs.rewards import REWARDS, TRAINED, rank
 
@@ -117,12 +118,23 @@ def choose_metric(runs: RunSet, metric: str | None = None, *, any_number: bool =
         everywhere = [name for name in everywhere if any(_count(run, name) for run in runs)] or everywhere
     best = min(everywhere, key=rank, default=None)
     if best is not None and (rank(best) < len(REWARDS) or len(everywhere) == 1):
+        _refuse_better(runs, best)
         return best
     if not have:
         for column in dict.fromkeys(name for run in runs for name in run.points.columns):
             _refuse_text(runs, column, partly=True)
         raise InputError(f"{runs.source}: no column holds numbers to fit; is there one besides compute?")
     raise InputError(f"{runs.source}: which metric? Say --metric NAME with one of {_names(have)}.")
+
+
+def _refuse_better(runs: RunSet, chosen: str) -> None:
+    """If a reward that would have been meant has a cell that is no number, name it before another one answers."""
+    for run in runs:
+        better = [name for name, kind in run.points.schema.items() if kind == pl.String and rank(name) < rank(chosen)]
+        for odd in odd_cells(run.points, better):
+            raise InputError(
+                f"run '{run.name}', {odd}; mend the cell or leave it empty, or say --metric {chosen} if that is meant."
+            )
 
 
 def _count(run: Run, metric: str) -> int:

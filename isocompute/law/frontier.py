@@ -15,14 +15,18 @@ from itertools import pairwise
 import numpy as np
 
 from isocompute.arrays import Array, Bools, Ints
+from isocompute.law.comparison import ONE_SEED_ERROR
+from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
 
-__all__ = ["Frontier", "Switch", "bounds", "compared", "compute_grid", "ended", "frontier", "live"]
+__all__ = ["Frontier", "Switch", "bounds", "compared", "compute_grid", "ended", "frontier", "live", "luck_of"]
 
 REACH = 1.25
 GRID_POINTS = 120
 _SLACK = 1.02  # budgets that differ by a batch are the same budget
 _ENOUGH = 3.0
+_NORMAL_95 = 1.959964
+"""Standard deviations to either side that hold 95% of a normal distribution."""
 _CUTS, _ROUNDS = 256, 4
 """Rounds in which the place of a crossing is cut into so many: to a billionth of a step of the grid."""
 
@@ -110,6 +114,18 @@ def bounds(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: in
 def reached(fit: CurveFit, compute_C: Array) -> Array:
     """What a setting reaches with at most this compute: its curve, held at its last point."""
     return fit.at(np.minimum(compute_C, fit.last))
+
+
+def luck_of(fits: Sequence[CurveFit], *, seed: int) -> Array:
+    """How far another seed of a setting (rows) might lie from the one that was run, by replicate.
+
+    With one seed nothing in the data says it, so it is `compare`'s margin, of the scale of the points that were fitted;
+    with several the replicates show it, and there is nothing to add.
+    """
+    rng = np.random.default_rng([seed, 2])
+    scale = scale_of(np.concatenate([curve.values_C for fit in fits for curve in fit.curves]))
+    width = scale * ONE_SEED_ERROR / (_NORMAL_95 * np.sqrt(2.0))
+    return np.stack([width * (len(fit.curves) == 1) * rng.standard_normal(len(fit.ensemble.base_B)) for fit in fits])
 
 
 def frontier(fits: Sequence[CurveFit], compute_C: Array | None = None, *, luck_SB: Array | None = None) -> Frontier:

@@ -11,7 +11,7 @@ The paper's three settings are three choices of which settings compete on the fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from isocompute.arrays import Array
 from isocompute.law.comparison import ONE_SEED_ERROR
 from isocompute.law.curve import Curve, lasting_fall, on_one_scale, scale_of, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.frontier import Frontier, bounds, compared, ended, frontier
+from isocompute.law.frontier import Frontier, bounds, compared, ended, frontier, luck_of
 from isocompute.law.optimum import Optimum, Reading, fit_optima
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.sensitivity import Slice, sensitivity
@@ -57,9 +57,6 @@ class Tradeoff:
     problems: Optimum | None
     """Bp*(M), at fixed batch size only."""
 
-
-_NORMAL_95 = 1.959964
-"""Standard deviations to either side that hold 95% of a normal distribution."""
 
 _Competition = tuple[str | None, int | None, tuple[CurveFit, ...]]
 """What is held fixed, its value, and the settings that compete."""
@@ -131,7 +128,7 @@ def fit_law(
     competitions += _slices_of(setting_fits, "problems_per_batch")
     if unit == "rollouts":
         competitions += _slices_of(setting_fits, "batch_size")
-    joint, *tradeoffs = _tradeoffs(competitions, _luck(setting_fits, scale_of(values), replicates, seed), iso=iso)
+    joint, *tradeoffs = _tradeoffs(competitions, luck_of(setting_fits, seed=seed), iso=iso)
     surface = None
     if with_surface and iso:
         surface = fit_surface(setting_fits, upper=upper, replicates=replicates, seed=seed)
@@ -170,17 +167,9 @@ def _slices_of(fits: Sequence[CurveFit], fixed: str) -> list[_Competition]:
     return [(fixed, value, tuple(group)) for value, group in sorted(groups.items()) if len(group) > 1]
 
 
-def _luck(fits: Sequence[CurveFit], scale: float, replicates: int, seed: int) -> dict[int, Array]:
-    """How far another seed of a setting might lie from the one that was run, by replicate: with one seed nothing in the
-    data says it, so it is `compare`'s margin. Keys are the fits' ids.
-    """
-    rng = np.random.default_rng([seed, 2])
-    width = scale * ONE_SEED_ERROR / (_NORMAL_95 * np.sqrt(2.0))
-    return {id(fit): width * (len(fit.curves) == 1) * rng.standard_normal(replicates) for fit in fits}
-
-
-def _tradeoffs(competitions: Sequence[_Competition], luck: Mapping[int, Array], *, iso: bool) -> list[Tradeoff]:
-    """A frontier for each, and the optima along all of them, fitted at once."""
+def _tradeoffs(competitions: Sequence[_Competition], luck_SB: Array, *, iso: bool) -> list[Tradeoff]:
+    """A frontier for each, and the optima along all of them, fitted at once; all settings compete in the first."""
+    luck = {id(fit): luck_B for fit, luck_B in zip(competitions[0][2], luck_SB, strict=True)}
     fronts = [frontier(fits, luck_SB=np.stack([luck[id(fit)] for fit in fits])) for _, _, fits in competitions]
     readings: dict[tuple[int, int], Reading] = {}
     for i, ((fixed, value, fits), front) in enumerate(zip(competitions, fronts, strict=True)):
@@ -226,9 +215,11 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
         out.append("the runs' values lie on different scales: a frontier through them compares what does not compare")
     shared = [group for group in settings if len(group) > 1]
     if len(settings) > 1 and not shared:
+        scale = scale_of(np.concatenate([c.values_C for run in runs for c in run.fit.curves]))
+        margin = f"{ONE_SEED_ERROR * scale:.2g}".removeprefix("0")
         out.append(
-            "one seed a setting: n* allows for ±.02 between seeds (ScaleRL's margin), which may be more; intervals of "
-            "curves hold evaluation noise and the doubt about the form alone"
+            f"one seed a setting: n* allows for ±{margin} between seeds (ScaleRL's margin), which may be more; "
+            "intervals of curves hold evaluation noise and the doubt about the form alone"
         )
     unnamed = [group for group in shared if any(runs[i].curve.seed is None for i in group)]
     if unnamed:

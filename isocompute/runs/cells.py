@@ -20,6 +20,8 @@ from isocompute.runs.rewards import REWARDS, rank
 __all__ = ["OddCell", "listed", "odd_cells", "tell_of_text"]
 
 _ALMOST = r"^[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*[.,]?\d+)(?:[eE][-+]?\d+)?\s?%?$"
+_LIST = r"\d+(,\d{1,2})+"
+"""The same in all rows it is a list, such as the devices `0,1`."""
 _TEXTS = {
     *("id", "uid", "uuid", "name", "label", "tag", "key", "hash", "commit", "version", "host", "hostname"),
     *("group", "variant", "method", "algorithm", "setting", "config", "env", "status", "note", "notes", "comment"),
@@ -62,25 +64,28 @@ def _odd_cell(column: pl.Series) -> OddCell | None:
     if not odd.any() or 2 * meant.sum() < there.sum():
         return None
     row = odd.arg_max() or 0
+    if there.sum() > 1 and text.filter(there).n_unique() == 1 and re.fullmatch(_LIST, text[row]):
+        return None
     return OddCell(column.name, row + 1, text[row])
 
 
 def tell_of_text(table: pl.DataFrame, address: str, *, used: Collection[str], value: str | None = None) -> None:
-    """Say which columns no law can use because a cell is no number, where another column would answer in silence.
+    """Say which columns no law can use because a cell is no number.
 
-    An error where the column counts rollouts or is the reward that is meant (`rewards`), and else a warning.
-    `used` are columns that are text rightly. A user who named the `value` has chosen, so other metrics are no news.
+    An error where the column counts rollouts, and else a warning, but for rewards: whether one of them is meant, the
+    law knows. `used` are columns that are text rightly. A user who named the `value` has chosen.
     """
-    odd = odd_cells(table, [c for c in table.columns if c not in used and (value is None or c in POINT_COLUMNS)])
-    metrics = [c for c, kind in table.schema.items() if kind.is_numeric() and c not in (*used, *POINT_COLUMNS)]
-    if not odd or not metrics:
-        return  # a law that finds no number says so itself
-    best = min([len(REWARDS), *(rank(c) for c in metrics if table[c].count())])
-    for found in odd:
-        if found.column == "rollouts" or rank(found.column) < best:
-            raise InputError(f"{address}: {found}; mend the cell or leave it empty.")
-    said = f"{address}: {listed(odd)}: taken for text; mend such cells or leave them empty."
-    warnings.warn(said, RunWarning, stacklevel=2)
+    odd = [
+        found
+        for found in odd_cells(table, [c for c in table.columns if c not in used])
+        if found.column in POINT_COLUMNS or (value is None and rank(found.column) == len(REWARDS))
+    ]
+    counts = [found for found in odd if found.column == "rollouts"]
+    if counts:
+        raise InputError(f"{address}: {counts[0]}; mend the cell or leave it empty.")
+    if odd and any(kind.is_numeric() for c, kind in table.schema.items() if c not in (*used, *POINT_COLUMNS)):
+        said = f"{address}: {listed(odd)}: taken for text; mend such cells or leave them empty."
+        warnings.warn(said, RunWarning, stacklevel=2)  # a law that finds no number says so itself
 
 
 def listed(odd: Sequence[OddCell]) -> str:

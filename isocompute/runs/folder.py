@@ -6,12 +6,14 @@ import io
 import json
 import warnings
 
+import numpy as np
 import polars as pl
 from pydantic import ValidationError
 
+from isocompute.arrays import Bools
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.cells import tell_of_text
+from isocompute.runs.bookkeeping import is_bookkeeping
 from isocompute.runs.finite import NON_FINITE, put_back, set_apart
 from isocompute.runs.model import POINT_COLUMNS, Run, RunWarning
 from isocompute.runs.settings import RunSettings
@@ -19,6 +21,8 @@ from isocompute.runs.writer import POINTS, SETTINGS, RunWriter, whole_lines
 
 __all__ = ["POINTS", "SETTINGS", "NoPointsError", "RunWriter", "parse_lines", "read_run", "steps_of", "tidy"]
 
+_ROWS_A_STEP = 16
+"""So far on a step is said again; trainers write a handful of rows, a run is resumed a few times."""
 _SAMPLE = 100
 """Lines that tell the columns of a file; whatever they do not tell is noticed and read the slower way."""
 
@@ -31,7 +35,6 @@ def read_run(address: str, *, name: str | None = None) -> Run:
     """Read a run folder; `NoPointsError` where it has no point yet."""
     points_address = files.join(address, POINTS)
     points = parse_lines(files.read_bytes(points_address), points_address)
-    tell_of_text(points, points_address, used=(NON_FINITE,))
     settings = RunSettings()
     settings_address = files.join(address, SETTINGS)
     if files.exists(settings_address):
@@ -104,9 +107,32 @@ def tidy(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _one_row_a_step(table: pl.DataFrame) -> pl.DataFrame:
-    """Rows of a step as one: a validation and a training row say different things, a resumed run's later row more."""
+    """Rows of a step as one: a validation and a training row say different things, of which the last word counts."""
+    table = table.sort("step", maintain_order=True)
+    table = table.filter(~pl.Series(_said_again(table)))
     last = table.group_by("step", maintain_order=True).agg(pl.all().drop_nulls().last())
     return last.select(table.columns)
+
+
+def _said_again(table: pl.DataFrame) -> Bools:
+    """Rows, in order of step, half of which a later row of their step says again: of a branch that a resumed run left.
+
+    The half is that of the larger row, as in imports (`logs.collect`).
+    """
+    measured = [name for name in table.columns if not is_bookkeeping(name) and name != NON_FINITE]
+    step_R = table["step"].to_numpy()
+    there_RC = np.stack([table[name].is_not_null().to_numpy() for name in measured], axis=1) if measured else None
+    gone_R = np.zeros(len(step_R), dtype=np.bool_)
+    if there_RC is None:
+        return gone_R
+    count_R = there_RC.sum(axis=1)
+    for later in range(1, _ROWS_A_STEP):
+        same_R = step_R[later:] == step_R[:-later]
+        if not same_R.any():
+            break
+        common_R = (there_RC[later:] & there_RC[:-later]).sum(axis=1)
+        gone_R[:-later] |= same_R & (common_R > 0) & (2 * common_R >= np.maximum(count_R[later:], count_R[:-later]))
+    return gone_R
 
 
 def steps_of(table: pl.DataFrame) -> pl.Series | None:

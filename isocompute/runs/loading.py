@@ -12,10 +12,12 @@ from pathlib import Path
 
 from isocompute.errors import InputError
 from isocompute.runs import files
+from isocompute.runs.cells import odd_cells
 from isocompute.runs.conditions import spelt
-from isocompute.runs.finite import non_finite, place
+from isocompute.runs.finite import NON_FINITE, non_finite, place
 from isocompute.runs.folder import POINTS, NoPointsError, read_run
 from isocompute.runs.model import NonFiniteWarning, Run, RunSet, RunSettings, RunWarning, listing
+from isocompute.runs.rewards import REWARDS, rank
 from isocompute.runs.separators import separator_of
 from isocompute.runs.table import TABLE_SUFFIXES, read_table
 from isocompute.runs.without import left_out
@@ -127,13 +129,19 @@ def _load_one(address: str, asked: _Asked) -> list[Run]:
 
 def _foreign(address: str, where: Mapping[str, str], fill: Mapping[str, int | None]) -> list[Run] | None:
     """A table in somebody else's columns; None where `where` is about its rows and not about its runs."""
-    try:
-        runs = _logs(address, "not a table with our columns", fill)
-    except InputError:
-        if where:
-            return None
-        raise
-    return runs if all(any(_said(run, key) is not None for run in runs) for key in where) else None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            runs = _logs(address, "not a table with our columns", fill)
+        except InputError:
+            if where:
+                return None
+            raise
+    if not all(any(_said(run, key) is not None for run in runs) for key in where):
+        return None
+    for one in told:
+        warnings.warn(one.message, stacklevel=2)
+    return runs
 
 
 def _logs(address: str, otherwise: str, fill: Mapping[str, int | None]) -> list[Run]:
@@ -161,6 +169,10 @@ def _logs(address: str, otherwise: str, fill: Mapping[str, int | None]) -> list[
         warnings.warn(
             f"{address}: {len(tables)} tables without step or compute left out: {names}.", RunWarning, stacklevel=2
         )
+    skipped = sum(item.skipped_lines for item in found)
+    if skipped:
+        lines = "1 line" if skipped == 1 else f"{skipped} lines"
+        warnings.warn(f"{address}: {lines} that could not be read left out.", RunWarning, stacklevel=2)
     guessed = [
         f"{note.removesuffix(FROM_NAME)} of '{item.run.name}'"
         for item in found
@@ -169,9 +181,10 @@ def _logs(address: str, otherwise: str, fill: Mapping[str, int | None]) -> list[
     ]
     if guessed:
         more = f" and {len(guessed) - _MOST_NAMED} more" if len(guessed) > _MOST_NAMED else ""
+        remedy = "say --rollouts-per-problem or --problems-per-batch" if len(found) == 1 else "rename the files"
         warnings.warn(
-            f"{address}: {', '.join(guessed[:_MOST_NAMED])}{more} by the name alone; say --rollouts-per-problem or "
-            "--problems-per-batch where it means something else.",
+            f"{address}: {', '.join(guessed[:_MOST_NAMED])}{more} by the name alone; {remedy} where it means something "
+            "else.",
             RunWarning,
             stacklevel=2,
         )
@@ -202,7 +215,26 @@ def _study(address: str) -> list[Run]:
     if waiting:
         # A study that is running: a cell's folder is there before its first evaluation.
         warnings.warn(f"{address}: {len(waiting)} run(s) without a point yet are left out", RunWarning, stacklevel=2)
+    _tell_of_text(begun, address)
     return begun
+
+
+def _tell_of_text(runs: Sequence[Run], address: str) -> None:
+    """One warning for all columns of a study that are text because of a cell."""
+    odd: dict[str, tuple[str, int]] = {}
+    for run in runs:
+        others = [name for name in run.points.columns if name != NON_FINITE and rank(name) == len(REWARDS)]
+        for found in odd_cells(run.points, others):
+            first, count = odd.get(found.column, (f"{found} in run '{run.name}'", 0))
+            odd[found.column] = first, count + 1
+    if odd:
+        said = [first + (f" and in {count - 1} more" if count > 1 else "") for first, count in odd.values()]
+        more = f"; and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
+        warnings.warn(
+            f"{address}: {'; '.join(said[:_MOST_NAMED])}{more}: taken for text; mend such cells or leave them empty.",
+            RunWarning,
+            stacklevel=2,
+        )
 
 
 def _read_begun(found: tuple[str, str]) -> Run | NoPointsError:

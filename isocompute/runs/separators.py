@@ -5,6 +5,7 @@ Where a comma is the decimal sign, spreadsheets write `;` between cells, and som
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from isocompute.errors import InputError
@@ -15,6 +16,7 @@ _SEPARATORS = (",", "\t", ";")
 _LOOK = 50
 """Lines to look at."""
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(,\d{3})+")
 
 
 class DecimalCommaError(InputError):
@@ -29,15 +31,24 @@ def separator_of(head: bytes, address: str) -> str:
     """
     lines = [line for line in head.decode("utf-8-sig", "replace").splitlines() if line.strip()][:_LOOK]
     separator = likely_separator(lines[0]) if lines else ","
-    for line in lines[1:] if separator != "," else ():
-        for cell in line.split(separator):
-            if _DECIMAL_COMMA.fullmatch(cell.strip()):
-                named = "tabs" if separator == "\t" else f"'{separator}'"
-                raise DecimalCommaError(
-                    f"{address}: separated by {named} with decimal commas ({cell.strip()}); save it with "
-                    f"decimal points ({cell.strip().replace(',', '.')})."
-                )
+    for cells in _columns(lines[1:], separator) if separator != "," else ():
+        commas = [cell for cell in cells if _DECIMAL_COMMA.fullmatch(cell)]
+        if 2 * len(commas) < len(cells) or (len(set(commas)) == 1 < len(cells)):
+            continue  # a list such as `0,1` in all rows is no number
+        named = "tabs" if separator == "\t" else f"'{separator}'"
+        if all(_THOUSANDS.fullmatch(cell) for cell in commas):
+            wrong, right = "commas in thousands", f"without them ({commas[0].replace(',', '')})"
+        else:
+            wrong, right = "decimal commas", f"with decimal points ({commas[0].replace(',', '.')})"
+        raise DecimalCommaError(f"{address}: separated by {named} with {wrong} ({commas[0]}); save it {right}.")
     return separator
+
+
+def _columns(lines: list[str], separator: str) -> list[list[str]]:
+    """The filled cells of each column."""
+    rows = [[cell.strip() for cell in line.split(separator)] for line in lines]
+    filled = ([cell for cell in column if cell] for column in itertools.zip_longest(*rows, fillvalue=""))
+    return [column for column in filled if column]
 
 
 def likely_separator(header: str) -> str:

@@ -100,6 +100,17 @@ def test_with_one_seed_a_lead_under_the_margin_is_not_sure() -> None:
     assert at_the_end(1, 0.04) == [32, 32]
 
 
+def test_a_collapse_that_is_left_out_makes_no_other_n_less_sure() -> None:
+    """What seeds may differ by is a share of the scale of the points that are fitted, not of a penalty at the end."""
+    compute_C = np.geomspace(1e4, 1e6, 30)
+    low_C, high_C = hill(compute_C, 0.2, 0.6, 2e4, 2.0), hill(compute_C, 0.2, 0.9, 2e5, 2.0)
+    for values_C in (low_C, np.where(compute_C > 5e5, -20.0, low_C)):
+        curves = [Curve("4", compute_C, values_C, 32, 4), Curve("64", compute_C, high_C, 32, 64)]
+        best = fit_law(curves, metric="reward", replicates=200).joint.rollouts
+        assert best is not None and best.direction == "rises"
+        assert list(best.interval_C2[-1]) == [64, 64]
+
+
 def test_every_parameter_has_an_interval_around_it() -> None:
     data = law_to_json(fit_law(grid(), metric="avg@4", replicates=100))
     for curve in data["curves"]:

@@ -229,3 +229,26 @@ def test_lines_of_json_that_are_none_count_as_skipped(tmp_path: Path) -> None:
     lines[3] = lines[3][:-5]
     (item,) = import_logs(text(tmp_path, "\n".join(lines) + "\n", "some.json"))
     assert (item.run.points.height, item.skipped_lines) == (7, 1)
+
+
+def test_a_list_with_commas_is_no_number(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.tsv"
+    path.write_text("step\tcuda_devices\treward\n" + "".join(f"{i}\t0,1\t.{i:02d}\n" for i in range(1, 41)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert import_logs(path)[0].run.points.height == 40
+
+
+def test_commas_in_thousands_are_not_decimal(tmp_path: Path) -> None:
+    path = tmp_path / "thousands.csv"
+    path.write_text("step;rollouts;reward\n" + "".join(f"{i};{i},480;.{i}\n" for i in range(1, 9)))
+    with pytest.raises(InputError, match=r"with commas in thousands \(1,480\); save it without them \(1480\)"):
+        import_logs(path)
+
+
+def test_rows_that_are_left_out_are_told_of_by_every_command(tmp_path: Path) -> None:
+    path = tmp_path / "grown.csv"
+    rows = [f"{i},.{i:02d}" + (",7" if i > 37 else "") for i in range(1, 41)]
+    path.write_text("\n".join(["global_step,reward", *rows]) + "\n")
+    with pytest.warns(RunWarning, match=r"grown.csv: 3 lines that could not be read left out"):
+        assert load(path)[0].points.height == 37

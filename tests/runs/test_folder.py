@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute import InputError, RunSettings, RunWriter, load
+from isocompute.law.from_runs import choose_metric
 from isocompute.runs import RunWarning
 from isocompute.runs.finite import non_finite
 from isocompute.runs.folder import parse_lines
@@ -152,8 +153,19 @@ def test_what_was_no_number_and_is_logged_again_goes_by_its_later_line(tmp_path:
 def test_text_among_the_numbers_of_a_metric_is_named(tmp_path: Path) -> None:
     lines = [{"step": s, "avg@4": "-" if s == 2 else 0.1 * s, "train/avg": 0.1 * s} for s in range(6)]
     write_points(tmp_path, lines)
-    with pytest.raises(InputError, match=r"points.jsonl: column 'avg@4': '-' \(row 3\) is not a number; mend the cell"):
-        read(tmp_path)
+    with pytest.raises(
+        InputError, match=r"column 'avg@4': '-' \(row 3\) is not a number; mend the cell .*, or say --m"
+    ):
+        choose_metric(load(tmp_path))
+    assert choose_metric(load(tmp_path), "train/avg") == "train/avg"
+
+
+def test_a_resumed_run_leaves_what_its_first_branch_said(tmp_path: Path) -> None:
+    """Step 2 was evaluated before the resume and not after it."""
+    write_points(tmp_path, [{"step": s, "reward": 0.1 * s, "avg@4": 0.9} for s in (1, 2)])
+    write_points(tmp_path, [{"step": s, "reward": 0.2 * s, "seconds": 1} for s in (2, 3)])
+    assert read(tmp_path)["avg@4"].to_list() == [0.9, None, None]
+    assert read(tmp_path)["reward"].to_list() == [0.1, 0.4, pytest.approx(0.6)]
 
 
 def test_steps_are_put_in_order(tmp_path: Path) -> None:

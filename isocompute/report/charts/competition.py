@@ -11,7 +11,7 @@ import numpy as np
 
 from isocompute.law.curve import Curve
 from isocompute.law.fits import CurveFit
-from isocompute.law.frontier import Frontier, frontier
+from isocompute.law.frontier import Frontier, frontier, luck_of
 from isocompute.law.intervals import around
 from isocompute.law.law import Law, Tradeoff
 from isocompute.report.charts.marks import (
@@ -65,7 +65,7 @@ def of_fits(title: str, evidence: Evidence, metric: str, fits: tuple[CurveFit, .
     """Settings of another metric than the report's own."""
     known = evidence.curves_in(metric)
     curves = tuple(known[curve.name] for fit in fits for curve in fit.curves)
-    return Competition(title, metric, evidence.unit, fits, frontier(fits), curves)
+    return Competition(title, metric, evidence.unit, fits, frontier(fits, luck_SB=luck_of(fits, seed=0)), curves)
 
 
 def by_problems(fits: Sequence[CurveFit]) -> dict[int | None, tuple[CurveFit, ...]]:
