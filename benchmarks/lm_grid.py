@@ -44,7 +44,7 @@ def of_set(table: pl.DataFrame, metric: str, budgets: list[float], *, last: bool
     for (n,), part in sorted(table.group_by("rollouts_per_problem")):
         runs = part.partition_by("seed")
         values_SC = np.array([reached(run, metric, budgets, last=last) for run in runs])
-        ends_S = np.sort([float(run["rollouts"].max()) for run in runs])[::-1]  # type: ignore[arg-type]  # a number
+        ends_S = np.sort([run["rollouts"].to_numpy().max() for run in runs])[::-1]
         end = ends_S[math.ceil(MOST * len(ends_S)) - 1] * SLACK
         out[int(n)] = [list(values_SC[:, i]) if budget <= end else [] for i, budget in enumerate(budgets)]
     return out

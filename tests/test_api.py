@@ -135,5 +135,4 @@ def test_parts_of_the_package_load_on_first_use() -> None:
     """As the docs write them, in an interpreter that has imported nothing else."""
     names = "isocompute.study.run, isocompute.health.check, isocompute.metrics.avg_at_k, isocompute.runs.load"
     subprocess.run([sys.executable, "-c", f"import isocompute; {names}"], check=True)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        isocompute.nothing  # noqa: B018 - asking is the test
+    assert not hasattr(isocompute, "nothing")

@@ -13,6 +13,7 @@ question which is higher stays undecided.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,13 +28,19 @@ from isocompute.law.intervals import around, percentiles
 from isocompute.law.solver import Batch, solve
 from isocompute.words import number
 
-__all__ = ["Comparison", "Efficiency", "Overtaking", "compare"]
+__all__ = ["ONE_SEED_ERROR", "Comparison", "Efficiency", "Overtaking", "compare", "one_seed_spread"]
 
 ONE_SEED_ERROR = 0.02
 """Of the scale the values lie on."""
 ONE_SEED_FACTOR = 1.5
+_TWO_SIDED = 1.96
 _FAR = 4.0
 """Overtaking is looked for up to this many times the compute seen."""
+
+
+def one_seed_spread(error: float) -> float:
+    """Standard deviation of one seed where `error` is the 95% half-width of a difference between two."""
+    return error / _TWO_SIDED / math.sqrt(2.0)
 
 
 @dataclass(frozen=True)

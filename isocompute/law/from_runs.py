@@ -49,7 +49,7 @@ def warn_of_scales(curves: Sequence[Curve], *, metric: str, source: str) -> None
     """One law through rates and percent compares what does not compare."""
     tops = {curve.name: float(curve.values_C.max()) for curve in curves}
     percent = [curve.name for curve in curves if scale_of(curve.values_C) == _PERCENT]
-    rates = [name for name, top in tops.items() if name not in percent and 0.0 < top <= 1.0]
+    rates = [name for name, top in tops.items() if 0.0 < top <= 1.0]
     if percent and rates:
         one, other = percent[0], rates[0]
         warnings.warn(

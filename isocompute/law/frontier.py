@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from isocompute.arrays import Array, Bools, Ints
-from isocompute.law.comparison import ONE_SEED_ERROR
+from isocompute.law.comparison import ONE_SEED_ERROR, one_seed_spread
 from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
 
@@ -25,8 +25,6 @@ REACH = 1.25
 GRID_POINTS = 120
 _SLACK = 1.02  # budgets that differ by a batch are the same budget
 _ENOUGH = 3.0
-_NORMAL_95 = 1.959964
-"""Standard deviations to either side that hold 95% of a normal distribution."""
 _CUTS, _ROUNDS = 256, 4
 """Rounds in which the place of a crossing is cut into so many: to a billionth of a step of the grid."""
 
@@ -54,7 +52,7 @@ class Frontier:
     values_C: Array
     switches: tuple[Switch, ...]
     best_BC: Ints
-    """The same for every replicate, with `luck` in it."""
+    """The same for every replicate, with `luck_of` its settings in it."""
     values_BC: Array
 
 
@@ -124,8 +122,8 @@ def luck_of(fits: Sequence[CurveFit], *, seed: int) -> Array:
     """
     rng = np.random.default_rng([seed, 2])
     scale = scale_of(np.concatenate([curve.values_C for fit in fits for curve in fit.curves]))
-    width = scale * ONE_SEED_ERROR / (_NORMAL_95 * np.sqrt(2.0))
-    return np.stack([width * (len(fit.curves) == 1) * rng.standard_normal(len(fit.ensemble.base_B)) for fit in fits])
+    spread = one_seed_spread(scale * ONE_SEED_ERROR)
+    return np.stack([spread * (len(fit.curves) == 1) * rng.standard_normal(len(fit.ensemble.base_B)) for fit in fits])
 
 
 def frontier(fits: Sequence[CurveFit], compute_C: Array | None = None, *, luck_SB: Array | None = None) -> Frontier:

@@ -15,14 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from isocompute.arrays import Array
+from isocompute.law.comparison import one_seed_spread
 from isocompute.plan.beyond import SAME, drift
 from isocompute.plan.budget import Rates
 from isocompute.plan.runs_recipe import RunsRecipe
 
 __all__ = ["OWN", "Model", "OptimumOnly", "PlanningLaw", "is_rate"]
 
-
-_TWO_SIDED = 1.96
 OWN = "your runs"
 """Setup of a law that was fitted to the user's runs."""
 
@@ -98,7 +97,7 @@ class PlanningLaw:
     @property
     def seed_spread(self) -> float:
         """Standard deviation of one setting over seeds, where no member shows it."""
-        return self.seed_error / _TWO_SIDED / float(np.sqrt(2.0))
+        return one_seed_spread(self.seed_error)
 
     def with_seeds(self, values_AB: Array) -> Array:
         """With what another seed would give, where no member shows it: the 95% interval of a difference between two
