@@ -10,7 +10,7 @@ import polars as pl
 
 from isocompute.runs import Run, RunSet, RunSettings
 
-__all__ = ["sweep"]
+__all__ = ["Truth", "sweep"]
 
 Truth = Callable[[int, np.ndarray], np.ndarray]
 """(n, compute) → expected reward."""

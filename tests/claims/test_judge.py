@@ -13,7 +13,7 @@ from isocompute.claims.recipe_pairs import about_recipes
 from isocompute.claims.setups import sort_runs
 from isocompute.claims.statistics import above, combined, inside, seed_difference
 from isocompute.runs import RunSet
-from tests.claims.made_up import sweep
+from tests.claims.made_up import Truth, sweep
 
 
 def _by_code(runs: RunSet) -> dict[str, Claim]:
@@ -216,3 +216,20 @@ def test_one_seed_is_never_surer_than_the_papers_error() -> None:
 def test_what_intervals_decide() -> None:
     assert [above(i) for i in ((0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1))] == ["holds", "fails", "undecided"]
     assert [inside(i, 0.5) for i in ((-0.1, 0.2), (0.6, 0.9), (0.1, 0.9))] == ["holds", "fails", "undecided"]
+
+
+def test_one_seed_does_not_tell_the_optima_of_two_metrics_apart() -> None:
+    """best@4 leads at n = 128 and worst@4 at n = 8, each by .006: two seeds that agree say so, one cannot."""
+
+    def lifted(of: int, level: float) -> Truth:
+        return lambda n, compute_C: level * same(n, compute_C) + 0.006 * (n == of)
+
+    metrics = {"best@4": lifted(128, 1.2), "worst@4": lifted(8, 0.8)}
+
+    def verdict(seeds: int) -> str:
+        rng = np.random.default_rng(3)
+        runs = sweep(same, rng=rng, seeds=seeds, noise=0.0008, seed_spread=0.0, problems="hard", metrics=metrics)
+        return _by_code(runs)["best_wants_larger_n_hard"].verdict
+
+    assert verdict(1) == "undecided"
+    assert verdict(2) == "holds"

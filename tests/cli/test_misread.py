@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.commands import Call
+from tests.commands import Call, fails
+from tests.conftest import write_points
 
 
 @pytest.fixture
@@ -56,3 +57,38 @@ def test_percent_beside_rates_are_told(call: Call, tmp_path: Path) -> None:
         assert "('n32' goes up to 5" in call(command, *arguments).err, command
     for same in (sweep(tmp_path / "rates.csv"), sweep(tmp_path / "percent.csv", percent=(8, 32))):
         assert "percent" not in call("fit", same, "--replicates", "50").err
+
+
+def test_a_column_of_text_is_told_of_once_a_study(call: Call, tmp_path: Path) -> None:
+    for n in (8, 16, 32):
+        rows = [{"step": s, "avg@4": 0.2 + 0.02 * s, "eta": "-" if s == 1 else 10 - s} for s in range(1, 9)]
+        write_points(tmp_path / f"n{n}", rows, problems_per_batch=32, rollouts_per_problem=n)
+    told = call("fit", tmp_path, "--replicates", "50").err
+    assert told.count("warning:") == 1
+    assert "column 'eta': '-' (row 1) is not a number in run 'n" in told and "' and in 2 more: taken for text" in told
+
+
+def test_a_metric_that_is_named_needs_no_other(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    rows = [f"r,{s},{s * 512},{'-' if s == 3 else 0.1 * s:},{0.05 * s}" for s in range(1, 9)]
+    path.write_text("\n".join(["run,step,rollouts,val_acc,reward", *rows]) + "\n")
+    assert call("fit", path, "--metric", "reward", "--replicates", "50").code == 0
+    fails(call("fit", path), "run 'r', column 'val_acc': '-' .row 3. is not a number; .* or say --metric reward")
+
+
+def test_what_is_read_again_warns_of_what_it_is(call: Call, tmp_path: Path) -> None:
+    """--where is about rows, so that the table is no log: what it said as one does not count."""
+    path = tmp_path / "foreign.csv"
+    rows = [f"run-n4-bp32,{s},a,{0.1 * s:.2f},{'-' if s == 3 else 0.1}" for s in range(1, 9)]
+    path.write_text("\n".join(["run_name,global_step,split,val_reward,kl", *rows]) + "\n")
+    told = call("forecast", path, "--where", "split=a").err
+    assert told.count("column 'kl'") == 1 and "by the name alone" not in told
+
+
+def test_the_margin_of_one_seed_is_in_the_metrics_own_unit(call: Call, tmp_path: Path) -> None:
+    assert "allows for ±2 between seeds" in " ".join(
+        call("fit", sweep(tmp_path / "percent.csv", percent=(8, 32)), "--replicates", "50").out.split()
+    )
+    assert "allows for ±.02 between seeds" in " ".join(
+        call("fit", sweep(tmp_path / "rates.csv"), "--replicates", "50").out.split()
+    )

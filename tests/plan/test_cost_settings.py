@@ -49,6 +49,13 @@ def test_a_setting_that_was_timed_costs_what_its_own_runs_took(by_law: bool) -> 
         assert cost["money"] == pytest.approx(81 * STEP * 8 / 3600 * 2)
 
 
+def test_settings_of_one_batch_keep_their_own_times() -> None:
+    """64 prompts of 4 rollouts take longer to read than 32 of 8; a third of that batch lies between them."""
+    found = priced(steady(64, 4, seconds=20.0), steady(32, 8, seconds=10.0))
+    times = [found.cost(Allocation(bp, n, 1))["seconds_per_step"] for bp, n in ((64, 4), (32, 8), (16, 16))]
+    assert times == pytest.approx([20.0, 10.0, np.sqrt(200.0)])
+
+
 def test_seeds_of_a_setting_are_timed_together() -> None:
     found = priced(steady(32, 8, seconds=10.0), steady(32, 8, seconds=14.0), steady(32, 16, seconds=40.0))
     low, high = found.cost(Allocation(32, 8, 100))["seconds_interval"]
