@@ -147,13 +147,37 @@ async function beating() {
   setTimeout(beating, PULSE);
 }
 
-document.addEventListener("click", (event) => {
-  const link = event.target.closest("a[href^='/']");
+/** The link of this app that an event with the plain button of a mouse, a finger or a key is about. */
+function linkOf(event) {
+  const link = event.target.closest?.("a[href^='/']");
   const plain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey;
-  if (!link || !plain || link.hasAttribute("download") || link.pathname.startsWith("/api/")) return;
-  event.preventDefault();
+  return link && plain && !link.hasAttribute("download") && !link.pathname.startsWith("/api/") ? link : null;
+}
+
+function follow(link) {
   go(link.getAttribute("href")).then(() => main.focus({ preventScroll: true }));
   scrollTo(0, 0);
+}
+
+let pressed = null; // a link, while it is held down
+document.addEventListener("pointerdown", (event) => {
+  pressed = linkOf(event);
+});
+document.addEventListener("pointercancel", () => {
+  pressed = null;
+});
+document.addEventListener("pointerup", () => {
+  if (pressed && !pressed.isConnected) follow(pressed); // drawn anew under the pointer: no click will come
+  pressed = null;
+});
+document.addEventListener("click", (event) => {
+  const link = linkOf(event);
+  if (!link) return;
+  event.preventDefault();
+  follow(link);
+});
+addEventListener("unhandledrejection", (event) => {
+  if (event.reason?.name === "AbortError") event.preventDefault(); // a page that was left before it was drawn
 });
 addEventListener("popstate", () => {
   if (here() !== shown) show();

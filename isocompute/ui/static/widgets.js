@@ -73,8 +73,18 @@ export function withCode(text) {
     .map((part, i) => (i % 2 ? h("code", {}, part) : part));
 }
 
-/** A table: columns are [title, row → cell, kind], where kind "number" aligns right. Heads sort where `sort` is given. */
-export function table(columns, rows, { caption, sortable = false, empty = "nothing here yet" } = {}) {
+/** Rows by a key: numbers as numbers, all else as text in which numbers count; what is not there is an empty text. */
+function sorted(rows, key, down) {
+  const compare = (x, y) =>
+    typeof x === "number" && typeof y === "number"
+      ? x - y
+      : String(x).localeCompare(String(y), "en", { numeric: true });
+  return [...rows].sort((a, b) => (down ? -1 : 1) * compare(key(a) ?? "", key(b) ?? ""));
+}
+
+/** A table: columns are [title, row → cell, kind, row → what to sort by], where kind "number" aligns right. Heads sort
+ * where `order` is given: {by, down}, the title of a column, kept by the caller for a table that is drawn again. */
+export function table(columns, rows, { caption, order = null, empty = "nothing here yet" } = {}) {
   const body = h("tbody");
   const draw = (list) =>
     body.replaceChildren(
@@ -88,35 +98,26 @@ export function table(columns, rows, { caption, sortable = false, empty = "nothi
         ),
       ),
     );
-  let order = null;
-  const sortBy = (index, key, button) => {
-    const down = order?.[0] === index && order[1] === 1 ? -1 : 1;
-    order = [index, down];
-    const rank = (row) => key(row) ?? "";
-    draw(
-      [...rows].sort((a, b) => {
-        const [x, y] = [rank(a), rank(b)];
-        return (
-          down *
-          (typeof x === "number" && typeof y === "number"
-            ? x - y
-            : String(x).localeCompare(String(y), "en", { numeric: true }))
-        );
-      }),
-    );
-    for (const head of button.closest("tr").children) head.removeAttribute("aria-sort");
-    button.closest("th").setAttribute("aria-sort", down === 1 ? "ascending" : "descending");
-  };
-  const heads = columns.map(([title, , kind, key], i) =>
+  const heads = columns.map(([title, , kind, key]) =>
     h(
       "th",
       { scope: "col", class: kind ?? null },
-      sortable && key
-        ? h("button", { type: "button", class: "sort", onclick: (event) => sortBy(i, key, event.currentTarget) }, title)
-        : title,
+      order && key ? h("button", { type: "button", class: "sort", onclick: () => turn(title) }, title) : title,
     ),
   );
-  draw(rows);
+  const turn = (title) => {
+    Object.assign(order, { by: title, down: order.by === title && !order.down });
+    show();
+  };
+  const show = () => {
+    const at = columns.findIndex(([title, , , key]) => key && title === order?.by);
+    for (const [i, head] of heads.entries()) {
+      if (i === at) head.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    }
+    draw(at < 0 ? rows : sorted(rows, columns[at][3], order.down));
+  };
+  show();
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },

@@ -32,7 +32,9 @@ function short(needs) {
     .trim();
 }
 
-/** The list: `link` makes an address of a figure's name, `chosen` is the one that is shown. */
+/** The list: `link` makes an address of a figure's name, `chosen` is the one that is shown. What is learned about the
+ * figures puts it in another order, but never under a pointer or a focus: a link that goes away while it is pressed
+ * leads nowhere. */
 export function figureList(figures, { link, chosen }) {
   const entry = ({ name, title, source }, needs) =>
     h(
@@ -42,7 +44,7 @@ export function figureList(figures, { link, chosen }) {
       h("small", { title: needs ?? null }, needs ? short(needs) : source.replace(/^\S+ /, "")),
     );
   const lists = h("div");
-  const show = (needs) => {
+  const order = (needs) => {
     const there = figures.filter(({ name }) => !needs.get(name));
     const papers = [...new Set(there.map(paperOf))];
     const lacking = figures.filter(({ name }) => needs.get(name));
@@ -74,6 +76,19 @@ export function figureList(figures, { link, chosen }) {
     { class: "card figures", "aria-label": "Figures" },
     h("details", { open: innerWidth > 860 }, h("summary", {}, "Figures"), lists),
   );
+  let waiting = null; // what was learned while somebody was at the list
+  const show = (needs) => {
+    waiting = needs;
+    if (!lists.matches(":hover, :focus-within")) settle();
+  };
+  const settle = () => {
+    if (waiting) order(waiting);
+    waiting = null;
+  };
+  lists.addEventListener("pointerleave", () => lists.matches(":focus-within") || settle());
+  lists.addEventListener("focusout", ({ relatedTarget }) => {
+    if (!lists.contains(relatedTarget) && !lists.matches(":hover")) settle();
+  });
   return { element, show };
 }
 

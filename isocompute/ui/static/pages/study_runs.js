@@ -11,6 +11,7 @@ const HEALTHS = ["problem", "warning", "healthy", "unknown"];
 /** The table in its place. `judge` fills in the verdicts, a few runs at a time. */
 export function runsTable(place, { query, signal }) {
   let standing = new Map(); // run → its row of /api/runs
+  const order = {}; // how the reader sorted the table
   const verdicts = new Map(); // run → the last ones that were made of it
   let marks = new Map(); // run → where its verdicts are written
 
@@ -78,7 +79,7 @@ export function runsTable(place, { query, signal }) {
           ...(metric ? standingColumns(metric) : []),
         ],
         rows,
-        { caption: `${plural(rows.length, "run")} with points`, sortable: true },
+        { caption: `${plural(rows.length, "run")} with points`, order },
       ),
       downloads([
         ["JSON", "runs", query()],
@@ -118,7 +119,7 @@ export function runsTable(place, { query, signal }) {
           ...(metric ? standingColumns(metric) : []),
         ],
         rows,
-        { caption: "Cells of the study", sortable: true },
+        { caption: "Cells of the study", order },
       ),
       commandLine(command),
       downloads([

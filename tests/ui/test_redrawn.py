@@ -1,0 +1,92 @@
+"""What a reader does to a page while it draws itself anew: presses, sorts and looks are not lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import Route, expect
+
+from isocompute.report.figures import FIGURES
+from tests.conftest import rising, write_points
+from tests.ui.conftest import Watched, serving
+
+NewPage = Callable[..., Watched]
+
+
+def test_a_link_that_is_drawn_anew_while_it_is_pressed_still_leads_on(address: str, new_page: NewPage) -> None:
+    page = new_page().page
+    page.goto(f"{address}/study")
+    link = page.locator("tbody").get_by_role("link", name="easy-32x64")
+    link.hover()
+    page.mouse.down()
+    link.evaluate("link => link.replaceWith(link.cloneNode(true))")
+    page.mouse.up()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Run")
+    assert page.evaluate("history.length") == 3  # gone to once: blank, the study, the run
+
+
+def test_a_press_that_ends_elsewhere_leads_nowhere(address: str, new_page: NewPage) -> None:
+    page = new_page().page
+    page.goto(f"{address}/study")
+    page.locator("tbody").get_by_role("link", name="easy-32x64").hover()
+    page.mouse.down()
+    page.get_by_role("heading", level=1).hover()
+    page.mouse.up()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Study")
+
+
+def test_the_list_of_figures_waits_for_the_pointer_to_leave(logs: Path, new_page: NewPage) -> None:
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    with serving(logs) as url:
+        page = new_page().page
+        page.route(f"**/api/figures/{list(FIGURES)[-1]}/needs*", hold)
+        page.goto(f"{url}/study")
+        needing = page.get_by_role("heading", name="These need")
+        figures = page.get_by_label("Figures")
+        with page.expect_request(f"**/api/figures/{list(FIGURES)[-1]}/needs*"):
+            pass
+        figures.get_by_role("link", name="Overview").hover()
+        with page.expect_response(f"**/api/figures/{list(FIGURES)[-1]}/needs*"):
+            held[0].continue_()
+        page.wait_for_load_state("networkidle")
+        expect(needing).to_have_count(0)
+        page.get_by_role("heading", level=1).hover()
+        expect(needing).to_be_visible()
+        page.close()
+
+
+def test_a_table_stays_sorted_when_runs_come_in(runs: Path, new_page: NewPage, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder)
+    with serving(folder) as url:
+        page = new_page().page
+        page.goto(f"{url}/study")
+        head = page.get_by_role("button", name="n", exact=True)
+        head.click()
+        head.click()
+        first = page.locator("tbody tr").first
+        expect(first).to_contain_text("easy-32x64")
+        write_points(folder / "easy-32x128", rising(), problems_per_batch=32, rollouts_per_problem=128)
+        expect(page.locator("tbody")).to_contain_text("easy-32x128")
+        expect(first).to_contain_text("easy-32x128")
+        expect(page.locator("th[aria-sort=descending]")).to_have_text("n")
+        page.close()
+
+
+def test_pages_may_be_left_before_they_are_drawn(logs: Path, wide: Path, new_page: NewPage) -> None:
+    for folder in (logs, wide):
+        with serving(folder) as url:
+            page = new_page().page
+            page.goto(f"{url}/api")
+            for _ in range(3):
+                for name in ("Study", "Plan", "Run", "Claims", "Compare", "Study", "Compare"):
+                    page.get_by_label("Pages").get_by_role("link", name=name).click()
+            expect(page.get_by_role("heading", level=1)).to_have_text("Compare")
+            page.wait_for_load_state("networkidle")
+            page.close()
