@@ -10,7 +10,7 @@ from isocompute.words import number, pair, value
 if TYPE_CHECKING:
     from isocompute.allocation import Allocation
     from isocompute.plan.next_cells import Proposal
-    from isocompute.plan.planner import Plan
+    from isocompute.plan.planner import Option, Plan
     from isocompute.plan.published import Entry
     from isocompute.plan.schedule import Schedule
 
@@ -43,6 +43,7 @@ def show(plan: Plan) -> None:
         screen.print(f" {line}")
     ties = [o for o in (plan.chosen, *plan.alternatives) if o.ranked.ties]
     if len(ties) > 1:
+        fell = any(o.fallen is not None and o.fallen.fallen for o in ties)
         rows = [
             [
                 _cell(o.allocation),
@@ -50,12 +51,14 @@ def show(plan: Plan) -> None:
                 pair(o.ranked.interval),
                 value(o.ranked.probability_best),
                 value(o.ranked.regret),
+                *([_fell(o)] if fell else []),
                 "cheapest to run" if o.cheapest else "",
             ]
             for o in ties
         ]
         screen.print(heading("Within one standard error"))
-        screen.print(table(["Bp × n × M", plan.law.metric, "80%", "best", "regret", ""], rows))
+        heads = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["runs that fell"] if fell else []), ""]
+        screen.print(table(heads, rows))
     screen.print(heading("Recipe"))
     for part in plan.recipe.lines:
         screen.print(f" {part.setting} = {part.value}: {part.reason} ({part.source})")
@@ -68,6 +71,10 @@ def show(plan: Plan) -> None:
         screen.print(f" your {plan.mix.problems:,} problems: mean pass rate {value(plan.mix.mean)}; {shares}")
     for warning in plan.warnings:
         screen.print(f" Careful: {warning.message}", style="yellow")
+
+
+def _fell(option: Option) -> str:
+    return "" if option.fallen is None else f"{option.fallen.fallen} of {option.fallen.runs}"
 
 
 def _cell(a: Allocation) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,6 +20,7 @@ from isocompute.plan.leading import check_one_setup, leading_recipe
 from isocompute.plan.model import OWN, PlanningLaw, is_rate
 from isocompute.plan.published import entries, published
 from isocompute.plan.runs_recipe import runs_recipe
+from isocompute.plan.stability import falls_of, steadiness
 from isocompute.runs import files
 from isocompute.words import number
 
@@ -58,6 +59,7 @@ def load_law(
             source="fitted here",
             metric=source.metric,
             unit=source.unit,
+            falls=falls_of(source),
             problems_per_batch=problems_per_batch,
             seed=seed,
         )
@@ -107,6 +109,7 @@ def law_of_runs(
         source=f"fitted to {len(curves)} runs{chosen}",
         metric=metric,
         unit=unit,
+        falls=falls_of(law),
         problems_per_batch=problems_per_batch,
         seed=seed,
     )
@@ -120,11 +123,12 @@ def planning_law(
     source: str,
     metric: str,
     unit: str,
+    falls: Mapping[str, float] | None = None,
     problems_per_batch: int | None = None,
     seed: int = 0,
     uncertainty: str = _FITTED,
 ) -> PlanningLaw:
-    """A law of fitted settings as the planner sees it."""
+    """A law of fitted settings as the planner sees it; `falls` are the runs that fell for good (`falls_of`)."""
     if unit == "steps":
         raise InputError(
             f"--law {name}: it counts compute in steps, which cost differently at different n; say Bp and n of the "
@@ -155,6 +159,7 @@ def planning_law(
         uncertainty=uncertainty + (f"; settings have one seed, for which ±{number(error)} is counted" if error else ""),
         seed_error=error,
         model=Curves(tuple(known), surface, problems_per_batch, seed),
+        steadiness=steadiness(known, falls or {}, problems_per_batch),
         runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),
         bounded=is_rate(metric) and all(float(fit.at(np.array([fit.last]))[0]) <= 1.0 for fit in known),
     )
@@ -168,6 +173,7 @@ def _stored(law: StoredLaw, name: str, problems_per_batch: int | None, seed: int
         source=f"{name}, {len(law.settings)} settings",
         metric=str(law.summary.get("metric")),
         unit=str(law.summary.get("unit")),
+        falls=falls_of(law),
         problems_per_batch=problems_per_batch,
         seed=seed,
     )

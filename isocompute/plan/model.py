@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from isocompute.law.comparison import one_seed_spread
 from isocompute.plan.beyond import SAME, drift
 from isocompute.plan.budget import Rates
 from isocompute.plan.runs_recipe import RunsRecipe
+from isocompute.plan.stability import Fallen, Steadiness
 
 __all__ = ["OWN", "Model", "OptimumOnly", "PlanningLaw", "is_rate"]
 
@@ -86,6 +87,8 @@ class PlanningLaw:
     """What is known of the recipe of the user's runs; None for a published law."""
     seed_error: float = 0.0
     """What a difference must exceed where a setting has one seed, as in `compare`: no member shows that spread."""
+    steadiness: Mapping[tuple[int, int], Steadiness] = field(default_factory=dict)
+    """By (Bp, n): which of the user's runs held; empty for a published law."""
     bounded: bool = False
     """Whether its values are rates, which no member can take out of [0, 1]."""
 
@@ -107,6 +110,11 @@ class PlanningLaw:
             return values_AB
         out_AB = values_AB + np.random.default_rng(0).normal(scale=self.seed_spread, size=values_AB.shape)
         return np.clip(out_AB, 0.0, 1.0) if self.bounded else out_AB
+
+    def fallen(self, bp: int, n: int, compute: float) -> Fallen | None:
+        """How many of the user's runs of a setting had fallen by a compute (in the law's unit); None if not run."""
+        known = self.steadiness.get((bp, n))
+        return None if known is None else known.by(compute)
 
     def per_rollout(self, rates: Rates) -> float:
         """A rollout in the law's unit. A law's GPU-hours are those of its own machines: faster GPUs make a rollout

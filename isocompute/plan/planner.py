@@ -25,6 +25,7 @@ from isocompute.plan.model import OWN, PlanningLaw
 from isocompute.plan.reach import least, range_warnings, setting_warnings
 from isocompute.plan.small_sets import hold_to_set
 from isocompute.plan.spending import Prices
+from isocompute.plan.stability import Fallen, fall_warnings
 
 __all__ = ["Assumed", "Option", "Plan", "make_plan"]
 
@@ -46,6 +47,8 @@ class Option:
     """On the wall clock, where the throughput is known."""
     cheapest: bool
     """The cheapest to run of those within one standard error of the best, the best included."""
+    fallen: Fallen | None = None
+    """How many of the user's runs of the setting had fallen for good by this compute; None where none were run."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,11 @@ def make_plan(
     values_AB = values(law, *grid)
     ranking = rank(values_AB, seen_AB=law.with_seeds(values_AB))
     warnings += setting_warnings(law, targets, grid[2].tolist(), ranking)
-    options = _options(ranking, targets, prices, budget)
+    fallen_A = [
+        law.fallen(a.problems_per_batch, a.rollouts_per_problem, c) for a, c in zip(targets, grid[2], strict=True)
+    ]
+    warnings += fall_warnings(targets, fallen_A, ranking, unit=law.unit)
+    options = _options(ranking, targets, fallen_A, prices, budget)
     chosen = options[0]
     recipe = advise(allocation=chosen.allocation)
     a = chosen.allocation
@@ -197,7 +204,13 @@ def make_plan(
     )
 
 
-def _options(ranking: Sequence[Ranked], targets: Sequence[Allocation], prices: Prices, budget: Budget) -> list[Option]:
+def _options(
+    ranking: Sequence[Ranked],
+    targets: Sequence[Allocation],
+    fallen_A: Sequence[Fallen | None],
+    prices: Prices,
+    budget: Budget,
+) -> list[Option]:
     """Cheapest: the least time, or the fewest updates (each syncs the weights once) where no throughput is known or the
     budget is one of time or money, which all allocations spend but for rounding.
     """
@@ -211,7 +224,7 @@ def _options(ranking: Sequence[Ranked], targets: Sequence[Allocation], prices: P
         return (round(known, 3) if timed and known is not None else 0.0, priced[i][1].update_steps)
 
     cheapest = min(ties, key=price)
-    return [Option(a, r, seconds[i], i == cheapest) for i, (r, a) in enumerate(priced)]
+    return [Option(a, r, seconds[i], i == cheapest, fallen_A[r.index]) for i, (r, a) in enumerate(priced)]
 
 
 def _shown(options: Sequence[Option]) -> tuple[Option, ...]:

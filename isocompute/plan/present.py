@@ -94,6 +94,9 @@ def _option(plan: Plan, option: Option) -> dict[str, Any]:
         "regret": ranked.regret,
         "within_one_error": ranked.ties,
         "cheapest": option.cheapest,
+        "falls": None
+        if (fell := option.fallen) is None
+        else {"runs": fell.runs, "fallen": fell.fallen, "interval": list(fell.interval())},
     }
 
 

@@ -13,6 +13,7 @@ from isocompute.plan.budget import Budget, parse_budget
 from isocompute.plan.load_law import planning_law
 from isocompute.plan.planner import Option, Plan
 from isocompute.plan.present import plan_to_json
+from isocompute.plan.stability import falls_of
 from isocompute.present import present_level
 from isocompute.report.evidence import Evidence
 from isocompute.report.style import unit_name
@@ -152,6 +153,7 @@ def _plan(law: Law, asked: Budget | None, name: str, seed: int) -> Plan:
         source=f"fitted to {len(law.runs)} runs",
         metric=law.metric,
         unit=law.unit,
+        falls=falls_of(law),
         seed=seed,
     )
     if len({fit.setting for fit in law.settings}) < 2:

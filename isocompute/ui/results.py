@@ -224,6 +224,7 @@ class Results:
     def planning_law(self, scope: Scope, problems_per_batch: int | None) -> tuple[Found[PlanningLaw], Fitted]:
         """The law as `isocompute plan --law RUNS` sees it, and the law itself."""
         from isocompute.plan.load_law import planning_law
+        from isocompute.plan.stability import falls_of
 
         law = self.law(scope)
         fitted = law.value
@@ -235,6 +236,7 @@ class Results:
                 source=f"fitted to {len(fitted.law.runs)} runs",
                 metric=fitted.law.metric,
                 unit=fitted.law.unit,
+                falls=falls_of(fitted.law),
                 problems_per_batch=problems_per_batch,
             )
         except InputError as error:

@@ -1,0 +1,102 @@
+"""How steady the runs of a setting were: how many of them fell for good, and how early.
+
+A law is fitted to what a run reaches before a lasting fall, so what a plan expects is what the best checkpoint has. A
+setting whose runs tend to collapse looks as good there as one whose runs hold; this is where the difference is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from isocompute.allocation import Allocation
+from isocompute.law import Law, StoredLaw
+from isocompute.law.fits import CurveFit
+from isocompute.plan.advice import Warned
+from isocompute.plan.decision import LEVEL, Ranked
+from isocompute.words import number, value
+
+__all__ = ["Fallen", "Steadiness", "fall_warnings", "falls_of", "steadiness"]
+
+_JEFFREYS = 0.5
+
+
+@dataclass(frozen=True)
+class Fallen:
+    """How many runs of a setting had fallen by a compute."""
+
+    runs: int
+    fallen: int
+    first: float | None
+    """Compute after which the first one fell."""
+
+    def interval(self) -> tuple[float, float]:
+        """Central 80% interval of the share that falls by then (Jeffreys; to the end where none or all fell)."""
+        from scipy.special import betaincinv
+
+        a, b = self.fallen + _JEFFREYS, self.runs - self.fallen + _JEFFREYS
+        low, high = (float(betaincinv(a, b, q)) for q in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+        return (0.0 if self.fallen == 0 else low, 1.0 if self.fallen == self.runs else high)
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """The runs of a setting, and the compute after which each of the fallen ones fell."""
+
+    runs: int
+    fell_after: tuple[float, ...]
+
+    def by(self, compute: float) -> Fallen:
+        """What had become of them by so much compute."""
+        early = [after for after in self.fell_after if after < compute]
+        return Fallen(self.runs, len(early), min(early, default=None))
+
+
+def falls_of(law: Law | StoredLaw) -> dict[str, float]:
+    """Runs that fell for good: name → compute of the last point before."""
+    if isinstance(law, Law):
+        return {run.curve.name: run.falls_after for run in law.runs if run.falls_after is not None}
+    curves = law.summary.get("curves", [])
+    return {c["run"]: float(c["falls_after"]) for c in curves if c.get("falls_after") is not None}
+
+
+def steadiness(
+    fits: Sequence[CurveFit], falls: Mapping[str, float], problems_per_batch: int | None
+) -> dict[tuple[int, int], Steadiness]:
+    """By (Bp, n), for all settings of a law; `problems_per_batch` stands in for a Bp that runs do not say."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for fit in fits:
+        bp, n = fit.setting
+        names.setdefault((int(bp or problems_per_batch or 1), int(n or 1)), []).extend(c.name for c in fit.curves)
+    return {
+        key: Steadiness(len(runs), tuple(sorted(falls[run] for run in runs if run in falls)))
+        for key, runs in names.items()
+    }
+
+
+def fall_warnings(
+    targets: Sequence[Allocation], fallen_A: Sequence[Fallen | None], ranking: Sequence[Ranked], *, unit: str
+) -> list[Warned]:
+    """Say that runs of the chosen setting fell for good before the budget's compute, and which setting's did not."""
+    mine = fallen_A[ranking[0].index]
+    if mine is None or mine.first is None:
+        return []
+    steady = "no setting within one error of it held in all its runs"
+    for r in ranking[1:]:
+        other = fallen_A[r.index]
+        if r.ties and other is not None and other.fallen == 0:
+            held = "its one run" if other.runs == 1 else f"all its {other.runs} runs"
+            steady = f"{_name(targets[r.index])} (−{value(r.regret)}), within one error of it, held in {held}"
+            break
+    return [
+        Warned(
+            "falls",
+            f"{mine.fallen} of {mine.runs} runs of {_name(targets[ranking[0].index])} fell for good, the first after "
+            f"{number(mine.first)} {unit.replace('gpu_hours', 'GPU-hours')}: what is expected is of the best "
+            f"checkpoint, so keep checkpoints and watch the run (`isocompute health`); {steady}",
+        )
+    ]
+
+
+def _name(a: Allocation) -> str:
+    return f"{a.problems_per_batch} × {a.rollouts_per_problem}"

@@ -1,0 +1,105 @@
+"""Runs that fell for good: a plan expects what the best checkpoint has, and says how many runs did not hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import isocompute
+from isocompute.cli.plan_display import show
+from isocompute.law import fit_law, write_law
+from isocompute.law.curve import Curve
+from isocompute.plan.planner import Plan
+from isocompute.plan.present import plan_to_json
+from isocompute.plan.stability import Fallen
+
+ENDS = 1e6
+
+
+def run(n: int, seed: int, *, falls_at: float | None = None, lead: float = 0.0) -> Curve:
+    """avg@4 rising to .6, and from `falls_at` on back at the base."""
+    rng = np.random.default_rng([n, seed])
+    compute_C = np.geomspace(4e3, ENDS, 40)
+    value_C = 0.3 + (0.3 + lead) / (1 + (2e4 / compute_C) ** 1.2) + 0.003 * rng.standard_normal(40)
+    if falls_at is not None:
+        value_C = np.where(compute_C > falls_at, 0.31, value_C)
+    return Curve(f"{n}-{seed}", compute_C, value_C, 32, n, seed=seed)
+
+
+def sweep(falls: Sequence[float | None]) -> list[Curve]:
+    """n = 8, which leads by a little and whose runs fall so, and n = 32, whose runs hold."""
+    leading = [run(8, seed, falls_at=at, lead=0.001) for seed, at in enumerate(falls)]
+    return leading + [run(32, seed) for seed in range(3)]
+
+
+def plan_of(curves: list[Curve], budget: float, tmp_path: Path) -> Plan:
+    """From the law, and from its file, which must say the same."""
+    law = fit_law(curves, metric="avg@4", replicates=100)
+    write_law(law, tmp_path / "law.json")
+    here = isocompute.plan(budget=budget, law=law)
+    there = isocompute.plan(budget=budget, law=tmp_path / "law.json")
+    assert plan_to_json(here)["falls"] == plan_to_json(there)["falls"]
+    assert [w.message for w in here.warnings if w.code == "falls"] == [
+        w.message for w in there.warnings if w.code == "falls"
+    ]
+    return here
+
+
+def test_a_plan_says_how_many_runs_of_its_setting_fell_and_which_setting_held(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of(sweep([3e5, 2e5, None]), 9e5, tmp_path)
+    assert plan.allocation.rollouts_per_problem == 8
+    (said,) = [w.message for w in plan.warnings if w.code == "falls"]
+    first = max(c for c in np.geomspace(4e3, ENDS, 40) if c <= 2e5)
+    assert said.startswith(f"2 of 3 runs of 32 × 8 fell for good, the first after {first / 1e3:.0f}k rollouts")
+    assert "32 × 32" in said and "held in all its 3 runs" in said
+    told = plan_to_json(plan)
+    assert (told["falls"]["runs"], told["falls"]["fallen"]) == (3, 2)
+    assert told["alternatives"][0]["falls"] == {
+        "runs": 3,
+        "fallen": 0,
+        "interval": [0.0, pytest.approx(stats.beta(0.5, 3.5).ppf(0.9))],
+    }
+    show(plan)
+    assert "runs that fell" in (out := capsys.readouterr().out) and "2 of 3" in out
+
+
+def test_a_budget_that_ends_before_the_first_fall_is_not_warned_of(tmp_path: Path) -> None:
+    plan = plan_of(sweep([3e5, 2e5, None]), 1e5, tmp_path)
+    assert "falls" not in {w.code for w in plan.warnings}
+    assert plan_to_json(plan)["falls"]["fallen"] == 0
+
+
+def test_where_no_run_fell_the_table_does_not_speak_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(sweep([None, None, None]), 9e5, tmp_path)
+    show(plan)
+    assert "fell" not in capsys.readouterr().out
+
+
+def test_where_every_setting_fell_none_is_said_to_hold() -> None:
+    curves = [run(n, seed, falls_at=3e5) for n in (8, 32) for seed in range(2)]
+    plan = isocompute.plan(budget=9e5, law=fit_law(curves, metric="avg@4", replicates=100))
+    (said,) = [w.message for w in plan.warnings if w.code == "falls"]
+    assert said.startswith("2 of 2 runs") and said.endswith("no setting within one error of it held in all its runs")
+
+
+def test_a_published_law_knows_no_runs() -> None:
+    plan = isocompute.plan(budget="2e6", law="isocompute/bp32-easy")
+    assert plan_to_json(plan)["falls"] is None
+
+
+@pytest.mark.parametrize(("runs", "fallen"), [(3, 1), (12, 1), (16, 7)])
+def test_the_share_that_falls_has_jeffreys_interval(runs: int, fallen: int) -> None:
+    low, high = Fallen(runs, fallen, 1.0).interval()
+    expected = stats.beta(fallen + 0.5, runs - fallen + 0.5).interval(0.8)
+    assert (low, high) == pytest.approx(expected, rel=1e-9)
+
+
+def test_none_and_all_reach_to_the_end() -> None:
+    assert Fallen(4, 0, None).interval()[0] == 0.0
+    assert Fallen(4, 4, 1.0).interval()[1] == 1.0
