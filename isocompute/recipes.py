@@ -19,7 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError,
 
 from isocompute.errors import InputError
 
-__all__ = ["LEAVE_ONE_OUT", "RECIPES", "Recipe", "learning_rate", "make_recipe"]
+__all__ = ["FOLLOWS_BATCH", "LEAVE_ONE_OUT", "RECIPES", "Recipe", "learning_rate", "make_recipe"]
+
+FOLLOWS_BATCH = ("learning_rate", "critic_learning_rate", "warmup_steps")
+"""Fields whose logged values change with the batch by design: they tell recipes apart only at one batch size."""
 
 
 class Recipe(BaseModel):

@@ -14,6 +14,7 @@ from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.curve import MINIMUM_POINTS, Curve, scale_of
 from isocompute.runs.cells import odd_cells
+from isocompute.runs.conditions import made_of
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 from isocompute.runs.rewards import REWARDS, TRAINED, rank
 
@@ -256,9 +257,8 @@ def _curve(run: Run, metric: str, unit: str) -> Curve:
 
 
 def _recipe(run: Run) -> str:
-    """Everything of `run.json` but the allocation and the seed, as text to compare by."""
-    apart = {"problems_per_batch", "rollouts_per_problem", "update_steps", "seed", "gpus", "versions"}
-    return json.dumps(run.settings.model_dump(exclude=apart, exclude_none=True), sort_keys=True, default=str)
+    """What the run is made of, as text to compare by."""
+    return json.dumps(made_of(run), sort_keys=True, default=str)
 
 
 def _floats(series: pl.Series) -> Array:

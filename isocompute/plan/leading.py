@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from isocompute.errors import InputError
 from isocompute.law.fits import CurveFit
+from isocompute.recipes import FOLLOWS_BATCH
 
 __all__ = ["check_one_setup", "leading_recipe"]
 
@@ -30,13 +32,10 @@ def check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
 
 
 def _setup(fit: CurveFit) -> tuple[str, dict[str, object]]:
-    try:
-        told = json.loads(fit.curves[0].recipe)
-    except ValueError:  # a curve made in Python may have any text here
-        return "", {}
+    told = _told(fit)
     said: dict[str, object] = {}
     for key in _SETUP:
-        value = told.get(key) if isinstance(told, dict) else None
+        value = told.get(key)
         if isinstance(value, dict):
             said |= {f"{key}.{name}": field for name, field in value.items() if name != "seed"}
         elif value is not None:
@@ -50,6 +49,30 @@ def leading_recipe(fits: Sequence[CurveFit]) -> list[CurveFit]:
     if len(set(settings)) == len(settings):
         return list(fits)
     by_recipe: dict[str, list[CurveFit]] = {}
-    for fit in fits:
-        by_recipe.setdefault(fit.curves[0].recipe, []).append(fit)
+    for fit, recipe in zip(fits, _recipes(fits), strict=True):
+        by_recipe.setdefault(recipe, []).append(fit)
     return max(by_recipe.values(), key=lambda group: max(float(f.at(np.array([f.last]))[0]) for f in group))
+
+
+def _recipes(fits: Sequence[CurveFit]) -> list[str]:
+    """Each one's recipe as text to compare by, without rates of which every setting has one: they follow its batch."""
+    told = [_told(fit) for fit in fits]
+    fields = [said["recipe"] for said in told if isinstance(said.get("recipe"), dict)]
+    if len(fields) < len(fits):
+        return [fit.curves[0].recipe for fit in fits]
+    settings = [fit.setting for fit in fits]
+    for name in FOLLOWS_BATCH:
+        rates = [json.dumps(each.get(name)) for each in fields]
+        if len(set(zip(settings, rates, strict=True))) == len(set(settings)):
+            for each in fields:
+                each.pop(name, None)
+    return [json.dumps(said, sort_keys=True) for said in told]
+
+
+def _told(fit: CurveFit) -> dict[str, Any]:
+    """What its runs are made of; nothing where a curve made in Python has another text there."""
+    try:
+        told = json.loads(fit.curves[0].recipe)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}

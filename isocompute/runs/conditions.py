@@ -15,15 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from isocompute.recipes import FOLLOWS_BATCH
 from isocompute.runs.columns import said_by
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 
-__all__ = ["Condition", "algorithm", "conditions_of", "ingredients", "set_size", "spelt", "warn_of_several"]
+__all__ = ["Condition", "algorithm", "conditions_of", "ingredients", "made_of", "set_size", "spelt", "warn_of_several"]
 
 _FIRST = ("problems", "model", "recipe.baseline_rollouts", "recipe.loss", "recipe.advantage")
 """Ingredients that name a condition before any other does."""
-_FOLLOWS_BATCH = {"recipe.learning_rate", "recipe.critic_learning_rate", "recipe.warmup_steps"}
-"""Logged learning rates change with the batch by design; they tell conditions apart only at one batch size."""
+_FOLLOWS_BATCH = {f"recipe.{name}" for name in FOLLOWS_BATCH}
 _ALLOCATION = {"n", "bp", "m", "seed", "run", "rollouts_per_problem", "problems_per_batch"}
 _FEW = 2
 """So few ingredients are named in full; of more, only those that most runs do not share."""
@@ -92,14 +92,24 @@ def conditions_of(runs: RunSet) -> tuple[Condition, ...]:
     )
 
 
-def ingredients(run: Run) -> dict[str, Any]:
-    """What a run is made of, apart from its allocation and seed, as flat keys such as `recipe.kl_coef`."""
+def made_of(run: Run) -> dict[str, Any]:
+    """What `run.json` says that a run is made of. Where, when and how fast it was run (a device, a date, a micro-batch)
+    is not part of that: runs that differ in it alone are repetitions.
+    """
     said = run.settings.model_dump(exclude_none=True)
     out: dict[str, Any] = {key: _place(said[key]) for key in ("problems", "model", "engine") if key in said}
     for table in ("recipe", "world", "problem_set"):
         fields = said.get(table)
         if isinstance(fields, dict):
-            out |= {f"{table}.{key}": value for key, value in fields.items() if value is not None and key != "seed"}
+            out[table] = {key: value for key, value in fields.items() if value is not None and key != "seed"}
+    return out
+
+
+def ingredients(run: Run) -> dict[str, Any]:
+    """What a run is made of, apart from its allocation and seed, as flat keys such as `recipe.kl_coef`."""
+    out: dict[str, Any] = {}
+    for key, value in made_of(run).items():
+        out |= {f"{key}.{name}": field for name, field in value.items()} if isinstance(value, dict) else {key: value}
     columns = dict(spelt(run.name))
     ours = said_by(list(columns))  # a column `lr` is the recipe's learning rate, said once already
     for key, value in columns.items():

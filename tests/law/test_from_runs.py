@@ -10,6 +10,7 @@ import pytest
 
 from isocompute.errors import InputError
 from isocompute.law.from_runs import choose_metric, choose_unit, curves_of
+from isocompute.law.settings import settings_of
 from isocompute.runs.finite import set_apart
 from isocompute.runs.model import Run, RunSet, RunSettings, RunWarning
 from tests.conftest import rising
@@ -97,3 +98,16 @@ def test_end_points_alone_are_refused() -> None:
     runs = RunSet(tuple(run(name, [{"avg@4": 0.5}]) for name in "ab"))
     with pytest.raises(InputError, match="no run counts compute"):
         curves_of(runs)
+
+
+def test_where_and_how_fast_a_run_was_made_does_not_tell_seeds_apart() -> None:
+    def made(seed: int, kl: float = 0.0, **where: Any) -> Run:
+        settings = RunSettings(
+            problems_per_batch=32, rollouts_per_problem=8, seed=seed, model="m", recipe={"loss": "clip", "kl_coef": kl}
+        ).model_copy(update=where)
+        return Run(f"{seed}-{kl}", settings, pl.DataFrame(rising()))
+
+    places = [{"device": "cuda:0", "micro_batch": 512}, {"device": "cuda:1", "micro_batch": 256, "started": "today"}]
+    runs = [made(seed, **where) for seed, where in enumerate(places)]
+    curves, _, _ = curves_of(RunSet((*runs, made(2, kl=0.1))))
+    assert settings_of(curves) == [[0, 1], [2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -151,3 +152,19 @@ def test_a_setting_that_was_not_run_comes_from_the_surface() -> None:
     assert plan.allocation.rollouts_per_problem in (8, 16)
     with pytest.raises(InputError, match="--n"):
         isocompute.plan(budget=2e6, law=fewer, rollouts_per_problem=[12])
+
+
+def test_rates_that_follow_the_batch_are_one_recipe() -> None:
+    """Four n with a learning rate ∝ √B, and one more at n = 8 with a KL term: all four n can be chosen."""
+    rng, grid_C = np.random.default_rng(0), np.geomspace(1e4, 1e6, 20)
+
+    def run(n: int, kl: float) -> Curve:
+        rise_C = (0.3 + 0.01 * np.log2(n / 8)) * (1 - np.exp(-grid_C / 1.5e5))
+        recipe = {"recipe": {"learning_rate": 1e-6 * (n / 32) ** 0.5, "kl_coef": kl}}
+        values_C = 0.3 + rise_C + 0.004 * rng.standard_normal(20)
+        return Curve(f"{n}-{kl}", grid_C, values_C, 32, n, 0, json.dumps(recipe, sort_keys=True))
+
+    curves = [run(n, 0.0) for n in (8, 16, 32, 64)]
+    law = load_law(fit_law([*curves, run(8, 0.001)], metric="avg@4", replicates=60))
+    assert law.model.settings() == [(32, 8), (32, 16), (32, 32), (32, 64)]
+    assert "4 of 5 settings" in law.source
