@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 
 from isocompute.claims.model import Verdict
-from isocompute.law.comparison import ONE_SEED_ERROR
+from isocompute.law.seeds import ONE_SEED_ERROR
 
 __all__ = ["ONE_SEED", "Difference", "above", "combined", "inside", "mean_of", "seed_difference"]
 

@@ -2,8 +2,8 @@
 
 - *points*: residuals of a run are resampled in circular blocks whose length follows their autocorrelation (1 where
   there is none), inflated for the fitted parameters (N / (N - p)) and to Student's t; glitches enter clipped;
-- *seeds*: where a setting has several runs, whole runs are drawn with replacement, their deviation from the pooled
-  curve scaled by √(S / (S - 1)) so that two or three seeds do not understate the spread between seeds;
+- *seeds*: where a setting has several runs, their deviations from the pooled curve are drawn as whole curves, as far
+  as few seeds may be off (`seeds`);
 - *the form*: families are drawn in proportion to their Akaike weight, so an interval covers the doubt about the form
   too.
 
@@ -23,6 +23,7 @@ from isocompute.law.curve import median
 from isocompute.law.ensemble import Ensemble
 from isocompute.law.families import FAMILIES, Family
 from isocompute.law.rows import Rows, padded
+from isocompute.law.seeds import Luck
 from isocompute.law.solver import Batch, Fits, solve
 from isocompute.law.student import widening
 
@@ -43,12 +44,13 @@ def bootstrap(
     weights_FG: Array,
     *,
     seeds: Sequence[Mapping[int, Array]],
+    luck: Sequence[Mapping[int, Luck]],
     upper: float,
     replicates: int,
     rng: np.random.Generator,
 ) -> list[Ensemble]:
     """Replicates of every group, around its fits with all families (`fits_F`), which weigh `weights_FG`; `seeds` are
-    the curves of single seeds (`seed_curves`).
+    the curves of single seeds (`seed_curves`) and `luck` how far groups of several may be off, by family too.
     """
     n_groups, width = rows.values_GN.shape
     family_GB = np.stack([_draw_families(weights_FG[:, g], replicates, rng) for g in range(n_groups)])
@@ -64,7 +66,7 @@ def bootstrap(
             if not drawn_GB.any():
                 continue
             resampled = [
-                _resample(rows, g, pooled_F[index][g], seeds[index].get(g), family, count, rng)
+                _resample(rows, g, pooled_F[index][g], seeds[index].get(g), luck[index].get(g), family, count, rng)
                 for g, count in zip(part.tolist(), drawn_GB.sum(axis=1).tolist(), strict=True)
                 if count
             ]
@@ -123,11 +125,13 @@ class _Few:
 
 @dataclass(frozen=True)
 class _Resampled:
-    """Replicates of one group under one family: its strands' mean values, and how much each strand weighs."""
+    """Replicates of one group under one family: its strands' mean values."""
 
     group: int
     values_TBC: list[Array]
-    weights_TB: list[Array]
+
+    def __len__(self) -> int:
+        return len(self.values_TBC[0])
 
 
 def _resample(
@@ -135,43 +139,32 @@ def _resample(
     g: int,
     pooled_N: Array,
     own_N: Array | None,
+    luck: Luck | None,
     family: Family,
     count: int,
     rng: np.random.Generator,
 ) -> _Resampled:
     group = rows.groups[g]
-    size, seeds = sum(len(c.compute_C) for c in group), len(group)
-    centre_N = pooled_N = pooled_N[:size]
-    if own_N is None:
-        own_N = pooled_N
-    else:
-        centre_N = pooled_N + np.sqrt(seeds / (seeds - 1)) * (own_N - pooled_N)
-    copies_BS = rng.multinomial(seeds, np.full(seeds, 1.0 / seeds), size=count)
+    pooled_N = pooled_N[: sum(len(c.compute_C) for c in group)]
+    own_N = pooled_N if own_N is None else own_N
+    centre_BN = pooled_N[None] if luck is None else pooled_N + luck.draw(count, rng)
     values_S, start = [], 0
     for curve in group:
         part = slice(start, start + len(curve.compute_C))
         values_BC = block_resample(curve.values_C - own_N[part], family.free, count, rng)
-        values_BC += centre_N[part]
+        values_BC += centre_BN[:, part]
         values_S.append(values_BC)
         start = part.stop
-    values_TBC, weights_TB = [], []
-    for strand in rows.strands_G[g]:
-        copies_B = copies_BS[:, strand.runs].sum(axis=1)
-        if seeds > 1:
-            shares_BS = copies_BS[:, strand.runs] / np.maximum(copies_B, 1)[:, None]
-            mean_BC = shares_BS[:, :1] * values_S[strand.runs[0]]
-            for i, s in enumerate(strand.runs[1:], start=1):
-                mean_BC += shares_BS[:, i : i + 1] * values_S[s]
-            values_TBC.append(mean_BC)
-        else:
-            values_TBC.append(values_S[0])
-        weights_TB.append(copies_B / seeds)
-    return _Resampled(g, values_TBC, weights_TB)
+    return _Resampled(g, [_mean([values_S[s] for s in strand.runs]) for strand in rows.strands_G[g]])
+
+
+def _mean(values_S: list[Array]) -> Array:
+    return values_S[0] if len(values_S) == 1 else np.asarray(np.mean(values_S, axis=0))
 
 
 def _solve(family: Family, rows: Rows, few: _Few, resampled: list[_Resampled], upper: float) -> Fits:
     """Fit replicates to the condensed points, and those that are too steep for them to all points."""
-    group_R = np.concatenate([np.full(len(each.weights_TB[0]), each.group) for each in resampled])
+    group_R = np.concatenate([np.full(len(each), each.group) for each in resampled])
     solved = solve(family, Batch(few.compute_GM, rows.span_G, group_R, *_condensed(rows, few, resampled), upper))
     steep = np.flatnonzero(family.steepness(solved.theta_RK.T) > few.steepest_G[group_R])
     if not len(steep):
@@ -182,16 +175,15 @@ def _solve(family: Family, rows: Rows, few: _Few, resampled: list[_Resampled], u
 
 def _condensed(rows: Rows, few: _Few, resampled: list[_Resampled]) -> tuple[Array, Array]:
     """Values and weights at the condensed points."""
-    count = sum(len(each.weights_TB[0]) for each in resampled)
+    count = sum(len(each) for each in resampled)
     values_RM, weights_RM = np.zeros((2, count, few.compute_GM.shape[1]))
     row = 0
     for each in resampled:
-        block, column = slice(row, row + len(each.weights_TB[0])), 0
-        parts = zip(rows.strands_G[each.group], each.values_TBC, each.weights_TB, strict=True)
-        for strand, values_BC, weights_B in parts:
+        block, column, seeds = slice(row, row + len(each)), 0, len(rows.groups[each.group])
+        for strand, values_BC in zip(rows.strands_G[each.group], each.values_TBC, strict=True):
             columns = slice(column, column + len(strand.compute_M))
             values_RM[block, columns] = strand.values_M(values_BC)
-            weights_RM[block, columns] = weights_B[:, None] * strand.weights_M
+            weights_RM[block, columns] = len(strand.runs) / seeds * strand.weights_M
             column = columns.stop
         row = block.stop
     return values_RM, weights_RM
@@ -202,15 +194,14 @@ def _whole(rows: Rows, resampled: list[_Resampled], wanted: Ints) -> tuple[Array
     values_RC, weights_RC = np.zeros((2, len(wanted), rows.compute_GC.shape[1]))
     first = 0
     for each in resampled:
-        count = len(each.weights_TB[0])
-        out = np.flatnonzero((wanted >= first) & (wanted < first + count))
-        mine, column = wanted[out] - first, 0
-        for values_BC, weights_B in zip(each.values_TBC, each.weights_TB, strict=True):
+        out = np.flatnonzero((wanted >= first) & (wanted < first + len(each)))
+        mine, column, seeds = wanted[out] - first, 0, len(rows.groups[each.group])
+        for strand, values_BC in zip(rows.strands_G[each.group], each.values_TBC, strict=True):
             columns = slice(column, column + values_BC.shape[1])
             values_RC[out, columns] = values_BC[mine]
-            weights_RC[out, columns] = weights_B[mine, None]
+            weights_RC[out, columns] = len(strand.runs) / seeds
             column = columns.stop
-        first += count
+        first += len(each)
     return values_RC, weights_RC
 
 

@@ -13,7 +13,6 @@ question which is higher stays undecided.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,22 +24,15 @@ from isocompute.law.curve import MINIMUM_POINTS, Curve, scale_of, upper_bound
 from isocompute.law.families import HILL
 from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around, percentiles
+from isocompute.law.seeds import ONE_SEED_ERROR
 from isocompute.law.solver import Batch, solve
 from isocompute.words import number
 
-__all__ = ["ONE_SEED_ERROR", "Comparison", "Efficiency", "Overtaking", "compare", "one_seed_spread"]
+__all__ = ["Comparison", "Efficiency", "Overtaking", "compare"]
 
-ONE_SEED_ERROR = 0.02
-"""Of the scale the values lie on."""
 ONE_SEED_FACTOR = 1.5
-_TWO_SIDED = 1.96
 _FAR = 4.0
 """Overtaking is looked for up to this many times the compute seen."""
-
-
-def one_seed_spread(error: float) -> float:
-    """Standard deviation of one seed where `error` is the 95% half-width of a difference between two."""
-    return error / _TWO_SIDED / math.sqrt(2.0)
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,6 @@ class Curve:
     seed: int | None = None
     recipe: str = ""
     """What else is known of how the run was made; runs that differ in it are not seeds of each other."""
-    one_update: float | None = None
-    """Compute of one update, where steps are known."""
 
     def __post_init__(self) -> None:
         for name in ("compute_C", "values_C"):  # `condense` reads their bytes as float64

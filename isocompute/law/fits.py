@@ -11,20 +11,21 @@ intervals from the best family alone cover as little as 51%.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.law.bootstrap import FLOOR, HUBER, bootstrap, seed_curves
-from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting, lasting_fall, noise_level, upper_bound
+from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting, lasting_fall, noise_level, scale_of, upper_bound
 from isocompute.law.ensemble import Ensemble
 from isocompute.law.evidence import akaike_weights
 from isocompute.law.families import FAMILIES, Family
 from isocompute.law.intervals import around
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.rows import Rows
+from isocompute.law.seeds import Luck, Spread, moderated
 from isocompute.law.solver import Fits, evaluate
 
 __all__ = ["SEEN", "CurveFit", "Ensemble", "fit_groups", "usable_points"]
@@ -55,9 +56,10 @@ class CurveFit:
     last: float
     """Largest compute with a value."""
     starts: float
-    """Where the curve is known from: one update, if the base model was evaluated (the fit then interpolates between it
-    and the first point), else `first`."""
+    """Where the curve is known from: `first`, or before it where a published curve is."""
     ensemble: Ensemble
+    seed_error: float = 0.0
+    """Standard error of its level between repetitions of all its seeds, as the ensemble has it; 0 where it has one."""
 
     @property
     def setting(self) -> Setting:
@@ -68,6 +70,12 @@ class CurveFit:
         """The fitted curve."""
         fits = Fits(self.theta_K[None], np.array([self.base]), np.array([self.ceiling]), np.zeros(1))
         return np.asarray(evaluate(self.family, fits, np.atleast_1d(compute_C)[None, :] / self.unit)[0])
+
+    def risen(self, compute_C: Array) -> Array:
+        """Share of the rise up to its last point that it has behind it."""
+        top = float(self.at(np.array([self.last]))[0])
+        rise = top - self.base
+        return np.ones_like(compute_C) if rise <= 0 else np.clip((self.at(compute_C) - self.base) / rise, 0.0, 1.0)
 
     @property
     def rise_done(self) -> float:
@@ -144,11 +152,14 @@ def fit_groups(
     points_G = rows.real_GN.sum(axis=1)
     floor_G = np.array([(0.05 * min(noise_level(c.values_C) for c in group)) ** 2 for group in rows.groups])
     weights_FG = akaike_weights(np.stack([f.sse_R for f in fits_F]), points_G, variance_floor_R=floor_G)
+    seeds_F = seed_curves(rows, plain_F, upper)
+    luck_F = [_luck(rows, family, fits, own) for family, fits, own in zip(FAMILIES, fits_F, seeds_F, strict=True)]
     ensembles = bootstrap(
         rows,
         fits_F,
         weights_FG,
-        seeds=seed_curves(rows, plain_F, upper),
+        seeds=seeds_F,
+        luck=luck_F,
         upper=upper,
         replicates=replicates,
         rng=np.random.default_rng(seed),
@@ -170,13 +181,19 @@ def fit_groups(
                 unit=float(rows.unit_G[g]),
                 first=float(rows.unit_G[g]),
                 last=max(float(c.compute_C[-1]) for c in group),
-                starts=min(
-                    [float(rows.unit_G[g]), *[c.one_update for c in group if c.compute_C[0] <= 0 and c.one_update]]
-                ),
+                starts=float(rows.unit_G[g]),
                 ensemble=ensembles[g],
+                seed_error=luck_F[best][g].level if g in luck_F[best] else 0.0,
             )
         )
     return out
+
+
+def _luck(rows: Rows, family: Family, fits: Fits, own: Mapping[int, Array]) -> dict[int, Luck]:
+    """How far groups of several seeds may lie off, by group."""
+    pooled_GN = rows.at(family, fits)
+    spreads = [Spread.of(rows.groups[g], pooled_GN[g, : len(own_N)], own_N) for g, own_N in own.items()]
+    return dict(zip(own, moderated(spreads, scale_of(rows.values_GN[rows.real_GN])), strict=True))
 
 
 def _residuals(rows: Rows, fits_F: Sequence[Fits]) -> Array:

@@ -1,9 +1,9 @@
 """The compute-optimal frontier: the upper envelope of the fitted curves, where it switches, and how sure that is.
 
 IsoCompute section 4.1: at every budget C the best value any setting reaches with at most C. A setting takes part from a
-quarter below its first evaluated compute on (a fit says little about what came before its points), or from one update
-on if its base model was evaluated too, and keeps its last value beyond its last point: with a larger budget one can
-still stop there. That says what is reached, not which n is best: `bounds` marks where a larger n was not run so far.
+quarter below its first evaluated compute on (a fit says little about what came before its points), and keeps its last
+value beyond its last point: with a larger budget one can still stop there. That says what is reached, not which n is
+best: `bounds` marks where a larger n was not run so far.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 
 from isocompute.arrays import Array, Bools, Ints
-from isocompute.law.comparison import ONE_SEED_ERROR, one_seed_spread
 from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
+from isocompute.law.seeds import ONE_SEED_ERROR, one_seed_spread
 
 __all__ = ["Frontier", "Switch", "bounds", "compared", "compute_grid", "ended", "frontier", "live", "luck_of"]
 
@@ -174,7 +174,7 @@ def _switches(fits: Sequence[CurveFit], compute_C: Array, best_C: Ints, live_SC:
 
         low, high = float(np.log(compute_C[i])), float(np.log(compute_C[i + 1]))
         if not live_SC[new, i]:
-            low = max(low, float(np.log(fits[new].first / REACH)))
+            low = max(low, float(np.log(fits[new].starts / REACH)))
         first, last = lead(np.array([low, high])).tolist()
         changes = first < 0 < last
         at = float(np.exp(_root(lead, low, high) if changes else low))

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from isocompute.arrays import Array
-from isocompute.law.comparison import ONE_SEED_ERROR
 from isocompute.law.curve import Curve, lasting_fall, on_one_scale, scale_of, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import Frontier, bounds, compared, ended, frontier, luck_of
 from isocompute.law.optimum import Optimum, Reading, fit_optima
 from isocompute.law.records import DEFAULT_BIN, record_points
+from isocompute.law.seeds import ONE_SEED_ERROR
 from isocompute.law.sensitivity import Slice, sensitivity
 from isocompute.law.settings import settings_of, usable_curves
 from isocompute.law.surface import Surface
@@ -128,7 +128,8 @@ def fit_law(
     competitions += _slices_of(setting_fits, "problems_per_batch")
     if unit == "rollouts":
         competitions += _slices_of(setting_fits, "batch_size")
-    joint, *tradeoffs = _tradeoffs(competitions, luck_of(setting_fits, seed=seed), iso=iso)
+    luck_SB = luck_of(setting_fits, seed=seed)
+    joint, *tradeoffs = _tradeoffs(competitions, luck_SB, iso=iso)
     surface = None
     if with_surface and iso:
         surface = fit_surface(setting_fits, upper=upper, replicates=replicates, seed=seed)
@@ -145,7 +146,7 @@ def fit_law(
         joint=joint,
         by_problems=tuple(t for t in tradeoffs if t.fixed == "problems_per_batch"),
         by_batch=tuple(t for t in tradeoffs if t.fixed == "batch_size"),
-        slices=tuple(sensitivity(setting_fits)) if iso else (),
+        slices=tuple(sensitivity(setting_fits, luck_SB=luck_SB)) if iso else (),
         surface=surface,
         notes=tuple(_notes(runs, settings, joint, unit)),
     )

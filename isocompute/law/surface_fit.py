@@ -5,8 +5,8 @@ to the points that stand for each setting's (`strands`), or to all of them where
 form, Hill or exponential, is chosen by AIC.
 
 The error that matters is that of a setting nobody ran, so every n is left out once and predicted from the rest.
-Replicates are one Gauss-Newton step from the estimate for resampled residuals: cheap enough for a planner to use
-a thousand surfaces.
+Replicates are one Gauss-Newton step from the estimate for resampled residuals, and for settings moved as far as few
+seeds may be off: cheap enough for a planner to use a thousand surfaces.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fit_surface(fits: Sequence[CurveFit], *, upper: float, replicates: int = 100
         terms=best.terms,
         unit=data.unit,
         coefficients_Q=best.coefficients_Q,
-        replicates_BQ=_replicates(best, data, residual_I, replicates, np.random.default_rng(seed)),
+        replicates_BQ=_replicates(best, known, data, residual_I, replicates, np.random.default_rng(seed)),
         rmse=float(np.sqrt(np.mean(residual_I**2))),
         left_out=_leave_one_out(best, data, every),
         upper=upper,
@@ -234,7 +234,14 @@ def _half_rise(fit: CurveFit) -> float:
     return float(grid_C[np.searchsorted(values_C, 0.5 * (fit.base + fit.ceiling)).clip(0, 199)])
 
 
-def _replicates(fitted: _Fitted, data: _Data, residual_I: Array, replicates: int, rng: np.random.Generator) -> Array:
+def _replicates(
+    fitted: _Fitted,
+    fits: Sequence[CurveFit],
+    data: _Data,
+    residual_I: Array,
+    replicates: int,
+    rng: np.random.Generator,
+) -> Array:
     """Coefficients after one Gauss-Newton step, which is linear in each run's residuals."""
     step_QM = np.linalg.pinv(fitted.jacobian(data.few), rcond=1e-8) * _root(data.few)
     strand_of = {run: strand for strand in data.strands for run in strand.runs}
@@ -246,6 +253,13 @@ def _replicates(fitted: _Fitted, data: _Data, residual_I: Array, replicates: int
     ends = np.flatnonzero(np.diff(data.whole.run_I)) + 1
     for run, residual_C in enumerate(np.split(residual_I, ends)):
         out_BQ += product(block_resample(residual_C, 1, replicates, rng), step_of[strand_of[run].runs])
+    run = 0
+    for fit in fits:
+        moved_Q = np.zeros(out_BQ.shape[1])
+        for curve in fit.curves:
+            moved_Q += fit.risen(curve.compute_C) @ step_of[strand_of[run].runs]
+            run += 1
+        out_BQ += fit.seed_error * rng.standard_normal((replicates, 1)) * moved_Q
     return out_BQ
 
 

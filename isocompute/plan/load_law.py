@@ -11,9 +11,9 @@ import numpy as np
 
 from isocompute.errors import InputError
 from isocompute.law import Law, StoredLaw, fit_law, read_law
-from isocompute.law.comparison import ONE_SEED_ERROR
 from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
+from isocompute.law.seeds import ONE_SEED_ERROR
 from isocompute.law.surface import Surface
 from isocompute.plan.curves import Curves
 from isocompute.plan.leading import check_one_setup, leading_recipe

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from isocompute.arrays import Array
-from isocompute.law.comparison import one_seed_spread
+from isocompute.law.seeds import one_seed_spread
 from isocompute.plan.beyond import SAME, drift
 from isocompute.plan.budget import Rates
 from isocompute.plan.runs_recipe import RunsRecipe

@@ -31,13 +31,14 @@ from isocompute.law import Curve, curves_of
 from isocompute.law.curve import noise_level, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.from_runs import choose_metric
-from isocompute.law.intervals import around
+from isocompute.law.frontier import luck_of
+from isocompute.law.intervals import around, basic
 from isocompute.law.settings import settings_of, usable_curves
 from isocompute.plan.leading import leading_recipe
 from isocompute.plan.limits import Diagnosis, Finding, Regime, Verdict
 from isocompute.runs.model import Run, RunSet
 
-__all__ = ["diagnose"]
+__all__ = ["Sweep", "by_rollouts", "diagnose"]
 
 LEAD = 0.005
 """A lead between two n that counts: the bin in which the IsoCompute paper counts rewards as equal."""
@@ -55,7 +56,7 @@ def diagnose(runs: RunSet, *, metric: str | None = None) -> Diagnosis:
     sweep = _sweep(runs, metric)
     leading = _leading(runs, sweep)
     findings = (
-        *_by_rollouts(sweep),
+        *by_rollouts(sweep),
         _interference(leading, metric),
         _data(leading, metric),
         _coverage(leading, metric),
@@ -67,14 +68,14 @@ def diagnose(runs: RunSet, *, metric: str | None = None) -> Diagnosis:
 
 
 @dataclass(frozen=True)
-class _Sweep:
+class Sweep:
     """Settings that differ in n alone, smallest n first."""
 
     fits: tuple[CurveFit, ...]
     unit: str
 
 
-def _sweep(runs: RunSet, metric: str) -> _Sweep | None:
+def _sweep(runs: RunSet, metric: str) -> Sweep | None:
     """The settings of the Bp with most n; None where the runs cannot be compared by compute, or where they support no
     law: too few points, or nothing was ever solved.
     """
@@ -94,10 +95,10 @@ def _sweep(runs: RunSet, metric: str) -> _Sweep | None:
     groups = [seeds for seeds in max(slices, key=len) if seeds[0].rollouts_per_problem is not None]
     upper = upper_bound(np.concatenate([curve.values_C for curve in curves]))
     fits = fit_groups(groups, replicates=_REPLICATES, upper=upper) if groups else []
-    return _Sweep(tuple(sorted(leading_recipe(fits), key=lambda f: f.setting[1] or 0)), unit)
+    return Sweep(tuple(sorted(leading_recipe(fits), key=lambda f: f.setting[1] or 0)), unit)
 
 
-def _leading(runs: RunSet, sweep: _Sweep | None) -> list[Run]:
+def _leading(runs: RunSet, sweep: Sweep | None) -> list[Run]:
     """The runs of the setting that leads at the largest compute that all have; all runs where that is not known."""
     fits = sweep.fits if sweep else ()
     if len(fits) < 2:
@@ -107,8 +108,12 @@ def _leading(runs: RunSet, sweep: _Sweep | None) -> list[Run]:
     return [runs.named(curve.name) for curve in best.curves]
 
 
-def _by_rollouts(sweep: _Sweep | None) -> tuple[Finding, Finding]:
-    """Updates and noise: which n leads at the largest compute that all settings have."""
+def by_rollouts(sweep: Sweep | None) -> tuple[Finding, Finding]:
+    """Updates and noise: which n leads at the largest compute that all settings have.
+
+    That the smallest leads all others is seldom luck; that one of several others leads it often is, and has to hold
+    against the choice of the best of them and against other seeds.
+    """
     fits = sweep.fits if sweep else ()
     if sweep is None or len({f.setting[1] for f in fits}) < 2:
         why = "fewer than two n with curves over one range of compute: run another n"
@@ -132,7 +137,7 @@ def _by_rollouts(sweep: _Sweep | None) -> tuple[Finding, Finding]:
     )
     noise = _finding(
         "noise",
-        (-lead, around(-lead, value_SB[larger] - value_SB[0])),
+        basic(lambda each_SB: each_SB[1:].max(axis=0) - each_SB[0], value_S, value_SB + luck_of(fits, seed=0)),
         LEAD,
         f"the best larger n, {n_S[larger]:.0f}, {'leads' if lead < 0 else 'trails'} the smallest {where}",
     )

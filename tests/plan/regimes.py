@@ -25,6 +25,8 @@ class Setup:
     budget: int = 100_000
     problems_per_batch: int = 64
     rollouts_per_problem: tuple[int, ...] = (4, 32)
+    repeats: int = 1
+    """Seeds of every n: a small lead of a larger n cannot be told from luck with one."""
 
 
 WORLD = {"size": 4000, "noise": 0.0, "features": 16, "responses": 16, "validation": 600, "out_of_distribution": 0}
@@ -36,6 +38,7 @@ SETUPS: dict[str, Setup] = {
         WORLD,
         {"name": "grpo", "learning_rate": 0.1, "lr_scaling": "constant", "weight_decay": 0.1},
         rollouts_per_problem=(2, 8),
+        repeats=3,
     ),
     # Thousands of problems in three features, most answers beyond them: some are won at the cost of others.
     "interference": Setup(
@@ -53,17 +56,18 @@ SETUPS: dict[str, Setup] = {
 
 
 def sweep(setup: Setup, *, seed: int) -> RunSet:
-    """One run for each n in a world of this seed."""
+    """Runs of every n in a world of this seed."""
     runs = []
     for n in setup.rollouts_per_problem:
         updates = setup.budget // (setup.problems_per_batch * n)
         problems = {**setup.problems, "seed": seed}
-        cell = Cell("cell", setup.problems_per_batch, n, updates, seed, problems, setup.recipe, {"points": 12})
-        with tempfile.TemporaryDirectory() as folder:
-            SimEngine().check(cell)
-            SimEngine().run(cell, Path(folder), Patient())
-            lines = (Path(folder) / "points.jsonl").read_text().splitlines()
-        points = [json.loads(line) for line in lines]
-        settings = RunSettings(problems_per_batch=setup.problems_per_batch, rollouts_per_problem=n, seed=seed)
-        runs.append(Run(f"{n}", settings, pl.DataFrame(points)))
+        for own in range(seed, seed + setup.repeats):
+            cell = Cell("cell", setup.problems_per_batch, n, updates, own, problems, setup.recipe, {"points": 12})
+            with tempfile.TemporaryDirectory() as folder:
+                SimEngine().check(cell)
+                SimEngine().run(cell, Path(folder), Patient())
+                lines = (Path(folder) / "points.jsonl").read_text().splitlines()
+            points = [json.loads(line) for line in lines]
+            settings = RunSettings(problems_per_batch=setup.problems_per_batch, rollouts_per_problem=n, seed=own)
+            runs.append(Run(f"{n}-{own}", settings, pl.DataFrame(points)))
     return RunSet(tuple(runs))

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute.errors import InputError
+from isocompute.law.curve import Curve
+from isocompute.law.fits import fit_groups
 from isocompute.plan.limits import ADVICE, REGIMES, Diagnosis, Finding, assumed_regime
-from isocompute.plan.regime import diagnose
+from isocompute.plan.regime import Sweep, by_rollouts, diagnose
 from isocompute.runs import Run, RunSet, RunSettings
 from tests.plan.regimes import SETUPS, sweep
 
@@ -84,6 +86,20 @@ def test_seeds_widen_intervals() -> None:
     for f in (*alone.findings, *together.findings):
         if f.interval is not None and f.value is not None:
             assert f.interval[0] <= f.value <= f.interval[1]
+
+
+def test_equal_n_of_one_seed_each_are_no_limit_by_noise() -> None:
+    """Five n, equally good, whose seeds differ as ScaleRL's do: the best of four larger ones often leads by luck."""
+    rng, grid_C = np.random.default_rng(3), np.geomspace(1e4, 1e6, 25)
+    said = []
+    for _ in range(20):
+        groups = []
+        for n in (8, 16, 32, 64, 128):
+            rise_C = (0.3 + 0.0072 * rng.standard_normal()) * (1 - np.exp(-grid_C / 1.5e5))
+            groups.append([Curve(f"{n}", grid_C, 0.3 + rise_C + 0.004 * rng.standard_normal(25), 32, n, 0)])
+        fits = fit_groups(groups, replicates=100, upper=1.0)
+        said += [finding.verdict for finding in by_rollouts(Sweep(tuple(fits), "rollouts"))]
+    assert said.count("yes") <= 2
 
 
 def test_pass_rates_from_best_at_k() -> None:

@@ -1,0 +1,103 @@
+"""What a few seeds say about many: whole curves, as wide as Student's t asks, moderated by what else is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from isocompute.law.comparison import compare
+from isocompute.law.curve import Curve
+from isocompute.law.fits import fit_groups
+from isocompute.law.seeds import ONE_SEED_ERROR, Spread, moderated, one_seed_spread
+
+GRID = np.geomspace(1e4, 1e6, 25)
+BASE, CEILING = 0.3, 0.6
+
+
+def rising(ceiling: float, compute_C: np.ndarray = GRID) -> np.ndarray:
+    return BASE + (ceiling - BASE) * (1 - np.exp(-compute_C / 1.5e5))
+
+
+def seeds_of(ceilings: list[float], grids: list[np.ndarray] | None = None) -> tuple[list[Curve], np.ndarray]:
+    """Curves without noise, and the mean of all at their points."""
+    grids = grids or [GRID] * len(ceilings)
+    curves = [Curve(f"{i}", x, rising(c, x), 32, 8, i) for i, (c, x) in enumerate(zip(ceilings, grids, strict=True))]
+    return curves, np.concatenate([rising(float(np.mean(ceilings)), x) for x in grids])
+
+
+def spread_of(ceilings: list[float], grids: list[np.ndarray] | None = None) -> Spread:
+    curves, pooled_N = seeds_of(ceilings, grids)
+    return Spread.of(curves, pooled_N, np.concatenate([c.values_C for c in curves]))
+
+
+def test_the_variance_is_that_of_the_seeds_levels() -> None:
+    ceilings = [0.58, 0.6, 0.65]
+    end = [rising(c)[-1] for c in ceilings]
+    assert spread_of(ceilings).variance == pytest.approx(np.var(end, ddof=1), rel=0.06)
+
+
+def test_seeds_at_other_compute_show_the_same_spread() -> None:
+    other = [GRID, np.geomspace(1.3e4, 0.9e6, 19), np.geomspace(1e4, 1e6, 40)]
+    ceilings = [0.58, 0.6, 0.65]
+    assert spread_of(ceilings, other).variance == pytest.approx(spread_of(ceilings).variance, rel=0.05)
+
+
+def test_draws_have_the_standard_error_that_is_told() -> None:
+    (luck,) = moderated([spread_of([0.58, 0.6, 0.65])], 1.0)
+    drawn_BN = luck.draw(20_000, np.random.default_rng(0))
+    assert drawn_BN[:, 24].std() == pytest.approx(luck.level, rel=0.03)
+    assert drawn_BN[:, 0].std() < 0.15 * luck.level  # repetitions begin at one base
+
+
+def test_many_seeds_need_neither_prior_nor_widening() -> None:
+    rng = np.random.default_rng(0)
+    ceilings = (CEILING + 0.02 * rng.standard_normal(400)).tolist()
+    end = [rising(c)[-1] for c in ceilings]
+    (luck,) = moderated([spread_of(ceilings)], 1.0)
+    assert luck.level == pytest.approx(np.std(end, ddof=1) / 20, rel=0.04)
+
+
+def test_two_seeds_that_agree_by_chance_keep_the_margin() -> None:
+    """Their own variance is 0; ScaleRL's margin and their own degree of freedom give half of it, with Student's t."""
+    (luck,) = moderated([spread_of([0.6, 0.6])], 1.0)
+    t_over_z = stats.t.ppf(0.975, 2) / stats.norm.ppf(0.975)
+    assert luck.level == pytest.approx(t_over_z * one_seed_spread(ONE_SEED_ERROR) / np.sqrt(2) / np.sqrt(2), rel=1e-3)
+
+
+def test_one_odd_setting_does_not_widen_the_others() -> None:
+    calm = [spread_of([0.595, 0.6, 0.605]) for _ in range(5)]
+    (before, *_), (after, *_) = moderated(calm, 1.0), moderated([*calm, spread_of([0.3, 0.6, 0.9])], 1.0)
+    assert after.level == pytest.approx(before.level, rel=0.05)
+
+
+def test_the_margin_is_of_the_scale() -> None:
+    (rate,), (percent,) = (moderated([spread_of([0.6, 0.6])], scale) for scale in (1.0, 100.0))
+    assert percent.level == pytest.approx(100 * rate.level)
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_intervals_of_a_few_seeds_hold_the_mean_of_many(seeds: int) -> None:
+    """Nominal 95%, of 60 settings; whole runs drawn with replacement hold 77 to 83%."""
+    rng = np.random.default_rng(seeds)
+
+    def run(name: str, seed: int) -> Curve:
+        values_C = rising(CEILING + 0.02 * rng.standard_normal()) + 0.005 * rng.standard_normal(25)
+        return Curve(name, GRID, values_C, 32, 8, seed)
+
+    groups = [[run(f"{i}-{s}", s) for s in range(seeds)] for i in range(60)]
+    truth, held = rising(CEILING)[-1], 0
+    for fit in fit_groups(groups, replicates=200, upper=1.0):
+        low, high = np.percentile(fit.ensemble.at(GRID[-1:])[:, 0], [2.5, 97.5])
+        held += bool(low <= truth <= high)
+    assert held >= 53  # fewer in one of a hundred draws at 95%
+
+
+def test_two_seeds_a_side_that_agree_by_chance_are_no_proof() -> None:
+    """The sides differ by .012, each side's seeds by nothing."""
+    rng = np.random.default_rng(0)
+    sides = [
+        [Curve(f"{c}-{s}", GRID, rising(c) + 0.002 * rng.standard_normal(25), 32, 8, s) for s in range(2)]
+        for c in (0.6, 0.612)
+    ]
+    assert compare(*sides, replicates=200).higher == "same"
