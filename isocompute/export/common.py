@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from isocompute.export.plan_input import Plan
 from isocompute.export.result import Notes
+from isocompute.recipes import learning_rate
 
-__all__ = ["NO_CLIP", "general", "grad_clip", "model", "no_option", "train_file", "truncation", "val_file"]
+__all__ = [
+    "NO_CLIP",
+    "critic_rate",
+    "general",
+    "grad_clip",
+    "model",
+    "no_option",
+    "train_file",
+    "truncation",
+    "val_file",
+    "warmup_updates",
+]
 
 NO_CLIP = 1e9
 """A gradient norm that is never reached: trainers disagree on how to say 'do not clip'."""
@@ -14,6 +26,26 @@ NO_CLIP = 1e9
 def grad_clip(plan: Plan) -> float:
     """The largest gradient norm."""
     return NO_CLIP if plan.recipe.grad_clip is None else plan.recipe.grad_clip
+
+
+def critic_rate(plan: Plan) -> float:
+    """The critic's learning rate at this batch size: a given one holds at `lr_batch` and grows with B as the policy's.
+
+    >>> from isocompute.export.plan_input import make_plan
+    >>> recipe = {"name": "ppo", "critic_learning_rate": 1e-5, "lr_batch": 1024, "lr_scaling": "sqrt"}
+    >>> critic_rate(make_plan({"Bp": 512, "n": 8, "M": 100, "recipe": recipe}))
+    2e-05
+    """
+    recipe = plan.recipe
+    if recipe.critic_learning_rate is None:
+        return 10 * plan.learning_rate
+    of_critic = recipe.model_copy(update={"learning_rate": recipe.critic_learning_rate, "warmup_steps": 0})
+    return learning_rate(of_critic, batch_size=plan.batch_size, step=0)
+
+
+def warmup_updates(plan: Plan) -> int:
+    """Warm-up in optimiser steps, for trainers whose schedule goes on with each of them; a recipe's counts batches."""
+    return plan.recipe.warmup_steps * plan.recipe.updates_per_batch
 
 
 def general(plan: Plan, notes: Notes) -> None:
@@ -82,10 +114,12 @@ def val_file(plan: Plan, notes: Notes, suffix: str = ".parquet") -> str:
 
 
 def truncation(plan: Plan, notes: Notes) -> float | None:
-    """The cap on trainer over sampler probability. A ratio anchored to the sampler is written as one.
+    """The cap on trainer over sampler probability. A token's ratio to the sampler is written as one.
 
     With one update a batch the trainer's own ratio is 1, so that min(π/π_sampler, cap) as a constant weight on the
-    log-probability's gradient is CISPO anchored to the sampler, exactly.
+    log-probability's gradient is CISPO anchored to the sampler, exactly. With 1 + clip_high as the cap it is a clip
+    anchored to the sampler for every ratio that the clip leaves alone. GSPO's ratio is a sequence's, which no weight of
+    tokens stands for, and REINFORCE has none.
     """
     recipe = plan.recipe
     if recipe.ratio_anchor == "trainer":
@@ -97,12 +131,23 @@ def truncation(plan: Plan, notes: Notes) -> float | None:
         notes.add("ratio_anchor", message)
         notes.add("tis_cap", f"{recipe.ratio_cap:g}: the cap of the ratio to the sampler, see ratio_anchor.")
         return recipe.ratio_cap
-    notes.add(
-        "ratio_anchor",
-        "the ratio is taken against the trainer's own log-probs; truncated importance sampling "
-        "corrects for the sampler's.",
-    )
-    return recipe.tis_cap
+    if recipe.loss == "clip":
+        cap = 1 + recipe.clip_high
+        notes.add(
+            "ratio_anchor",
+            "the ratio is taken against the trainer's own log-probs; truncated importance sampling weighs tokens by "
+            "the ratio to the sampler's. At one update a batch that is the same inside the clip; outside it every "
+            f"token keeps a weight, {cap:g} at most, where the clip drops those whose advantage pushes further out.",
+        )
+        notes.add("tis_cap", f"{cap:g}: 1 + clip_high, see ratio_anchor.")
+        return cap
+    says = {
+        "gspo": "the sequence's ratio is taken against the trainer's own log-probs, and nothing corrects for the "
+        "sampler's: truncated importance sampling weighs tokens, not sequences.",
+        "reinforce": "REINFORCE has no ratio, so there is nothing to anchor.",
+    }
+    notes.add("ratio_anchor", says[recipe.loss])
+    return None
 
 
 def no_option(plan: Plan, notes: Notes, *fields: str) -> None:

@@ -149,7 +149,7 @@ def _algorithm(plan: Plan, notes: Notes) -> Flat:
         settings |= {
             "algo.advantage.gamma": recipe.gae_discount,
             "algo.advantage.lambd": recipe.gae_trace,
-            "critic.adam.lr": recipe.critic_learning_rate or 10 * plan.learning_rate,
+            "critic.adam.lr": common.critic_rate(plan),
             "critic.value_clip": recipe.value_clip,
         }
     if recipe.zero_variance_filter != "off":
@@ -185,7 +185,7 @@ def _optimizer(plan: Plan) -> Flat:
     recipe = plan.recipe
     steps = plan.update_steps * recipe.updates_per_batch
     # The trainer rounds steps · ratio up: half a step less makes that exact whatever the rounding of the division.
-    ratio = (recipe.warmup_steps - 0.5) / steps if recipe.warmup_steps else 0.0
+    ratio = (common.warmup_updates(plan) - 0.5) / steps if recipe.warmup_steps else 0.0
     return {
         "actor.adam.lr": plan.learning_rate,
         "actor.adam.betas": [recipe.beta1, recipe.beta2],

@@ -129,7 +129,7 @@ def _algorithm(plan: Plan, notes: Notes) -> Flat:
             f"{ALGORITHM}.lambd": recipe.gae_trace,
             f"{ALGORITHM}.value_clip": recipe.value_clip,
             "trainer.critic.model.path": common.model(plan, notes),
-            "trainer.critic.optimizer_config.lr": recipe.critic_learning_rate or 10 * plan.learning_rate,
+            "trainer.critic.optimizer_config.lr": common.critic_rate(plan),
             "trainer.critic_mini_batch_size": plan.problems_per_batch,
         }
     return settings
@@ -179,6 +179,6 @@ def _optimizer(plan: Plan) -> Flat:
         f"{optimizer}.adam_betas": [recipe.beta1, recipe.beta2],
         f"{optimizer}.weight_decay": recipe.weight_decay,
         f"{optimizer}.max_grad_norm": common.grad_clip(plan),
-        f"{optimizer}.num_warmup_steps": recipe.warmup_steps,
+        f"{optimizer}.num_warmup_steps": common.warmup_updates(plan),
         f"{optimizer}.scheduler": "constant_with_warmup",
     }

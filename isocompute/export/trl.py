@@ -60,6 +60,12 @@ def _settings(plan: Plan, share: Share, notes: Notes) -> Flat:
     scale = SCALES.get(recipe.advantage)
     if scale is None:
         notes.add("advantage", f"'{recipe.advantage}' is not offered: the group's mean is subtracted.")
+    if recipe.advantage == "batch_std":
+        notes.add(
+            "advantage",
+            "the batch's deviation is that of the rewards themselves, not of the rewards minus their group's mean: "
+            "advantages are smaller by the factor between the two, the more problems differ in difficulty.",
+        )
     cap = common.truncation(plan, notes)
     common.no_option(plan, notes, "fp32_head")
     if recipe.zero_variance_filter != "off":
@@ -74,7 +80,7 @@ def _settings(plan: Plan, share: Share, notes: Notes) -> Flat:
         "max_steps": plan.update_steps * recipe.updates_per_batch,
         "learning_rate": plan.learning_rate,
         "lr_scheduler_type": "constant_with_warmup",
-        "warmup_steps": recipe.warmup_steps,
+        "warmup_steps": common.warmup_updates(plan),
         "optim": "adamw_torch",
         "adam_beta1": recipe.beta1,
         "adam_beta2": recipe.beta2,

@@ -156,19 +156,31 @@ def _algorithm(plan: Plan, notes: Notes) -> Flat:
         "algorithm.use_kl_in_reward": False,
     }
     if recipe.advantage == "gae":
-        rate = recipe.critic_learning_rate or 10 * plan.learning_rate
         settings |= {
             "algorithm.gamma": recipe.gae_discount,
             "algorithm.lam": recipe.gae_trace,
-            "critic.optim.lr": rate,
+            "critic.optim.lr": common.critic_rate(plan),
             "critic.model.path": common.model(plan, notes),
             "critic.ppo_micro_batch_size_per_gpu": 1,
             "critic.cliprange_value": recipe.value_clip,
         }
+    return settings | _correction(plan, notes)
+
+
+def _correction(plan: Plan, notes: Notes) -> Flat:
+    """Truncated importance sampling; or the sampler's log-probs in place of the trainer's old ones (`bypass_mode`).
+
+    In bypass mode veRL corrects nothing else: the ratio to the sampler is the correction. It logs no entropy then, so
+    that CISPO, which truncated importance sampling gives as well, goes without.
+    """
+    recipe = plan.recipe
+    correction = "algorithm.rollout_correction"
+    if recipe.ratio_anchor == "sampler" and recipe.loss in ("clip", "gspo"):
+        return {f"{correction}.bypass_mode": True, f"{correction}.rollout_is": None}
     cap = common.truncation(plan, notes)
-    settings["algorithm.rollout_correction.rollout_is"] = None if cap is None else "token"
+    settings: Flat = {f"{correction}.rollout_is": None if cap is None else "token"}
     if cap is not None:
-        settings["algorithm.rollout_correction.rollout_is_threshold"] = cap
+        settings[f"{correction}.rollout_is_threshold"] = cap
     return settings
 
 

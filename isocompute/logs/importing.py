@@ -18,6 +18,7 @@ from isocompute.logs.discover import Found, find
 from isocompute.logs.names import is_validation
 from isocompute.logs.settings import from_config, from_name
 from isocompute.logs.siblings import config_beside
+from isocompute.logs.tokens import with_tokens
 from isocompute.runs.finite import non_finite, place
 from isocompute.runs.folder import read_run
 from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, listing
@@ -100,7 +101,8 @@ def import_logs(
         if not left_out:
             raise InputError(f"{listing(many, 3)}: no file that could be a log.")
         raise InputError(f"{listing(many, 3)}: no log among {len(left_out)} files; the first: {left_out[0]}")
-    return Imports(tuple(_distinct(taken, left_out)), tuple(left_out))
+    distinct = _distinct(taken, left_out)  # first: a run's lengths and its counters may stand in two files
+    return Imports(tuple(_with_tokens(item) for item in distinct), tuple(left_out))
 
 
 def _import(found: Found, reader: Reader | None, fill: Mapping[str, int | None]) -> list[Imported]:
@@ -203,6 +205,14 @@ def _counted(run: Run) -> Run:
         return run
     at = run.points.columns.index("step") + 1
     return replace(run, points=run.points.clone().insert_column(at, (run.points["step"] * (bp * n)).alias("rollouts")))
+
+
+def _with_tokens(item: Imported) -> Imported:
+    """With tokens of responses, where they can be told; a run folder of ours is taken as it is."""
+    if item.format == "isocompute":
+        return item
+    points, notes = with_tokens(item.run.points)
+    return replace(item, run=replace(item.run, points=points), notes=(*item.notes, *notes))
 
 
 def _unknown(settings: RunSettings) -> list[str]:

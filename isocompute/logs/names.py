@@ -34,15 +34,15 @@ PER_STEP = {
         "time/total",
         "time/step",
     ),
-    "tokens": ("perf/total_num_tokens",),
+    "tokens_with_prompts": ("perf/total_num_tokens",),
 }
-"""What one step took; summed up to a counter of compute where every step is there."""
+"""What one step took; summed up to a counter where every step is there."""
 
 CUMULATIVE = {
     "seconds": ("_runtime",),
-    "tokens": ("num_tokens", "train/num_tokens", "progress/total_tokens", "stats/tokens"),
+    "tokens_with_prompts": ("num_tokens", "train/num_tokens", "progress/total_tokens", "stats/tokens"),
 }
-"""Counters as they are."""
+"""Counters as they are. Trainers count tokens with their prompts; ours are those of responses (logs/tokens.py)."""
 
 _PLAIN: dict[str, tuple[str, ...]] = {
     "train/avg": (
@@ -102,7 +102,8 @@ _PLAIN: dict[str, tuple[str, ...]] = {
         r"(?:train/)?rollout/response_length_mean",
         r"train/(?:agg|all)/effective/num_output_tokens/mean",
         r"train/[^/]+/(?:effective/)?(?:[^/]+/)?num_output_tokens/mean",
-        r"(?:completion_len|seq_len|decode_len)/(?:all/)?mean",
+        r"(?:completion_len|decode_len)/(?:all/)?mean",
+        r"seq_len/(?:all/)?mean",
         r"generate/avg_num_tokens",
         r"env/all/ac_tokens_per_turn",
         r"train/mean_gen_tokens_per_sample",

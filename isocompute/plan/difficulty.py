@@ -132,15 +132,26 @@ def _flat(table: pl.DataFrame) -> pl.DataFrame:
     return table.select(pl.exclude(structs), *fields) if structs else table
 
 
+def _asked_for(column: str, columns: list[str], path: str) -> str:
+    """The column of exactly this name, else the one field of a struct that is called so."""
+    if column in columns:
+        return column
+    nested = [name for name in columns if name.endswith(f".{column}")]
+    if len(nested) == 1:
+        return nested[0]
+    if nested:
+        raise InputError(
+            f"{path}: several fields are named '{column}'; say --pass-rate-column with one of {', '.join(nested[:12])}."
+        )
+    raise InputError(f"{path}: no column '{column}'; there are {', '.join(columns[:12])}.")
+
+
 def _rates(table: pl.DataFrame, path: str, column: str | None) -> pl.Series:
     import polars as pl
 
     table = _flat(table)
     if column is not None:
-        column = next((name for name in table.columns if name.endswith(f".{column}")), column)
-        if column not in table.columns:
-            raise InputError(f"{path}: no column '{column}'; there are {', '.join(table.columns[:12])}.")
-        return table[column]
+        return table[_asked_for(column, table.columns, path)]
     if {"correct", "samples"} <= set(table.columns):
         return (table["correct"].cast(pl.Float64) / table["samples"].cast(pl.Float64)).alias("correct / samples")
     numeric = [name for name, kind in table.schema.items() if kind.is_numeric() and not name.startswith("__")]

@@ -61,7 +61,8 @@ def test_verl(write: Write) -> None:
     assert column(item, "rollouts") == [128 * s for s in range(1, 11)]
     assert column(item, "train/avg") == pytest.approx([reward(s) for s in range(1, 11)])
     assert column(item, "seconds") == pytest.approx([30.5 * s for s in range(1, 11)])
-    assert column(item, "tokens") == pytest.approx([40960 * s for s in range(1, 11)])
+    assert column(item, "tokens") == pytest.approx([128 * 512.25 * s for s in range(1, 11)])
+    assert column(item, "tokens_with_prompts") == pytest.approx([40960 * s for s in range(1, 11)])
     assert [s for s, v in zip(column(item, "step"), column(item, "avg@4"), strict=True) if v is not None] == [5, 10]
     assert column(item, "best@4")[4] == pytest.approx(reward(5) + 0.2)
     assert column(item, "worst@4")[9] == pytest.approx(reward(10) - 0.1)
@@ -224,7 +225,7 @@ def test_trl_state(new: bool, write: Write) -> None:
     assert {"train/avg", "response_length", "kl", "grad_norm", "learning_rate", "avg@1"} <= set(item.run.metrics)
     if new:
         assert {"truncated", "zero_variance", "entropy"} <= set(item.run.metrics)
-        assert column(item, "tokens") == [9000.0 * s for s in range(5, 55, 5)]
+        assert column(item, "tokens_with_prompts") == [9000.0 * s for s in range(5, 55, 5)]
 
 
 def test_trl_checkpoints_are_one_run(write: Write, tmp_path: Path) -> None:

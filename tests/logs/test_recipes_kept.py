@@ -163,13 +163,14 @@ def test_runs_are_told_apart_by_it(tmp_path: Path) -> None:
             None,
         ),
         (
-            # As TRL prints it: 4 processes × 4 × 4 rollouts in a generation, 4 × 4 × 2 in an update, each used twice.
+            # As TRL prints it: 4 processes × 4 × 4 rollouts in a generation, 4 × 4 × 2 in an update, each used twice;
+            # 20 optimiser steps of warm-up are 5 batches.
             {
                 **{"num_generations": 8, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
                 **{"generation_batch_size": 64, "steps_per_generation": 4, "num_iterations": 2},
                 **{"loss_type": "dr_grpo", "scale_rewards": "none", "epsilon": 0.1, "beta": 0.04},
                 **{"learning_rate": 2e-6, "temperature": 0.9, "top_p": 0.95, "max_grad_norm": 0.2},
-                **{"max_completion_length": 768, "adam_epsilon": 1e-8, "warmup_steps": 5},
+                **{"max_completion_length": 768, "adam_epsilon": 1e-8, "warmup_steps": 20},
             },
             {
                 **{"loss": "clip", "aggregation": "fixed", "advantage": "group_mean", "updates_per_batch": 4},

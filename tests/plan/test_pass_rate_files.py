@@ -53,3 +53,21 @@ def test_refused(tmp_path: Path, name: str, text: str, says: str) -> None:
 def test_a_column_named_by_a_number_is_read_when_asked_for(tmp_path: Path) -> None:
     (tmp_path / "series.csv").write_text(",0\n0,0.25\n1,0.75\n")  # what pandas writes of a series without a name
     assert read_pass_rates(str(tmp_path / "series.csv"), column="0").tolist() == [0.25, 0.75]
+
+
+def test_a_column_of_exactly_that_name_goes_before_a_field_of_a_struct(tmp_path: Path) -> None:
+    path = tmp_path / "rates.jsonl"
+    path.write_text('{"extra_info": {"rate": 0.1}, "rate": 0.9}\n{"extra_info": {"rate": 0.2}, "rate": 0.8}\n')
+    assert read_pass_rates(str(path), column="rate").tolist() == [0.9, 0.8]
+    assert read_pass_rates(str(path), column="extra_info.rate").tolist() == [0.1, 0.2]
+
+
+def test_a_field_of_one_struct_is_found_and_of_several_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rates.jsonl"
+    path.write_text('{"extra_info": {"rate": 0.1}, "id": 1}\n')
+    assert read_pass_rates(str(path), column="rate").tolist() == [0.1]
+    path.write_text('{"extra_info": {"rate": 0.1}, "other": {"rate": 0.2}}\n')
+    with pytest.raises(InputError, match=r"several fields are named 'rate'; .* one of extra_info\.rate, other\.rate"):
+        read_pass_rates(str(path), column="rate")
+    with pytest.raises(InputError, match=r"no column 'none'; there are extra_info\.rate, other\.rate"):
+        read_pass_rates(str(path), column="none")

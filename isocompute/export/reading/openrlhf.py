@@ -6,7 +6,7 @@ import math
 
 from isocompute.export import openrlhf as writer
 from isocompute.export.reading.setup import Config, Odd, Settings, Setup
-from isocompute.export.reading.shared import gradient_norm, group_filter, invert
+from isocompute.export.reading.shared import gradient_norm, group_filter, in_batches, invert
 
 __all__ = ["DEFAULTS", "NAME", "OLD", "READ", "VERSION", "matches", "read"]
 
@@ -142,7 +142,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         staleness=1 if given.flag("train.async_enable") else 0,
         learning_rate=given.number("actor.adam.lr", "learning_rate"),
         schedule=given.text("actor.lr_scheduler"),
-        warmup_steps=_warmup(given, optimizer_steps),
+        warmup_steps=in_batches(_warmup(given, optimizer_steps), updates),
         kl_coef=_kl(given, odd),
         entropy_coef=given.number("actor.entropy_coef", "entropy_coef") or 0.0,
         loss={"ppo": "clip"}.get(loss or "", loss),

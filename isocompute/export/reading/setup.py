@@ -51,6 +51,7 @@ class Setup:
     learning_rate: float | None = None
     schedule: str | None = None
     warmup_steps: int | None = None
+    """Batches, whatever the trainer's own warm-up counts."""
     kl_coef: float | None = None
     entropy_coef: float | None = None
     loss: str | None = None

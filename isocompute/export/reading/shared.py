@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from isocompute.export.common import NO_CLIP
 from isocompute.export.reading.setup import Odd
 
-__all__ = ["gradient_norm", "group_filter", "invert", "steps_from_epochs", "times"]
+__all__ = ["gradient_norm", "group_filter", "in_batches", "invert", "steps_from_epochs", "times"]
 
 
 def invert(names: Mapping[str, str]) -> dict[str, str]:
@@ -28,6 +28,15 @@ def times(*factors: int | None) -> int | None:
     """A product, unknown where a factor is."""
     known = [factor for factor in factors if factor is not None]
     return math.prod(known) if len(known) == len(factors) else None
+
+
+def in_batches(updates: int | None, updates_per_batch: float | None) -> int | None:
+    """Optimiser steps as batches, rounded up: a trainer's warm-up may count the former, a recipe's counts the latter.
+
+    >>> in_batches(20, 2), in_batches(10, 16), in_batches(10, None)
+    (10, 1, 10)
+    """
+    return None if updates is None else math.ceil(updates / (updates_per_batch or 1))
 
 
 def group_filter(refills: bool, odd: list[Odd]) -> str:

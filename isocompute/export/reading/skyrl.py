@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isocompute.export import skyrl as writer
 from isocompute.export.reading.setup import Config, Odd, Settings, Setup
-from isocompute.export.reading.shared import gradient_norm, group_filter, invert, steps_from_epochs, times
+from isocompute.export.reading.shared import gradient_norm, group_filter, in_batches, invert, steps_from_epochs, times
 
 __all__ = ["DEFAULTS", "NAME", "READ", "VERSION", "matches", "read"]
 
@@ -112,7 +112,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         else 0,
         learning_rate=given.number(f"{OPTIMIZER}.lr", "learning_rate"),
         schedule=given.text(f"{OPTIMIZER}.scheduler"),
-        warmup_steps=given.integer(f"{OPTIMIZER}.num_warmup_steps", "warmup_steps"),
+        warmup_steps=in_batches(given.integer(f"{OPTIMIZER}.num_warmup_steps", "warmup_steps"), updates),
         kl_coef=_kl(given, odd),
         entropy_coef=given.number(f"{ALGORITHM}.entropy_loss_coef", "entropy_coef")
         if given.flag(f"{ALGORITHM}.use_entropy_loss", "entropy_coef")

@@ -6,7 +6,7 @@ import math
 
 from isocompute.export import trl as writer
 from isocompute.export.reading.setup import Config, Odd, Settings, Setup
-from isocompute.export.reading.shared import gradient_norm, invert, steps_from_epochs, times
+from isocompute.export.reading.shared import gradient_norm, in_batches, invert, steps_from_epochs, times
 
 __all__ = ["DEFAULTS", "LOSS_TYPES", "NAME", "READ", "VERSION", "matches", "read"]
 
@@ -102,7 +102,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         ),
         learning_rate=given.number("learning_rate", "learning_rate"),
         schedule=given.text("lr_scheduler_type"),
-        warmup_steps=_warmup(given, optimizer_steps),
+        warmup_steps=in_batches(_warmup(given, optimizer_steps), updates),
         kl_coef=given.number("beta", "kl_coef"),
         entropy_coef=given.number("entropy_coef", "entropy_coef"),
         loss="cispo" if cispo else _loss(loss_type, level),
@@ -218,7 +218,7 @@ def _tis(given: Settings, odd: list[Odd]) -> float | None:
 
 
 def _warmup(given: Settings, optimizer_steps: int | None) -> int | None:
-    """`warmup_steps`; below 1 it is a share of the run, as the older `warmup_ratio` is."""
+    """`warmup_steps`, of the optimiser; below 1 it is a share of the run, as the older `warmup_ratio` is."""
     ratio = given.number("warmup_ratio") if given.has("warmup_ratio") else None
     steps = given.number("warmup_steps", "warmup_steps" if ratio is None else None)
     if steps is not None and steps >= 1:

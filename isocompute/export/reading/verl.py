@@ -44,6 +44,7 @@ DEFAULTS = {
     "algorithm.use_kl_in_reward": False,
     "algorithm.kl_ctrl.kl_coef": 0.001,
     "algorithm.filter_groups.enable": False,
+    "algorithm.rollout_correction.bypass_mode": False,
     "algorithm.rollout_correction.rollout_is": None,
     "algorithm.rollout_correction.rollout_is_threshold": 2.0,
     "trainer.total_epochs": 30,
@@ -92,7 +93,6 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     steps = given.integer("trainer.total_training_steps")
     if steps is None:
         steps = steps_from_epochs(given.integer("trainer.total_epochs"), problems, batch, odd, "trainer.total_epochs")
-    optimizer_steps = None if steps is None or updates is None else steps * updates
     loss_mode = given.text(f"{ACTOR}.policy_loss.loss_mode", "loss")
     if loss_mode not in LOSS_MODES:
         odd.append(
@@ -106,7 +106,8 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         )
     beta1, beta2 = given.pair(f"{ACTOR}.optim.betas", "beta1", "beta2")
     advantage = _advantage(given)
-    given.assume("ratio_anchor", "epsilon")  # no option for either
+    given.assume("epsilon")  # no option for it
+    bypassed = given.flag("algorithm.rollout_correction.bypass_mode", "ratio_anchor")
     setup = Setup(
         trainer=NAME,
         version=VERSION,
@@ -117,7 +118,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         rollouts_per_update=times(mini, n),
         learning_rate=given.number(f"{ACTOR}.optim.lr", "learning_rate"),
         schedule=given.text(f"{ACTOR}.optim.lr_scheduler_type"),
-        warmup_steps=_warmup(given, optimizer_steps),
+        warmup_steps=_warmup(given, steps),
         kl_coef=_kl(given, odd),
         entropy_coef=given.number(f"{ACTOR}.entropy_coeff", "entropy_coef"),
         loss=_LOSSES.get(loss_mode or "", loss_mode),
@@ -128,8 +129,8 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         clip_low=None if cispo else low,
         clip_high=None if cispo else high,
         ratio_cap=None if not cispo or high is None else 1 + high,
-        ratio_anchor="trainer",
-        tis_cap=_tis(given, odd),
+        ratio_anchor="sampler" if bypassed else "trainer",
+        tis_cap=None if bypassed else _tis(given, odd),
         zero_variance_filter=group_filter(given.flag("algorithm.filter_groups.enable", "zero_variance_filter"), odd),
         temperature=given.number(f"{ROLLOUT}.temperature", "temperature"),
         top_p=given.number(f"{ROLLOUT}.top_p", "top_p"),
@@ -213,11 +214,12 @@ def _tis(given: Settings, odd: list[Odd]) -> float | None:
     return given.number("algorithm.rollout_correction.rollout_is_threshold", "tis_cap")
 
 
-def _warmup(given: Settings, optimizer_steps: float | None) -> int | None:
+def _warmup(given: Settings, batches: int | None) -> int | None:
+    """In batches: veRL's schedule goes on once a batch, however many mini-batches that is."""
     steps = given.integer(f"{ACTOR}.optim.lr_warmup_steps")
     if steps is not None and steps > 0:
         return steps
     ratio = given.number(f"{ACTOR}.optim.lr_warmup_steps_ratio", "warmup_steps") or 0.0
     if ratio == 0:
         return 0
-    return None if optimizer_steps is None else int(ratio * optimizer_steps)
+    return None if batches is None else int(ratio * batches)

@@ -37,9 +37,10 @@ _STEP = (
 )
 _COMPUTE = {
     "rollouts": ("rollouts", "c_rollouts", "total_rollouts", "compute_rollouts", "c"),
-    "tokens": ("tokens", "total_tokens", "num_tokens"),
+    "tokens": ("tokens", "total_tokens"),
     "gpu_hours": ("gpu_hours", "gpu_hours_k", "gpu-hours", "gpuh", "compute_gpu_hours"),
     "seconds": ("seconds", "elapsed_seconds", "_runtime", "relative_time_(process)"),
+    "tokens_with_prompts": ("num_tokens",),
 }
 _SETTINGS = {
     "problems_per_batch": (
