@@ -124,6 +124,8 @@ def comparison_json(result: Comparison) -> dict[str, Any]:
         "higher": result.higher,
         "faster": result.faster,
         "ahead_now": result.ahead_now,
+        "falls": [{"side": f.side, "run": f.run, "after": f.after, "value": f.value} for f in result.falls],
+        "unrisen": result.unrisen,
     }
 
 
@@ -137,8 +139,10 @@ def _show(result: Comparison, name_a: str, name_b: str) -> None:
     ahead = (-high, -low) if result.higher == "b" else (low, high)
     far = min(((result.a, name_a), (result.b, name_b)), key=lambda side: side[0].rise_done)
     ceiling = (
-        f"which ceiling is higher is undecided: {far[1]} has done {far[0].rise_done:.0%} of the rise to its fitted "
-        f"ceiling; run it longer"
+        f"which ceiling is higher is undecided: {names[result.unrisen]} was run for less and has not begun to rise"
+        if result.unrisen is not None
+        else f"which ceiling is higher is undecided: {far[1]} has done {far[0].rise_done:.0%} of the rise to its "
+        "fitted ceiling; run it longer"
         if result.higher == "undecided"
         else f"the ceilings do not differ beyond the error ({low:+.3f} to {high:+.3f}, {result.error_rule})"
         if result.higher == "same"
@@ -174,6 +178,16 @@ def _show(result: Comparison, name_a: str, name_b: str) -> None:
     columns = ["recipe", "form", "ceiling A", "95%", "efficiency B", "95%", "midpoint", "95%"]
     screen.print(heading(f"B and midpoint at the common ceiling {value(result.common_ceiling)}"))
     screen.print(table(columns, rows))
+    for fall in result.falls:
+        run = "" if fall.run == names[fall.side] else f" (run '{fall.run}')"
+        screen.print(
+            f"{names[fall.side]}{run} fell for good after {number(fall.after)} and is at {value(fall.value)}: all of "
+            "this but who is ahead now is about what came before",
+            style="yellow",
+        )
+    if result.falls:
+        now = {"same": "neither is ahead now"}.get(result.ahead_now, f"{names.get(result.ahead_now)} is ahead now")
+        screen.print(now, style="yellow")
     for o in result.overtakings:
         beyond = " (beyond the data)" if o.extrapolated else ""
         screen.print(

@@ -8,19 +8,24 @@ With one seed a side the bootstrap cannot see the spread between seeds. The erro
 lead at the present, is then at least ScaleRL's ±.02 of the scale, what three repetitions of one run gave them, and a
 ratio of midpoints must exceed 1.5 either way: midpoints of repetitions differ by about 15%, their ratio by √2 of that,
 and two standard errors are a factor of 1.5. A ceiling that a curve has not come near is a guess by its form: then the
-question which is higher stays undecided.
+question which is higher stays undecided, as it does where a side that was run for less has not begun to rise.
+
+After a lasting fall curves say nothing: ceilings and speeds are those before it, `falls` says where it was, and who is
+ahead now is read off the values themselves.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.law.curve import MINIMUM_POINTS, Curve, scale_of, upper_bound
+from isocompute.law.curve import MINIMUM_POINTS, Curve, lasting_fall, noise_level, scale_of, upper_bound
 from isocompute.law.families import HILL
 from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around, percentiles
@@ -28,11 +33,15 @@ from isocompute.law.seeds import ONE_SEED_ERROR
 from isocompute.law.solver import Batch, solve
 from isocompute.words import number
 
-__all__ = ["Comparison", "Efficiency", "Overtaking", "compare"]
+__all__ = ["Comparison", "Efficiency", "Fall", "Overtaking", "compare"]
 
 ONE_SEED_FACTOR = 1.5
 _FAR = 4.0
 """Overtaking is looked for up to this many times the compute seen."""
+_APART = 0.9
+"""Share of replicates that have to agree who leads before and after an overtaking: two copies of a curve cross too."""
+_SHORT = 0.5
+"""A side run for less than this share of the other's compute may be in its warm-up still."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,18 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
+class Fall:
+    """A run that fell for good."""
+
+    side: str
+    run: str
+    after: float
+    """Compute of its last point before."""
+    value: float
+    """Mean of its last three values."""
+
+
+@dataclass(frozen=True)
 class Overtaking:
     """Where the second curve of the pair passes from below to above the other."""
 
@@ -54,7 +75,7 @@ class Overtaking:
     probability: float
     """Share of replicates in which there is such a crossing at all."""
     winner: str
-    """`a` or `b`: who leads after it."""
+    """`a` or `b`: who leads after it. Both leads, before and after, stand out from the replicates."""
     extrapolated: bool
 
 
@@ -83,6 +104,10 @@ class Comparison:
     faster: str
     """The same; `undecided` where a midpoint lies beyond the data."""
     ahead_now: str
+    falls: tuple[Fall, ...]
+    """Runs of either side that fell for good."""
+    unrisen: str | None
+    """`a` or `b`: a side that was run for less than the other and has not begun to rise."""
 
 
 def compare(
@@ -120,6 +145,9 @@ def compare(
     speed = around(float(speed_B[0]), speed_B[1:], level)
     if alone:
         speed = min(speed[0], float(speed_B[0]) / ONE_SEED_FACTOR), max(speed[1], float(speed_B[0]) * ONE_SEED_FACTOR)
+    falls = tuple(fall for name, side in (("a", a), ("b", b)) for fall in _falls(name, side))
+    unrisen = _unrisen(fit_a, fit_b, ONE_SEED_ERROR * scale_of(values))
+    seen = unrisen is None and min(fit_a.rise_done, fit_b.rise_done) >= SEEN
     return Comparison(
         a=fit_a,
         b=fit_b,
@@ -134,10 +162,29 @@ def compare(
         speed_ratio=float(speed_B[0]),
         speed_ratio_interval=speed,
         overtakings=_overtakings(fit_a, fit_b, level),
-        higher=_sign(interval, 0.0) if min(fit_a.rise_done, fit_b.rise_done) >= SEEN else "undecided",
+        higher=_sign(interval, 0.0) if seen else "undecided",
         faster="undecided" if _unseen(fit_a, theta_a) or _unseen(fit_b, theta_b) else _sign(speed, 1.0),
-        ahead_now=_ahead(fit_a, fit_b, floor),
+        ahead_now=_ahead_by_values(a, b, floor, level) if falls else _ahead(fit_a, fit_b, floor, level),
+        falls=falls,
+        unrisen=unrisen,
     )
+
+
+def _falls(name: str, side: Sequence[Curve]) -> list[Fall]:
+    starts = [(curve, lasting_fall(curve.values_C)) for curve in side]
+    return [
+        Fall(name, curve.name, float(curve.compute_C[start - 1]), float(curve.values_C[-3:].mean()))
+        for curve, start in starts
+        if start is not None
+    ]
+
+
+def _unrisen(a: CurveFit, b: CurveFit, least: float) -> str | None:
+    for name, fit, other in (("a", a, b), ("b", b, a)):
+        rise = float(fit.at(np.array([fit.last]))[0]) - fit.base
+        if rise < least and fit.last < _SHORT * other.last:
+            return name
+    return None
 
 
 def _common_ceiling(a: CurveFit, b: CurveFit, upper: float) -> float:
@@ -188,10 +235,27 @@ def _sign(interval: tuple[float, float], even: float) -> str:
     return "b" if interval[1] < even else "same"
 
 
-def _ahead(a: CurveFit, b: CurveFit, floor: float) -> str:
+def _ahead_by_values(a: Sequence[Curve], b: Sequence[Curve], floor: float, level: float) -> str:
+    """Who leads by the last three values of each run up to the compute that all have."""
+    at = min(float(curve.compute_C[-1]) for curve in (*a, *b))
+    (lead_a, error_a), (lead_b, error_b) = (_level(side, at) for side in (a, b))
+    half = max(NormalDist().inv_cdf(0.5 + level / 2.0) * math.hypot(error_a, error_b), floor)
+    return _sign((lead_a - lead_b - half, lead_a - lead_b + half), 0.0)
+
+
+def _level(side: Sequence[Curve], at: float) -> tuple[float, float]:
+    """Mean over runs of the last three values up to a compute, and its standard error."""
+    ends = [max(int((curve.compute_C <= at).sum()), 1) for curve in side]
+    levels = [float(curve.values_C[max(0, end - 3) : end].mean()) for curve, end in zip(side, ends, strict=True)]
+    noise = math.hypot(*[noise_level(curve.values_C) / math.sqrt(3.0) for curve in side]) / len(side)
+    between = float(np.std(levels, ddof=1)) / math.sqrt(len(side)) if len(side) > 1 else 0.0
+    return float(np.mean(levels)), math.hypot(noise, between)
+
+
+def _ahead(a: CurveFit, b: CurveFit, floor: float, level: float) -> str:
     at = np.array([min(a.last, b.last)])
     lead_B = a.ensemble.at(at)[:, 0] - b.ensemble.at(at)[:, 0]
-    low, high = percentiles(lead_B)
+    low, high = percentiles(lead_B, level)
     middle = float(np.median(lead_B))
     return _sign((min(low, middle - floor), max(high, middle + floor)), 0.0)
 
@@ -205,6 +269,9 @@ def _overtakings(a: CurveFit, b: CurveFit, level: float) -> tuple[Overtaking, ..
     for i in np.flatnonzero((lead_C[1:] > 0) != (lead_C[:-1] > 0)):
         winner = "a" if lead_C[i + 1] > 0 else "b"
         after_BC = above_BC if winner == "a" else ~above_BC
+        leads_C = after_BC.mean(axis=0)
+        if leads_C[: i + 1].min() > 1.0 - _APART or leads_C[i + 1 :].max() < _APART:
+            continue
         crossing_BC = after_BC[:, 1:] & ~after_BC[:, :-1]
         has_B = crossing_BC.any(axis=1)
         at_B = grid_C[1:][crossing_BC[has_B].argmax(axis=1)] if has_B.any() else grid_C[[i]]

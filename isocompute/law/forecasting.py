@@ -2,9 +2,9 @@
 
 The members are in `members`. Weights are 1 / (root mean squared error) over rolling origins: each member is fitted to
 35%…85% of the compute seen and predicts a later part at the same ratio of compute as the question asks for, as far as
-the data reach. After a lasting fall (`curve.lasting_fall`) neither the monotone families nor a trend through the fall
-have anything to say, and only `flat` votes: public runs that fell stayed low or came back about as often as they fell
-on.
+the data reach. After a fall (`curve.lasting_fall`, of two evaluations or more) neither the monotone families nor a
+trend through the fall have anything to say, and only `flat` votes, from what came after it: public runs that fell
+stayed low or came back about as often as they fell on. One low evaluation may be a glitch; there is no verdict then.
 
 The forecast's variance is the squared error that the weighted average itself made on the run's past plus the variance
 between its members now. Beyond twice the compute seen it grows with the log of the ratio.
@@ -37,6 +37,7 @@ _TOO_FEW = 8  # points for a verdict
 _NEAR = 2.0
 """Up to so many times the compute seen an error that is too large is for want of points, not of nearness."""
 _PATH = 6  # points of a forecast that is drawn
+_FALLEN = 2  # evaluations that make a fall
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Forecast:
     """One of `VERDICTS`."""
     reason: str
     now: float
-    """Mean of the last three values seen; `isocompute.forecast` puts the level there that `health` measures."""
+    """Mean of the last three values seen, after a fall of those since; `isocompute.forecast` puts the level there that
+    `health` measures."""
     asymptote: float | None
     asymptote_interval: tuple[float, float] | None
     rise_done: float | None
@@ -74,10 +76,10 @@ class _Expected:
 
 def forecast(curve: Curve, at: float, *, level: float = LEVEL, seed: int = 0, unit: str = "of compute") -> Forecast:
     """Predict the curve at compute `at` from all its points; `unit` is for the words of the reason."""
-    _check(curve, at)
+    _check(curve, at, unit)
     last = float(curve.compute_C[-1])
     expected = _expected(curve, at)
-    now = float(curve.values_C[-3:].mean())
+    now = _now(curve)
     verdict, reason = _verdict(curve, at, expected, now, unit)
     fit = _fit(curve, seed)
     # The average of all members may expect more than the best family's ceiling; the ceiling's interval holds that.
@@ -105,7 +107,7 @@ def path(curve: Curve, at: float, *, level: float = LEVEL) -> list[tuple[float, 
 
     It begins at the last point: the error there is that of the level, not 0.
     """
-    _check(curve, at)
+    _check(curve, at, "of compute")
     out = []
     for compute in np.geomspace(float(curve.compute_C[-1]), at, _PATH).tolist():
         expected = _expected(curve, compute)
@@ -113,7 +115,7 @@ def path(curve: Curve, at: float, *, level: float = LEVEL) -> list[tuple[float, 
     return out
 
 
-def _check(curve: Curve, at: float) -> None:
+def _check(curve: Curve, at: float, unit: str) -> None:
     if len(curve.compute_C) < MINIMUM_POINTS:
         raise InputError(
             f"run '{curve.name}': {len(curve.compute_C)} points up to the fit's end; a forecast needs "
@@ -121,7 +123,10 @@ def _check(curve: Curve, at: float) -> None:
         )
     last = float(curve.compute_C[-1])
     if not at > last:
-        raise InputError(f"run '{curve.name}': {at:g} is not beyond its last point at {last:g}; ask for more, as 2x.")
+        raise InputError(
+            f"run '{curve.name}': {number(at)} {unit} is not beyond its last point at {number(last)}; ask for more, as "
+            "2x, or say another --unit."
+        )
 
 
 def _expected(curve: Curve, at: float) -> _Expected:
@@ -130,12 +135,12 @@ def _expected(curve: Curve, at: float) -> _Expected:
     members = predict(curve, np.append(ends_O, len(curve.compute_C)), np.append(ats_O, at))
     past_OM = members.values_OM[:-1] - targets_O[:, None]
     noise = noise_level(curve.values_C)
-    fallen = lasting_fall(curve.values_C) is not None
+    fallen = _fall(curve) is not None
     votes_M = np.array([float(name == "flat" or not fallen) for name in members.names])
     error_M = np.sqrt(np.mean(past_OM**2, axis=0) + noise**2) if len(past_OM) else np.ones_like(votes_M)
     weights_M = votes_M / error_M
     weights_M = weights_M / weights_M.sum()
-    now_M = members.values_OM[-1]
+    now_M = np.where(votes_M > 0, _now(curve), members.values_OM[-1]) if fallen else members.values_OM[-1]
     value = float(weights_M @ now_M)
     between = float(weights_M @ (now_M - value) ** 2)
     own = float(np.mean((past_OM @ weights_M) ** 2)) if len(past_OM) else float(np.var(curve.values_C))
@@ -143,10 +148,19 @@ def _expected(curve: Curve, at: float) -> _Expected:
     return _Expected(value, stretch * float(np.sqrt(own + between)) + 1e-12, members, weights_M)
 
 
+def _fall(curve: Curve) -> int | None:
+    """Where a fall begins that more than one evaluation shows."""
+    return lasting_fall(curve.values_C, shortest=_FALLEN)
+
+
+def _now(curve: Curve) -> float:
+    """Mean of the last three values, or of those since a fall."""
+    return float(curve.values_C[max(_fall(curve) or 0, len(curve.values_C) - 3) :].mean())
+
+
 def _interval(curve: Curve, expected: _Expected, level: float) -> tuple[float, float]:
     half = NormalDist().inv_cdf(0.5 + level / 2.0) * expected.deviation
-    top = 1.0 if upper_bound(curve.values_C) == 1.0 else np.inf
-    return max(expected.value - half, floor_of(curve)), min(expected.value + half, top)
+    return max(expected.value - half, floor_of(curve)), min(expected.value + half, upper_bound(curve.values_C))
 
 
 def _verdict(curve: Curve, at: float, expected: _Expected, now: float, unit: str) -> tuple[str, str]:
@@ -155,14 +169,12 @@ def _verdict(curve: Curve, at: float, expected: _Expected, now: float, unit: str
         return "too_early", f"{count} points; a verdict needs {_TOO_FEW}"
     seen = float(np.ptp(np.convolve(curve.values_C, np.ones(3) / 3.0, mode="valid")))
     noise = noise_level(curve.values_C)
-    fall = lasting_fall(curve.values_C)
+    fall = _fall(curve)
     if fall is not None:
-        lowest = float(np.convolve(curve.values_C[fall:], np.ones(3) / 3.0, mode="valid").min())
-        before = f"{number(float(curve.compute_C[fall - 1]))} {unit}"
-        since = f"fell for good after {before}, from {words(float(curve.values_C[:fall].max()))}"
-        if now <= lowest + 2.0 * noise:
-            return "declining", f"{since}, and is at its lowest since"
-        return "flat", f"{since}; part of it has come back"
+        return _fallen(curve, fall, now, noise, unit)
+    if lasting_fall(curve.values_C, shortest=1) is not None:
+        high, low = (words(float(x)) for x in (curve.values_C[:-1].max(), curve.values_C[-1]))
+        return "too_early", f"fell at its last evaluation, from {high} to {low}: the next will say whether for good"
     largest = max(seen, 3.0 * noise)
     if expected.deviation > largest:
         why = f"the forecast's error ({words(expected.deviation)}) is larger than all change so far ({words(seen)})"
@@ -178,9 +190,22 @@ def _verdict(curve: Curve, at: float, expected: _Expected, now: float, unit: str
     return "flat", f"no change stands out from the error (chance of improving on its last three values {chance:.0%})"
 
 
+def _fallen(curve: Curve, fall: int, now: float, noise: float, unit: str) -> tuple[str, str]:
+    after_C = curve.values_C[fall:]
+    before = f"{number(float(curve.compute_C[fall - 1]))} {unit}"
+    highest = words(float(curve.values_C[:fall].max()))
+    if len(after_C) < 3:
+        return "declining", f"its last {len(after_C)} evaluations fell after {before}, from {highest}"
+    lowest = float(np.convolve(after_C, np.ones(3) / 3.0, mode="valid").min())
+    since = f"fell for good after {before}, from {highest}"
+    if now <= lowest + 2.0 * noise:
+        return "declining", f"{since}, and is at its lowest since"
+    return "flat", f"{since}; part of it has come back"
+
+
 def _fit(curve: Curve, seed: int) -> CurveFit | None:
     """The curve that `fit` would draw, for its ceiling; a run that fell has no ceiling ahead of it."""
-    if lasting_fall(curve.values_C) is not None:
+    if _fall(curve) is not None:
         return None
     usable = usable_points(curve)
     if len(usable.compute_C) < MINIMUM_POINTS or np.ptp(usable.values_C) == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -106,3 +108,38 @@ def test_a_midpoint_before_the_first_point_decides_nothing_about_speed() -> None
     result = compare([Curve("a", compute_C, steep_C)], [Curve("b", compute_C, slow_C)], replicates=60)
     assert result.efficiency_a.midpoint <= compute_C[0]
     assert result.faster == "undecided"
+
+
+def fallen(curve: Curve, after: int, to: float) -> Curve:
+    values_C = curve.values_C.copy()
+    values_C[after:] = to
+    return replace(curve, values_C=values_C)
+
+
+def test_a_run_that_fell_is_named_and_is_not_ahead_now() -> None:
+    steady, higher = side(0.6, 6.0)[0], side(0.66, 6.0, first=50)[0]
+    result = compare([steady], [fallen(higher, 40, 0.05)], replicates=200)
+    assert result.higher == "b" and result.ahead_now == "a"
+    (fall,) = result.falls
+    assert (fall.side, fall.run, fall.value) == ("b", "50", pytest.approx(0.05))
+    assert fall.after == COMPUTE[39]
+
+
+def test_runs_that_all_fell_are_compared_by_what_they_have_now() -> None:
+    a, b = side(0.66, 6.0, seeds=2), side(0.6, 6.0, seeds=2, first=50)
+    low, lower = [fallen(c, 40, 0.2) for c in a], [fallen(c, 40, 0.1) for c in b]
+    assert compare(lower, low, replicates=200).ahead_now == "b"
+    assert len(compare(lower, low, replicates=200).falls) == 4
+
+
+def test_a_short_run_that_has_not_begun_to_rise_decides_nothing() -> None:
+    started = noisy("warm", COMPUTE[:8], np.full(8, 0.3), noise=0.002, seed=3)
+    result = compare(side(0.66, 12.0), [started], replicates=200)
+    assert (result.higher, result.unrisen) == ("undecided", "b")
+    whole = noisy("flat", COMPUTE, np.full(60, 0.3), noise=0.002, seed=3)
+    assert compare(side(0.66, 12.0), [whole], replicates=200).unrisen is None
+
+
+def test_two_copies_of_a_curve_do_not_overtake_each_other() -> None:
+    found = [compare(side(0.6, 6.0, first=i), side(0.6, 6.0, first=50 + i), replicates=100) for i in range(6)]
+    assert sum(len(result.overtakings) for result in found) <= 1

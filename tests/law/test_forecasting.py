@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,23 @@ def test_verdicts() -> None:
     assert sum(forecast(curve, 80.0).verdict == "flat" for curve in flat) >= 25
     assert forecast(collapse, 80.0).verdict == "declining"
     assert forecast(rising.until(6), 80.0).verdict == "too_early"
+
+
+def test_a_run_that_has_just_fallen_is_not_improving() -> None:
+    climbing = noisy("climbing", COMPUTE, hill(COMPUTE, 0.3, 0.75, 10.0, 1.4), noise=0.005, seed=0)
+    for last, verdict in (([0.05, 0.04], "declining"), ([0.04], "too_early")):
+        values_C = climbing.values_C.copy()
+        values_C[-len(last) :] = last
+        made = forecast(replace(climbing, values_C=values_C), 80.0)
+        assert made.verdict == verdict and "fell" in made.reason
+    fell = replace(climbing, values_C=np.append(climbing.values_C[:-2], [0.05, 0.04]))
+    assert forecast(fell, 80.0).value == forecast(fell, 80.0).now == pytest.approx(0.045)
+
+
+def test_percent_stay_within_a_hundred() -> None:
+    percent = noisy("percent", COMPUTE, 100 * hill(COMPUTE, 0.3, 0.98, 8.0, 1.6), noise=2.0, seed=1)
+    low, high = forecast(percent, 160.0).interval
+    assert 0.0 <= low < high <= 100.0
 
 
 def test_a_slow_decline_is_seen() -> None:
