@@ -40,13 +40,7 @@ def about_difficulty(study: Study) -> Iterator[Claim]:
         return
     (easy, n_easy), (hard, n_hard) = sides["easy"][0], sides["hard"][0]
     value, interval = _log_ratio(n_easy, n_hard)
-    verdict, needs = above(interval), None
-    if n_hard.ceiling_bound == ">=" and verdict != "fails":
-        verdict, needs = "undecided", f"{beyond(n_hard)}, on the hard set"
-    elif n_easy.ceiling_bound == ">=" and verdict == "fails":
-        verdict, needs = "undecided", f"{beyond(n_easy)}, on the easy set"
-    elif verdict == "undecided":
-        needs = "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
+    verdict, needs = _decided(n_easy, n_hard, interval, names=("easy", "hard"))
     statistic = {"value": value, "unit": "doublings, easy over hard", "easy": n_easy.ceiling, "hard": n_hard.ceiling}
     yield what.judged(verdict, statistic=statistic, interval=interval, needs=needs, runs=_used(easy, hard))
 
@@ -67,20 +61,14 @@ def about_sizes(study: Study) -> Iterator[Claim]:
         if len({setup.size for setup, _ in ordered}) > 1:
             (small, n_small), (large, n_large) = ordered[0], ordered[-1]
             value, interval = _log_ratio(n_large, n_small)
-            verdict = above(interval)
+            verdict, needs = _decided(n_large, n_small, interval, names=("large", "small"))
             statistic = {
                 "value": value,
                 "unit": "doublings, large set over small",
                 "sizes": [small.size, large.size],
                 "optima": [n_small.ceiling, n_large.ceiling],
             }
-            yield what.judged(
-                verdict,
-                statistic=statistic,
-                interval=interval,
-                needs="seeds, or more compute: the intervals of the two n* overlap" if verdict == "undecided" else None,
-                runs=_used(small, large),
-            )
+            yield what.judged(verdict, statistic=statistic, interval=interval, needs=needs, runs=_used(small, large))
             return
     yield what.lacks("sweeps over n on two sizes of one problem set, with one recipe")
 
@@ -151,6 +139,27 @@ def _log_ratio(a: Optimum, b: Optimum) -> tuple[float, tuple[float, float]]:
     high = float(np.log2(a.ceiling_interval[1] / b.ceiling_interval[0]))
     value = float(np.log2(a.ceiling / b.ceiling))
     return value, (min(low, value), max(high, value))
+
+
+def _decided(
+    higher: Optimum, lower: Optimum, interval: tuple[float, float], *, names: tuple[str, str]
+) -> tuple[Verdict, str | None]:
+    """Whether one n* lies above the other, by the interval of their ratio; else what would decide it.
+
+    An n* at the edge of what was run is only a bound, and decides nothing where it may lie on the other side.
+    """
+    verdict = above(interval)
+    if verdict == "fails":
+        open_ends = (higher, ">=", names[0]), (lower, "<=", names[1])
+    else:
+        open_ends = (lower, ">=", names[1]), (higher, "<=", names[0])
+    for best, bound, name in open_ends:
+        if best.ceiling_bound == bound:
+            runs = beyond(best) if bound == ">=" else f"n below {best.smallest:.0f}"
+            return "undecided", f"{runs}, on the {name} set"
+    if verdict == "undecided":
+        return verdict, "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
+    return verdict, None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from isocompute.allocation import Spending
+from isocompute.engines.holder import Holding
 from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.settings import RunSettings
@@ -104,7 +105,9 @@ class PackingEngine(Engine, Protocol):
 
 
 class Recorder:
-    """Points and checkpoint of one cell."""
+    """Points and checkpoint of one cell. Where another process has taken its claimed folder over, nothing is written
+    any more: every method that writes raises `LostError`.
+    """
 
     def __init__(
         self, folder: Path, settings: RunSettings, *, on_point: Callable[[Mapping[str, Any]], None] | None = None
@@ -112,9 +115,11 @@ class Recorder:
         self.folder = folder
         self._settings, self._on_point = settings, on_point
         self._writer: RunWriter | None = None
+        self._holding = Holding(folder)
 
     def resume(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """Open the folder; the last checkpoint's arrays and meta, or None to start from the beginning."""
+        self.check_holding()
         state = self.last_checkpoint()
         for name, key in _APPENDED.items():
             length = state[1].pop(key, 0) if state else 0
@@ -123,6 +128,10 @@ class Recorder:
                     file.truncate(length)
         self._writer = RunWriter(self.folder, self._settings)
         return state
+
+    def check_holding(self) -> None:
+        """Raise `LostError` where the folder is another process's by now."""
+        self._holding.check()
 
     def last_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """Arrays and meta of the last checkpoint, where there is one."""
@@ -140,12 +149,14 @@ class Recorder:
     def append(self, point: dict[str, Any]) -> None:
         """Add an evaluation."""
         assert self._writer is not None, "resume() opens the folder"
+        self.check_holding()
         self._writer.append(point)
         if self._on_point is not None:
             self._on_point(point)
 
     def append_rates(self, row: Mapping[str, Any]) -> None:
         """Keep per-problem counts of an evaluation (docs/runs.md)."""
+        self.check_holding()
         with (self.folder / PASS_RATES).open("ab") as file:
             file.write(json.dumps(row).encode() + b"\n")
 
@@ -157,12 +168,14 @@ class Recorder:
         buffer = io.BytesIO()
         named: dict[str, Any] = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
         np.savez(buffer, **named)
+        self.check_holding()
         files.write_atomically(self.folder / CHECKPOINT, buffer.getvalue())
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the cell as done and drop its checkpoint."""
         if self._writer is not None:
             self._writer.close()
+        self.check_holding()
         files.write_atomically(self.folder / FINISHED, json.dumps(dict(summary or {})).encode() + b"\n")
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 

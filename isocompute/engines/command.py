@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.engines.base import Cell, Control, Recorder
 from isocompute.engines.command_log import LogTail, PointsFile
+from isocompute.engines.holder import Holding, LostError
 from isocompute.engines.processes import start_of
 from isocompute.engines.threads import outside
 from isocompute.errors import InputError
@@ -82,7 +83,7 @@ class CommandEngine:
 
     def run(self, cell: Cell, folder: Path, control: Control) -> bool:
         """Start the command and follow its log until it ends or the study stops."""
-        folder = folder.absolute()
+        holding, folder = Holding(folder), folder.absolute()
         options = _options(cell)
         values = _values(cell, folder)
         _end_orphan(folder)
@@ -96,6 +97,7 @@ class CommandEngine:
 
         def follow(*, ended: bool = False) -> None:
             nonlocal done
+            holding.check()
             points.add(tail.rows(ended=ended))
             if points.rollouts > done:
                 control.advanced(points.rollouts - done)
@@ -124,9 +126,13 @@ class CommandEngine:
                 follow()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
+        except LostError:
+            _end(process, grace=0.0)  # what it would still write is in its successor's way
+            raise
         finally:
             _end(process)
-            (folder / _PROCESS).unlink(missing_ok=True)
+            if holding.lasts():
+                (folder / _PROCESS).unlink(missing_ok=True)
         follow(ended=True)
         if process.returncode != 0:
             raise RuntimeError(_failure(process.returncode, folder / OUTPUT, begin))
@@ -200,13 +206,13 @@ def _settings(cell: Cell) -> RunSettings:
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], *, grace: float = _GRACE_SECONDS) -> None:
     """End the trainer with all its children: politely, then not."""
-    if process.poll() is None:
+    if process.poll() is None and grace:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_SECONDS)
+            process.wait(grace)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -3,6 +3,9 @@
 A claim is held while its process lives. On the same host that is known exactly: the process id with its start time,
 which no later process shares. From another host it is known by the file's age, since every holder touches its claims
 every few seconds. A killed holder therefore needs no cleaning up, and `study status` needs nobody to answer.
+
+A holder that was silent for too long, as on a host that slept, may find its claim taken over. It touches and removes
+only what still names it, and its engine looks before it writes (`isocompute.engines.holder`).
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ import fcntl
 import json
 import os
 import socket
+import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
+from isocompute.engines.holder import RUNNING, Holder, LostError, holder_at, holder_of, myself
 from isocompute.engines.processes import start_of
 
 __all__ = [
@@ -26,25 +32,15 @@ __all__ = [
     "Claim",
     "HeldError",
     "Holder",
+    "LostError",
     "holder_of",
     "is_alive",
     "myself",
 ]
 
-RUNNING = "running.json"
-"""The claim of a cell, in its folder."""
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """Six missed beats: far more than a slow file system delays, little against what a cell costs."""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A process, told from every other one that ever ran on its host."""
-
-    host: str
-    pid: int
-    started: str
 
 
 class HeldError(Exception):
@@ -55,29 +51,11 @@ class HeldError(Exception):
         self.holder = holder
 
 
-@cache
-def _myself(pid: int) -> Holder:
-    return Holder(socket.gethostname(), pid, start_of(pid) or "")
-
-
-def myself() -> Holder:
-    """This process."""
-    return _myself(os.getpid())
-
-
 def is_alive(holder: Holder, *, age: float) -> bool:
     """Whether the process lives; `age` is how long ago its claim was last touched, in seconds."""
     if holder.host != socket.gethostname():
         return age < STALE_SECONDS
     return start_of(holder.pid) == holder.started
-
-
-def holder_of(data: bytes) -> Holder | None:
-    """The holder named in a claim's bytes; None for an empty or torn one."""
-    try:
-        return Holder(**json.loads(data))
-    except (ValueError, TypeError):
-        return None
 
 
 class Claim:
@@ -97,30 +75,51 @@ class Claim:
 
     def _try(self) -> Holder | None:
         """Write my name unless a live process has it. The kernel's lock makes looking and writing one step."""
-        while True:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                found = os.fstat(handle)
-                if found.st_nlink == 0:
-                    continue  # removed by its holder between our open and our lock
-                holder = holder_of(os.read(handle, 4096))
-                if holder is not None and holder != myself() and is_alive(holder, age=time.time() - found.st_mtime):
-                    return holder
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, json.dumps(asdict(myself())).encode(), 0)
-                return None
-            finally:
-                os.close(handle)
+        with _locked(self.path, os.O_CREAT) as handle:
+            holder = holder_of(os.read(handle, 4096))
+            if holder is not None and holder != myself() and is_alive(holder, age=self._age(handle)):
+                return holder
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps(asdict(myself())).encode(), 0)
+            return None
+
+    def _age(self, handle: int) -> float:
+        """Seconds since the claim was touched, by the clock that its times are of: a shared disk has its own."""
+        with tempfile.TemporaryFile(dir=self.path.parent) as now:
+            return os.fstat(now.fileno()).st_mtime - os.fstat(handle).st_mtime
 
     def release(self) -> None:
-        """Give the claim up."""
+        """Give the claim up; `LostError` where another has it by now, whose it stays."""
         _heart.discard(self.path)
-        self.path.unlink(missing_ok=True)
+        try:
+            with _locked(self.path) as handle:
+                holder = holder_of(os.read(handle, 4096))
+                if holder == myself():
+                    self.path.unlink()
+                    return
+        except FileNotFoundError:
+            holder = None
+        raise LostError(self.path, holder)
+
+
+@contextmanager
+def _locked(path: Path, flags: int = 0) -> Iterator[int]:
+    """A claim's file, open and locked, so that nobody takes or gives it up meanwhile."""
+    while True:
+        handle = os.open(path, os.O_RDWR | flags, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:  # else removed by its holder between our open and our lock
+                yield handle
+                return
+        finally:
+            os.close(handle)
 
 
 class _Heart:
-    """Touches the claims of this process from a thread, so that an engine deep in a step still counts as alive."""
+    """Touches the claims of this process from a thread, so that an engine deep in a step still counts as alive; one
+    that another has taken over is the other's to touch.
+    """
 
     def __init__(self) -> None:
         self._paths: set[Path] = set()
@@ -140,7 +139,8 @@ class _Heart:
             time.sleep(BEAT_SECONDS)
             for path in list(self._paths):
                 try:
-                    os.utime(path)
+                    if holder_at(path) == myself():
+                        os.utime(path)
                 except OSError:
                     continue  # just released, or the file system is away for a moment
 

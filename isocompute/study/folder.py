@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.writer import POINTS
 from isocompute.study import remote
-from isocompute.study.claim import RUNNING, STALE_SECONDS, Claim, HeldError, holder_of, is_alive
+from isocompute.study.claim import RUNNING, STALE_SECONDS, Claim, HeldError, LostError, holder_of, is_alive
 from isocompute.study.spec import StudySpec, parse_spec
 from isocompute.study.spec import cells as cells_of
 
@@ -102,7 +102,8 @@ class StudyFolder:
         try:
             yield
         finally:
-            claim.release()
+            with suppress(LostError):  # the cells that were taken over have said so
+                claim.release()
 
     def adopt(self, spec: StudySpec, data: bytes) -> None:
         """Make this the study's spec, if what it has already computed still stands under it."""

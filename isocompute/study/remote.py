@@ -3,6 +3,11 @@
 Files go up in the order that keeps every moment resumable: points before the checkpoint that counts them, and
 `finished.json` last. An object store replaces an object whole or not at all; where a system leaves half a file, points
 and checkpoint do not agree and the cell starts over (`execute`).
+
+A holder beats, uploads and removes its claim only while that still names it; whoever was silent for too long, and was
+taken over, stops at its next upload. Nothing is locked: a claim that changes hands in the milliseconds between the look
+and the write is overwritten, and then it is the other of the two that stops. Ages are by the clocks of the hosts, since
+not every system tells the time of a file.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from isocompute.engines.base import CHECKPOINT, FINISHED, Control
 from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.writer import POINTS
-from isocompute.study.claim import BEAT_SECONDS, RUNNING, STALE_SECONDS, Holder, is_alive, myself
+from isocompute.study.claim import BEAT_SECONDS, RUNNING, STALE_SECONDS, Holder, LostError, is_alive, myself
 
 _CARRY_SECONDS = 60.0
 """Engines without checkpoints of ours, such as outside trainers, are carried up this often."""
@@ -30,6 +35,8 @@ __all__ = ["claim_age", "claimed", "listing", "scratch", "write"]
 
 _LAST = (POINTS, CHECKPOINT, FINISHED)
 """Uploaded after everything else, in this order."""
+_one_at_a_time = threading.Lock()
+"""Not every system replaces a file whole: half a beat of our own must not be read as another's claim."""
 
 
 def _system(address: str) -> tuple[Any, str]:
@@ -78,13 +85,27 @@ def _read_claim(address: str) -> tuple[Holder | None, float]:
         return None, float("inf")
 
 
+def _claimant(address: str) -> Holder | None:
+    """The holder of a remote claim; None where there is no claim, an error where nobody can say."""
+    system, path = _system(address)
+    try:
+        with _one_at_a_time:
+            told = json.loads(system.cat_file(path))
+        return Holder(told["host"], told["pid"], told["started"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
 def _write_claim(address: str) -> None:
-    write(address, json.dumps({**asdict(myself()), "beat": time.time()}).encode())
+    with _one_at_a_time:
+        write(address, json.dumps({**asdict(myself()), "beat": time.time()}).encode())
 
 
 @contextmanager
 def claimed(address: str, *, what: str, patience: float) -> Iterator[None]:
-    """Hold a remote claim. Such systems lock nothing: two that start within one second of each other both pass."""
+    """Hold a remote claim. Such systems lock nothing: two that start within one second of each other both pass, and
+    the first to write finds that it has lost the claim (`scratch`).
+    """
     deadline = time.monotonic() + patience
     while True:
         holder, _ = _read_claim(address)
@@ -98,8 +119,9 @@ def claimed(address: str, *, what: str, patience: float) -> Iterator[None]:
 
     def beat() -> None:
         while not ended.wait(BEAT_SECONDS):
-            with suppress(InputError):
-                _write_claim(address)
+            with suppress(Exception):  # a remote system may raise anything; the next beat tries again
+                if _claimant(address) == myself():
+                    _write_claim(address)
 
     heart = threading.Thread(target=beat, name="remote claim", daemon=True)
     heart.start()
@@ -108,19 +130,22 @@ def claimed(address: str, *, what: str, patience: float) -> Iterator[None]:
     finally:
         ended.set()
         heart.join()
-        system, path = _system(address)
-        with suppress(FileNotFoundError):
-            system.rm_file(path)
+        if _claimant(address) == myself():
+            system, path = _system(address)
+            with suppress(FileNotFoundError):
+                system.rm_file(path)
 
 
 @contextmanager
 def scratch(address: str, control: Control) -> Iterator[tuple[Path, Control]]:
-    """A local folder that stands for a remote one, and a control that uploads whenever a new checkpoint is there."""
+    """A local folder that stands for a claimed remote one, and a control that uploads whenever a new checkpoint is
+    there; `LostError`, and nothing is sent, where the claim is another's by now.
+    """
     system, path = _system(address)
     with tempfile.TemporaryDirectory(prefix="isocompute-") as temporary:
         folder = Path(temporary)
         _download(system, path, folder)
-        carrier = _Carrier(system, path, folder, control)
+        carrier = _Carrier(system, path, folder, control, claim=files.join(address, RUNNING))
         try:
             yield folder, carrier
         finally:
@@ -140,8 +165,9 @@ def _download(system: Any, path: str, folder: Path) -> None:
 class _Carrier:
     """Passes the engine's calls on and carries the folder up on the way."""
 
-    def __init__(self, system: Any, path: str, folder: Path, control: Control) -> None:
+    def __init__(self, system: Any, path: str, folder: Path, control: Control, *, claim: str) -> None:
         self._system, self._path, self._folder, self._control = system, path, folder, control
+        self._claim = claim
         self._sent: dict[str, tuple[int, int]] = _stamps(folder)
         self._when = time.monotonic()
 
@@ -166,6 +192,8 @@ class _Carrier:
 
     def upload(self) -> None:
         """Send what changed; last of all, drop above what is gone here."""
+        if (holder := _claimant(self._claim)) != myself():
+            raise LostError(self._claim, holder)
         stamps = _stamps(self._folder)
         order = [name for name in stamps if name not in _LAST] + [name for name in _LAST if name in stamps]
         for name in order:

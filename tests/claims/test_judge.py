@@ -151,6 +151,39 @@ def test_a_small_set_caps_n() -> None:
     assert (claim.verdict, claim.statistic["sizes"]) == ("holds", [500, 6000])
 
 
+@pytest.mark.parametrize(
+    ("small", "large", "needs"),
+    [
+        ((8, 32), (8, 32, 128), "n above 32, on the small set"),
+        ((8, 32, 128), (8, 32), "n above 32, on the large set"),
+    ],
+)
+def test_the_largest_n_of_one_set_decides_nothing_against_the_other(
+    small: tuple[int, ...], large: tuple[int, ...], needs: str
+) -> None:
+    rng = np.random.default_rng(9)
+    runs = _join(
+        sweep(crossing, rng=rng, ns=small, seeds=2, prefix="small-", world={"size": 500}),
+        sweep(crossing, rng=rng, ns=large, seeds=2, prefix="large-", world={"size": 6000}),
+    )
+    claim = _by_code(runs)["small_sets_cap_n"]
+    assert (claim.verdict, claim.needs) == ("undecided", needs)
+
+
+def test_the_smallest_n_of_one_set_decides_nothing_against_the_other() -> None:
+    rng = np.random.default_rng(9)
+
+    def falling(n: int, compute_C: np.ndarray) -> np.ndarray:
+        return same(n, compute_C) - 0.05 * np.log2(n)
+
+    runs = _join(
+        sweep(falling, rng=rng, ns=(8, 32), seeds=2, problems="hard"),
+        sweep(falling, rng=rng, ns=(32, 128), seeds=2, problems="easy"),
+    )
+    claim = _by_code(runs)["hard_saturates_lower"]
+    assert (claim.verdict, claim.needs) == ("undecided", "n below 32, on the easy set")
+
+
 def test_problems_near_zero_are_compared_at_equal_compute() -> None:
     rng = np.random.default_rng(10)
     near_zero = {"train/zero_pass": lambda n, c: 0.3 - 0.02 * np.log2(n) + 0.0 * c}

@@ -49,6 +49,12 @@ def test_one_seed_falls_back_to_two_hundredths() -> None:
     assert close.difference - close.interval[0] >= 0.02 - 1e-12
 
 
+def test_the_level_is_that_of_the_lead_at_the_present_too() -> None:
+    a, b = side(0.602, 6.0, seeds=3), side(0.600, 6.0, seeds=3, first=50)
+    told = {level: compare(a, b, replicates=300, level=level).ahead_now for level in (0.5, 0.999)}
+    assert told == {0.5: "a", 0.999: "same"}
+
+
 def test_a_ceiling_that_is_not_in_sight_decides_nothing() -> None:
     slow = [Curve("slow", COMPUTE, 0.3 + 0.03 * np.log(COMPUTE + 1))]
     result = compare(slow, side(0.55, 6.0), replicates=300)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import GPT2Config
 
 from isocompute import study
 from isocompute.engines.base import CHECKPOINT, Cell, Recorder
+from isocompute.engines.holder import RUNNING, Holder, LostError, myself
 from isocompute.engines.lm import session as session_module
 from isocompute.engines.lm import training as training_module
 from isocompute.engines.lm.checkpoint import save_decoder
@@ -299,6 +301,22 @@ def test_the_engine_needs_no_tables_and_no_charts():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_run_that_another_host_took_over_leaves_no_model(tmp_path: Path) -> None:
+    claim = tmp_path / RUNNING
+    claim.write_text(json.dumps(asdict(myself())))
+    cell = make_cell()
+
+    class TakenOver(Control):
+        def advanced(self, rollouts: int) -> None:
+            super().advanced(rollouts)
+            if self.rollouts == cell.compute:
+                claim.write_text(json.dumps(asdict(Holder("elsewhere", 1, "1"))))
+
+    with pytest.raises(LostError, match="taken over by process 1 on elsewhere"):
+        LmEngine().run(cell, tmp_path, TakenOver())
+    assert {path.name for path in tmp_path.iterdir()} == {RUNNING, "run.json", "points.jsonl", "pass_rates.jsonl"}
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from isocompute.engines.lm.model import Model
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, left_padded, sample
 from isocompute.engines.lm.scoring import micro_batches, score
 from isocompute.engines.lm.tasks import Task, Tasks
-from isocompute.engines.lm.training import LmTraining, Sizes
+from isocompute.engines.lm.training import MEANS, LmTraining, Sizes
+from isocompute.engines.lm.update import DivergedError
 from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.problems.chain import distinct_chains, parse_chain, vocabulary
 from isocompute.recipes import make_recipe
@@ -264,6 +266,45 @@ def test_a_micro_batch_that_does_not_fit_is_halved(tmp_path: Path, monkeypatch: 
         run.update()
     assert tried == [16, 4, 2]  # of a batch of 8
     assert run.sizes.micro_batch == 2
+
+
+@pytest.mark.parametrize(("evaluated", "before"), [(0, 0), (0, 64), (700, 960)])
+def test_uniform_noise_is_noticed_at_every_look_whenever_the_last_point_was(
+    evaluated: int, before: int, tmp_path: Path
+) -> None:
+    run = training(FastTraining, cell_of(), tmp_path)
+    assert isinstance(run, FastTraining)
+    run.step, run.last_evaluated = before, evaluated
+    noise, entropy = math.log(len(WORDS)), MEANS.index("entropy")
+    run.part.sums[entropy] = 64 * 0.9 * noise
+    for _ in range(64):
+        run.end_update()
+    run.part.sums[entropy] = 64 * 0.999 * noise
+    for _ in range(63):
+        run.end_update()
+    with pytest.raises(DivergedError, match=f"uniform noise \\(entropy {0.999 * noise:.2f}\\)"):
+        run.end_update()
+    assert run.step == before + 128
+
+
+def test_a_look_between_two_others_is_at_the_updates_since_the_last(tmp_path: Path) -> None:
+    run = training(FastTraining, cell_of(), tmp_path)
+    assert isinstance(run, FastTraining)
+    noise, entropy = math.log(len(WORDS)), MEANS.index("entropy")
+    for updates in (3, 5):
+        run.part.sums[entropy] = updates * 0.9 * noise
+        for _ in range(updates):
+            run.end_update()
+        run.settle()
+        run.settle()  # nothing is new: nothing to judge
+    other = training(FastTraining, cell_of(), tmp_path)
+    assert isinstance(other, FastTraining)
+    other.restore(*run.state())
+    other.part.sums[entropy] = 2 * 0.999 * noise
+    for _ in range(2):
+        other.end_update()
+    with pytest.raises(DivergedError, match="uniform noise"):
+        other.settle()
 
 
 def test_micro_batches_are_of_one_shape_where_that_is_cheap() -> None:

@@ -104,6 +104,27 @@ def test_a_decoupled_baseline_trains_on_some_and_filters_on_all(monkeypatch: pyt
     assert torch.equal(batch.policy_weights_BT.sum(dim=1) > 0, mixed_P)
 
 
+def test_seeds_train_on_rollouts_of_their_own_under_a_decoupled_baseline(monkeypatch: pytest.MonkeyPatch):
+    """Not on those that another seed chose a step before."""
+    chosen: dict[tuple[int, int], list[int]] = {}
+    inner = training_module.decoupled_advantages
+
+    def keep(*args: Any, **named: Any) -> Any:
+        out = inner(*args, **named)
+        chosen[key] = out[1].flatten().tolist()
+        return out
+
+    monkeypatch.setattr(training_module, "decoupled_advantages", keep)
+    for seed in range(2):
+        training = make_training(seed=seed, recipe={"name": "grpo", "baseline_rollouts": 6})
+        rollouts, rewards_PN = training._sample(np.arange(8)), torch.rand(8, 6)
+        for step in range(3):
+            training.step, key = step, (seed, step)
+            training._batch(rollouts, rewards_PN)
+            training._batch(rollouts, rewards_PN)
+    assert len({tuple(places) for places in chosen.values()}) == len(chosen) == 6
+
+
 # Points
 
 EVERY = {"step", "rollouts", "tokens", "seconds", "kl"}

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -28,9 +29,7 @@ class FakeEngine:
             raise InputError("recipe.refused: this engine refuses it.")
 
     def run(self, cell: Cell, folder: Path, control: Control) -> bool:
-        options = cell.engine
-        every = int(options.get("every", 5))
-        recorder = Recorder(
+        made = Recorder(
             folder,
             RunSettings(
                 problems_per_batch=cell.problems_per_batch,
@@ -40,6 +39,12 @@ class FakeEngine:
                 engine="fake",
             ),
         )
+        with closing(made) as recorder:
+            return self._walk(cell, folder, control, recorder)
+
+    def _walk(self, cell: Cell, folder: Path, control: Control, recorder: Recorder) -> bool:
+        options = cell.engine
+        every = int(options.get("every", 5))
         state = recorder.resume()
         rng = np.random.default_rng([cell.seed, cell.problems_per_batch, cell.rollouts_per_problem])
         walk, first = np.zeros(3), 0
@@ -57,7 +62,6 @@ class FakeEngine:
             if (step % every == 0 or stopping) and step < cell.update_steps:
                 recorder.checkpoint({"walk": walk}, {"step": step, "rng": rng.bit_generator.state})
                 if stopping:
-                    recorder.close()
                     return False
         recorder.finish()
         return True

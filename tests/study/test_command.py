@@ -15,6 +15,7 @@ from isocompute.engines.command import CommandEngine
 from isocompute.engines.command_log import LogTail, PointsFile
 from isocompute.errors import InputError
 from isocompute.runs.model import RunSettings
+from isocompute.study.execute import execute
 from tests.sim.helpers import Patient
 from tests.study.tools import ROOT, finish, start, until, write_spec
 
@@ -98,6 +99,36 @@ def test_stopping_ends_the_trainer_and_resuming_never_doubles_a_step(tmp_path: P
     assert study.run(spec=spec, out=out).finished == 1
     assert read(out / "2x2-s0") == EXPECTED
     assert "training from step 4" in (out / "2x2-s0" / "output.log").read_text()
+
+
+def test_a_trainer_whose_cell_another_host_took_over_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """At once, where it would take its time to stop; and what its successor wrote stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    script = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: time.sleep(60)); time.sleep(600)"
+    engine = {"command": [sys.executable, "-c", script], "logs": {"path": "{folder}/log", "columns": COLUMNS}}
+    cell = Cell(name="a", problems_per_batch=2, rollouts_per_problem=2, update_steps=10, seed=0, engine=engine)
+    folder, other = tmp_path / "out" / "a", json.dumps({"host": "elsewhere", "pid": 1, "started": "1"})
+    theirs = {"running.json": other, "process.json": other}
+    trainers: list[int] = []
+
+    class TakenOver:
+        def stopping(self) -> bool:
+            if not trainers:
+                trainers.append(json.loads((folder / "process.json").read_text())["pid"])
+                for name, text in theirs.items():
+                    (folder / name).write_text(text)
+            return False
+
+        def advanced(self, rollouts: int) -> None:
+            del rollouts
+
+    outcome = execute(engine=CommandEngine(), cell=cell, address="out", control=TakenOver())
+    assert (outcome.state, outcome.seconds < 20) == ("unwritable", True)
+    assert "taken over by process 1 on elsewhere" in outcome.error
+    with pytest.raises(ProcessLookupError):
+        os.kill(trainers[0], 0)
+    assert {name: (folder / name).read_text() for name in theirs} == theirs
+    assert not (folder / "error.txt").exists()
 
 
 def test_a_trainer_left_by_a_killed_runner_is_ended_first(tmp_path: Path):

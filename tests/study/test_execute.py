@@ -10,9 +10,11 @@ import pytest
 from isocompute.engines.base import CHECKPOINT, Cell
 from isocompute.engines.threads import outside, single_threaded
 from isocompute.study import claim
-from isocompute.study.claim import Claim, HeldError, Holder, is_alive, myself
+from isocompute.study.claim import Claim, HeldError, Holder, LostError, is_alive, myself
 from isocompute.study.execute import execute
+from isocompute.study.folder import StudyFolder
 from tests.study.fake import FakeEngine
+from tests.study.tools import until
 
 CELL = Cell(name="2x2-s0", problems_per_batch=2, rollouts_per_problem=2, update_steps=12, seed=0)
 
@@ -83,6 +85,95 @@ def test_a_claim_of_another_host_holds_while_it_is_touched(tmp_path: Path):
     os.utime(path, (old, old))
     Claim(path).take()
     Claim(path).release()
+
+
+def far_away(path: Path) -> bytes:
+    """Let a process of another host take a claim over, as after a long sleep of ours."""
+    data = json.dumps(Holder("elsewhere", 1, "1").__dict__).encode()
+    path.write_bytes(data)
+    return data
+
+
+def test_a_claim_that_another_took_over_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(claim, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(claim, "_heart", claim._Heart())
+    path = tmp_path / "claim.json"
+    held = Claim(path)
+    held.take()
+    os.utime(path, (1.0, 1.0))
+    until(lambda: path.stat().st_mtime > 1.0)
+    theirs = far_away(path)
+    os.utime(path, (1.0, 1.0))
+    time.sleep(0.1)
+    assert path.stat().st_mtime == 1.0, "ours beats no more"
+    with pytest.raises(LostError, match="taken over by process 1 on elsewhere"):
+        held.release()
+    assert path.read_bytes() == theirs
+    path.unlink()
+    with pytest.raises(LostError, match="taken over by another process"):
+        held.release()
+
+
+def test_a_study_that_another_host_took_over_ends_and_leaves_it_the_claim(tmp_path: Path):
+    with StudyFolder(tmp_path).locked():
+        theirs = far_away(tmp_path / "runner.json")
+    assert (tmp_path / "runner.json").read_bytes() == theirs
+
+
+def test_the_age_of_a_claim_is_told_by_the_clock_of_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "claim.json"
+    far_away(path)
+    monkeypatch.setattr(claim.time, "time", lambda: 1e12)  # the clock of this host is years ahead
+    with pytest.raises(HeldError, match="on elsewhere"):
+        Claim(path).take()
+    assert [found.name for found in tmp_path.iterdir()] == ["claim.json"]
+
+
+class TakenOver(StopAfter):
+    """A control under which another host takes the cell over after so many rollouts: its claim, then its files."""
+
+    def __init__(self, folder: Path, rollouts: float, *, ended: bool = False, stops: bool = False) -> None:
+        super().__init__(rollouts)
+        self._folder, self._ended, self._stops = folder, ended, stops
+        self.left: dict[str, bytes] = {}
+
+    def advanced(self, rollouts: int) -> None:
+        super().advanced(rollouts)
+        if self._left <= 0 and not self.left:
+            far_away(self._folder / "running.json")
+            (self._folder / "points.jsonl").write_text("theirs\n")
+            if self._ended:
+                (self._folder / "running.json").unlink()
+            self.left = contents(self._folder)
+
+    def stopping(self) -> bool:
+        return self._stops and bool(self.left)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("rollouts", [4, 20, 48])  # a point, a checkpoint, the end
+def test_a_cell_that_another_host_took_over_stops_and_writes_nothing(
+    tmp_path: Path, rollouts: float, stops: bool, ended: bool
+):
+    folder = tmp_path / CELL.name
+    control = TakenOver(folder, rollouts, ended=ended, stops=stops)
+    outcome = execute(engine=FakeEngine(), cell=CELL, address=str(tmp_path), control=control)
+    assert outcome.state == "unwritable"
+    who = "another process" if ended else "process 1 on elsewhere"
+    assert outcome.error == f"{folder}: taken over by {who} while this one was silent"
+    assert contents(folder) == control.left
+
+
+def test_a_folder_without_a_claim_is_written_freely(tmp_path: Path):
+    folder = tmp_path / CELL.name
+    folder.mkdir()
+    assert FakeEngine().run(CELL, folder, StopAfter(float("inf")))
+    assert (folder / "finished.json").exists()
 
 
 def test_workers_have_one_thread_and_outside_programs_what_the_user_had(monkeypatch: pytest.MonkeyPatch):

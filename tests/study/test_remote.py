@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from isocompute import study
-from isocompute.engines.base import CHECKPOINT
+from isocompute.engines.base import CHECKPOINT, Cell
 from isocompute.errors import InputError
 from isocompute.study import remote
+from isocompute.study.execute import execute
+from tests.study.fake import FakeEngine
 from tests.study.tools import files_in, finish, points, start, until, write_spec
 
 
@@ -61,3 +64,54 @@ def test_a_claim_of_another_host_counts_until_it_is_old(tmp_path: Path):
     told = {"host": "elsewhere", "pid": 1, "started": "1", "beat": 0.0}
     path.write_text(json.dumps(told))
     assert remote.claim_age(f"file://{path}") == float("inf")
+
+
+CELL = Cell(name="2x2-s0", problems_per_batch=2, rollouts_per_problem=2, update_steps=12, seed=0)
+ELSEWHERE = {"host": "elsewhere", "pid": 1, "started": "1", "beat": 4e9}
+
+
+class TakenOver:
+    """A control under which another host takes the cell over at the fourth step."""
+
+    def __init__(self, folder: Path, *, ended: bool) -> None:
+        self._folder, self._ended, self._steps = folder, ended, 0
+        self.left: dict[str, bytes] = {}
+
+    def stopping(self) -> bool:
+        return False
+
+    def advanced(self, rollouts: int) -> None:
+        self._steps += rollouts // CELL.batch_size
+        if self._steps == 4:
+            self._folder.mkdir(exist_ok=True)
+            (self._folder / "running.json").write_text(json.dumps(ELSEWHERE))
+            (self._folder / "points.jsonl").write_text("theirs\n")
+            if self._ended:
+                (self._folder / "running.json").unlink()
+            self.left = {path.name: path.read_bytes() for path in self._folder.iterdir()}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_remote_cell_that_another_host_took_over_stops_and_sends_nothing(tmp_path: Path, ended: bool):
+    control = TakenOver(tmp_path / CELL.name, ended=ended)
+    outcome = execute(engine=FakeEngine(), cell=CELL, address=f"file://{tmp_path}", control=control)
+    assert outcome.state == "unwritable"
+    who = "another process" if ended else "process 1 on elsewhere"
+    assert outcome.error == f"file://{tmp_path}/{CELL.name}: taken over by {who} while this one was silent"
+    assert {path.name: path.read_bytes() for path in (tmp_path / CELL.name).iterdir()} == control.left
+
+
+def test_a_remote_claim_that_another_took_over_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "BEAT_SECONDS", 0.01)
+    path = tmp_path / "claim"
+    with remote.claimed(f"file://{path}", what="it", patience=0.0):
+        first = path.read_bytes()
+        until(lambda: path.read_bytes() not in (b"", first))
+        until(lambda: path.write_text(json.dumps(ELSEWHERE)) > 0 and _stays(path))
+    assert json.loads(path.read_text()) == ELSEWHERE
+
+
+def _stays(path: Path) -> bool:
+    """Whether nothing overwrites what was just written; a beat under way when it was may, once."""
+    time.sleep(0.2)
+    return path.read_text() == json.dumps(ELSEWHERE)

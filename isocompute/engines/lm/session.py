@@ -86,6 +86,7 @@ class Session:
             finished = True
         if finished:
             if self.engine.save_model or diverged:
+                self.recorder.check_holding()
                 save_decoder(training.decoder, self.folder / MODEL, tokenizer_from=training.model.folder)
             self.recorder.finish(_summary(training, diverged))
         return finished

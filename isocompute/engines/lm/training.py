@@ -47,6 +47,8 @@ __all__ = ["MEANS", "REFILLS", "LmTraining", "Sizes"]
 
 _EVALUATION, _SEED_APART = 1 << 40, 1 << 20
 """Evaluations have random numbers of their own: not those of training, nor of another seed's evaluations."""
+_CHOICE = 1 << 20
+"""Marks the random numbers that choose what a decoupled baseline trains on: no other draw of a step has it."""
 MEANS = (
     "train/avg",
     "zero_variance",
@@ -287,8 +289,9 @@ class LmTraining:
             judgement = judge(self.critic, rollouts, rewards_B, recipe, micro_batch=self.sizes.micro_batch)
             batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=new, advantages_BT=judgement.advantages_BT)
         elif self.sampled_per_problem > self.cell.rollouts_per_problem:
+            seed = np.random.SeedSequence([self.cell.seed, self.step, _CHOICE]).generate_state(1, np.uint64)
             advantages_PN, places_PN = decoupled_advantages(
-                rewards_PN, train=self.cell.rollouts_per_problem, kind=recipe.advantage, seed=self.cell.seed + self.step
+                rewards_PN, train=self.cell.rollouts_per_problem, kind=recipe.advantage, seed=int(seed[0])
             )
             first_P1 = torch.arange(len(rewards_PN), device=rewards_PN.device)[:, None] * self.sampled_per_problem
             rollouts = rollouts.take((first_P1 + places_PN).reshape(-1))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isocompute.arrays import Ints
+from isocompute.arrays import Array, Ints
 from isocompute.engines.base import Cell
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.evaluation import Counts
@@ -25,12 +25,12 @@ from isocompute.engines.lm.fast.step import Part, PromptTable, Step, compile_dec
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings
 from isocompute.engines.lm.tasks import Task, Tasks
-from isocompute.engines.lm.training import LmTraining
+from isocompute.engines.lm.training import MEANS, LmTraining
 from isocompute.engines.lm.update import UpdateStats, refuse_divergence
 from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.recipes import Recipe, learning_rate
 
-__all__ = ["FastTraining", "can_be_fast", "shape"]
+__all__ = ["FastTraining", "can_be_fast", "mean_stats", "shape"]
 
 _LOOK = 64
 """Updates between looks at the device: whether the numbers are still numbers, and not to run too far ahead of it."""
@@ -71,6 +71,8 @@ class FastTraining(LmTraining):
         self._stack: tuple[Step, int] | None = None
         self._weights: list[LayerWeights] | None = None
         self._started: float | None = None
+        self._unseen = 0
+        """Updates that the device has summed up and nobody has looked at."""
         self._drawn_P: Ints | None = None
         self._measuring: dict[tuple[str, float], tuple[Generator, PromptTable, Replay[Rollouts]]] = {}
 
@@ -123,6 +125,7 @@ class FastTraining(LmTraining):
         """Count what the step was told to do."""
         self._drawn_P = None
         self.step += 1
+        self._unseen += 1
         self.rollouts += self.cell.batch_size
         if self.step % _LOOK == 0:
             self._pull()
@@ -170,7 +173,7 @@ class FastTraining(LmTraining):
         return super().state()
 
     def _pull(self) -> None:
-        """Fetch what the device has summed up."""
+        """Fetch what the device has summed up since the last time, and refuse what no run should go on from."""
         part = self.part
         sums = part.sums.cpu().clone().numpy()  # waits for the device
         if self._started is not None:
@@ -183,10 +186,9 @@ class FastTraining(LmTraining):
         self.tokens += int(part.tokens)
         for tensor in (part.sums, part.right_P, part.seen_P, part.tokens):
             tensor.zero_()
-        if sums.any():
-            norm, entropy, gap, loss = sums[2], sums[3], sums[4], sums[7]
-            updates = max(1, self.step - max(self.last_evaluated, 0))
-            refuse_divergence(UpdateStats(loss, norm, entropy / updates, gap), self.decoder.config.vocab_size)
+        updates, self._unseen = self._unseen, 0
+        if updates:
+            refuse_divergence(mean_stats(sums, updates), self.decoder.config.vocab_size)
 
     def _count(self, task: Task, settings: SamplingSettings, *, seed: int) -> Counts:
         """Evaluation with the kernels: a fixed number of problems at a time, the last round filled up."""
@@ -227,6 +229,12 @@ class FastTraining(LmTraining):
             )
             self._measuring[key] = generator, table, Replay(generator.run, on_gpu=self.on_gpu)
         return self._measuring[key]
+
+
+def mean_stats(sums: Array, updates: int) -> UpdateStats:
+    """What one update saw, on average, from sums over so many of them in the order of `MEANS`."""
+    of = dict(zip(MEANS, (sums / updates).tolist(), strict=True))
+    return UpdateStats(of["loss"], of["grad_norm"], of["entropy"], of["logprob_gap"])
 
 
 def shape(training: FastTraining) -> dict[str, Any]:
