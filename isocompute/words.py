@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["count", "number", "pair", "value"]
+__all__ = ["count", "number", "pair", "plural", "value"]
 
 _LARGE = 1e4
 """No reward that is read to three places is so large."""
+_SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+_PAST = 1e15
+"""From here on the largest suffix would have four digits before it."""
 
 
 def count(x: int | None) -> str:
@@ -16,12 +19,27 @@ def count(x: int | None) -> str:
     return "–" if x is None else f"{x}"
 
 
+def plural(x: int, noun: str) -> str:
+    """So many things.
+
+    >>> plural(1, "run"), plural(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{x} {noun}" if x == 1 else f"{x} {noun}s"
+
+
 def number(x: float | None) -> str:
-    """Compute with three digits and a suffix: 1.27M."""
+    """Compute with three digits and a suffix, or a power of ten where there is no suffix for it.
+
+    >>> number(1_270_400), number(2.5e15)
+    ('1.27M', '2.5e15')
+    """
     if x is None:
         return "–"
     x = float(f"{x:.3g}")  # 999,600 is 1M
-    for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+    if abs(x) >= _PAST:
+        return f"{x:.3g}".replace("e+", "e")
+    for size, suffix in _SUFFIXES:
         if abs(x) >= size:
             return f"{x / size:.3g}{suffix}"
     return f"{x:.3g}"

@@ -71,7 +71,7 @@ def _json(claims: Sequence[Claim]) -> dict[str, Any]:
 
 def _show(claims: Sequence[Claim], metric: str, *, needs: bool) -> None:
     from isocompute.cli.show import console, heading
-    from isocompute.words import number
+    from isocompute.words import number, plural
 
     screen = console()
     counts = [f"{sum(c.verdict == v for c in claims)} {v}" for v in ("holds", "fails", "undecided")]
@@ -92,7 +92,7 @@ def _show(claims: Sequence[Claim], metric: str, *, needs: bool) -> None:
             )
         if claim.needs:
             screen.print(f"          needs {claim.needs}", soft_wrap=True)
-        screen.print(f"          {len(claim.runs)} runs · {claim.source}", style="dim")
+        screen.print(f"          {plural(len(claim.runs), 'run')} · {claim.source}", style="dim")
     missing = [claim for claim in claims if not claim.runs]
     if not missing:
         return

@@ -126,13 +126,13 @@ def show(law: Law) -> None:
 
 
 def _answer(law: Law) -> str:
-    from isocompute.words import number
+    from isocompute.words import number, plural
 
     best = law.joint.rollouts
     if best is None:
         why = next((note for note in law.notes if "no n*(C)" in note), None)
         missing = "no n*(C): it needs runs with at least two known n over the same compute"
-        return f"{len(law.runs)} run(s); {why or missing}"
+        return f"{plural(len(law.runs), 'run')}; {why or missing}"
     low, high = _low(best), _high(best)
     interval = f"95% {best.ceiling_interval[0]:.0f}–{best.ceiling_interval[1]:.0f}"
     if best.direction in ("flat", "unclear"):

@@ -169,13 +169,13 @@ def _show_all(data: dict[str, Any]) -> None:
     from isocompute.cli.show import UNSEEN, ceiling, console, heading, short, table
     from isocompute.law.forecasting import VERDICTS
     from isocompute.runs.model import listing
-    from isocompute.words import number, pair, value
+    from isocompute.words import number, pair, plural, value
 
     screen = console()
     runs = data["runs"]
     counts = [(sum(r["verdict"] == verdict for r in runs), verdict) for verdict in VERDICTS]
     told = ", ".join(f"{count} {verdict}" for count, verdict in counts if count)
-    screen.print(f"{len(runs)} runs: {told}", style="bold")
+    screen.print(f"{plural(len(runs), 'run')}: {told}", style="bold")
     metrics, units = ({r[key] for r in runs} for key in ("metric", "unit"))
     rows = [
         [
@@ -208,7 +208,7 @@ def _show_all(data: dict[str, Any]) -> None:
 
 def _show_backtest(data: dict[str, Any]) -> None:
     from isocompute.cli.show import console, heading, table
-    from isocompute.words import pair, value
+    from isocompute.words import pair, plural, value
 
     screen = console()
     rows = [
@@ -233,18 +233,23 @@ def _show_backtest(data: dict[str, Any]) -> None:
     ]
     screen.print(heading("Absolute error"))
     screen.print(table(["forecaster", "median", "mean"], summary))
-    screen.print(f"\n{data['level']:.0%} intervals hold {data['coverage']:.0%} of {len(rows)} runs")
+    screen.print(f"\n{data['level']:.0%} intervals hold {data['coverage']:.0%} of {plural(len(rows), 'run')}")
     if data["skipped"]:
         screen.print(f"too short and skipped: {', '.join(data['skipped'][:10])}", style="dim")
 
 
 def draw(loaded: RunSet, made: Forecast, metric: str | None, unit: str | None, chart: str) -> None:
     """The chart of a run's forecast, with the points that came after it where there are any."""
+    import warnings
+
     from isocompute.law import curves_of
     from isocompute.report.charts import forecast_chart
     from isocompute.report.style import save
+    from isocompute.runs import RunWarning
 
-    (curve,), metric_name, unit_name = curves_of(loaded, metric=metric, unit=unit)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunWarning)  # the forecast gave them
+        (curve,), metric_name, unit_name = curves_of(loaded, metric=metric, unit=unit)
     end = made.fitted_points
     later = None
     if end < len(curve.compute_C):

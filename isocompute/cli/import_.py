@@ -31,11 +31,14 @@ def command(
     """Read trainers' logs into run folders: veRL, TRL, prime-rl, OpenRLHF, SkyRL, NeMo-RL, trackers, tables."""
     from isocompute.logs import import_logs
     from isocompute.logs.follow import follow as go_on
+    from isocompute.logs.importing import warn_of_names
     from isocompute.logs.write import write
 
     folder = None if json and out is None else Path(out or "runs")
 
     def report(imports: Imports) -> None:
+        fill = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
+        warn_of_names({item.run.name: item.overruled for item in imports}, fill)
         written = write(imports, folder) if folder is not None else []
         if json:
             options.print_json(_json(imports))
@@ -62,14 +65,14 @@ def _json(imports: Imports) -> dict[str, Any]:
 
 def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
     from isocompute.cli.show import console, short, table
-    from isocompute.words import count
+    from isocompute.words import count, plural
 
     screen = console()
     rows = []
     for item in imports:
         settings = item.run.settings
         again = f"{item.replaced} replaced" if item.replaced else ""
-        skipped = f"{item.skipped_lines} lines skipped" if item.skipped_lines else ""
+        skipped = f"{plural(item.skipped_lines, 'line')} skipped" if item.skipped_lines else ""
         rows.append(
             [
                 short(item.run.name),
@@ -91,8 +94,7 @@ def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
     if len(imports.left_out) > 10:
         screen.print(f"left out: {len(imports.left_out) - 10} more", style="dim")
     if folder is not None:
-        runs_written = "1 run" if len(written) == 1 else f"{len(written)} runs"
-        screen.print(f"wrote {runs_written} to {folder}/", soft_wrap=True)
+        screen.print(f"wrote {plural(len(written), 'run')} to {folder}/", soft_wrap=True)
 
 
 def _notes(imports: Imports) -> list[str]:

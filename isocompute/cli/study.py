@@ -70,11 +70,11 @@ def run_json(result: Result) -> dict[str, Any]:
 
 def show_result(result: Result) -> None:
     from isocompute.cli.study_display import duration
-    from isocompute.words import number
+    from isocompute.words import number, plural
 
     skipped = f" ({result.skipped} of them before)" if result.skipped else ""
     typer.echo(
-        f"{result.folder}: {result.finished} of {result.cells} cells finished{skipped}, "
+        f"{result.folder}: {result.finished} of {plural(result.cells, 'cell')} finished{skipped}, "
         f"{number(result.new_rollouts)} rollouts in {duration(result.seconds)}"
     )
     if result.failed:
@@ -100,7 +100,7 @@ def _show_errors(errors: list[tuple[str, str]]) -> None:
 def status(folder: Folder, json: options.Json = False) -> None:
     """How far a study is; works at any time from any terminal, whether it is running or not."""
     from isocompute import study
-    from isocompute.words import number
+    from isocompute.words import number, plural
 
     data = status_json(folder, study.status(folder=folder))
     if json:
@@ -108,7 +108,7 @@ def status(folder: Folder, json: options.Json = False) -> None:
         return
     counts = ", ".join(f"{data[state]} {state}" for state in _STATES if data[state])
     share = data["rollouts"] / data["total_rollouts"]
-    typer.echo(f"{folder}: {data['cells']} cells: {counts}")
+    typer.echo(f"{folder}: {plural(data['cells'], 'cell')}: {counts}")
     typer.echo(f"{number(data['rollouts'])} of {number(data['total_rollouts'])} rollouts ({share:.1%})")
     if data["errors"]:
         typer.echo("failed:")

@@ -86,14 +86,14 @@ def result_json(result: Trained) -> dict[str, Any]:
 
 def _show(result: Trained) -> None:
     from isocompute.cli.study_display import duration
-    from isocompute.words import number, value
+    from isocompute.words import number, plural, value
 
     metric = next((name for name in result.last if name.startswith("avg@") and "/" not in name), None)
     if metric is not None:
         before, after = result.first[metric], result.last[metric]
         typer.echo(
             f"{metric} {value(before)} → {value(after)} ({after - before:+.3f}) in {number(result.last['rollouts'])} "
-            f"rollouts, {result.last['step']} updates, {duration(result.last['seconds'])} of training"
+            f"rollouts, {plural(result.last['step'], 'update')}, {duration(result.last['seconds'])} of training"
         )
     if result.ended:
         typer.echo(result.ended)

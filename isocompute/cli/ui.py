@@ -13,7 +13,9 @@ __all__ = ["command"]
 
 def command(
     study: Annotated[str, typer.Argument(help="A study's folder, a folder of runs or of logs, or a table.")],
+    columns: options.Columns = None,
     where: options.Where = None,
+    without: options.Without = None,
     problems_per_batch: options.Problems = None,
     rollouts_per_problem: options.Rollouts = None,
     port: Annotated[
@@ -26,7 +28,13 @@ def command(
     from isocompute.ui.reading import Reading
     from isocompute.ui.server import bind, serve
 
-    reading = Reading(options.pairs("--where", where), problems_per_batch, rollouts_per_problem)
+    reading = Reading(
+        where=options.pairs("--where", where),
+        problems_per_batch=problems_per_batch,
+        rollouts_per_problem=rollouts_per_problem,
+        columns=options.pairs("--columns", columns),
+        without=tuple(without or ()),
+    )
     served = bind(study, port=port, reading=reading)
     if json:
         options.print_json({"url": served.url, "study": study})

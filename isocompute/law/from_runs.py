@@ -132,7 +132,7 @@ def _refuse_better(runs: RunSet, chosen: str) -> None:
     """If a reward that would have been meant has a cell that is no number, name it before another one answers."""
     for run in runs:
         better = [name for name, kind in run.points.schema.items() if kind == pl.String and rank(name) < rank(chosen)]
-        for odd in odd_cells(run.points, better):
+        for odd in odd_cells(run.points, better, place=run.place):
             raise InputError(
                 f"run '{run.name}', {odd}; mend the cell or leave it empty, or say --metric {chosen} if that is meant."
             )
@@ -152,10 +152,11 @@ def _refuse_text(runs: RunSet, column: str, *, partly: bool = False) -> None:
         if run.points.schema.get(column) == pl.String:
             cells = run.points[column]
             numbers = cells.cast(pl.Float64, strict=False)
-            row = (cells.is_not_null() & numbers.is_null()).arg_max() or 0
-            if numbers.count() or not partly:
+            odd = cells.is_not_null() & numbers.is_null()
+            if odd.any() and (numbers.count() or not partly):
+                row = odd.arg_max() or 0
                 raise InputError(
-                    f"run '{run.name}', column '{column}': '{cells[row]}' (row {row + 1}) is not a number; "
+                    f"run '{run.name}', column '{column}': '{cells[row]}' ({run.place(row)}) is not a number; "
                     "mend the cell or leave it empty."
                 )
 
@@ -223,23 +224,25 @@ def _curve(run: Run, metric: str, unit: str) -> Curve:
     there = value.is_not_null()
     values_C = _floats(value.filter(there))
     compute_C = _floats(compute.filter(there))
-    row_C = np.flatnonzero(there.to_numpy()) + 1
+    row_C = np.flatnonzero(there.to_numpy())
     wrong = np.flatnonzero(~(np.abs(values_C) < _LARGEST))
     if len(wrong):
         i = int(wrong[0])
-        raise InputError(f"{where}: the value in row {row_C[i]} is {values_C[i]:g}; delete that row or empty the cell.")
+        place = run.place(int(row_C[i]))
+        raise InputError(f"{where}: the value in {place} is {values_C[i]:g}; delete that row or empty the cell.")
     counted = f"run '{run.name}', column '{'step' if unit == 'steps' else unit}'"
     wrong = np.flatnonzero(~((compute_C >= 0) & (compute_C < _LARGEST)))
     if len(wrong):
-        i = int(wrong[0])
-        raise InputError(f"{counted}: row {row_C[i]} is empty, negative or not finite; mend or delete that row.")
+        place = run.place(int(row_C[wrong[0]]))
+        raise InputError(f"{counted}: {place} is empty, negative or not finite; mend or delete that row.")
     back = np.flatnonzero(np.diff(compute_C) <= 0)
     if len(back):
         i = int(back[0])
         how = "stands still at" if compute_C[i] == compute_C[i + 1] else f"goes backwards, from {compute_C[i]:g} to"
+        place = run.place(int(row_C[i + 1]))
         raise InputError(
-            f"{counted}: compute {how} {compute_C[i + 1]:g} in row {row_C[i + 1]}; sort the rows, keep one row a "
-            "point, or give different runs different names."
+            f"{counted}: compute {how} {compute_C[i + 1]:g} in {place}; sort the rows, keep one row a point, or give "
+            "different runs different names."
         )
     if len(values_C) < MINIMUM_POINTS or (compute_C > 0).sum() < MINIMUM_POINTS - 1:
         better = _fuller(run, metric)

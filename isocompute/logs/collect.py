@@ -36,6 +36,7 @@ _HELD = 1_000_000
 _ODD = (0.0, math.nan, math.inf, -math.inf)
 """What may stand in the place of a finite value."""
 _Piece = tuple[npt.NDArray[np.int64], Array]
+_Names = frozenset[str]
 _COMPARED = 16
 """Rows of one step that are compared with each other; trainers write a step in at most about eight."""
 
@@ -96,7 +97,9 @@ class Rows:
         self.pass_rates: dict[tuple[int, str], list[int]] = {}
         """(step, problem) → [correct, samples], from rollout dumps."""
         self._steps = array("q")
-        self._layouts = array("l")
+        self._sayings = array("l")
+        self._said: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+        """Names of a row, and those of them that are not NaN."""
         self._known: dict[tuple[str, ...], int] = {}
         self._blocks: list[_Block] = []
         self._columns: dict[str, list[_Piece]] = {}
@@ -124,9 +127,15 @@ class Rows:
                 raise InputError(f"more than {_MOST_NAMES} different metric names: this is no training log.")
         row = len(self._steps)
         self._steps.append(int(step))
-        self._layouts.append(layout)
+        self._sayings.append(self._said.setdefault((names, self._numbers(names, values)), len(self._said)))
         if self._blocks[layout].add(row, values):
             self._blocks[layout].flush(self._columns)
+
+    def _numbers(self, names: tuple[str, ...], values: Sequence[float]) -> tuple[str, ...]:
+        """The names of what is not NaN."""
+        if not math.isnan(sum(values)) or len(self._said) >= _MOST_NAMES:
+            return names
+        return tuple(name for name, value in zip(names, values, strict=True) if not math.isnan(value))
 
     def add_mapping(self, step: float, values: Mapping[str, Any]) -> bool:
         """Take in the numbers of a row, NaN and infinity among them; False where there is none."""
@@ -219,12 +228,13 @@ class Rows:
         Trainers write a step in several rows with different keys, so a repeated step alone is no sign. A row that
         shares half of the larger one's keys says the same thing again: the earlier one goes. One that shares half of
         the smaller one's (validation repeated after a resume) counts as replaced, and the other keys stay. Epoch and
-        clocks, which stand in every row of a step, are no such keys.
+        clocks, which stand in every row of a step, are no such keys. Nor are those that are NaN, where each of two rows
+        has a number that the other has not: NaN is then what the other row was to say.
         """
         dead = np.zeros(count, dtype=bool)
         if order is None:
             return dead, 0
-        layouts = [_measured(names) for names in self._known]
+        sayings = [(measured := _measured(names), measured & frozenset(numbers)) for names, numbers in self._said]
         shares: dict[tuple[int, int], tuple[bool, bool]] = {}
         ends = np.append(starts[1:], count)
         again = 0
@@ -232,16 +242,16 @@ class Rows:
             live: list[tuple[int, int]] = []
             repeated = False
             for place in range(start, end):
-                layout = self._layouts[order[place]]
+                saying = self._sayings[order[place]]
                 for earlier, other in live[-_COMPARED:]:
-                    pair = (other, layout)
+                    pair = (other, saying)
                     if pair not in shares:
-                        shares[pair] = _shared(layouts[other], layouts[layout])
+                        shares[pair] = _shared(sayings[other], sayings[saying])
                     most, some = shares[pair]
                     dead[earlier] |= most
                     repeated |= some
                 live = [(p, o) for p, o in live[-_COMPARED:] if not dead[p]]
-                live.append((place, layout))
+                live.append((place, saying))
             again += repeated
         return dead, again
 
@@ -266,7 +276,11 @@ def _measured(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(name for name in names if not is_bookkeeping(name)) or frozenset(names)
 
 
-def _shared(a: frozenset[str], b: frozenset[str]) -> tuple[bool, bool]:
+def _shared(first: tuple[_Names, _Names], second: tuple[_Names, _Names]) -> tuple[bool, bool]:
+    """Whether two rows (names, and those that are not NaN) share half of the larger, and of the smaller one."""
+    (names, numbers), (later_names, later_numbers) = first, second
+    apart = numbers - later_numbers and later_numbers - numbers
+    a, b = (numbers, later_numbers) if apart else (names, later_names)
     common = 2 * len(a & b)
     return common >= max(len(a), len(b)), common >= min(len(a), len(b))
 

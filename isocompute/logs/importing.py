@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +22,9 @@ from isocompute.logs.siblings import config_beside
 from isocompute.logs.tokens import with_tokens
 from isocompute.runs.finite import non_finite, place
 from isocompute.runs.folder import read_run
-from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, listing
+from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, RunWarning, listing
 
-__all__ = ["FROM_NAME", "Imported", "Imports", "import_logs"]
+__all__ = ["FROM_NAME", "Imported", "Imports", "import_logs", "warn_of_names"]
 
 FROM_NAME = " from the name of the run"
 """How a note ends that says so."""
@@ -44,6 +45,8 @@ class Imported:
     """What was concluded or is not known."""
     pass_rates: Mapping[tuple[int, str], Sequence[int]] = field(default_factory=dict)
     """(step, problem) → correct, samples; from rollout dumps."""
+    overruled: Mapping[str, int] = field(default_factory=dict)
+    """What its name says of Bp and n where the user's word stands instead."""
 
     @property
     def validation_points(self) -> int:
@@ -129,7 +132,10 @@ def _import(found: Found, reader: Reader | None, fill: Mapping[str, int | None])
         raise error if reading in str(error) else InputError(f"{reading}: {error}") from error
     if not out:
         skipped = sum(rows.skipped_lines for rows in sink.runs.values())
-        why = f"{skipped} lines look like metrics but none is readable" if skipped else f"no rows ({used.looks_for})"
+        lines = (
+            "1 line looks like metrics but is not" if skipped == 1 else f"{skipped} lines look like metrics, none is"
+        )
+        why = f"{lines} readable" if skipped else f"no rows ({used.looks_for})"
         raise InputError(f"{sources[0]}: read as {used.name}, but there are no points: {why}.")
     return out
 
@@ -156,8 +162,10 @@ def _finish(
     if new:
         notes.append(f"{', '.join(_short(k) for k in new)} from the config file beside the log")
     settings = _over(settings, outside, rows.settings)
-    for key, value in from_name(name).items():
-        if key not in settings and fill.get(key) is None:
+    named = {key: value for key, value in from_name(name).items() if key not in settings}
+    overruled = {key: value for key, value in named.items() if fill.get(key) is not None}
+    for key, value in named.items():
+        if key not in overruled:
             settings[key] = value
             notes.append(f"{_short(key)} = {value}{FROM_NAME}")
     try:
@@ -169,8 +177,32 @@ def _finish(
     if rows.has_steps and "rollouts" not in points.columns:
         notes += _unknown(run.settings)
     return Imported(
-        _counted(run), format_name, sources, replaced, rows.skipped_lines, tuple(dict.fromkeys(notes)), rows.pass_rates
+        _counted(run),
+        format_name,
+        sources,
+        replaced,
+        rows.skipped_lines,
+        tuple(dict.fromkeys(notes)),
+        rows.pass_rates,
+        overruled,
     )
+
+
+def warn_of_names(said: Mapping[str, Mapping[str, int]], fill: Mapping[str, int | None]) -> None:
+    """Warn where the names of runs (`said`: run → `overruled`) differ in what the user has said for all of them."""
+    for key, told in fill.items():
+        first: dict[int, str] = {}
+        for run, says in said.items():
+            if key in says:
+                first.setdefault(says[key], run)
+        if len(first) > 1:
+            two = [f"'{run}' says {_short(key)} = {value}" for value, run in first.items()][:2]
+            warnings.warn(
+                f"--{key.replace('_', '-')} {told} makes one setting of runs whose names differ ({', '.join(two)}): "
+                "leave it out if the names are right.",
+                RunWarning,
+                stacklevel=3,
+            )
 
 
 def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +279,9 @@ def _distinct(taken: list[Imported], left_out: list[str]) -> list[Imported]:
         else:
             fresh = _fresh(item, out)
             out[fresh] = replace(item, run=replace(item.run, name=fresh))
-    left_out += [f"{source}: end points of {count} runs whose curves are there" for source, count in ends.items()]
+    for source, count in ends.items():
+        curves = "1 run whose curve is there" if count == 1 else f"{count} runs whose curves are there"
+        left_out.append(f"{source}: end points of {curves}")
     return list(out.values())
 
 
@@ -271,7 +305,7 @@ def _merged(a: Imported, b: Imported) -> Imported | None:
         if not pair.is_empty() and not (pair[c] == pair[f"{c}\0"]).all():
             return None
     both = both.with_columns(pl.coalesce(c, f"{c}\0").alias(c) for c in shared).drop([f"{c}\0" for c in shared])
-    run = replace(a.run, points=both)
+    run = replace(a.run, points=both, rows=None)
     return replace(
         a,
         run=run,

@@ -22,7 +22,7 @@ from isocompute.plan.published import entries, published
 from isocompute.plan.runs_recipe import runs_recipe
 from isocompute.plan.stability import falls_of, steadiness
 from isocompute.runs import files
-from isocompute.words import number
+from isocompute.words import number, plural
 
 if TYPE_CHECKING:
     from isocompute.runs import RunSet
@@ -106,7 +106,7 @@ def law_of_runs(
         law.settings,
         law.surface,
         name=runs.source,
-        source=f"fitted to {len(curves)} runs{chosen}",
+        source=f"fitted to {plural(len(curves), 'run')}{chosen}",
         metric=metric,
         unit=unit,
         falls=falls_of(law),
@@ -170,7 +170,7 @@ def _stored(law: StoredLaw, name: str, problems_per_batch: int | None, seed: int
         law.settings,
         law.surface,
         name=name,
-        source=f"{name}, {len(law.settings)} settings",
+        source=f"{name}, {plural(len(law.settings), 'setting')}",
         metric=str(law.summary.get("metric")),
         unit=str(law.summary.get("unit")),
         falls=falls_of(law),

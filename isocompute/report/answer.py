@@ -18,7 +18,7 @@ from isocompute.present import present_level
 from isocompute.report.evidence import Evidence
 from isocompute.report.style import unit_name
 from isocompute.runs.conditions import Condition
-from isocompute.words import number, pair, value
+from isocompute.words import number, pair, plural, value
 
 __all__ = ["Answer", "answers"]
 
@@ -150,7 +150,7 @@ def _plan(law: Law, asked: Budget | None, name: str, seed: int) -> Plan:
         law.settings,
         law.surface,
         name=name,
-        source=f"fitted to {len(law.runs)} runs",
+        source=f"fitted to {plural(len(law.runs), 'run')}",
         metric=law.metric,
         unit=law.unit,
         falls=falls_of(law),

@@ -18,6 +18,7 @@ from isocompute.report.html import facts, items, paragraphs, table, tag
 from isocompute.report.methods import left_out_reasons, method_facts, run_columns, run_rows, setting_rows
 from isocompute.report.model import Figure, Missing
 from isocompute.report.svg import dark_rules, inline_svg
+from isocompute.words import plural
 
 __all__ = ["page"]
 
@@ -182,7 +183,7 @@ def _methods_section(evidence: Evidence) -> str:
         table("Settings of the runs, apart from Bp, n and seed", columns, rows)
         if rows
         else paragraphs(["The runs say nothing of their settings."]),
-        (tag("h3", f"Left out: {len(evidence.left_out)} runs") + items(left_out)) if left_out else "",
+        (tag("h3", f"Left out: {plural(len(evidence.left_out), 'run')}") + items(left_out)) if left_out else "",
         aria_labelledby="methods",
     )
 

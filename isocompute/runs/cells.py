@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import polars as pl
@@ -17,7 +17,7 @@ from isocompute.errors import InputError
 from isocompute.runs.model import POINT_COLUMNS, RunWarning
 from isocompute.runs.rewards import REWARDS, rank
 
-__all__ = ["OddCell", "listed", "odd_cells", "tell_of_text"]
+__all__ = ["OddCell", "is_text", "listed", "odd_cells", "tell_of_text", "with_numbers"]
 
 _ALMOST = r"^[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*[.,]?\d+)(?:[eE][-+]?\d+)?\s?%?$"
 _LIST = r"\d+(,\d{1,2})+"
@@ -36,26 +36,42 @@ class OddCell(NamedTuple):
     """The first cell of a column meant for numbers that is none."""
 
     column: str
-    row: int
-    """From 1, the header not counted."""
+    place: str
+    """In words: `row 3`, from 1 and the header not counted."""
     cell: str
 
     def __str__(self) -> str:
         shown = self.cell if len(self.cell) <= _LONGEST else f"{self.cell[:_LONGEST]}…"
-        return f"column '{self.column}': '{shown}' (row {self.row}) is not a number"
+        return f"column '{self.column}': '{shown}' ({self.place}) is not a number"
 
 
-def odd_cells(table: pl.DataFrame, columns: Iterable[str]) -> list[OddCell]:
-    """One for each of these columns that is text and was meant for numbers."""
+def is_text(name: str) -> bool:
+    """Whether a column of this name is text rightly, whatever its cells look like."""
+    return re.split(r"[\W_]+", name.strip().lower())[-1] in _TEXTS
+
+
+def with_numbers(table: pl.DataFrame, *, text: Collection[str]) -> pl.DataFrame:
+    """The table, columns of text whose cells are all numbers or empty as numbers; those of `text` stay."""
+    numbers = []
+    for name in [c for c, kind in table.schema.items() if kind == pl.String and c not in text]:
+        cells = table[name].str.strip_chars()
+        found = cells.cast(pl.Float64, strict=False)
+        if 0 < found.count() == (cells != "").sum():
+            numbers.append(found)
+    return table.with_columns(numbers)
+
+
+def _own_row(row: int) -> str:
+    return f"row {row + 1}"
+
+
+def odd_cells(table: pl.DataFrame, columns: Iterable[str], *, place: Callable[[int], str] = _own_row) -> list[OddCell]:
+    """One for each of these columns that is text and was meant for numbers; `place` says where a row stands."""
     texts = [name for name in columns if table.schema[name] == pl.String]
-    return [odd for name in texts if _last_word(name) not in _TEXTS and (odd := _odd_cell(table[name]))]
+    return [odd for name in texts if not is_text(name) and (odd := _odd_cell(table[name], place))]
 
 
-def _last_word(name: str) -> str:
-    return re.split(r"[\W_]+", name.strip().lower())[-1]
-
-
-def _odd_cell(column: pl.Series) -> OddCell | None:
+def _odd_cell(column: pl.Series, place: Callable[[int], str]) -> OddCell | None:
     text = column.str.strip_chars()
     there = (text != "").fill_null(value=False)
     is_number = text.cast(pl.Float64, strict=False).is_not_null()
@@ -66,10 +82,17 @@ def _odd_cell(column: pl.Series) -> OddCell | None:
     row = odd.arg_max() or 0
     if there.sum() > 1 and text.filter(there).n_unique() == 1 and re.fullmatch(_LIST, text[row]):
         return None
-    return OddCell(column.name, row + 1, text[row])
+    return OddCell(column.name, place(row), text[row])
 
 
-def tell_of_text(table: pl.DataFrame, address: str, *, used: Collection[str], value: str | None = None) -> None:
+def tell_of_text(
+    table: pl.DataFrame,
+    address: str,
+    *,
+    used: Collection[str],
+    value: str | None = None,
+    place: Callable[[int], str] = _own_row,
+) -> None:
     """Say which columns no law can use because a cell is no number.
 
     An error where the column counts rollouts, and else a warning, but for rewards: whether one of them is meant, the
@@ -77,7 +100,7 @@ def tell_of_text(table: pl.DataFrame, address: str, *, used: Collection[str], va
     """
     odd = [
         found
-        for found in odd_cells(table, [c for c in table.columns if c not in used])
+        for found in odd_cells(table, [c for c in table.columns if c not in used], place=place)
         if found.column in POINT_COLUMNS or (value is None and rank(found.column) == len(REWARDS))
     ]
     counts = [found for found in odd if found.column == "rollouts"]

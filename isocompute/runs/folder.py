@@ -8,18 +8,30 @@ import warnings
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
 from pydantic import ValidationError
 
 from isocompute.arrays import Bools
 from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.bookkeeping import is_bookkeeping
+from isocompute.runs.cells import is_text, with_numbers
 from isocompute.runs.finite import NON_FINITE, put_back, set_apart
 from isocompute.runs.model import POINT_COLUMNS, Run, RunWarning
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS, SETTINGS, RunWriter, whole_lines
 
-__all__ = ["POINTS", "SETTINGS", "NoPointsError", "RunWriter", "parse_lines", "read_run", "steps_of", "tidy"]
+__all__ = [
+    "POINTS",
+    "SETTINGS",
+    "NoPointsError",
+    "RunWriter",
+    "parse_lines",
+    "read_run",
+    "rows_of_points",
+    "steps_of",
+    "tidy",
+]
 
 _ROWS_A_STEP = 16
 """So far on a step is said again; trainers write a handful of rows, a run is resumed a few times."""
@@ -35,6 +47,7 @@ def read_run(address: str, *, name: str | None = None) -> Run:
     """Read a run folder; `NoPointsError` where it has no point yet."""
     points_address = files.join(address, POINTS)
     points = parse_lines(files.read_bytes(points_address), points_address)
+    points = with_numbers(points, text=[name for name in points.columns if is_text(name)])
     settings = RunSettings()
     settings_address = files.join(address, SETTINGS)
     if files.exists(settings_address):
@@ -44,7 +57,7 @@ def read_run(address: str, *, name: str | None = None) -> Run:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise InputError(f"{settings_address}: {where}: {first['msg']}; mend or remove it.") from error
-    return Run(name or files.last_part(address), settings, tidy(points))
+    return Run(name or files.last_part(address), settings, tidy(points), rows_of_points(points))
 
 
 def parse_lines(data: bytes, address: str) -> pl.DataFrame:
@@ -101,38 +114,67 @@ def tidy(table: pl.DataFrame) -> pl.DataFrame:
     """One row a step in order of step, of each column the last value that a row of the step has; metrics finite."""
     step = steps_of(table)
     if step is not None and step.n_unique() < table.height:
-        table = _one_row_a_step(put_back(table, but=POINT_COLUMNS))
+        table = _one_row_a_step(table.sort("step", maintain_order=True))
     table = set_apart(table, but=POINT_COLUMNS)
     return table if step is None or table["step"].is_sorted() else table.sort("step", maintain_order=True)
 
 
-def _one_row_a_step(table: pl.DataFrame) -> pl.DataFrame:
-    """Rows of a step as one: a validation and a training row say different things, of which the last word counts."""
-    table = table.sort("step", maintain_order=True)
-    table = table.filter(~pl.Series(_said_again(table)))
-    last = table.group_by("step", maintain_order=True).agg(pl.all().drop_nulls().last())
-    return last.select(table.columns)
+def rows_of_points(table: pl.DataFrame, rows: pl.Series | None = None) -> pl.Series | None:
+    """Where the points of `tidy(table)` stand in the file whose `rows` these are, as `Run.rows` says it."""
+    step = steps_of(table)
+    if step is None or (step.is_sorted() and step.n_unique() == table.height):
+        return rows
+    rows = pl.int_range(1, table.height + 1, eager=True) if rows is None else rows
+    points = pl.DataFrame({"step": step, "row": rows}).group_by("step").agg(pl.col("row").first(), count=pl.len())
+    return points.sort("step").select(pl.when(pl.col("count") == 1).then("row")).to_series()
 
 
-def _said_again(table: pl.DataFrame) -> Bools:
+def _one_row_a_step(cells: pl.DataFrame) -> pl.DataFrame:
+    """Rows of a step as one: a validation and a training row say different things, of which the last word counts.
+
+    A NaN cell is the word on a metric that no row of the step has a number for; one that `non_finite` names always is.
+    """
+    table = put_back(cells, but=POINT_COLUMNS)
+    numbers = put_back(cells.with_columns(cs.float().fill_nan(None)), but=POINT_COLUMNS)
+    kept = ~pl.Series(_said_again(table, numbers))
+    last, number = (
+        each.filter(kept).group_by("step", maintain_order=True).agg(pl.all().drop_nulls().last())
+        for each in (table, numbers)
+    )
+    return last.select(pl.coalesce(number[name], name).alias(name) for name in table.columns)
+
+
+def _said_again(table: pl.DataFrame, numbers: pl.DataFrame) -> Bools:
     """Rows, in order of step, half of which a later row of their step says again: of a branch that a resumed run left.
 
-    The half is that of the larger row, as in imports (`logs.collect`).
+    The half is that of the larger row, as in imports (`logs.collect`). `numbers` is the table without its NaN, which
+    counts where each of two rows has a number that the other has not.
     """
     measured = [name for name in table.columns if not is_bookkeeping(name) and name != NON_FINITE]
     step_R = table["step"].to_numpy()
-    there_RC = np.stack([table[name].is_not_null().to_numpy() for name in measured], axis=1) if measured else None
     gone_R = np.zeros(len(step_R), dtype=np.bool_)
-    if there_RC is None:
+    if not measured:
         return gone_R
-    count_R = there_RC.sum(axis=1)
+    there_RC, number_RC = (
+        np.stack([each[name].is_not_null().to_numpy() for name in measured], axis=1) for each in (table, numbers)
+    )
     for later in range(1, _ROWS_A_STEP):
         same_R = step_R[later:] == step_R[:-later]
         if not same_R.any():
             break
-        common_R = (there_RC[later:] & there_RC[:-later]).sum(axis=1)
-        gone_R[:-later] |= same_R & (common_R > 0) & (2 * common_R >= np.maximum(count_R[later:], count_R[:-later]))
+        a_RC, b_RC = number_RC[:-later], number_RC[later:]
+        apart_R = (a_RC & ~b_RC).any(axis=1) & (b_RC & ~a_RC).any(axis=1)
+        gone_R[:-later] |= same_R & np.where(
+            apart_R, _is_half(a_RC, b_RC), _is_half(there_RC[:-later], there_RC[later:])
+        )
     return gone_R
+
+
+def _is_half(a_RC: Bools, b_RC: Bools) -> Bools:
+    """Whether two rows share half of the larger one."""
+    common_R = (a_RC & b_RC).sum(axis=1)
+    half_R: Bools = (common_R > 0) & (2 * common_R >= np.maximum(a_RC.sum(axis=1), b_RC.sum(axis=1)))
+    return half_R
 
 
 def steps_of(table: pl.DataFrame) -> pl.Series | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from isocompute.errors import InputError
@@ -21,6 +21,7 @@ from isocompute.runs.rewards import REWARDS, rank
 from isocompute.runs.separators import separator_of
 from isocompute.runs.table import TABLE_SUFFIXES, read_table
 from isocompute.runs.without import left_out
+from isocompute.words import plural
 
 __all__ = ["load"]
 
@@ -66,7 +67,8 @@ def load(
                 f"{path}: two different runs are named '{run.name}'; rename one, or leave one of the files out."
             )
         runs[run.name] = run
-    filled = tuple(Run(r.name, _filled(r.settings, defaults), r.points) for r in runs.values())
+    filled = tuple(replace(r, settings=_filled(r.settings, defaults)) for r in runs.values())
+    _tell_of_names({name: asked.overruled[name] for name in runs if name in asked.overruled}, defaults)
     _tell_of_non_finite(filled, source)
     return RunSet(filled, source, (columns or {}).get("value"))
 
@@ -85,6 +87,13 @@ def _tell_of_non_finite(runs: Iterable[Run], source: str) -> None:
     warnings.warn(f"{source}: left out: {'; '.join(named[:_MOST_NAMED])}{more}.", NonFiniteWarning, stacklevel=3)
 
 
+def _tell_of_names(said: Mapping[str, Mapping[str, int]], fill: Mapping[str, int | None]) -> None:
+    if said:
+        from isocompute.logs.importing import warn_of_names
+
+        warn_of_names(said, fill)
+
+
 def _filled(settings: RunSettings, defaults: Mapping[str, int | None]) -> RunSettings:
     missing = {k: v for k, v in defaults.items() if v is not None and getattr(settings, k) is None}
     return settings.model_copy(update=missing) if missing else settings
@@ -97,10 +106,12 @@ class _Asked:
     columns: Mapping[str, str]
     where: Mapping[str, str]
     fill: Mapping[str, int | None]
+    overruled: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """What names of logs said of Bp and n where `fill` stands instead, by run; found on the way."""
 
 
 def _load_one(address: str, asked: _Asked) -> list[Run]:
-    columns, where, fill = asked.columns, asked.where, asked.fill
+    columns, where = asked.columns, asked.where
     if RUN_MARK in address:
         whole, name = address.split(RUN_MARK, 1)
         return [RunSet(tuple(_load_one(whole, asked)), whole).named(name)]
@@ -109,42 +120,44 @@ def _load_one(address: str, asked: _Asked) -> list[Run]:
     if not files.exists(address):
         raise InputError(f"{address}: no such file or folder.")
     if files.is_folder(address):
-        runs = _study(address) or _logs(address, f"no run folders (with {POINTS}) in it; name the study's folder", fill)
+        runs = _study(address) or _logs(
+            address, f"no run folders (with {POINTS}) in it; name the study's folder", asked
+        )
         return _filter_settings(runs, where, address)
     if not address.lower().endswith(TABLE_SUFFIXES):
-        runs = _logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})", fill)
+        runs = _logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})", asked)
         return _filter_settings(runs, where, address)
     if address.lower().endswith(tuple(_TEXT)) and _separator(address) != _TEXT[address.lower()[-4:]]:
         if columns:
             raise InputError(
                 f"{address}: --columns reads tables separated by commas (.csv) or tabs (.tsv); save it so."
             )
-        return _filter_settings(_logs(address, "not a table with our columns", fill), where, address)
+        return _filter_settings(_logs(address, "not a table with our columns", asked), where, address)
     if not columns and _is_foreign(address):
-        foreign = _foreign(address, where, fill)
+        foreign = _foreign(address, asked)
         if foreign is not None:
             return _filter_settings(foreign, where, address)
     return read_table(address, columns=columns, where=where)
 
 
-def _foreign(address: str, where: Mapping[str, str], fill: Mapping[str, int | None]) -> list[Run] | None:
+def _foreign(address: str, asked: _Asked) -> list[Run] | None:
     """A table in somebody else's columns; None where `where` is about its rows and not about its runs."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         try:
-            runs = _logs(address, "not a table with our columns", fill)
+            runs = _logs(address, "not a table with our columns", asked)
         except InputError:
-            if where:
+            if asked.where:
                 return None
             raise
-    if not all(any(_said(run, key) is not None for run in runs) for key in where):
+    if not all(any(_said(run, key) is not None for run in runs) for key in asked.where):
         return None
     for one in told:
         warnings.warn(one.message, stacklevel=2)
     return runs
 
 
-def _logs(address: str, otherwise: str, fill: Mapping[str, int | None]) -> list[Run]:
+def _logs(address: str, otherwise: str, asked: _Asked) -> list[Run]:
     """A trainer's logs, as `isocompute import` reads them; `otherwise` says what the address is not."""
     from isocompute.logs import import_logs
     from isocompute.logs.importing import FROM_NAME
@@ -153,8 +166,8 @@ def _logs(address: str, otherwise: str, fill: Mapping[str, int | None]) -> list[
     try:
         found = import_logs(
             address,
-            problems_per_batch=fill.get("problems_per_batch"),
-            rollouts_per_problem=fill.get("rollouts_per_problem"),
+            problems_per_batch=asked.fill["problems_per_batch"],
+            rollouts_per_problem=asked.fill["rollouts_per_problem"],
         )
     except InputError as error:
         if address.lower().endswith(".json") and files.read_bytes(address).startswith(_LAW):
@@ -163,7 +176,7 @@ def _logs(address: str, otherwise: str, fill: Mapping[str, int | None]) -> list[
         raise InputError(f"{address}: {otherwise}. As a log: {error}") from error
     tables = [why for why in found.left_out if NO_COMPUTE in why]
     if len(tables) == 1:
-        warnings.warn(f"{address}: 1 table(s) left out: {tables[0]}", RunWarning, stacklevel=2)
+        warnings.warn(f"{address}: 1 table left out: {tables[0]}", RunWarning, stacklevel=2)
     elif tables:
         names = listing([files.last_part(why.partition(f": {NO_COMPUTE}")[0]) for why in tables], _MOST_NAMED)
         warnings.warn(
@@ -171,8 +184,9 @@ def _logs(address: str, otherwise: str, fill: Mapping[str, int | None]) -> list[
         )
     skipped = sum(item.skipped_lines for item in found)
     if skipped:
-        lines = "1 line" if skipped == 1 else f"{skipped} lines"
-        warnings.warn(f"{address}: {lines} that could not be read left out.", RunWarning, stacklevel=2)
+        warnings.warn(
+            f"{address}: {plural(skipped, 'line')} that could not be read left out.", RunWarning, stacklevel=2
+        )
     guessed = [
         f"{note.removesuffix(FROM_NAME)} of '{item.run.name}'"
         for item in found
@@ -188,6 +202,7 @@ def _logs(address: str, otherwise: str, fill: Mapping[str, int | None]) -> list[
             RunWarning,
             stacklevel=2,
         )
+    asked.overruled.update({item.run.name: item.overruled for item in found})
     return [item.run for item in found]
 
 
@@ -214,7 +229,8 @@ def _study(address: str) -> list[Run]:
         raise waiting[0]
     if waiting:
         # A study that is running: a cell's folder is there before its first evaluation.
-        warnings.warn(f"{address}: {len(waiting)} run(s) without a point yet are left out", RunWarning, stacklevel=2)
+        runs = plural(len(waiting), "run")
+        warnings.warn(f"{address}: {runs} without a point yet left out", RunWarning, stacklevel=2)
     _tell_of_text(begun, address)
     return begun
 
@@ -224,7 +240,7 @@ def _tell_of_text(runs: Sequence[Run], address: str) -> None:
     odd: dict[str, tuple[str, int]] = {}
     for run in runs:
         others = [name for name in run.points.columns if name != NON_FINITE and rank(name) == len(REWARDS)]
-        for found in odd_cells(run.points, others):
+        for found in odd_cells(run.points, others, place=run.place):
             first, count = odd.get(found.column, (f"{found} in run '{run.name}'", 0))
             odd[found.column] = first, count + 1
     if odd:

@@ -33,6 +33,14 @@ class Run:
     name: str
     settings: RunSettings
     points: pl.DataFrame
+    rows: pl.Series | None = field(default=None, compare=False, repr=False)
+    """Row of each point in the file that it was read from, from 1; null where several rows are one point. None: the
+    points are the file's rows, or of no file."""
+
+    def place(self, row: int) -> str:
+        """A point in words, as its file has it: its row, or its step where that is several rows."""
+        at = row + 1 if self.rows is None else self.rows[row]
+        return f"step {self.points['step'][row]}" if at is None else f"row {at}"
 
     @property
     def metrics(self) -> list[str]:

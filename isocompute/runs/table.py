@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import polars as pl
+import polars.selectors as cs
 
 from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.bookkeeping import is_bookkeeping
-from isocompute.runs.cells import tell_of_text
+from isocompute.runs.cells import is_text, tell_of_text, with_numbers
 from isocompute.runs.columns import MADE_OF, constant_columns, made_of, said_by
-from isocompute.runs.folder import parse_lines, steps_of, tidy
+from isocompute.runs.folder import parse_lines, rows_of_points, steps_of, tidy
 from isocompute.runs.model import POINT_COLUMNS, Run, RunSettings, RunWarning, listing
 
 __all__ = ["TABLE_SUFFIXES", "read_table"]
@@ -22,6 +23,8 @@ __all__ = ["TABLE_SUFFIXES", "read_table"]
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _SETTING_COLUMNS = ("problems_per_batch", "rollouts_per_problem", "seed", "gpus")
 _ROLES = ("run", "value", *_SETTING_COLUMNS, *POINT_COLUMNS, *MADE_OF)
+_ROW = "\0row"
+"""A column for the row in the file, while the rows are parted."""
 _SAMPLE = 1000
 """Rows of a CSV that tell the types of its columns; a later row that disagrees is read the slower way."""
 
@@ -37,9 +40,12 @@ def read_table(
     run, go into the settings.
     """
     columns, where = columns or {}, where or {}
-    table = _read(address, columns.get("run", "run"))
+    table, rows = _read(address, columns)
     for key, wanted in where.items():
-        table = _filter(table, _column_of(key, table), wanted, address)
+        kept = _kept(table, _column_of(key, table), wanted, address)
+        table, rows = table.filter(kept), rows.filter(kept)
+    if where:
+        table = _with_numbers(table, columns)  # a cell that was none may be gone
     table = _renamed(table, columns, address)
     settings = [c for c in _SETTING_COLUMNS if c in table.columns]
     table = table.with_columns(pl.col(c).fill_nan(None) for c in settings if table.schema[c].is_float())
@@ -48,20 +54,20 @@ def read_table(
         if table.schema[column].is_nested():
             raise InputError(f"{address}: the column '{column}' holds lists or objects; give plain values.")
     text = {*keys, *settings, *said_by(table.columns)}
-    tell_of_text(table, address, used=text, value=columns.get("value"))
+    tell_of_text(table, address, used=text, value=columns.get("value"), place=lambda row: f"row {rows[row]}")
     if not keys:
         made = _made(table, [table], columns)
-        return [_run(files.last_part(address).rsplit(".", 1)[0], table, settings, made, address)]
+        return [_run(files.last_part(address).rsplit(".", 1)[0], table, rows, settings, made, address)]
     for column in keys:
         if table[column].has_nulls():
             raise InputError(f"{address}: a row has an empty '{column}'; fill it in.")
     named = keys == ["run"]
-    parts = table.partition_by(keys, as_dict=True, maintain_order=True, include_key=not named)
+    parts = table.with_columns(rows).partition_by(keys, as_dict=True, maintain_order=True, include_key=not named)
     made = _made(table, parts.values(), columns)
     runs = []
     for values, part in parts.items():
         name = str(values[0]) if named else ",".join(f"{_short(k)}={v}" for k, v in zip(keys, values, strict=True))
-        runs.append(_run(name, part, settings, made, address))
+        runs.append(_run(name, part.drop(_ROW), part[_ROW], settings, made, address))
     return runs
 
 
@@ -92,23 +98,35 @@ def _short(key: str) -> str:
     return {"problems_per_batch": "Bp", "rollouts_per_problem": "n"}.get(key, key)
 
 
-def _read(address: str, run_column: str) -> pl.DataFrame:
+def _read(address: str, columns: Mapping[str, str]) -> tuple[pl.DataFrame, pl.Series]:
+    """The table, and where its rows stand in the file: from 1, the header not counted, blank lines counted."""
     data = files.read_bytes(address)
     if not data or data.isspace():
         raise InputError(f"{address}: the file is empty.")
     suffix = "." + address.rsplit(".", 1)[-1].lower()
     try:
         if suffix == ".parquet":
-            table = pl.read_parquet(io.BytesIO(data))
+            table = _with_numbers(pl.read_parquet(io.BytesIO(data)), columns)
         elif suffix in (".jsonl", ".ndjson"):
-            table = parse_lines(data, address)
+            table = _with_numbers(parse_lines(data, address), columns)
         else:
-            table = _read_csv(data, address, "\t" if suffix == ".tsv" else ",", run_column)
+            table = _read_csv(data, address, "\t" if suffix == ".tsv" else ",", columns.get("run", "run"))
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise InputError(f"{address}: not a readable {suffix[1:]} table ({str(error).splitlines()[0]}).") from error
-    if table.is_empty():
+    there = pl.repeat(value=True, n=table.height, eager=True)
+    if suffix in (".csv", ".tsv"):
+        there = table.select(~pl.all_horizontal(pl.all().is_null())).to_series()
+    if not there.any():
         raise InputError(f"{address}: the table has no rows.")
-    return table
+    return table.filter(there), (there.arg_true() + 1).cast(pl.Int64).alias(_ROW)
+
+
+def _with_numbers(table: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
+    """Numbers in quotes as numbers, but for columns that name runs, models or problems (`007` stays `007`)."""
+    names = ("run", "model", "problems")
+    said = [column for column, role in said_by(table.columns).items() if role in names]
+    named = [columns.get(role, role) for role in names]
+    return with_numbers(table, text=[*said, *named, *filter(is_text, table.columns)])
 
 
 def _read_csv(data: bytes, address: str, separator: str, run_column: str) -> pl.DataFrame:
@@ -127,11 +145,7 @@ def _read_csv(data: bytes, address: str, separator: str, run_column: str) -> pl.
         except pl.exceptions.PolarsError:
             if sample is None:
                 raise
-    for name in [c for c, kind in table.schema.items() if kind == pl.String and c != run_column]:
-        numbers = table[name].str.strip_chars().cast(pl.Float64, strict=False)
-        if numbers.null_count() == table[name].null_count() < table.height:
-            table = table.with_columns(numbers)
-    return table.filter(~pl.all_horizontal(pl.all().is_null()))
+    return with_numbers(table, text=[run_column])
 
 
 def _whole_rows(data: bytes, address: str, separator: str) -> bytes:
@@ -150,7 +164,8 @@ def _column_of(key: str, table: pl.DataFrame) -> str:
     return key if key in table.columns else ours.get(key.removeprefix("recipe."), key)
 
 
-def _filter(table: pl.DataFrame, column: str, wanted: str, address: str) -> pl.DataFrame:
+def _kept(table: pl.DataFrame, column: str, wanted: str, address: str) -> pl.Series:
+    """Whether `--where` keeps each row; an error where it keeps none."""
     if column not in table.columns:
         raise InputError(
             f"--where {column}={wanted}: {address} has no column '{column}'; it has {listing(table.columns, 12)}."
@@ -160,12 +175,12 @@ def _filter(table: pl.DataFrame, column: str, wanted: str, address: str) -> pl.D
         raise InputError(f"--where {column}={wanted}: the column of {address} holds lists; give another column.")
     if kind.is_numeric():
         try:
-            kept = table.filter(pl.col(column) == float(wanted))
+            kept = table[column] == float(wanted)
         except ValueError as error:
             raise InputError(f"--where {column}={wanted}: the column holds numbers; give a number.") from error
     else:
-        kept = table.filter(pl.col(column).cast(pl.String) == wanted)
-    if kept.is_empty():
+        kept = table[column].cast(pl.String) == wanted
+    if not kept.any():
         values = table[column].unique(maintain_order=True).drop_nulls().cast(pl.String).to_list()
         raise InputError(f"--where {column}={wanted} leaves no rows of {address}; '{column}' has {listing(values)}.")
     return kept
@@ -183,7 +198,9 @@ def _renamed(table: pl.DataFrame, columns: Mapping[str, str], address: str) -> p
     return table.with_columns(pl.col(theirs).alias(ours) for ours, theirs in renames.items()).drop(used)
 
 
-def _run(name: str, table: pl.DataFrame, settings: list[str], made: Mapping[str, str], address: str) -> Run:
+def _run(
+    name: str, table: pl.DataFrame, rows: pl.Series, settings: list[str], made: Mapping[str, str], address: str
+) -> Run:
     found: dict[str, Any] = made_of(table, made)
     for column in settings:
         low: Any = table[column].min()
@@ -197,7 +214,7 @@ def _run(name: str, table: pl.DataFrame, settings: list[str], made: Mapping[str,
             found[column] = _whole_number(low, name, column, address)
     table = table.drop(settings, *made)
     _check_first_step(name, table, address)
-    return Run(name, RunSettings.model_validate(found), tidy(table))
+    return Run(name, RunSettings.model_validate(found), tidy(table), rows_of_points(table, rows))
 
 
 def _whole_number(value: Any, name: str, column: str, address: str) -> int:
@@ -215,7 +232,7 @@ def _check_first_step(name: str, table: pl.DataFrame, address: str) -> None:
     step = steps_of(table)
     if step is None or step.n_unique() == table.height:
         return
-    first = table.filter(step == step[0])
+    first = table.filter(step == step[0]).with_columns(cs.float().fill_nan(None))
     if all(first[c].count() <= 1 for c in first.columns if not is_bookkeeping(c)):
         return  # a validation and a training row of one run, each with its own clock
     if any(first[c].drop_nulls().n_unique() > 1 for c in first.columns):

@@ -212,8 +212,9 @@ class _Pool:
             self._false_starts += 1
             if self._false_starts > RETRIES:
                 raise InputError(
-                    f"worker processes end before they begin ({_ending(worker.process.exitcode)}); is engine "
-                    f"'{self._engine}' importable from a new process?"
+                    f"worker processes end before they begin ({_ending(worker.process.exitcode)}): they import the "
+                    'script that starts the study, so put what it does under `if __name__ == "__main__":`; where '
+                    f"that is done, see that engine '{self._engine}' can be imported from a new process."
                 )
         pending.extendleft(reversed(list(worker.jobs)[1:]))
         if worker.jobs and len(worker.jobs[0]) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +20,18 @@ class Reading:
     where: Mapping[str, str] = field(default_factory=dict)
     problems_per_batch: int | None = None
     rollouts_per_problem: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it says which runs are meant."""
+        return bool(self.where or self.without)
+
+    @property
+    def of_one(self) -> Reading:
+        """How to read a run that is named: which others are left out does not matter."""
+        return replace(self, without=())
 
     @property
     def plain(self) -> bool:
@@ -27,14 +39,16 @@ class Reading:
         return not self.options
 
     @property
-    def options(self) -> dict[str, str | int]:
+    def options(self) -> dict[str, str | int | list[str]]:
         """As a command takes them, without those that were not given.
 
         >>> Reading(where={"set": "easy"}, rollouts_per_problem=8).options
         {'where': 'set=easy', 'rollouts_per_problem': 8}
         """
         told = {
-            "where": ",".join(f"{key}={value}" for key, value in self.where.items()) or None,
+            "columns": _pairs(self.columns),
+            "where": _pairs(self.where),
+            "without": list(self.without) or None,
             "problems_per_batch": self.problems_per_batch,
             "rollouts_per_problem": self.rollouts_per_problem,
         }
@@ -46,7 +60,9 @@ class Reading:
 
         return load(
             address,
+            columns=self.columns,
             where=self.where,
+            without=self.without,
             problems_per_batch=self.problems_per_batch,
             rollouts_per_problem=self.rollouts_per_problem,
         )
@@ -58,4 +74,9 @@ class Reading:
     @classmethod
     def unpack(cls, text: str) -> Reading:
         """What was packed."""
-        return cls(**json.loads(text))
+        told = json.loads(text)
+        return cls(**told | {"without": tuple(told["without"])})
+
+
+def _pairs(told: Mapping[str, str]) -> str | None:
+    return ",".join(f"{key}={value}" for key, value in told.items()) or None

@@ -30,6 +30,7 @@ from isocompute.ui.hearing import heard
 from isocompute.ui.source import Snapshot, Source
 from isocompute.ui.standing import Judge
 from isocompute.ui.unsaid import unsaid
+from isocompute.words import plural
 
 if TYPE_CHECKING:
     from isocompute.claims import Claim
@@ -233,7 +234,7 @@ class Results:
                 fitted.law.settings,
                 fitted.law.surface,
                 name=self.source.at(scope.part),
-                source=f"fitted to {len(fitted.law.runs)} runs",
+                source=f"fitted to {plural(len(fitted.law.runs), 'run')}",
                 metric=fitted.law.metric,
                 unit=fitted.law.unit,
                 falls=falls_of(fitted.law),

@@ -49,7 +49,7 @@ def bind(address: str, *, port: int | None = None, reading: Reading | None = Non
     snapshot = source.snapshot()
     if not snapshot.specs and not snapshot.parts[-1].runs:
         _check_loads(source)
-    elif source.reading.where:
+    elif source.reading.chooses:
         with heard():
             source.load("")  # says what there is to choose from where it leaves no run
     listener = _listen(port)
@@ -80,7 +80,7 @@ def _check_loads(source: Source) -> None:
         with heard():  # the app reads them again, and says it on its pages
             source.load("")
     except InputError as error:
-        if source.reading.where or not files.is_folder(source.address):
+        if source.reading.chooses or not files.is_folder(source.address):
             raise
         raise InputError(
             f"{source.address}: no study.toml, no run folder and no log that can be read in it; give a study's folder, "

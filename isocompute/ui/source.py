@@ -107,7 +107,7 @@ class Source:
             digest.update(f"{found.st_size}:{found.st_mtime_ns}".encode())
         parts = _parts(groups, specs)
         # Whoever says which runs are meant, means them all.
-        return Snapshot(digest.hexdigest()[:16], parts[-1:] if self.reading.where else parts, tuple(specs))
+        return Snapshot(digest.hexdigest()[:16], parts[-1:] if self.reading.chooses else parts, tuple(specs))
 
 
 def _files(top: Path) -> Iterator[tuple[str, str, int, int]]:

@@ -31,6 +31,15 @@ def test_forecast_json(call: Call, sweep: Path) -> None:
     assert made["verdict"] in ("improving", "flat", "declining", "too_early")
 
 
+@pytest.mark.parametrize("chart", [False, True])
+def test_a_warning_is_given_once_with_or_without_a_chart(call: Call, tmp_path: Path, chart: bool) -> None:
+    rows = [{"step": p["step"], "rollouts": p["rollouts"], "train/avg": p["avg@4"]} for p in rising(24)]
+    write_points(tmp_path / "run", rows)
+    told = call("forecast", tmp_path / "run", *(("--chart", tmp_path / "out.html") if chart else ()))
+    assert told.code == 0
+    assert told.err.count("no metric on held-out problems") == 1
+
+
 def test_forecast_to_a_compute_until_a_compute(call: Call, sweep: Path) -> None:
     made = call("forecast", sweep / "runs" / "easy-32x8", "--to", "5e6", "--fit-until", "400000", "--json").json
     assert made["at"] == 5e6

@@ -11,12 +11,18 @@ from tests.commands import Call, fails
 from tests.conftest import write_points
 
 
+def console(path: Path, *, head: str = "") -> Path:
+    """veRL's console, which does not say n unless its `head` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"step:{i} - val-core/gsm8k/acc/mean@4:{0.3 + 0.01 * i:.3f}\n" for i in range(12)]
+    path.write_text(head + "".join(lines))
+    return path
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """veRL's console, which does not say n, in a file whose name seems to."""
-    path = tmp_path / "llama-n2.log"
-    path.write_text("".join(f"step:{i} - val-core/gsm8k/acc/mean@4:{0.3 + 0.01 * i:.3f}\n" for i in range(12)))
-    return path
+    """A log in a file whose name seems to say n."""
+    return console(tmp_path / "llama-n2.log")
 
 
 @pytest.mark.parametrize("command", ["fit", "forecast"])
@@ -32,6 +38,48 @@ def test_a_flag_beats_the_name_of_a_log(call: Call, log: Path, command: str) -> 
 def test_what_only_a_name_says_is_told(call: Call, log: Path) -> None:
     told = call("forecast", log, "--problems-per-batch", "64")
     assert "n = 2 of 'llama-n2' by the name alone; say --rollouts-per-problem" in told.err
+
+
+TOLD = ("--problems-per-batch", "64", "--rollouts-per-problem", "16")
+
+
+@pytest.mark.parametrize("command", ["fit", "import"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_flag_that_makes_one_setting_of_different_names_is_told(
+    call: Call, tmp_path: Path, command: str, apart: bool
+) -> None:
+    logs = [console(tmp_path / "logs" / f"llama-n{n}-bp64.log") for n in (2, 2, 4, 8)]
+    given = logs if apart else [tmp_path / "logs"]
+    quick = ("--replicates", "50") if command == "fit" else ("--out", tmp_path / "out")
+    told = call(command, *given, *TOLD, *quick)
+    assert told.code == 0
+    assert told.err.count("--rollouts-per-problem 16") == 1
+    assert (
+        "--rollouts-per-problem 16 makes one setting of runs whose names differ ('llama-n2-bp64' says n = 2, "
+        "'llama-n4-bp64' says n = 4): leave it out if the names are right"
+    ) in told.err
+    assert "--problems-per-batch" not in told.err
+
+
+def test_a_flag_is_not_told_of_where_names_agree_or_the_runs_say_it(call: Call, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        console(tmp_path / "same" / f"llama-n2-s{seed}.log")
+    head = "actor_rollout_ref.rollout.n=8 data.train_batch_size=64\n"
+    for n in (2, 4):
+        console(tmp_path / "said" / f"llama-n{n}.log", head=f"python3 -m verl.trainer.main_ppo {head}")
+        rows = [{"step": s, "avg@4": 0.2 + 0.02 * s} for s in range(1, 9)]
+        write_points(tmp_path / "folders" / f"llama-n{n}", rows, problems_per_batch=64, rollouts_per_problem=n)
+    console(tmp_path / "one" / "llama-n2.log")
+    console(tmp_path / "one" / "llama.log")
+    for folder in ("same", "said", "folders", "one"):
+        assert "makes one setting" not in call("fit", tmp_path / folder, *TOLD, "--replicates", "50").err, folder
+
+
+def test_a_run_that_is_left_out_does_not_make_names_differ(call: Call, tmp_path: Path) -> None:
+    for n in (2, 4):
+        console(tmp_path / f"llama-n{n}.log")
+    told = call("fit", tmp_path, *TOLD, "--without", "llama-n4", "--replicates", "50")
+    assert told.code == 0 and "makes one setting" not in told.err
 
 
 def sweep(path: Path, *, percent: tuple[int, ...] = ()) -> Path:

@@ -68,6 +68,14 @@ def test_run_folders_are_written_and_read_back(call: Call, tmp_path: Path) -> No
     assert again == {"a": 10, "state": 10}
 
 
+@pytest.mark.parametrize(("torn", "said"), [(1, "1 line skipped"), (2, "2 lines skipped")])
+def test_lines_that_were_skipped_are_counted(call: Call, tmp_path: Path, torn: int, said: str) -> None:
+    rows = [json.dumps({"step": s, "env/all/reward/total": 0.1 * s}) for s in range(1, 9)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*rows, *['{"step": 9, "env'] * torn]) + "\n")
+    told = call("import", tmp_path / "metrics.jsonl", "--out", tmp_path / "out")
+    assert said in told.out
+
+
 def test_rollout_dumps_leave_pass_rates(call: Call, tmp_path: Path) -> None:
     (tmp_path / "dump").mkdir()
     for step in (1, 2):

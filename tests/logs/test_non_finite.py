@@ -183,3 +183,42 @@ def test_a_callback_writes_a_row_with_nothing_finite(tmp_path: Path, first: int,
         live.close()
         (run,) = load(tmp_path / "live")
     assert run.points["step"].to_list() == list(steps)
+
+
+def tinker(tmp_path: Path, rows: list[dict[str, Any]]) -> Path:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_nan_for_what_the_other_row_measures_is_no_repeat(tmp_path: Path, order: int) -> None:
+    rows = []
+    for s in range(1, 9):
+        train = {"step": s, "progress/batch": s, "env/all/reward/total": 0.1 * s, "optim/kl": 0.01, "test/acc": NAN}
+        held_out = {"step": s, "env/all/reward/total": NAN, "optim/kl": NAN, "test/acc": 0.05 * s}
+        rows += [train, held_out][::order]
+    (item,) = import_logs(tinker(tmp_path, rows))
+    assert (item.replaced, item.run.points.height) == (0, 8)
+    assert item.run.points.select("train/avg", "optim/kl", "avg@1").null_count().row(0) == (0, 0, 0)
+    assert not any("no number any more" in note for note in item.notes)
+
+
+def test_a_resumed_run_that_breaks_is_still_a_repeat(tmp_path: Path) -> None:
+    """The later row of step 8 says nothing that the first does not."""
+    rows = [{"step": s, "env/all/reward/total": 0.1 * s, "optim/kl": 0.01, "loss": 0.1} for s in range(1, 9)]
+    rows += [{"step": 8, "env/all/reward/total": 0.8, "optim/kl": NAN, "loss": NAN}]
+    (item,) = import_logs(tinker(tmp_path, rows))
+    assert item.replaced == 1
+    assert item.run.points["optim/kl"].to_list()[-1] is None
+    assert [note for note in item.notes if "no number any more" in note] != []
+
+
+def test_an_evaluation_that_breaks_in_a_row_of_its_own_is_seen(tmp_path: Path) -> None:
+    rows = []
+    for s in range(1, 10):
+        rows += [{"step": s, "env/all/reward/total": 0.1 * s, "optim/kl": 0.01}]
+        rows += [{"step": s, "test/acc": 0.05 * s if s < 9 else NAN}]
+    (item,) = import_logs(tinker(tmp_path, rows))
+    assert item.replaced == 0
+    assert any(note.startswith("avg@1 is nan at step 9") for note in item.notes)

@@ -130,7 +130,7 @@ def test_one_run_in_several_files(tmp_path: Path) -> None:
     items = import_logs(tmp_path)
     assert {i.run.name: i.run.points.height for i in items} == {"a": 9, "b": 1, "c": 1}
     assert next(i.sources for i in items if i.run.name == "a") == (str(tmp_path / "1.csv"), str(tmp_path / "2.csv"))
-    assert items.left_out == (f"{tmp_path / 'summary.csv'}: end points of 1 runs whose curves are there",)
+    assert items.left_out == (f"{tmp_path / 'summary.csv'}: end points of 1 run whose curve is there",)
     # Another run under the same name is not the same run.
     text(tmp_path, table(header, [("a", "eval/reward", s, 0.9) for s in range(5)]), "3.csv")
     assert [i.run.name for i in import_logs(tmp_path)].count("a") == 1

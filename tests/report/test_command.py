@@ -141,6 +141,6 @@ def test_a_study_that_is_still_running(tmp_path: Path) -> None:
     write_points(tmp_path / "runs" / "begun", [], problems_per_batch=32, rollouts_per_problem=128)
     torn = write_points(tmp_path / "runs" / "torn", [], problems_per_batch=32, rollouts_per_problem=128)
     (torn / "points.jsonl").write_bytes(b'{"step": 1, "avg')
-    with pytest.warns(UserWarning, match="2 run\\(s\\) without a point yet are left out"):
+    with pytest.warns(UserWarning, match="2 runs without a point yet left out"):
         report = isocompute.write_report(tmp_path / "runs", out=tmp_path / "r.html", replicates=50)
     assert len(report.evidence.runs) == 2

@@ -150,6 +150,27 @@ def test_what_was_no_number_and_is_logged_again_goes_by_its_later_line(tmp_path:
     assert {name: (m.row, m.rows) for name, m in non_finite(points).items()} == {"loss": (0, 1), "kl": (0, 2)}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_nan_for_what_the_other_line_measures_does_not_displace_it(tmp_path: Path, order: int) -> None:
+    lines = []
+    for s in (1, 2, 3):
+        train, held_out = {"reward": 0.1 * s, "avg@4": float("nan")}, {"reward": float("nan"), "avg@4": 0.2 * s}
+        lines += [{"step": s} | line for line in (train, held_out)][::order]
+    (tmp_path / "points.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    points = read(tmp_path)
+    assert points["reward"].to_list() == [0.1, 0.2, pytest.approx(0.3)]
+    assert points["avg@4"].to_list() == [0.2, 0.4, pytest.approx(0.6)]
+    assert not non_finite(points)
+
+
+def test_nan_where_no_line_of_the_step_has_a_number_is_named(tmp_path: Path) -> None:
+    lines = [{"step": s} | said for s in (1, 2) for said in ({"loss": 0.1}, {"avg@4": 0.2 if s == 1 else float("nan")})]
+    (tmp_path / "points.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with pytest.warns(RunWarning, match=r"left out: avg@4 = nan in run .*, step 2"):
+        points = read(tmp_path)
+    assert points["avg@4"].to_list() == [0.2, None]
+
+
 def test_text_among_the_numbers_of_a_metric_is_named(tmp_path: Path) -> None:
     lines = [{"step": s, "avg@4": "-" if s == 2 else 0.1 * s, "train/avg": 0.1 * s} for s in range(6)]
     write_points(tmp_path, lines)
@@ -158,6 +179,20 @@ def test_text_among_the_numbers_of_a_metric_is_named(tmp_path: Path) -> None:
     ):
         choose_metric(load(tmp_path))
     assert choose_metric(load(tmp_path), "train/avg") == "train/avg"
+
+
+def test_text_is_named_by_its_line_where_the_steps_are_in_no_order(tmp_path: Path) -> None:
+    lines = [{"step": s, "avg@4": "-" if s == 2 else 0.1 * s, "train/avg": 0.1 * s} for s in (5, 4, 3, 2, 1)]
+    write_points(tmp_path, lines)
+    with pytest.raises(InputError, match=r"column 'avg@4': '-' \(row 4\) is not a number"):
+        choose_metric(load(tmp_path))
+
+
+def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
+    write_points(tmp_path, [{"step": s, "avg@4": f"{0.1 * s}", "commit": "123"} for s in range(6)])
+    (run,) = load(tmp_path)
+    assert run.metrics == ["avg@4"]
+    assert run.points["commit"].to_list() == ["123"] * 6
 
 
 def test_a_resumed_run_leaves_what_its_first_branch_said(tmp_path: Path) -> None:

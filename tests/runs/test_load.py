@@ -167,7 +167,7 @@ def test_a_table_without_step_or_compute_is_told_of_in_a_folder_too(tmp_path: Pa
     with pytest.raises(InputError, match=re.escape(str(alone.value))):
         load(tmp_path / "mixed")
     good.write_text("step,avg@4\n" + "".join(f"{i},{i / 10}\n" for i in range(8)))
-    with pytest.warns(RunWarning, match=re.escape(f"mixed: 1 table(s) left out: {alone.value}")):
+    with pytest.warns(RunWarning, match=re.escape(f"mixed: 1 table left out: {alone.value}")):
         (run,) = load(tmp_path / "mixed")
     assert run.name == "good"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Callable
@@ -221,6 +222,16 @@ def test_a_validation_row_and_a_training_row_a_step_are_one_point(tmp_path: Path
     assert runs[0].points["train_reward"].to_list() == [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_validation_row_and_a_training_row_may_have_nan_for_each_others_metrics(tmp_path: Path, suffix: str) -> None:
+    nan = float("nan")
+    rows = [{"step": s, "loss": (0.1, nan)[i], "avg@4": (nan, 0.2)[i]} for s in range(1, 6) for i in (0, 1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (run,) = load(write(tmp_path, pl.DataFrame(rows), suffix))
+    assert run.points.rows() == [(s, 0.1, 0.2) for s in range(1, 6)]
+
+
 def test_rows_that_come_twice_count_once(tmp_path: Path) -> None:
     table = sweep_table()
     assert summary(load(write(tmp_path, pl.concat([table, table])))) == summary(load(write(tmp_path, table)))
@@ -284,6 +295,67 @@ def test_text_in_a_column_that_is_not_meant_is_told_of(tmp_path: Path) -> None:
     with pytest.warns(RunWarning, match=r"table.csv: column 'kl': '-' \(row 1\) is not a number: taken for text; mend"):
         (run,) = load(path)
     assert run.metrics == ["avg@4"]
+
+
+def test_a_cell_is_told_by_its_row_in_the_file(tmp_path: Path) -> None:
+    """Rows that `where` leaves out and blank lines count."""
+    rows = [f"{which},{i},.{i},{i or '-'}" for which in ("hard", "easy") for i in range(6)]
+    path = text(tmp_path, "\n".join(["set,step,avg@4,kl", *rows[:6], "", *rows[6:]]) + "\n")
+    with pytest.warns(RunWarning, match=r"column 'kl': '-' \(row 8\) is not a number"):
+        load(path, where={"set": "easy"})
+
+
+def test_text_that_where_leaves_out_is_in_nobodys_way(tmp_path: Path) -> None:
+    rows = [
+        f"{which},{i},{'-' if (which, i) == ('hard', 3) else 0.1 * i}"
+        for which in ("hard", "easy")
+        for i in range(1, 6)
+    ]
+    path = text(tmp_path, "\n".join(["set,step,avg@4", *rows]) + "\n")
+    assert load(path, where={"set": "easy"})[0].metrics == ["avg@4"]
+
+
+@pytest.mark.parametrize("where", WHERES)
+def test_a_cell_of_a_reward_is_told_by_its_row_in_the_file(tmp_path: Path, where: dict[str, str]) -> None:
+    table = sweep_table().sort("rollouts_per_problem", descending=True).cast({"avg@4": pl.String})
+    cells = table["avg@4"].to_list()
+    cells[7] = "n/a"
+    path = write(tmp_path, table.with_columns(pl.Series("avg@4", cells)))
+    with pytest.raises(InputError, match=r"run '32x8', column 'avg@4': 'n/a' \(row 8\) is not a number"):
+        curves_of(load(path, where=where), metric="avg@4")
+
+
+def test_a_cell_of_a_step_that_is_several_rows_is_told_by_the_step(tmp_path: Path) -> None:
+    rows = [f"{i},,{'-' if i == 2 else 0.1 * i}\n{i},0.{i},\n" for i in range(1, 6)]
+    path = text(tmp_path, "step,loss,avg@4\n" + "".join(rows))
+    with pytest.raises(InputError, match=r"column 'avg@4': '-' \(step 2\) is not a number"):
+        choose_metric(load(path), "avg@4")
+
+
+def test_compute_that_goes_backwards_is_told_by_its_row_in_the_file(tmp_path: Path) -> None:
+    table = sweep_table().drop("step").with_columns(pl.int_range(10).alias("avg@4"))
+    table = table.with_columns(pl.Series("rollouts", [1, 2, 3, 4, 5, 1, 2, 3, 2, 5]))
+    with pytest.raises(InputError, match=r"run '32x16', .* goes backwards, from 3 to 2 in row 9; sort the rows"):
+        curves_of(load(write(tmp_path, table)))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_numbers_in_quotes_are_numbers(tmp_path: Path, suffix: str) -> None:
+    table = sweep_table().cast(dict.fromkeys(("rollouts_per_problem", "rollouts", "avg@4"), pl.String))
+    names = {"model": pl.lit("7"), "wandb_id": pl.lit("12")}
+    runs = load(write(tmp_path, table.with_columns(**names), suffix))
+    assert summary(runs) == summary(load(write(tmp_path, sweep_table(), suffix)))
+    if suffix != "csv":  # where a string is known from a number
+        assert runs[0].settings.model == "7"
+        assert "wandb_id" not in runs[0].metrics
+
+
+def test_numbers_of_which_some_are_in_quotes_are_numbers(tmp_path: Path) -> None:
+    rows = [{"step": i, "avg@4": 0.1 * i if i % 2 else f"{0.1 * i}" if i else ""} for i in range(6)]
+    path = text(tmp_path, "".join(f"{json.dumps(row)}\n" for row in rows), "table.jsonl")
+    (run,) = load(path)
+    assert run.metrics == ["avg@4"]
+    assert run.points["avg@4"].to_list() == [None, *(pytest.approx(0.1 * i) for i in range(1, 6))]
 
 
 def test_names_ids_and_dates_are_text(tmp_path: Path) -> None:

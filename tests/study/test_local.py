@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +15,7 @@ from isocompute import study
 from isocompute.errors import InputError
 from isocompute.runs import load
 from isocompute.study.progress import Progress
-from tests.study.tools import files_in, finish, points, start, until, write_spec
+from tests.study.tools import PATIENCE, ROOT, files_in, finish, points, start, until, write_spec
 
 
 def states(folder: Path) -> dict[str, str]:
@@ -169,6 +172,22 @@ def test_a_cell_whose_worker_always_dies_fails_alone(tmp_path: Path):
     assert "died 3 times (signal SIGKILL)" in result.failed["2x2-s1"]
     assert (tmp_path / "out" / "2x2-s1" / "deaths").read_text() == "xxx"
     assert states(tmp_path / "out")["2x2-s1"] == "failed"
+
+
+def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path):
+    write_spec(tmp_path / "study.toml")
+    script = tmp_path / "first.py"
+    script.write_text('import isocompute.study\n\nisocompute.study.run(spec="study.toml", out="out", workers=1)\n')
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, script]
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert ended.returncode == 1
+    said = ended.stderr.splitlines()[-1]
+    assert "worker processes end before they begin (exit code 1): they import the script that starts the study" in said
+    assert 'put what it does under `if __name__ == "__main__":`' in said
+    assert "engine 'tests.study.fake:FakeEngine'" in said
 
 
 def test_a_full_disk_stops_the_study_and_keeps_what_is_written(tmp_path: Path):

@@ -32,6 +32,8 @@ NewPage = Callable[..., Watched]
 TOLD = Reading(problems_per_batch=32, rollouts_per_problem=8)
 MEANT = Reading(where={"seed": "2"})
 PAIR = Reading(where={"model": "b"})
+REST = Reading(without=("other", "odd*"))
+TABLE = Reading(columns={"run": "label", "value": "score", "rollouts": "used"}, without=("other",))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,15 @@ PAIR = Reading(where={"model": "b"})
         (MEANT, "health?run=high"),
         (PAIR, "compare?a=one&b=two"),
         (PAIR, "plan?budget=3e4"),
+        (REST, "fit"),
+        (REST, "claims"),
+        (REST, "forecast?run=one"),
+        (REST, "health?run=one"),
+        (REST, "compare?a=one&b=two"),
+        (REST, "plan?budget=3e4"),
+        (TABLE, "fit"),
+        (TABLE, "forecast?run=one"),
+        (TABLE, "compare?a=one&b=two"),
     ],
 )
 def test_the_command_on_a_page_reads_the_runs_as_the_app_does(
@@ -57,16 +68,51 @@ def test_the_command_on_a_page_reads_the_runs_as_the_app_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = logs
-    if reading == PAIR:
+    if reading in (PAIR, REST):
         folder = tmp_path
-        for name, n, model in (("one", 8, "b"), ("two", 16, "b"), ("other", 8, "c")):
+        named = (("one", 8, "b"), ("two", 16, "b"), ("other", 8, "c"), ("odd1", 8, "c"))
+        for name, n, model in named:
             points = rising(ceiling=0.5 + n / 200)
             write_points(folder / name, points, problems_per_batch=32, rollouts_per_problem=n, model=model)
+    if reading == TABLE:
+        folder = foreign(tmp_path / "table.csv")
     answer = over(folder, reading).get(f"/api/{query}")
     assert answer.status_code == 200, answer.text
     found = printed(unquote(answer.headers["Isocompute-Command"]), capsys, monkeypatch)
     found.pop("warnings", None)  # the page says those beside the answer
     assert {key: value for key, value in answer.json().items() if key != "warnings"} == found
+
+
+def foreign(path: Path) -> Path:
+    """A table in somebody's own columns."""
+    lines = ["label,problems_per_batch,rollouts_per_problem,used,score,other"]
+    for name, n in (("one", 8), ("two", 16), ("other", 32)):
+        lines += [f"{name},32,{n},{p['rollouts']},{p['avg@4'] + n / 1000},1" for p in rising()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_table_in_other_columns_can_be_looked_at(tmp_path: Path) -> None:
+    client = over(foreign(tmp_path / "table.csv"), TABLE)
+    about = client.get("/api/about").json()
+    assert [run["run"] for run in about["runs"]] == ["one", "two"]
+    assert client.get("/api/fit").json()["metric"] == "score"
+    assert client.get("/api/health?run=one").status_code == 200
+
+
+def test_runs_that_are_left_out_are_left_out_of_the_whole(tmp_path: Path) -> None:
+    for part in ("easy", "hard"):
+        for n in (8, 16):
+            write_points(tmp_path / part / f"{n}", rising(), rollouts_per_problem=n)
+    about = over(tmp_path, Reading(without=("easy/8",))).get("/api/about").json()
+    assert [run["run"] for run in about["runs"]] == ["easy/16", "hard/16", "hard/8"]
+    with pytest.raises(InputError, match="--without n8: no run has that name"):
+        bind(str(tmp_path), port=0, reading=Reading(without=("n8",)))
+
+
+def test_a_reading_is_the_same_in_another_process() -> None:
+    for reading in (TOLD, MEANT, REST, TABLE):
+        assert Reading.unpack(reading.pack()) == reading
 
 
 def test_a_plan_of_runs_that_were_told_their_bp_takes_two_commands(
@@ -116,19 +162,28 @@ def test_the_first_law_is_that_of_the_runs_as_they_are_read(wide: Path) -> None:
     assert law_to_json(final.law) == law_to_json(api.fit(load(str(wide), where=reading.where)))
 
 
+@pytest.mark.parametrize(
+    ("options", "reading"),
+    [
+        ("--where seed=2 --problems-per-batch 32 --rollouts-per-problem 8", Reading({"seed": "2"}, 32, 8)),
+        (
+            "--columns run=run,value=avg@4 --without low --without lo*",
+            Reading(columns={"run": "run", "value": "avg@4"}, without=("low", "lo*")),
+        ),
+    ],
+)
 def test_the_command_hands_its_options_on(
-    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: str, reading: Reading
 ) -> None:
     served = []
     monkeypatch.setattr("isocompute.ui.server.serve", lambda what, **_: served.append(what))
-    options = "--where seed=2 --problems-per-batch 32 --rollouts-per-problem 8 --no-browser --json"
-    monkeypatch.setattr(sys, "argv", ["isocompute", "ui", str(logs), *options.split()])
+    monkeypatch.setattr(sys, "argv", ["isocompute", "ui", str(logs), *options.split(), "--no-browser", "--json"])
     with suppress(SystemExit):
         main()
     assert json.loads(capsys.readouterr().out)["study"] == str(logs)
     (one,) = served
     with one.socket:
-        assert one.results.source.reading == Reading({"seed": "2"}, 32, 8)
+        assert one.results.source.reading == reading
         one.results.close()
 
 

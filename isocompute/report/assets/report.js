@@ -2,7 +2,7 @@
 "use strict";
 
 const numeric = (text) => {
-  const match = /^[≤≥ ]*(-?[\d.]+)([kMBT%]?)/.exec(text.replace("−", "-"));
+  const match = /^[≤≥ ]*(-?[\d.]+(?:e\d+)?)([kMBT%]?)/.exec(text.replace("−", "-"));
   if (!match) return NaN;
   return parseFloat(match[1]) * ({ k: 1e3, M: 1e6, B: 1e9, T: 1e12 }[match[2]] || 1);
 };

@@ -76,4 +76,6 @@ def _side(scope: Scope, run: str) -> RunSet:
 def _command(results: Results, scope: Scope, a: str, b: str) -> str | None:
     at = results.source.at(scope.part)
     options = {"metric": scope.metric, "unit": scope.unit}
-    return reading_command(results.source.reading, "compare", named_run(at, a), named_run(at, b), options=options)
+    return reading_command(
+        results.source.reading.of_one, "compare", named_run(at, a), named_run(at, b), options=options
+    )

@@ -107,12 +107,12 @@ def _after(curve: Curve, end: int) -> Curve | None:
 def _command(results: Results, scope: Scope, run: str, to: str, fit_until: float | None) -> str | None:
     options = {"to": to, "fit_until": fit_until, "metric": scope.metric, "unit": scope.unit}
     address = named_run(results.source.at(scope.part), run)
-    return reading_command(results.source.reading, "forecast", address, options=options)
+    return reading_command(results.source.reading.of_one, "forecast", address, options=options)
 
 
 def _chosen(results: Results) -> Reading:
     """How to read a run that is named: in a folder, which runs are meant does not matter any more."""
-    reading = results.source.reading
+    reading = results.source.reading.of_one
     return replace(reading, where={}) if Path(results.source.address).is_dir() else reading
 
 
