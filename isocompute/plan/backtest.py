@@ -1,10 +1,11 @@
 """How good plans would have been on a finished sweep: cut every run at C/8, fit, plan C, and look what came of it.
 
-What a setting has reached by C is its best value up to C (the paper's "highest reward achievable with at most C"), mean
-over its seeds; between two evaluations a run is on a straight line in log C, since settings are not evaluated at the
-same C. Settings take part of whose runs three in four go to C; one that ended before, as a diverged run does, counts
-with the best it had. The plan chooses among those of them that had begun at C/8. Of several recipes the one that
-reached highest is planned with, which at C/8 nobody could know.
+What a setting has reached by C is its best level up to C (the paper's "highest reward achievable with at most C"), mean
+over its seeds. The best of many noisy evaluations is too good, and the better the oftener a run was evaluated, so the
+level is that of a curve fitted to the run up to its best three evaluations in a row. Settings take part of whose runs
+three in four go to C; one that ended before, as a diverged run does, counts with the best it had. The plan chooses
+among those of them that had begun at C/8. Of several recipes the one that reached highest is planned with, which at C/8
+nobody could know.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import numpy as np
 
 from isocompute.errors import InputError
 from isocompute.law import Curve, Law, fit_law
+from isocompute.law.curve import MINIMUM_POINTS
+from isocompute.law.fits import fit_groups
 from isocompute.plan.load_law import load_law
 from isocompute.runs import RunSet, RunWarning, load
 
@@ -166,13 +169,36 @@ def _planned(law: Law, budget: float, *, seed: int) -> Setting:
 
 def _reached(curves: Sequence[Curve], compute: float) -> dict[Setting, list[float]]:
     """What the seeds of every setting that goes so far have reached."""
-    values: dict[Setting, list[float]] = {}
     ends = _ends(curves)
-    for curve in curves:
-        if ends[_setting(curve)] * _SLACK >= compute >= curve.compute_C[0]:
-            there = float(np.interp(np.log(compute), np.log(curve.compute_C), curve.values_C))
-            values.setdefault(_setting(curve), []).append(max([there, *_until(curve, compute).values_C]))
+    there = [c for c in curves if ends[_setting(c)] * _SLACK >= compute >= c.compute_C[0]]
+    values: dict[Setting, list[float]] = {}
+    for curve, level in zip(there, _best_levels(there, compute), strict=True):
+        values.setdefault(_setting(curve), []).append(level)
     return values
+
+
+def _best_levels(curves: Sequence[Curve], compute: float) -> list[float]:
+    """Of each run up to a compute; its plain maximum where there are too few points for a curve."""
+    cut = [_to_the_best(_with_end(curve, compute)) for curve in curves]
+    rising = [c for c in cut if len(c.compute_C) >= MINIMUM_POINTS and np.ptp(c.values_C)]
+    fits = {id(fit.curves[0]): fit for fit in fit_groups([[c] for c in rising], replicates=0)} if rising else {}
+    return [float(fits[id(c)].at(c.compute_C[-1:])[0]) if id(c) in fits else float(c.values_C.max()) for c in cut]
+
+
+def _with_end(curve: Curve, compute: float) -> Curve:
+    """Up to a compute, and on the line in log C to the next evaluation there: settings are not evaluated at one C."""
+    cut = _until(curve, compute)
+    if len(cut.compute_C) == len(curve.compute_C) or cut.compute_C[-1] == compute:
+        return cut
+    there = np.interp(np.log(compute), np.log(curve.compute_C), curve.values_C)
+    return replace(cut, compute_C=np.append(cut.compute_C, compute), values_C=np.append(cut.values_C, there))
+
+
+def _to_the_best(curve: Curve) -> Curve:
+    """Up to the best three evaluations in a row."""
+    if len(curve.values_C) < 3:
+        return curve
+    return curve.until(int(np.convolve(curve.values_C, np.ones(3), mode="valid").argmax()) + 3)
 
 
 def _error(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -44,27 +44,48 @@ def test_what_was_lost_is_the_distance_to_the_best() -> None:
     late = np.geomspace(500, 1e6, 40)
     sudden = Curve("64", late, np.where(late < 3e5, 0.2, 0.99), 32, 64, seed=0)
     (test,) = backtest_curves([curve(4), curve(16), sudden], [1e6], metric="avg@4", replicates=60)
-    assert (test.best.rollouts_per_problem, test.best.value) == (64, 0.99)
+    assert (test.best.rollouts_per_problem, test.best.value) == (64, pytest.approx(0.99, abs=0.01))
     assert test.planned is not None and test.planned.rollouts_per_problem in (4, 16)
     own = curve(test.planned.rollouts_per_problem)
-    assert test.planned.regret == pytest.approx(0.99 - own.values_C.max())
+    assert test.planned.regret == pytest.approx(0.99 - own.values_C.max(), abs=0.02)
     assert test.error is None, "one seed each says nothing of an error"
     two = [curve(4), curve(16), sudden, curve(4, seed=1), curve(16, seed=1), replace(sudden, name="64b", seed=1)]
     (test,) = backtest_curves(two, [1e6], metric="avg@4", replicates=60)
-    own = [curve(test.planned_setting[1], seed=seed).values_C.max() for seed in (0, 1)]
+    alone = [
+        backtest_curves([curve(n, seed=s) for n in (4, 16)], [1e6], metric="avg@4", replicates=60)[0] for s in (0, 1)
+    ]
+    own = [next(o.value for o in t.settings if o.rollouts_per_problem == test.planned_setting[1]) for t in alone]
     assert test.error == pytest.approx(abs(own[0] - own[1]) / 2)  # of two seeds: half of their distance
 
 
 def test_settings_are_compared_at_the_same_compute() -> None:
-    """Between evaluations at 8e4 and 3.2e5 a run is on a straight line in log C: at 1.6e5 half of the way up."""
+    """n = 8 was evaluated at 8e4 and 3.2e5, n = 16, a little behind, at 1.6e5: at 1.6e5 n = 8 is half of the way up."""
     early_C = np.geomspace(500, 8e4, 12)
-    coarse_C = np.concatenate([early_C, [3.2e5]])
-    coarse = Curve("8", coarse_C, np.concatenate([np.linspace(0.2, 0.6, 12), [0.8]]), 32, 8, seed=0)
-    fine_C = np.concatenate([early_C, [1.6e5]])
-    fine = Curve("16", fine_C, np.concatenate([np.linspace(0.2, 0.59, 12), [0.68]]), 32, 16, seed=0)
-    (test,) = backtest_curves([coarse, fine], [1.6e5], metric="avg@4", replicates=60)
+    grids = {8: np.append(early_C, 3.2e5), 16: np.append(early_C, 1.6e5)}
+    curves = [
+        Curve(f"{n}", compute_C, 0.6 + 0.05 * np.log2(compute_C / 8e4) - 0.01 * (n == 16), 32, n, seed=0)
+        for n, compute_C in grids.items()
+    ]
+    (test,) = backtest_curves(curves, [1.6e5], metric="avg@4", replicates=60)
     values = {one.rollouts_per_problem: one.value for one in test.settings}
-    assert values == {8: pytest.approx(0.7), 16: pytest.approx(0.68)}
+    assert values == {8: pytest.approx(0.65, abs=0.005), 16: pytest.approx(0.64, abs=0.005)}
+
+
+def test_a_run_that_is_evaluated_oftener_has_not_reached_more() -> None:
+    """The same curve under noise .01 at 20 and at 200 evaluations: their maxima differ by .01, their levels do not."""
+    rng = np.random.default_rng(0)
+    reached: dict[int, list[float]] = {4: [], 16: []}
+    for _ in range(20):
+        curves = []
+        for n, count in ((4, 200), (16, 20)):
+            compute_C = np.geomspace(500, 1e6, count)
+            values_C = 0.2 + 0.4 * (1 - np.exp(-compute_C / 5e4)) + 0.01 * rng.standard_normal(count)
+            curves.append(Curve(f"{n}", compute_C, values_C, 32, n, seed=0))
+        (test,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60)
+        for one in test.settings:
+            reached[one.rollouts_per_problem].append(one.value)
+    assert np.mean(reached[4]) == pytest.approx(np.mean(reached[16]), abs=0.005)
+    assert np.mean(reached[4] + reached[16]) == pytest.approx(0.6, abs=0.006)
 
 
 def test_only_settings_that_go_to_the_end_take_part() -> None:
@@ -80,7 +101,7 @@ def test_a_run_that_diverged_counts_with_the_best_it_had() -> None:
     curves = [*(curve(4, seed=seed, half=4e3) for seed in range(3)), died, curve(16), curve(64, half=1e5)]
     (test,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60)
     value = {one.rollouts_per_problem: one.value for one in test.settings}[4]
-    assert value == pytest.approx(np.mean([of.values_C.max() for of in curves[:4]]))
+    assert value == pytest.approx(np.mean([of.values_C.max() for of in curves[:4]]), abs=0.005)
     assert not test.left_out
     (test,) = backtest_curves([*curves, replace(died, name="too")], [1e6], metric="avg@4", replicates=60)
     assert test.left_out == ((32, 4),)
