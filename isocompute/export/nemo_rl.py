@@ -66,6 +66,7 @@ def _grpo(plan: Plan, notes: Notes) -> Flat:
         "grpo.adv_estimator.minus_baseline": baseline,
         "grpo.val_period": plan.validation_every,
         "grpo.val_at_start": True,
+        "checkpointing.save_period": plan.validation_every,
     }
     if plan.validation_samples is not None:
         settings["grpo.val_num_generations_per_prompt"] = plan.validation_samples
@@ -136,7 +137,13 @@ def _warmup(steps: int) -> list[Flat]:
 def _cluster(plan: Plan, hardware: Hardware, notes: Notes) -> Flat:
     train: Flat = {"dataset_name": "ResponseDataset", "data_path": common.train_file(plan, notes, ".jsonl")}
     settings: Flat = {"data.train": train}
-    if plan.val_file is not None:
+    if plan.val_file is None:
+        notes.add(
+            "val_file",
+            "fill in the validation problems (data.validation); without them 5% of the training problems are held back "
+            "to validate on.",
+        )
+    else:
         train["split_validation_size"] = 0.0  # the config below it holds 5% of the training data back
         settings["data.validation"] = {"dataset_name": "ResponseDataset", "data_path": plan.val_file}
     return settings | {"cluster.gpus_per_node": hardware.gpus_on_node, "cluster.num_nodes": hardware.nodes}

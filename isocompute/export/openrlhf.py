@@ -94,14 +94,12 @@ def _data(plan: Plan, notes: Notes) -> Flat:
         "data.max_len": plan.max_prompt_length + plan.max_response_length,
         "rollout.max_new_tokens": plan.max_response_length,
         "data.apply_chat_template": True,
+        "eval.dataset": common.val_file(plan, notes, ".jsonl"),
+        "eval.steps": plan.validation_every,
+        "eval.temperature": plan.recipe.temperature,
     }
-    if plan.val_file is not None:
-        settings |= {"eval.dataset": plan.val_file, "eval.steps": plan.validation_every}
     if plan.validation_samples is not None:
-        settings |= {
-            "eval.n_samples_per_prompt": plan.validation_samples,
-            "eval.temperature": plan.recipe.temperature,
-        }
+        settings["eval.n_samples_per_prompt"] = plan.validation_samples
     if plan.seed is not None:
         settings["train.seed"] = plan.seed
     return settings

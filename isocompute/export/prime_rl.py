@@ -42,6 +42,7 @@ def _run(plan: Plan, hardware: Hardware, notes: Notes) -> Flat:
         "max_steps": plan.update_steps,
         "seq_len": plan.max_prompt_length + plan.max_response_length,
         "model.name": common.model(plan, notes),
+        "ckpt.interval": plan.validation_every,
     }
     return settings | _deployment(hardware, notes)
 
@@ -88,14 +89,14 @@ def _orchestrator(plan: Plan, notes: Notes) -> Flat:
         notes.add("zero_variance_filter", "zero-advantage tokens leave the whole loss, not the policy's part alone.")
     if plan.rollouts_per_problem > IN_FLIGHT:
         settings["orchestrator.concurrency.max_inflight"] = plan.rollouts_per_problem
-    if plan.validation_samples is not None or plan.val_file is not None:
-        settings |= {
-            "orchestrator.eval.group_size": plan.validation_samples or 1,
-            "orchestrator.eval.interval": plan.validation_every,
-            "orchestrator.eval.sampling.temperature": recipe.temperature,
-            "orchestrator.eval.source": [environment | {"env.taskset.id": plan.val_file or "your-environment"}],
-        }
-    return settings
+    if plan.val_file is None:
+        notes.add("val_file", "fill in the validation problems: a taskset of orchestrator.eval.source.")
+    return settings | {
+        "orchestrator.eval.group_size": plan.validation_samples or 1,
+        "orchestrator.eval.interval": plan.validation_every,
+        "orchestrator.eval.sampling.temperature": recipe.temperature,
+        "orchestrator.eval.source": [environment | {"env.taskset.id": plan.val_file or "your-environment"}],
+    }
 
 
 def _trainer(plan: Plan, hardware: Hardware, notes: Notes) -> Flat:

@@ -90,6 +90,7 @@ def _batches(plan: Plan, hardware: Hardware, share: Share) -> Flat:
         "trainer.micro_forward_batch_size_per_gpu": share.micro_batch,
         "trainer.eval_interval": plan.validation_every,
         "trainer.eval_before_train": True,
+        "trainer.ckpt_interval": plan.validation_every,
     }
     if share.tokens is not None:
         settings["trainer.max_tokens_per_microbatch"] = share.tokens

@@ -3,9 +3,13 @@
 `per_device_train_batch_size` counts completions. `generation_batch_size` = Bp · n fixes Bp whatever the number of
 processes; an update is on-policy where it equals per_device · processes · gradient_accumulation_steps. `epsilon_high`
 is CISPO's cap itself, and the default correction for the sampler is a sequence mask, not truncated importance sampling.
+`trl grpo` loads files through `datasets` alone, which holds no second split: it validates on a folder or a dataset of
+the Hub with one (`dataset_name`), and on no other file.
 """
 
 from __future__ import annotations
+
+from pathlib import PurePath
 
 from isocompute.errors import InputError
 from isocompute.export import common, render
@@ -19,6 +23,8 @@ VERSION = "1.16.0"
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "fixed": "dr_grpo"}
 """TRL's loss_type is an aggregation; the loss itself is clip, at the token's or the sequence's ratio."""
 SCALES = {"group_std": "group", "group_mean": "none", "batch_std": "batch"}
+BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
+"""What `datasets.load_dataset` calls the format of a file."""
 
 
 def export(plan: Plan, hardware: Hardware) -> Exported:
@@ -29,22 +35,23 @@ def export(plan: Plan, hardware: Hardware) -> Exported:
     share = share_out(plan, hardware)
     settings = _settings(plan, share, notes)
     common.general(plan, notes)
-    if plan.val_file is not None:
-        notes.add("val_file", f"give GRPOTrainer eval_dataset ({plan.val_file}), and set eval_strategy and eval_steps.")
+    validation = _validation(plan, notes)
     notes.add("reward", "give GRPOTrainer a reward function, or reward_funcs in the YAML.")
     model, data = common.model(plan, notes), common.train_file(plan, notes)
     name = f"TRL {VERSION}"
     processes = f"accelerate launch --num_processes {hardware.gpus}"
     start = f"on exactly {hardware.gpus} process(es): {processes} your_script.py"
     start_yaml = f"to use: trl grpo --config grpo.yaml --num_processes {hardware.gpus}"
-    script = {"model_name_or_path": model, "dataset_name": data, "reward_funcs": ["accuracy_reward"]}
+    script: Flat = {"model_name_or_path": model, **_dataset(data), "reward_funcs": ["accuracy_reward"]}
     return Exported(
         "trl",
         VERSION,
         (
             File(
                 "grpo_config.py",
-                render.python_call(render.header(plan, name, notes, [start]), "trl", "GRPOConfig", settings),
+                render.python_call(
+                    render.header(plan, name, notes, [start]), "trl", "GRPOConfig", settings | validation
+                ),
             ),
             File("grpo.yaml", render.yaml_text(render.header(plan, name, notes, [start_yaml]), script | settings)),
         ),
@@ -104,13 +111,39 @@ def _settings(plan: Plan, share: Share, notes: Notes) -> Flat:
     }
     if cap is not None:
         settings |= {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": cap}
-    if plan.validation_samples is not None:
-        settings["num_generations_eval"] = plan.validation_samples
-        settings["per_device_eval_batch_size"] = plan.validation_samples
+    if plan.validation_samples is not None or plan.val_file is not None:
+        samples = plan.validation_samples or 1
+        settings["num_generations_eval"] = samples
+        settings["per_device_eval_batch_size"] = samples * max(1, share.micro_batch // samples)
     if plan.seed is not None:
         settings["seed"] = plan.seed
-    settings["logging_steps"] = 1
-    return settings
+    every = plan.validation_every * recipe.updates_per_batch
+    return settings | {"eval_steps": every, "save_steps": every, "logging_steps": 1}
+
+
+def _dataset(name: str) -> Flat:
+    """A file as the one entry of `datasets`; a dataset of the Hub or a folder by its name, with its splits."""
+    builder = BUILDERS.get(PurePath(name).suffix.lower())
+    if builder is None:
+        return {"dataset_name": name}
+    return {"datasets": [{"path": builder, "data_files": name, "split": "train"}]}
+
+
+def _validation(plan: Plan, notes: Notes) -> Flat:
+    """What makes a trainer with an `eval_dataset` validate; one without would refuse to start with it."""
+    script = (
+        "`trl grpo` takes no second file: put both into one folder, as train and test of one format, and write "
+        "dataset_name: FOLDER in place of datasets, eval_strategy: steps and eval_on_start: true."
+    )
+    if plan.val_file is None:
+        notes.add(
+            "val_file",
+            "fill in the validation problems, nothing is validated without: give GRPOTrainer eval_dataset, and set "
+            f"eval_strategy='steps' and eval_on_start=True. {script}",
+        )
+        return {}
+    notes.add("val_file", f"give GRPOTrainer eval_dataset ({plan.val_file}). The YAML does not validate: {script}")
+    return {"eval_strategy": "steps", "eval_on_start": True}
 
 
 def _loss(plan: Plan, notes: Notes) -> tuple[str, str]:

@@ -128,7 +128,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         gpus=processes,
         micro_batch=given.integer("per_device_train_batch_size"),
         model=given.text("model_name_or_path"),
-        train_file=given.text("dataset_name"),
+        train_file=_train_file(given),
         assumed=tuple(given.assumed),
     )
     return setup, odd
@@ -227,6 +227,20 @@ def _warmup(given: Settings, optimizer_steps: int | None) -> int | None:
     if share == 0:
         return 0
     return None if not optimizer_steps or optimizer_steps < 0 else math.ceil(share * optimizer_steps)
+
+
+def _train_file(given: Settings) -> str | None:
+    """The first file of `datasets`, which stands over `dataset_name`, or the name it goes by."""
+    mixture = given.get("datasets")
+    first = mixture[0] if isinstance(mixture, list) and mixture else None
+    if not isinstance(first, dict):
+        return given.text("dataset_name")
+    found = first.get("data_files") or first.get("path")
+    if isinstance(found, dict):
+        found = list(found.values())
+    if isinstance(found, list):
+        found = found[0] if found else None
+    return found if isinstance(found, str) else None
 
 
 def _prompt_length(given: Settings) -> int | None:
