@@ -34,6 +34,7 @@ LEVEL = 0.8
 VERDICTS = ("declining", "flat", "too_early", "improving")
 """The worst first."""
 _TOO_FEW = 8  # points for a verdict
+_SURE = 0.8  # chance from which a change is called one
 _NEAR = 2.0
 """Up to so many times the compute seen an error that is too large is for want of points, not of nearness."""
 _PATH = 6  # points of a forecast that is drawn
@@ -182,12 +183,27 @@ def _verdict(curve: Curve, at: float, expected: _Expected, now: float, unit: str
         if at > _NEAR * last and _expected(curve, _NEAR * last).deviation <= largest:
             why = f"at {number(at / last)} times the compute seen {why}; ask for less, such as {_NEAR:g}x"
         return "too_early", why
-    chance = NormalDist().cdf((expected.value - now) / math.hypot(expected.deviation, noise / math.sqrt(3.0)))
-    if chance >= 0.8:
-        return "improving", f"above its last three values with a chance of {chance:.0%}"
-    if chance <= 0.2:
-        return "declining", f"below its last three values with a chance of {1 - chance:.0%}"
-    return "flat", f"no change stands out from the error (chance of improving on its last three values {chance:.0%})"
+    chance = _chance(curve, expected, now)
+    last_three = f"its last three values ({words(now)})"
+    if chance >= _SURE:
+        return "improving", f"above {last_three} with a chance of {chance:.0%}"
+    if chance <= 1.0 - _SURE:
+        return "declining", f"below {last_three} with a chance of {1 - chance:.0%}"
+    last = float(curve.compute_C[-1])
+    near = _chance(curve, _expected(curve, _NEAR * last), now) if at > _NEAR * last else 0.5
+    if not 1.0 - _SURE < near < _SURE:
+        way, sure = ("above", near) if near > 0.5 else ("below", 1.0 - near)
+        return "too_early", (
+            f"at {number(at / last)} times the compute seen the error hides any change; at {_NEAR:g}x it is {way} "
+            f"{last_three} with a chance of {sure:.0%}"
+        )
+    return "flat", f"no change stands out from the error (chance of improving on {last_three} {chance:.0%})"
+
+
+def _chance(curve: Curve, expected: _Expected, now: float) -> float:
+    """Of lying above the present."""
+    error = math.hypot(expected.deviation, noise_level(curve.values_C) / math.sqrt(3.0))
+    return NormalDist().cdf((expected.value - now) / error)
 
 
 def _fallen(curve: Curve, fall: int, now: float, noise: float, unit: str) -> tuple[str, str]:

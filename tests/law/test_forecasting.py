@@ -36,6 +36,13 @@ def test_a_run_that_has_just_fallen_is_not_improving() -> None:
     assert forecast(fell, 80.0).value == forecast(fell, 80.0).now == pytest.approx(0.045)
 
 
+def test_a_question_too_far_ahead_is_not_answered_with_flat() -> None:
+    rising = noisy("rising", COMPUTE, hill(COMPUTE, 0.3, 0.7, 25.0, 1.4), noise=0.02, seed=0)
+    assert forecast(rising, 80.0).verdict == "improving"
+    far = forecast(rising, 40_000.0)
+    assert far.verdict == "too_early" and "2x" in far.reason
+
+
 def test_percent_stay_within_a_hundred() -> None:
     percent = noisy("percent", COMPUTE, 100 * hill(COMPUTE, 0.3, 0.98, 8.0, 1.6), noise=2.0, seed=1)
     low, high = forecast(percent, 160.0).interval
