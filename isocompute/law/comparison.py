@@ -104,6 +104,8 @@ class Comparison:
     faster: str
     """The same; `undecided` where a midpoint lies beyond the data."""
     ahead_now: str
+    sides: tuple[tuple[Curve, ...], tuple[Curve, ...]]
+    """All points of both, with what follows a fall."""
     falls: tuple[Fall, ...]
     """Runs of either side that fell for good."""
     unrisen: str | None
@@ -165,6 +167,7 @@ def compare(
         higher=_sign(interval, 0.0) if seen else "undecided",
         faster="undecided" if _unseen(fit_a, theta_a) or _unseen(fit_b, theta_b) else _sign(speed, 1.0),
         ahead_now=_ahead_by_values(a, b, floor, level) if falls else _ahead(fit_a, fit_b, floor, level),
+        sides=(tuple(a), tuple(b)),
         falls=falls,
         unrisen=unrisen,
     )

@@ -164,6 +164,17 @@ def test_two_runs_are_compared(address: str, new_page: NewPage) -> None:
     expect(page.get_by_label("Answer")).to_contain_text("two different runs")
 
 
+def test_a_run_that_fell_is_named_where_it_is_compared(new_page: NewPage, tmp_path: Path) -> None:
+    for name, low in (("steady", 1.0), ("fallen", 0.1)):
+        points = [{**point, "avg@4": point["avg@4"] * (low if i > 20 else 1.0)} for i, point in enumerate(rising(30))]
+        write_points(tmp_path / name, points, problems_per_batch=32, rollouts_per_problem=8)
+    with serving(tmp_path) as url:
+        page = shown(new_page(), url, "/compare?a=steady&b=fallen", "canvas")
+        expect(page.get_by_label("Answer")).to_contain_text("fallen fell for good")
+        expect(page.get_by_label("Answer")).to_contain_text("steady is ahead now")
+        page.close()
+
+
 def test_the_whole_app_works_from_the_keyboard(address: str, new_page: NewPage) -> None:
     page = shown(new_page(), address, "/plan", ".use")
     page.keyboard.press("Tab")

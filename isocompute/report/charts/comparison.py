@@ -13,15 +13,19 @@ __all__ = ["comparison_chart"]
 
 
 def comparison_chart(result: Comparison, *, metric: str, unit: str, names: tuple[str, str]) -> Any:
-    """Two recipes with their fits and 95% bands, and where one overtakes the other."""
+    """Two recipes with their fits and 95% bands, and where one overtakes the other; the curve of a side that fell ends
+    where its runs did.
+    """
     far = 2.0 * max(result.a.last, result.b.last)
+    fell = {fall.side for fall in result.falls}
     rows, lines = [], []
-    for fit, name in zip((result.a, result.b), names, strict=True):
-        for c, v, low, high in zip(*grid_of(fit, to=far, size=80), strict=True):
+    for side, fit, curves, name in zip("ab", (result.a, result.b), result.sides, names, strict=True):
+        end = fit.last if side in fell else far
+        for c, v, low, high in zip(*grid_of(fit, to=end, size=80), strict=True):
             lines.append({"compute": float(c), "value": float(v), "low": low, "high": high, "side": name})
         rows += [
             {"compute": float(c), "value": float(v), "side": name}
-            for curve in fit.curves
+            for curve in curves
             for c, v in zip(curve.compute_C, curve.values_C, strict=True)
             if c > 0
         ]
@@ -37,4 +41,7 @@ def comparison_chart(result: Comparison, *, metric: str, unit: str, names: tuple
     subtitle = (
         f"ceilings {value(result.a.ceiling)} and {value(result.b.ceiling)}; beyond the data the curves are extrapolated"
     )
+    if fell:
+        gone = " and ".join(names["ab".index(side)] for side in sorted(fell))
+        subtitle = f"{gone} fell for good: the curve is of what came before"
     return panel(*layers, title=f"{names[0]} against {names[1]}", subtitle=subtitle).properties(width=520, height=320)

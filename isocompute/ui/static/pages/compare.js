@@ -74,7 +74,9 @@ export async function render(root, { about, parameters, remember, again, signal 
     const name = { a: state.a, b: state.b };
     const higher =
       {
-        undecided: "Which ceiling is higher is undecided: run the one that has risen less for longer.",
+        undecided: data.unrisen
+          ? `Which ceiling is higher is undecided: ${name[data.unrisen]} was run for less and has not begun to rise.`
+          : "Which ceiling is higher is undecided: run the one that has risen less for longer.",
         same: "The ceilings do not differ beyond the error.",
       }[data.higher] ?? `${name[data.higher]} has the higher ceiling, by ${value(Math.abs(data.difference))}.`;
     const faster =
@@ -95,6 +97,14 @@ export async function render(root, { about, parameters, remember, again, signal 
         {},
         `Difference ${value(data.difference)} (${data.interval.map(value).join(" to ")}, ${data.error_rule}). ${faster}`,
       ),
+      data.falls.map((fall) =>
+        notice(
+          `${name[fall.side]} fell for good after ${number(fall.after)} and is at ${value(fall.value)}: ceilings and speeds are of what came before.`,
+        ),
+      ),
+      data.falls.length
+        ? h("p", {}, data.ahead_now === "same" ? "Neither is ahead now." : `${name[data.ahead_now]} is ahead now.`)
+        : null,
       table(
         [
           ["run", (s) => s.name],
