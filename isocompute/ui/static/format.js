@@ -1,9 +1,10 @@
 // Numbers as the commands print them.
 
-/** Compute with three digits and a suffix: 1.27M. */
+/** Compute with three digits and a suffix, or a power of ten where there is no suffix for it: 1.27M, 2.5e15. */
 export function number(x) {
   if (x === null || x === undefined || !Number.isFinite(x)) return "–";
   const rounded = Number(x.toPrecision(3));
+  if (Math.abs(rounded) >= 1e15) return rounded.toExponential().replace("+", "");
   for (const [size, suffix] of [
     [1e12, "T"],
     [1e9, "B"],
