@@ -77,6 +77,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Names that load on first use, too, so that an interpreter can complete them."""
+    return sorted({*globals(), *__all__, *_MODULES})
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

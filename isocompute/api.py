@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from isocompute.claims import Claim, judge
 from isocompute.errors import InputError
@@ -53,7 +54,7 @@ __all__ = [
     "plan",
 ]
 
-Source = RunSet | str | Path | Sequence[str | Path]
+Source = RunSet | Run | Sequence[Run] | str | Path | Sequence[str | Path]
 """Runs that are loaded, or where they lie."""
 
 BACKTEST_POINTS = 15
@@ -252,8 +253,10 @@ def check_health(runs: Source, *, paths: Sequence[str] = ()) -> tuple[Health, ..
     >>> [health.verdict for health in check_health("runs")]
     ['healthy', 'healthy', 'healthy']
     """
-    where = paths or ([] if isinstance(runs, RunSet) else [str(runs)] if isinstance(runs, str | Path) else runs)
-    return tuple(check(run, paths=[str(path) for path in where]) for run in _loaded(runs))
+    loaded = _loaded(runs)
+    given = [runs] if isinstance(runs, str | Path | Run) else runs
+    where = [str(path) for path in paths or given if not isinstance(path, Run)]
+    return tuple(check(run, paths=where) for run in loaded)
 
 
 def judge_claims(runs: Source, *, metric: str | None = None) -> tuple[Claim, ...]:
@@ -266,4 +269,10 @@ def judge_claims(runs: Source, *, metric: str | None = None) -> tuple[Claim, ...
 
 
 def _loaded(runs: Source) -> RunSet:
-    return runs if isinstance(runs, RunSet) else load(runs)
+    if isinstance(runs, RunSet):
+        return runs
+    if isinstance(runs, Run):
+        return RunSet((runs,), runs.name)
+    if isinstance(runs, list | tuple) and runs and all(isinstance(run, Run) for run in runs):
+        return RunSet(cast("tuple[Run, ...]", tuple(runs)))
+    return load(cast("str | Path | Sequence[str | Path]", runs))

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,57 @@ def test_runs_made_in_memory() -> None:
     assert [(c.curve.name, c.curve.setting) for c in law.runs] == [("mine", (16, 4))]
 
 
+@pytest.mark.usefixtures("in_sweep")
+def test_runs_that_are_loaded_are_taken_singly_and_in_lists() -> None:
+    runs = isocompute.load("runs")
+    one = runs["easy-32x8"]
+    assert isocompute.forecast(one) == isocompute.forecast("runs/easy-32x8")
+    assert list(isocompute.forecast_all(runs[:2])[0]) == list(isocompute.forecast_all([*runs[:2]])[0])
+    assert [health.run for health in isocompute.check_health(one)] == ["easy-32x8"]
+    assert [health.run for health in isocompute.check_health(runs[:2])] == [run.name for run in runs[:2]]
+    assert [test.run for test in isocompute.backtest(one)[0]] == ["easy-32x8"]
+    sides = (
+        isocompute.compare(one, runs["easy-32x64"], replicates=50),
+        isocompute.compare("runs/easy-32x8", "runs/easy-32x64", replicates=50),
+    )
+    assert as_json(comparison_json(sides[0])) == as_json(comparison_json(sides[1]))
+    with pytest.raises(InputError, match=r"^easy-32x8: no run has a metric 'nothing'"):
+        isocompute.forecast(one, metric="nothing")
+
+
+def test_tables_in_memory_are_refused_by_every_function_that_takes_runs() -> None:
+    import polars as pl
+
+    table = pl.DataFrame(rising(12))
+    asks: list[Callable[[Any], Any]] = [
+        isocompute.load,
+        isocompute.fit,
+        isocompute.forecast,
+        isocompute.forecast_all,
+        isocompute.backtest,
+        isocompute.check_health,
+        isocompute.judge_claims,
+        lambda given: isocompute.compare(given, given),
+        lambda given: isocompute.plan(budget=1e6, law=given),
+    ]
+    for ask in asks:
+        for given in (table, table.lazy()):
+            with pytest.raises(InputError, match="Frame: write the table to a file, such as frame"):
+                ask(given)
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_a_plan_says_what_a_law_is() -> None:
+    (run,) = isocompute.load("runs/easy-32x8")
+    cases: list[tuple[Any, str]] = [
+        (run, "not as Run: what is loaded already is given as a RunSet"),
+        (["runs/easy-32x8", "runs/easy-32x64"], r"not as list: isocompute.load reads runs\."),
+    ]
+    for given, words in cases:
+        with pytest.raises(InputError, match=f"a law is given as a name, a path, a Law or a RunSet, {words}"):
+            isocompute.plan(budget=1e6, law=given)
+
+
 @pytest.mark.parametrize("level", [0.0, 1.0, -1.0, float("nan")])
 def test_a_level_is_a_share(sweep: Path, level: float) -> None:
     for ask in (isocompute.forecast, isocompute.backtest):
@@ -121,6 +173,27 @@ def test_every_public_name_is_there() -> None:
         assert getattr(isocompute, name) is not None
     with pytest.raises(AttributeError, match="module 'isocompute' has no attribute 'nothing'"):
         _ = isocompute.nothing
+
+
+def test_an_interpreter_lists_the_public_names_before_their_first_use() -> None:
+    script = "import isocompute; print(*dir(isocompute))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert {*isocompute.__all__, "health", "study", "__doc__"} <= set(done.stdout.split())
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_what_a_notebook_shows_of_a_result_is_a_few_lines() -> None:
+    law = isocompute.fit("runs", replicates=60)
+    assert repr(law).startswith("Law(avg@4 over rollouts; 3 runs, 3 settings; n* ")
+    plan = isocompute.plan(budget=2e6, law="isocompute/bp32-easy")
+    assert repr(plan).startswith("Plan(32 problems × 256 rollouts × 244 updates = 2M rollouts; expect avg@4 .633 (")
+    comparison = isocompute.compare("runs/easy-32x8", "runs/easy-32x64", replicates=60)
+    assert "higher: b" in repr(comparison)
+    assert repr(law.settings[0]).startswith("CurveFit(easy-32x8: ")
+    assert repr(law.settings[0].ensemble) == "Ensemble(60 replicates)"
+    forecast = isocompute.forecast("runs/easy-32x8")
+    shown = [law, plan, comparison, law.runs[0], law.settings[0], law.settings[0].ensemble, law.joint, forecast]
+    assert {type(each).__name__: len(repr(each)) for each in shown if len(repr(each)) > 700} == {}
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -31,7 +31,7 @@ from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around, percentiles
 from isocompute.law.seeds import ONE_SEED_ERROR
 from isocompute.law.solver import Batch, solve
-from isocompute.words import number
+from isocompute.words import number, plural, value
 
 __all__ = ["Comparison", "Efficiency", "Fall", "Overtaking", "compare"]
 
@@ -110,6 +110,14 @@ class Comparison:
     """Runs of either side that fell for good."""
     unrisen: str | None
     """`a` or `b`: a side that was run for less than the other and has not begun to rise."""
+
+    def __repr__(self) -> str:
+        fell = f"; {plural(len(self.falls), 'run')} fell" if self.falls else ""
+        return (
+            f"Comparison(higher: {self.higher}, faster: {self.faster}, ahead now: {self.ahead_now}; ceiling of a minus "
+            f"b {value(self.difference)} ({value(self.interval[0])} to {value(self.interval[1])}){fell};\n"
+            f"  a={self.a!r},\n  b={self.b!r})"
+        )
 
 
 def compare(

@@ -9,6 +9,7 @@ import numpy as np
 from isocompute.arrays import Array, Ints
 from isocompute.law.families import FAMILIES
 from isocompute.law.solver import Fits, evaluate
+from isocompute.words import plural
 
 __all__ = ["Ensemble"]
 
@@ -22,6 +23,9 @@ class Ensemble:
     theta_BK: Array
     base_B: Array
     ceiling_B: Array
+
+    def __repr__(self) -> str:
+        return f"Ensemble({plural(len(self.family_B), 'replicate')})"
 
     def at(self, compute_C: Array) -> Array:
         """Values of every replicate (rows) at some compute."""

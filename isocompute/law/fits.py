@@ -27,6 +27,7 @@ from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.rows import Rows
 from isocompute.law.seeds import Luck, Spread, moderated
 from isocompute.law.solver import Fits, evaluate
+from isocompute.words import number, value
 
 __all__ = ["SEEN", "CurveFit", "Ensemble", "fit_groups", "usable_points"]
 
@@ -60,6 +61,13 @@ class CurveFit:
     ensemble: Ensemble
     seed_error: float = 0.0
     """Standard error of its level between repetitions of all its seeds, as the ensemble has it; 0 where it has one."""
+
+    def __repr__(self) -> str:
+        more = f" and {len(self.curves) - 1} more" if len(self.curves) > 1 else ""
+        return (
+            f"CurveFit({self.curves[0].name}{more}: {self.family.name} from {value(self.base)} to "
+            f"{value(self.ceiling)}, {self.rise_done:.0%} of it by {number(self.last)}; rmse {value(self.rmse)})"
+        )
 
     @property
     def setting(self) -> Setting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -109,9 +109,7 @@ def choose_metric(runs: RunSet, metric: str | None = None, *, any_number: bool =
     if metric is not None:
         if metric not in have:
             _refuse_text(runs, metric)
-            raise InputError(
-                f"{runs.source}: no run has a metric '{metric}'; say --metric NAME with one of {_names(have)}."
-            )
+            raise InputError(f"{runs.source}: no run has a metric '{metric}'; {_advice(metric, have)} {_names(have)}.")
         return metric
     shared = set.intersection(*(set(run.metrics) for run in _counted(runs))) if have else set()
     everywhere = [name for name in have if name in shared]
@@ -126,6 +124,16 @@ def choose_metric(runs: RunSet, metric: str | None = None, *, any_number: bool =
             _refuse_text(runs, column, partly=True)
         raise InputError(f"{runs.source}: no column holds numbers to fit; is there one besides compute?")
     raise InputError(f"{runs.source}: which metric? Say --metric NAME with one of {_names(have)}.")
+
+
+def _advice(metric: str, have: Collection[str]) -> str:
+    """What to ask for instead of a metric that is not there; a log's metrics were renamed on the way."""
+    from isocompute.logs.names import name_here
+
+    here = name_here(metric, have)
+    if here is None:
+        return "say --metric NAME with one of"
+    return f"a trainer's metric of that name is called '{here}' here: say --metric {here}, or another one of"
 
 
 def _refuse_better(runs: RunSet, chosen: str) -> None:

@@ -12,7 +12,7 @@ The paper's three settings are three choices of which settings compete on the fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from isocompute.law.sensitivity import Slice, sensitivity
 from isocompute.law.settings import settings_of, usable_curves
 from isocompute.law.surface import Surface
 from isocompute.law.surface_fit import fit_surface
-from isocompute.words import number
+from isocompute.words import number, plural
 
 __all__ = ["Law", "RunFit", "Tradeoff", "fit_law"]
 
@@ -36,7 +36,7 @@ __all__ = ["Law", "RunFit", "Tradeoff", "fit_law"]
 class RunFit:
     """One run's curve with what was left out of it."""
 
-    curve: Curve
+    curve: Curve = field(repr=False)
     fit: CurveFit
     records: int
     falls_after: float | None
@@ -56,6 +56,10 @@ class Tradeoff:
     """n*(C), or n*(M) at fixed batch size; None where n is unknown or has one value."""
     problems: Optimum | None
     """Bp*(M), at fixed batch size only."""
+
+    def __repr__(self) -> str:
+        fixed = "joint" if self.fixed is None else f"{self.fixed} = {self.value}"
+        return f"Tradeoff({fixed}; {plural(len(self.fits), 'setting')}; {_in_words(self.rollouts)})"
 
 
 _Competition = tuple[str | None, int | None, tuple[CurveFit, ...]]
@@ -82,6 +86,23 @@ class Law:
     slices: tuple[Slice, ...]
     surface: Surface | None
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        many = f"{plural(len(self.runs), 'run')}, {plural(len(self.settings), 'setting')}"
+        return (
+            f"Law({self.metric} over {self.unit}; {many}; {_in_words(self.joint.rollouts)}; "
+            f"{plural(len(self.notes), 'note')})"
+        )
+
+
+def _in_words(best: Optimum | None) -> str:
+    """n* at both ends of what was run, for a result that is shown."""
+    if best is None:
+        return "no n*"
+    signs = {None: "", "<=": "≤ ", ">=": "≥ "}
+    ends = ((best.floor_bound, 0), (best.ceiling_bound, -1))
+    said = [f"{signs[bound]}{best.estimate_C[i]:.0f} at {number(float(best.x_C[i]))}" for bound, i in ends]
+    return f"n* {said[0]}, {said[1]} ({best.direction})"
 
 
 def fit_law(

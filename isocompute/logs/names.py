@@ -8,10 +8,10 @@ OpenRLHF 0.11, SkyRL 08/2026, NeMo-RL 08/2026, PipelineRL 06/2026, Tinker cookbo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["CUMULATIVE", "PER_STEP", "STEP_NAMES", "Names", "is_validation", "our_names"]
+__all__ = ["CUMULATIVE", "PER_STEP", "STEP_NAMES", "Names", "is_validation", "name_here", "our_names"]
 
 STEP_NAMES = (
     "training/global_step",
@@ -218,6 +218,23 @@ def our_names(names: Iterable[str]) -> Names:
         if overall is None and len(by_metric[metric]) > 1:
             means[metric] = tuple(f"{metric}/{group}" for group in by_metric[metric])
     return Names(out, means, {name: out[first] for name, first in spellings.items() if first in out})
+
+
+def name_here(name: str, metrics: Collection[str]) -> str | None:
+    """Which of a run's metrics a trainer's metric would have become; None where it would be none of them.
+
+    A guess: another key of the log may have become it, so it is for advice and not for reading.
+
+    >>> name_here("eval_reward", ["avg@1", "train/avg"])
+    'avg@1'
+    """
+    if len(name) > _LONGEST:
+        return None
+    ours = our_names([name]).ours.get(name)
+    for _, metric, group in _validated([name]):
+        several = any(other.startswith(f"{metric}/") for other in metrics)  # then the plain name is their mean
+        ours = f"{metric}/{group}" if several and group and group not in _OVERALL else metric
+    return ours if ours in metrics else None
 
 
 def _validated(names: list[str]) -> Iterable[tuple[str, str, str]]:

@@ -67,7 +67,7 @@ def load_law(
         return _stored(source, "law.json", problems_per_batch, seed)
     if not isinstance(source, str | Path):
         return law_of_runs(
-            source, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed
+            _runs(source), metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed
         )
     name = str(source)
     if name in {entry.name for entry in entries()}:
@@ -87,6 +87,16 @@ def load_law(
     return law_of_runs(
         load(name), metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed
     )
+
+
+def _runs(source: object) -> RunSet:
+    from isocompute.runs import RunSet
+    from isocompute.runs.loading import in_memory
+
+    if isinstance(source, RunSet):
+        return source
+    remedy = in_memory(source) or "isocompute.load reads runs"
+    raise InputError(f"a law is given as a name, a path, a Law or a RunSet, not as {type(source).__name__}: {remedy}.")
 
 
 def law_of_runs(

@@ -16,7 +16,7 @@ from isocompute.plan.advice import Warned, data_advice, metric_advice, run_advic
 from isocompute.plan.advised_recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
 from isocompute.plan.budget import Budget
 from isocompute.plan.candidates import Constraints, allocations
-from isocompute.plan.decision import Ranked, rank
+from isocompute.plan.decision import LEVEL, Ranked, rank
 from isocompute.plan.difficulty import Mix, classify, zero_variance_share
 from isocompute.plan.grid import asked_settings, begun, columns, figure_10, only_problems, problems_between, values
 from isocompute.plan.law_advice import law_advice, next_command
@@ -26,6 +26,7 @@ from isocompute.plan.reach import least, range_warnings, setting_warnings
 from isocompute.plan.small_sets import hold_to_set
 from isocompute.plan.spending import Prices
 from isocompute.plan.stability import Fallen, fall_warnings
+from isocompute.words import number, pair, plural, value
 
 __all__ = ["Assumed", "Option", "Plan", "make_plan"]
 
@@ -84,6 +85,17 @@ class Plan:
     targets: tuple[Allocation, ...]
     """All allocations that were compared, in the order of `values_AB`."""
     values_AB: Array
+
+    def __repr__(self) -> str:
+        a, ranked, other = self.allocation, self.chosen.ranked, self.cheapest.allocation
+        cheaper = f"{other.problems_per_batch} × {other.rollouts_per_problem} × {other.update_steps}"
+        return (
+            f"Plan({a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps} updates = "
+            f"{number(a.compute)} rollouts; expect {self.law.metric} {value(ranked.value)} ({pair(ranked.interval)}, "
+            f"{LEVEL:.0%}); best of {len(self.targets)} with probability {ranked.probability_best:.2f}"
+            + ("" if self.stands_out else f"; cheapest within one error of it: {cheaper}")
+            + f"; law: {self.law.name}; {plural(len(self.warnings), 'warning')})"
+        )
 
     @property
     def allocation(self) -> Allocation:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 
 from isocompute.errors import InputError
@@ -23,7 +24,7 @@ from isocompute.runs.table import TABLE_SUFFIXES, read_table
 from isocompute.runs.without import left_out
 from isocompute.words import plural
 
-__all__ = ["load"]
+__all__ = ["in_memory", "load"]
 
 RUN_MARK = "::"
 _DEPTH = 4
@@ -31,6 +32,7 @@ _READERS = 8
 _LAW = b'{"format": "isocompute-law"'
 _TEXT = {".csv": ",", ".tsv": "\t"}
 """Tables as text, and what separates their cells; other separators are read as `isocompute import` reads them."""
+_WRITE = "write the table to a file, such as {}, and name that"
 _MOST_NAMED = 3
 """Runs and metrics in the warning about values that are left out."""
 
@@ -49,14 +51,14 @@ def load(
     `problems_per_batch` and `rollouts_per_problem` fill in what the data do not say; they never replace what they do.
     (The name of a log says nothing where they are given.)
     """
-    many = [paths] if isinstance(paths, str | Path) else list(paths)
+    many = _addresses(paths)
     if not many:
         raise InputError("no runs were given; name a run folder, a folder of runs, or a table.")
     runs: dict[str, Run] = {}
-    source = str(many[0]) if len(many) == 1 else f"{len(many)} paths"
+    source = many[0] if len(many) == 1 else f"{len(many)} paths"
     defaults = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
     asked = _Asked(columns or {}, where or {}, defaults)
-    read = [(path, run) for path in many for run in _load_one(str(path), asked)]
+    read = [(path, run) for path in many for run in _load_one(path, asked)]
     gone = left_out([run.name for _, run in read], [without] if isinstance(without, str) else without)
     for path, run in read:
         if run.name in gone:
@@ -71,6 +73,37 @@ def load(
     _tell_of_names({name: asked.overruled[name] for name in runs if name in asked.overruled}, defaults)
     _tell_of_non_finite(filled, source)
     return RunSet(filled, source, (columns or {}).get("value"))
+
+
+def _addresses(given: object) -> list[str]:
+    """Paths as text. A table is refused before the names of its columns are taken for paths."""
+    single = isinstance(given, str | PathLike | Mapping | RunSet) or _is_table(given)
+    many = list(given) if isinstance(given, Iterable) and not single else [given]
+    for one in many:
+        if not isinstance(one, str | PathLike):
+            remedy = in_memory(one) or "give text or a Path, or a list of those"
+            raise InputError(f"runs are named by their paths, not given as {type(one).__name__}: {remedy}.")
+    return [str(one) for one in many]
+
+
+def in_memory(given: object) -> str | None:
+    """How data that are no file come to be runs; None for what holds none."""
+    if isinstance(given, Run | RunSet):
+        return "what is loaded already is given as a RunSet, such as isocompute.RunSet((run,))"
+    if isinstance(given, Mapping):
+        return _WRITE.format('polars.DataFrame(rows).write_parquet("runs.parquet")')
+    ways = {
+        "write_parquet": 'frame.write_parquet("runs.parquet")',
+        "collect": 'frame.collect().write_parquet("runs.parquet")',
+        "to_csv": 'frame.to_csv("runs.csv", index=False)',
+    }
+    how = next((way for method, way in ways.items() if hasattr(type(given), method)), None)
+    return _WRITE.format(how) if how is not None and _is_table(given) else None
+
+
+def _is_table(given: object) -> bool:
+    """By its type: a lazy table that is asked for its columns works them out."""
+    return hasattr(type(given), "columns")
 
 
 def _tell_of_non_finite(runs: Iterable[Run], source: str) -> None:

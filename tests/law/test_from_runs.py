@@ -62,6 +62,14 @@ def test_rewards_are_named_first() -> None:
         choose_metric(runs, "reward")
 
 
+def test_a_metric_by_the_name_that_its_trainer_gave_it_is_told_its_name_here() -> None:
+    runs = RunSet((run("a", logged("kl", "train/avg", "avg@1")),))
+    with pytest.raises(InputError, match=r"'eval_reward'; .* is called 'avg@1' here: say --metric avg@1, or another"):
+        choose_metric(runs, "eval_reward")
+    with pytest.raises(InputError, match=r"'eval_loss'; say --metric NAME with one of 'avg@1', 'train/avg', 'kl'\."):
+        choose_metric(runs, "eval_loss")
+
+
 @pytest.mark.parametrize(
     ("others", "advice"),
     [

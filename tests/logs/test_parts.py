@@ -20,7 +20,7 @@ from isocompute import InputError
 from isocompute.logs import import_logs
 from isocompute.logs.collect import Rows
 from isocompute.logs.literals import LiteralError, as_number, parse
-from isocompute.logs.names import our_names
+from isocompute.logs.names import name_here, our_names
 from isocompute.logs.settings import from_config, from_name, overrides
 from tests.logs.made_up import corpus
 
@@ -290,3 +290,20 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path, monkeypatch: pytest.M
             assert all(item.run.points.height for item in items)
             read += 1
     assert 50 < read < 250
+
+
+@pytest.mark.parametrize(
+    ("theirs", "here", "ours"),
+    [
+        ("eval_reward", ["avg@1", "train/avg"], "avg@1"),
+        ("reward", ["avg@1", "train/avg"], "train/avg"),
+        ("val-core/aime2024/acc/mean@32", ["avg@4", "avg@32"], "avg@32"),
+        ("val-core/aime2024/acc/mean@32", ["avg@32", "avg@32/aime2024", "avg@32/math"], "avg@32/aime2024"),
+        ("val-core/aime2025/acc/mean@32", ["avg@32", "avg@32/aime2024", "avg@32/math"], None),  # avg@32 is a mean
+        ("val-core/aime2024/acc/mean@32", ["avg@4"], None),
+        ("eval_loss", ["avg@1"], None),
+        ("x" * 1000, ["avg@1"], None),
+    ],
+)
+def test_what_a_trainers_metric_is_called_here(theirs: str, here: list[str], ours: str | None) -> None:
+    assert name_here(theirs, here) == ours

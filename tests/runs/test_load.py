@@ -361,3 +361,44 @@ def test_a_set_of_problems_is_no_run(tmp_path: Path, suffix: str) -> None:
     table.write_csv(path) if suffix == "csv" else table.write_parquet(path)
     with pytest.raises(InputError, match=r"this is a set of problems .*; isocompute split reads those"):
         load(path)
+
+
+def test_what_is_no_path_is_refused_with_what_to_do() -> None:
+    table = pl.DataFrame({"run": ["a"], "step": [1], "avg@4": [0.5]})
+    run = Run("a", RunSettings(), table)
+    frame = 'as DataFrame: write the table to a file, such as frame.write_parquet("runs.parquet"), and name that.'
+    rows = 'as dict: write the table to a file, such as polars.DataFrame(rows).write_parquet("runs.parquet")'
+    cases: list[tuple[Any, str]] = [
+        (table, frame),
+        ([table], frame),
+        (table.lazy(), "as LazyFrame: write the table to a file, such as frame.collect().write_parquet("),
+        (table.to_dicts(), rows),
+        (table.to_dict(as_series=False), rows),
+        (run, "as Run: what is loaded already is given as a RunSet, such as isocompute.RunSet((run,))."),
+        (RunSet((run,)), "as RunSet: what is loaded already"),
+        ([run], "as Run: what is loaded already"),
+        (3, "as int: give text or a Path, or a list of those."),
+        (["a", None], "as NoneType: give text or a Path, or a list of those."),
+        (b"runs", "as int: give text"),
+    ]
+    for given, words in cases:
+        with pytest.raises(InputError, match=re.escape(f"runs are named by their paths, not given {words}")):
+            load(given)
+
+
+def test_a_pandas_table_is_refused_with_what_to_do() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"run": ["a"], "step": [1], "avg@4": [0.5]})
+    with pytest.raises(
+        InputError, match=re.escape('write the table to a file, such as frame.to_csv("runs.csv", index=False)')
+    ):
+        load(table)
+
+
+def test_paths_in_any_order_of_things_are_taken(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_points(tmp_path / name, rising(5))
+    paths = [str(tmp_path / "a"), tmp_path / "b"]
+    given: list[Any] = [paths, tuple(paths), iter(paths), dict.fromkeys(paths).keys(), pl.Series(map(str, paths))]
+    for each in given:
+        assert [run.name for run in load(each)] == ["a", "b"]
