@@ -52,7 +52,7 @@ def curve(run: pl.DataFrame, metric: str, n: int, seed: int) -> Curve:
     """A run as `fit` sees it."""
     compute_C, values_C = run["rollouts"].to_numpy(), run[metric].to_numpy()
     bp = int(run["problems_per_batch"][0])
-    return Curve(f"{n}-{seed}", compute_C, values_C, bp, n, seed=seed, one_update=float(bp * n))
+    return Curve(f"{n}-{seed}", compute_C, values_C, bp, n, seed=seed)
 
 
 def judge(name: str, runs: Runs, metric: str, taken: list[int], replicates: int) -> Iterator[Judged]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "show"]
 
+_MOSTLY = 0.8
+"""Share of replicates in which n* rises from which it takes a word why that is not enough."""
+
 
 def command(
     runs: Annotated[list[str], typer.Argument(help="Run folders, a folder of runs, tables, or PATH::NAME.")],
@@ -140,7 +143,8 @@ def _answer(law: Law) -> str:
         if len(values) == 1:
             return f"n* is {high} at every budget ({interval})"
         spread = f"between {values[0]:.0f} and {values[-1]:.0f}"
-        chance = f"undecided: it rises in {best.probability_rises:.0%} of replicates"
+        doubt = ", as the best of several equal n often does" if best.probability_rises >= _MOSTLY else ""
+        chance = f"undecided: it rises in {best.probability_rises:.0%} of replicates{doubt}"
         why = "without a trend" if best.direction == "flat" else f"whether it rises with compute is {chance}"
         return f"n* moves {spread}; {why} ({interval} at the end)"
     ends = "levels off inside the data" if best.saturates else "no levelling off inside the data"

@@ -46,7 +46,9 @@ def run(
     else:
         show_result(result)
     if result.unwritable:
-        typer.echo(f"error: {result.unwritable}; what is written stays: see to that and run the same command.", err=True)
+        typer.echo(
+            f"error: {result.unwritable}; what is written stays: see to that and run the same command.", err=True
+        )
     if result.stopped:
         raise typer.Exit(STOPPED)
     if result.unwritable or result.failed:

@@ -19,7 +19,19 @@ from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
 from isocompute.law.seeds import ONE_SEED_ERROR, one_seed_spread
 
-__all__ = ["Frontier", "Switch", "bounds", "compared", "compute_grid", "ended", "frontier", "live", "luck_of"]
+__all__ = [
+    "REACH",
+    "Frontier",
+    "Switch",
+    "bounds",
+    "compared",
+    "compute_grid",
+    "ended",
+    "frontier",
+    "live",
+    "luck_of",
+    "reached",
+]
 
 REACH = 1.25
 GRID_POINTS = 120

@@ -19,7 +19,8 @@ import numpy as np
 from isocompute.arrays import Array
 from isocompute.law.curve import Curve, lasting_fall, on_one_scale, scale_of, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.frontier import Frontier, bounds, compared, ended, frontier, luck_of
+from isocompute.law.frontier import REACH, Frontier, bounds, compared, ended, frontier, luck_of, reached
+from isocompute.law.intervals import basic
 from isocompute.law.optimum import Optimum, Reading, fit_optima
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.seeds import ONE_SEED_ERROR
@@ -61,6 +62,9 @@ class Tradeoff:
         fixed = "joint" if self.fixed is None else f"{self.fixed} = {self.value}"
         return f"Tradeoff({fixed}; {plural(len(self.fits), 'setting')}; {_in_words(self.rollouts)})"
 
+
+_LEADS = 0.9
+"""Level of the interval that has to lie above 0 where n* is said to move: 95% on its one side."""
 
 _Competition = tuple[str | None, int | None, tuple[CurveFit, ...]]
 """What is held fixed, its value, and the settings that compete."""
@@ -192,13 +196,14 @@ def _slices_of(fits: Sequence[CurveFit], fixed: str) -> list[_Competition]:
 def _tradeoffs(competitions: Sequence[_Competition], luck_SB: Array, *, iso: bool) -> list[Tradeoff]:
     """A frontier for each, and the optima along all of them, fitted at once; all settings compete in the first."""
     luck = {id(fit): luck_B for fit, luck_B in zip(competitions[0][2], luck_SB, strict=True)}
-    fronts = [frontier(fits, luck_SB=np.stack([luck[id(fit)] for fit in fits])) for _, _, fits in competitions]
+    lucks = [np.stack([luck[id(fit)] for fit in fits]) for _, _, fits in competitions]
+    fronts = [frontier(fits, luck_SB=mine_SB) for (_, _, fits), mine_SB in zip(competitions, lucks, strict=True)]
     readings: dict[tuple[int, int], Reading] = {}
     for i, ((fixed, value, fits), front) in enumerate(zip(competitions, fronts, strict=True)):
         at_batch = fixed == "batch_size"
         scale = float(value or 1) if at_batch else 1.0
         for axis in [1] * iso + [0] * at_batch:
-            reading = _reading(front, fits, axis, scale)
+            reading = _reading(front, fits, lucks[i], axis, scale)
             if reading is not None:
                 readings[i, axis] = reading
     optima = dict(zip(readings, fit_optima(list(readings.values())), strict=True))
@@ -208,7 +213,7 @@ def _tradeoffs(competitions: Sequence[_Competition], luck_SB: Array, *, iso: boo
     ]
 
 
-def _reading(front: Frontier, fits: tuple[CurveFit, ...], axis: int, scale: float) -> Reading | None:
+def _reading(front: Frontier, fits: tuple[CurveFit, ...], luck_SB: Array, axis: int, scale: float) -> Reading | None:
     """The optimal n (axis 1) or Bp (axis 0) along compute / scale, where settings can be compared."""
     values = [fit.setting[axis] for fit in fits]
     if any(v is None for v in values) or len(set(values)) < 2:
@@ -221,6 +226,7 @@ def _reading(front: Frontier, fits: tuple[CurveFit, ...], axis: int, scale: floa
         return None
     tried: Array = np.array([float(v or 0) for v in values])
     crossings = {"rises" if tried[s.after] > tried[s.before] else "falls" for s in front.switches if s.crosses}
+    first, end = float(tried[front.best_C[part.start]]), float(front.compute_C[part.stop - 1])
     return Reading(
         front.compute_C[part] / scale,
         tried[front.best_C[part]],
@@ -228,7 +234,32 @@ def _reading(front: Frontier, fits: tuple[CurveFit, ...], axis: int, scale: floa
         tried=tried,
         bound_C=tuple(bounds(fits, front.best_C[part], front.compute_C[part], axis=axis)),
         moves=frozenset({"rises", "falls"} if everyone else crossings),
+        leads=_leads(fits, luck_SB, tried, first, end),
     )
+
+
+def _leads(fits: Sequence[CurveFit], luck_SB: Array, tried: Array, first: float, end: float) -> frozenset[str]:
+    """Which way the optimum has moved from `first`, its value at small compute, beyond doubt: a larger, or a smaller,
+    setting leads all others at the end.
+
+    Of several equal settings another than the first is in front more often than not, in every replicate; what the
+    choice of the best of them adds is taken off.
+    """
+    begun = [i for i, fit in enumerate(fits) if fit.starts <= end * REACH]
+    at = np.array([end])
+    values_S = np.array([reached(fits[i], at)[0] for i in begun])
+    replicates_SB = np.stack([fits[i].ensemble.at(np.minimum(at, fits[i].last))[:, 0] for i in begun])
+    out = set()
+    for way, ahead_S in (("rises", tried[begun] > first), ("falls", tried[begun] < first)):
+        if ahead_S.any() and not ahead_S.all():
+            _, (low, _) = basic(
+                lambda v_SB, ahead_S=ahead_S: v_SB[ahead_S].max(axis=0) - v_SB[~ahead_S].max(axis=0),
+                values_S,
+                replicates_SB + luck_SB[begun],
+                level=_LEADS,
+            )
+            out |= {way} if low > 0.0 else set()
+    return frozenset(out)
 
 
 def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tradeoff, unit: str) -> list[str]:

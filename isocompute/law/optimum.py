@@ -63,8 +63,8 @@ class Optimum:
     ceiling_interval: tuple[float, float]
     midpoint_interval: tuple[float, float]
     direction: str
-    """`rises`, `falls`, `flat`, or `unclear`: fewer than 80% of the replicates agree, or it moves only because settings
-    begin or end."""
+    """`rises`, `falls`, `flat`, or `unclear`: fewer than 80% of the replicates agree, the lead at the end is not
+    beyond doubt, or it moves only because settings begin or end."""
     probability_rises: float
     saturates: bool
     bound_C: tuple[str | None, ...]
@@ -112,6 +112,8 @@ class Reading:
     """Where the optimum is only a bound; by default nowhere."""
     moves: frozenset[str] = frozenset({"rises", "falls"})
     """The directions that comparisons between settings support; another one is reported as `unclear`."""
+    leads: frozenset[str] = frozenset({"rises", "falls"})
+    """Those in which the lead at the end stands out; another one is `unclear` too."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def _optimum(reading: Reading, fits: _Sigmoids) -> Optimum:
     move = float(end_R[0] - start_R[0])
     direction = "flat" if abs(move) <= _STILL else "rises" if move > 0 else "falls"
     moves_B = (end_R[rest] - start_R[rest]) * np.sign(move) > _STILL
-    if direction != "flat" and (direction not in reading.moves or moves_B.mean() < _SURE):
+    if direction != "flat" and (direction not in reading.moves & reading.leads or moves_B.mean() < _SURE):
         direction = "unclear"
     rises = float((end_R[rest] - start_R[rest] > _STILL).mean())
     return Optimum(

@@ -101,7 +101,7 @@ def made_of(run: Run) -> dict[str, Any]:
     for table in ("recipe", "world", "problem_set"):
         fields = said.get(table)
         if isinstance(fields, dict):
-            out[table] = {key: value for key, value in fields.items() if value is not None and key != "seed"}
+            out[table] = {key: value for key, value in fields.items() if key != "seed"}
     return out
 
 
@@ -109,7 +109,8 @@ def ingredients(run: Run) -> dict[str, Any]:
     """What a run is made of, apart from its allocation and seed, as flat keys such as `recipe.kl_coef`."""
     out: dict[str, Any] = {}
     for key, value in made_of(run).items():
-        out |= {f"{key}.{name}": field for name, field in value.items()} if isinstance(value, dict) else {key: value}
+        fields = {f"{key}.{name}": field for name, field in value.items()} if isinstance(value, dict) else {key: value}
+        out |= {name: field for name, field in fields.items() if field is not None}
     columns = dict(spelt(run.name))
     ours = said_by(list(columns))  # a column `lr` is the recipe's learning rate, said once already
     for key, value in columns.items():
