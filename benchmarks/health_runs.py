@@ -73,6 +73,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if asked.noise:
         on_noise()
+        on_small_sets()
     if asked.paths:
         on_runs(asked.paths)
 
@@ -90,6 +91,22 @@ def on_noise() -> None:
                 flagged[name] += check(Run("noise", RunSettings(problems_per_batch=32), table)).verdict != "healthy"
         held_out, train = flagged.values()
         print(f"{points} points, {draws} runs: {held_out} flagged by held-out reward, {train} by training's")
+
+
+def on_small_sets() -> None:
+    """Five further held-out sets of thirty problems, k samples of each, beside a large one."""
+    for k in (1, 4, 32):
+        flagged = 0
+        for seed in range(200):
+            rng = np.random.default_rng([k, seed])
+            points = int(rng.integers(8, 60))
+            rise = 1 - np.exp(-3.0 * np.arange(points) / points)
+            table = {f"avg@{k}": 0.3 + 0.4 * rise + 0.01 * rng.normal(size=points)}
+            for low in (0.05, 0.1, 0.2, 0.4, 0.6):
+                table[f"avg@{k}/{low}"] = rng.binomial(30 * k, low + 0.5 * low * rise) / (30.0 * k)
+            health = check(Run("noise", RunSettings(), pl.DataFrame({"step": np.arange(points), **table})))
+            flagged += any(finding.code == "reward_fall" for finding in health.findings)
+        print(f"five sets of 30 problems beside the first at k = {k}, 200 runs: {flagged} falls found")
 
 
 def on_runs(paths: list[str]) -> None:

@@ -26,7 +26,7 @@ from isocompute.health.looks import (
     look_at_zero_variance,
 )
 from isocompute.health.model import Check, Finding, Health, Severity, Verdict
-from isocompute.health.rewards import VALIDATION_NOISE, Reward, batch_noise, reference_rows, reward_of
+from isocompute.health.rewards import VALIDATION_NOISE, Reward, batch_noise, reference_rows, reward_of, set_noise
 from isocompute.health.series import series_of
 from isocompute.health.watched import Look, Watched, number_at
 from isocompute.law.from_runs import choose_metric
@@ -43,6 +43,9 @@ _NAMED_REWARD = re.compile(
     r"(?:.*[^a-z])?(?:reward|accuracy|acc|score|pass|success|solved?|correct|return)s?(?:[^a-z].*)?", re.IGNORECASE
 )
 """Names of rewards beside those of `runs.rewards`: `fit` takes a run's only metric whatever it is called."""
+_SETS = re.compile(r"(?:(?!exact/|train/)[^/]+/)?avg@(\d{1,6})(?:/(?!error$).+)?")
+"""Averages of the held-out sets, `avg@k`, `avg@k/NAME` and `NAME/avg@k`, but for other readings of one evaluation."""
+_EVERY_SET = ("avg@k", TRAINED)
 _NUMBERS = ("loss", "grad_norm", "entropy")
 """Beside the rewards, what must be a number at every point."""
 _KL_FLOOR = 0.1
@@ -77,6 +80,8 @@ def _metrics(watched: Watched, names: tuple[str, ...]) -> tuple[str, ...]:
     """Those that the run logs, of what a check reads."""
     if names == _NUMBERS:
         return watched.numbers
+    if names == _EVERY_SET:
+        return tuple(r.series.name for r in (*watched.held_out, watched.train) if r is not None)
     if names == (TRAINED,):
         return tuple(reward.series.name for reward in watched.rewards)
     return tuple(name for name in names if series_of(watched.run, name) is not None)
@@ -92,13 +97,14 @@ def _watch(run: Run, paths: Sequence[str]) -> Watched:
     held_out, trained = (metric, TRAINED) if _is_held_out(metric) else (None, metric)
     train = _reward(run, trained, batch_noise(run.settings.problems_per_batch))
     validation = None if held_out is None else _reward(run, held_out, VALIDATION_NOISE)
+    beside = _beside(run, held_out) if held_out else ()
     must_be = (*([held_out] if held_out else []), trained, *_NUMBERS)
     numbers = tuple(name for name in must_be if name in run.metrics)
     rewards = [r for r in (validation, train) if r is not None]
     rows = run.points.height
     record_R = reference_rows(rows, rewards, lambda reward: reward.best_at_T)
     held_R = reference_rows(rows, rewards, lambda reward: reward.held_at_T)
-    return Watched(run, numbers, validation, train, record_R, held_R, _rates(run, paths))
+    return Watched(run, numbers, validation, beside, train, record_R, held_R, _rates(run, paths))
 
 
 def _is_reward(metric: str) -> bool:
@@ -126,6 +132,13 @@ def _reward(run: Run, name: str, prior: float) -> Reward | None:
     return None if series is None else reward_of(series, prior=prior)
 
 
+def _beside(run: Run, judged: str) -> tuple[Reward, ...]:
+    """Rewards of the held-out sets beside the one that the run is judged by."""
+    found = [(name, match) for name in run.metrics if name != judged and (match := _SETS.fullmatch(name))]
+    rewards = [_reward(run, name, set_noise(max(1, int(match[1])))) for name, match in found]
+    return tuple(reward for reward in rewards if reward is not None)
+
+
 def _finding(run: Run, code: str, row: int, severity: Severity, evidence: str) -> Finding:
     step, rollouts = number_at(run, "step", row), number_at(run, "rollouts", row)
     batch = (run.settings.problems_per_batch or 0) * (run.settings.rollouts_per_problem or 0)
@@ -137,7 +150,7 @@ def _finding(run: Run, code: str, row: int, severity: Severity, evidence: str) -
 
 _CHECKS: dict[str, tuple[tuple[str, ...], str, Look]] = {
     "non_finite": (_NUMBERS, "a reward, loss, grad_norm or entropy", look_at_numbers),
-    "reward_fall": ((TRAINED,), "a reward: avg@k or train/avg, 2 points", look_at_fall),
+    "reward_fall": (_EVERY_SET, "a reward: avg@k or train/avg, 2 points", look_at_fall),
     "no_progress": ((TRAINED,), "a reward: avg@k or train/avg, 8 points", look_at_progress),
     "entropy_collapse": (
         ("entropy",),

@@ -11,7 +11,15 @@ from isocompute.health.drift import FEWEST_FOR_DRIFT, first_drift
 from isocompute.health.gradients import FEWEST_NORMS, MISMATCHES, first_spikes
 from isocompute.health.model import Severity
 from isocompute.health.progress import FEWEST_FOR_PROGRESS, FEWEST_OF_TRAINING, has_risen, stalled_since
-from isocompute.health.rewards import FEWEST_FOR_FALL, FEWEST_FOR_GAP, Reward, batch_noise, first_fall, first_gap
+from isocompute.health.rewards import (
+    FEWEST_FOR_FALL,
+    FEWEST_FOR_GAP,
+    Reward,
+    batch_noise,
+    first_fall,
+    first_gap,
+    sets_seen,
+)
 from isocompute.health.series import Series, first_not_finite, series_of
 from isocompute.health.shares import WINDOW, first_above, first_excess, first_given_up, near_zero
 from isocompute.health.watched import Found, Look, Watched
@@ -56,11 +64,15 @@ def _not_finite(value: float) -> str:
 
 
 def look_at_fall(watched: Watched) -> list[Found] | None:
-    """Reward that falls, held-out and in training."""
-    rewards = [reward for reward in watched.rewards if len(reward.series) >= FEWEST_FOR_FALL]
+    """Reward that falls, on any held-out set and in training."""
+    held_out = watched.held_out
+    looks = [(reward, sets_seen(held_out, reward)) for reward in held_out]
+    if watched.train is not None:
+        looks.append((watched.train, np.ones(len(watched.train.series), dtype=np.int64)))
+    looks = [(reward, looks_T) for reward, looks_T in looks if len(reward.series) >= FEWEST_FOR_FALL]
     found: list[Found] = []
-    for reward in rewards:
-        fall = first_fall(reward)
+    for reward, looks_T in looks:
+        fall = first_fall(reward, looks_T=looks_T)
         if fall is not None:
             rows = reward.series.row_T
             text = (
@@ -68,7 +80,7 @@ def look_at_fall(watched: Watched) -> list[Found] | None:
                 f"{_level(fall.now)}; noise {_level(reward.noise_T[fall.at])}"
             )
             found.append((int(rows[fall.at]), "problem", text))
-    return found if rewards else None
+    return found if looks else None
 
 
 def look_at_progress(watched: Watched) -> list[Found] | None:

@@ -1,4 +1,4 @@
-"""Reward that falls: a sequential test against the best level so far, on held-out problems and on training's.
+"""Reward that falls: a sequential test against the best level so far, on every held-out set and on training's problems.
 
 Page's CUSUM sums how far each value lies below the best level in units of noise, less an allowance: half of the fall
 that matters, as the test is quickest for it, between a quarter and one. The alarm is set for one false alarm in 10^5
@@ -6,6 +6,8 @@ points of noise, more in runs of over a thousand points (Siegmund 1985): at an a
 a fall of six noise levels alarms at once and one of three within three points. The best level is the highest trailing
 mean so far, less what the highest of so many means exceeds the truth by. A fall matters that is a fifth of the rise
 seen and .04 of the scale, twice the error that ScaleRL found between repetitions of one run.
+
+Held-out sets share one rate of false alarms: each of K sets is given K times the points to one.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ __all__ = [
     "first_gap",
     "reference_rows",
     "reward_of",
+    "set_noise",
+    "sets_seen",
 ]
 
 VALIDATION_NOISE = 0.02
 """Prior noise of an evaluation, of the scale: ScaleRL's error, and that of some 600 samples."""
+SMALL_SET = 30
+"""Problems of a further held-out set, whose size no log says: those of one AIME."""
 PROBLEM_SPREAD = 0.4
 """Prior spread between problems, of rewards on their scale and of lengths' logarithm: over √Bp in a batch."""
 UNKNOWN_BATCH = 32
@@ -121,8 +127,11 @@ def binomial_scale(values_T: Array, *, rate_T: Array) -> Array:
     return np.where(rates_T, np.where(low_T >= 0.0, binomial_T, 2.0), other_T)
 
 
-def first_fall(reward: Reward) -> Fall | None:
-    """The first fall that is both certain and large, seen from the points up to it."""
+def first_fall(reward: Reward, *, looks_T: Ints) -> Fall | None:
+    """The first fall that is both certain and large, seen from the points up to it.
+
+    `looks_T` are the series, this one among them, that share a rate of false alarms at each point.
+    """
     values_T = reward.series.values_T
     total, began, summed, noise = 0.0, 0, 0.0, 0.0
     for t in range(1, len(values_T)):
@@ -138,24 +147,36 @@ def first_fall(reward: Reward) -> Fall | None:
             continue
         summed += float(values_T[t])
         now = summed / (t + 1 - began)
-        if total >= _alarm(allowance, points=t) and best - now >= matters:
+        if total >= _alarm(allowance, points=t, looks=int(looks_T[t])) and best - now >= matters:
             at = int(reward.best_at_T[t - 1])
             return Fall(t, float(reward.level_T[at]), at, now)
     return None
 
 
-def _alarm(allowance: float, *, points: int) -> float:
+def _alarm(allowance: float, *, points: int, looks: int) -> float:
     """Where the sum alarms, for the wanted number of points to a false alarm: Siegmund's approximation inverted.
 
-    A long run gets more points for it in proportion, or it would raise one for its length alone.
+    A long run gets more points for it in proportion, or it would raise one for its length alone, and so do several
+    looks at one run.
     """
-    wanted = POINTS_TO_FALSE_ALARM * max(1.0, points / _LONG)
+    wanted = POINTS_TO_FALSE_ALARM * looks * max(1.0, points / _LONG)
     return math.log(2.0 * allowance**2 * wanted) / (2.0 * allowance) - 1.166
 
 
 def batch_noise(problems_per_batch: int | None) -> float:
     """Prior noise of a training batch's mean."""
     return PROBLEM_SPREAD / math.sqrt(problems_per_batch or UNKNOWN_BATCH)
+
+
+def set_noise(samples: int) -> float:
+    """Prior noise of a further held-out set, of the scale: that of a binomial at so many samples of a small set."""
+    return max(VALIDATION_NOISE, 0.5 / math.sqrt(SMALL_SET * samples))
+
+
+def sets_seen(rewards: Sequence[Reward], at: Reward) -> Ints:
+    """At every point of a reward, how many of these have been logged up to there."""
+    first_K = np.sort([int(reward.series.row_T[0]) for reward in rewards])
+    return np.searchsorted(first_K, at.series.row_T, side="right")
 
 
 def reference_rows(rows: int, rewards: Sequence[Reward], at: Callable[[Reward], Ints]) -> Ints:

@@ -27,6 +27,8 @@ class Watched:
     numbers: tuple[str, ...]
     """Metrics that it logs and that must be numbers: rewards, loss, norm of the gradient, entropy."""
     validation: Reward | None
+    beside: tuple[Reward, ...]
+    """Rewards on further held-out sets."""
     train: Reward | None
     record_R: Ints
     """For every row, the row at which the reward last set a record."""
@@ -37,8 +39,13 @@ class Watched:
 
     @property
     def rewards(self) -> tuple[Reward, ...]:
-        """Those that the run logs, held-out first."""
+        """Those that the run is judged by, held-out first."""
         return tuple(r for r in (self.validation, self.train) if r is not None)
+
+    @property
+    def held_out(self) -> tuple[Reward, ...]:
+        """Those of every held-out set, the one that the run is judged by first."""
+        return (*((self.validation,) if self.validation is not None else ()), *self.beside)
 
     def step(self, row: int) -> str:
         """A point in words."""

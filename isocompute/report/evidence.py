@@ -96,6 +96,13 @@ class Evidence:
             out.append(f"{len(self.left_out)} of {len(self.runs)} runs give no curve; Methods says why.")
         return out
 
+    @property
+    def fallen(self) -> dict[str, float]:
+        """After how much compute a run begins a fall that lasts, by its name; the earliest first."""
+        falls = {run.curve.name: run.falls_after for _, law in self.laws() for run in law.runs}
+        known = [(name, at) for name, at in falls.items() if at is not None]
+        return dict(sorted(known, key=lambda fall: fall[1]))
+
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
         """All runs, grouped by what they are made of."""

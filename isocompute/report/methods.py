@@ -14,10 +14,11 @@ from isocompute.runs.conditions import ingredients
 from isocompute.runs.model import listing
 from isocompute.words import count, number, pair, value
 
-__all__ = ["left_out_reasons", "method_facts", "run_columns", "run_rows", "setting_rows"]
+__all__ = ["fallen_note", "left_out_reasons", "method_facts", "run_table", "setting_rows"]
 
 _MOST_CONDITIONS = 12
 _MOST_RUNS = 1000
+_MOST_NAMED = 6
 
 
 def method_facts(evidence: Evidence) -> list[tuple[str, str]]:
@@ -47,6 +48,18 @@ def method_facts(evidence: Evidence) -> list[tuple[str, str]]:
     return out + [("Note", note) for note in notes]
 
 
+def fallen_note(evidence: Evidence) -> str | None:
+    """Which runs collapsed, and after how much compute; None where none did."""
+    fallen = evidence.fallen
+    if not fallen:
+        return None
+    unit = unit_name(evidence.unit)
+    named = [f"{name} after {number(at)} {unit}" for name, at in list(fallen.items())[:_MOST_NAMED]]
+    more = f" and {len(fallen) - _MOST_NAMED} more" if len(fallen) > _MOST_NAMED else ""
+    count = f"{len(fallen)} of {len(evidence.runs)} runs {'falls' if len(fallen) == 1 else 'fall'} for good"
+    return f"{count}: {', '.join(named)}{more}. Fits use the points up to there."
+
+
 def setting_rows(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
     """Every setting by condition; what all runs share is in one column."""
     conditions = evidence.conditions[:_MOST_CONDITIONS]
@@ -73,28 +86,28 @@ def _said(setting: Any) -> str:
     return f"{setting:g}" if isinstance(setting, float) else f"{setting}"
 
 
-def run_columns(evidence: Evidence) -> list[str]:
-    """The headings of the table of runs."""
-    condition = ["condition"] if len(evidence.conditions) > 1 else []
-    return ["run", *condition, "Bp", "n", "seed", "points", unit_name(evidence.unit), "last", "best", *_FITTED]
+def run_table(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
+    """Headings, and one row a run, the first thousand; without columns that no run fills.
+
+    What is wrong with a run stands beside its name, where a narrow page does not cut it off.
+    """
+    columns = ["run", "note", "condition", "Bp", "n", "seed", "points", unit_name(evidence.unit), "last", "best"]
+    columns += ["form", "ceiling", "95%", "rise done"]
+    rows = _run_rows(evidence)
+    kept = [i for i in range(len(columns)) if i == 0 or any(row[i] not in ("", "–") for row in rows)]
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
-_FITTED = ("form", "ceiling", "95%", "rise done", "note")
-
-
-def run_rows(evidence: Evidence) -> list[list[str]]:
-    """One row a run, the first thousand."""
+def _run_rows(evidence: Evidence) -> list[list[str]]:
     fits: dict[str, RunFit] = {run.curve.name: run for _, law in evidence.laws() for run in law.runs}
     out = []
     for condition in evidence.conditions:
         for run in condition.runs:
             s = run.settings
             fit = fits.get(run.name)
-            which = [condition.name] if len(evidence.conditions) > 1 else []
+            said = [run.name, _note(evidence, run.name, fit), condition.name]
             allocation = [count(s.problems_per_batch), count(s.rollouts_per_problem), count(s.seed)]
-            out.append(
-                [run.name, *which, *allocation, *_reached(evidence, run.name), *_fitted(evidence, run.name, fit)]
-            )
+            out.append([*said, *allocation, *_reached(evidence, run.name), *_fitted(fit)])
     return out[:_MOST_RUNS]
 
 
@@ -108,9 +121,14 @@ def _reached(evidence: Evidence, name: str) -> list[str]:
     return [f"{len(values)}", last, value(float(values[-3:].mean())), value(float(values.max()))]
 
 
-def _fitted(evidence: Evidence, name: str, run: RunFit | None) -> list[str]:
+def _note(evidence: Evidence, name: str, run: RunFit | None) -> str:
     if run is None:
-        return ["–", "–", "–", "–", "no curve" if name in evidence.left_out else ""]
-    falls = "" if run.falls_after is None else f"falls after {number(run.falls_after)}"
+        return "no curve" if name in evidence.left_out else ""
+    return "" if run.falls_after is None else f"falls after {number(run.falls_after)}"
+
+
+def _fitted(run: RunFit | None) -> list[str]:
+    if run is None:
+        return ["–", "–", "–", "–"]
     fit = run.fit
-    return [fit.family.name, value(fit.ceiling), pair(fit.ceiling_interval()), f"{fit.rise_done:.0%}", falls]
+    return [fit.family.name, value(fit.ceiling), pair(fit.ceiling_interval()), f"{fit.rise_done:.0%}"]

@@ -15,7 +15,7 @@ from isocompute.report.answer_html import answer_card
 from isocompute.report.embedding import embedded_data
 from isocompute.report.evidence import Evidence
 from isocompute.report.html import facts, items, paragraphs, table, tag
-from isocompute.report.methods import left_out_reasons, method_facts, run_columns, run_rows, setting_rows
+from isocompute.report.methods import fallen_note, left_out_reasons, method_facts, run_table, setting_rows
 from isocompute.report.model import Figure, Missing
 from isocompute.report.svg import dark_rules, inline_svg
 from isocompute.words import plural
@@ -40,7 +40,7 @@ def page(evidence: Evidence, answers: Sequence[Answer], drawn: Sequence[Figure |
             _header(title, evidence, figures),
             tag(
                 "main",
-                _answer_section(answers, evidence.notes),
+                _answer_section(answers, evidence.notes, fallen_note(evidence)),
                 _figure_section(figures),
                 _missing_section(missing),
                 _methods_section(evidence),
@@ -94,13 +94,14 @@ def _header(title: str, evidence: Evidence, figures: Sequence[Figure]) -> str:
     )
 
 
-def _answer_section(answers: Sequence[Answer], notes: Sequence[str]) -> str:
+def _answer_section(answers: Sequence[Answer], notes: Sequence[str], fallen: str | None) -> str:
     if len(answers) > _MOST_ANSWERS:
         notes = [*notes, f"{len(answers) - _MOST_ANSWERS} more conditions have answers; report --json prints them."]
     return tag(
         "section",
         tag("h2", "The answer", id="answer", tabindex="-1"),
         tag("div", *(answer_card(answer) for answer in answers[:_MOST_ANSWERS]), class_="cards"),
+        paragraphs([fallen], class_="careful fallen") if fallen else "",
         items(notes, class_="notes") if notes else "",
         aria_labelledby="answer",
     )
@@ -189,10 +190,10 @@ def _methods_section(evidence: Evidence) -> str:
 
 
 def _runs_section(evidence: Evidence) -> str:
-    rows = run_rows(evidence)
+    columns, rows = run_table(evidence)
     return tag(
         "section",
         tag("h2", "Runs", id="runs"),
-        table("All runs; the headings sort", run_columns(evidence), rows, sortable=True),
+        table("All runs; the headings sort", columns, rows, sortable=True),
         aria_labelledby="runs",
     )

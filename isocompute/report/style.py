@@ -67,6 +67,8 @@ _WHOLE = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-6"
 _DECADES = {"condition": {"test": _WHOLE, "value": 1}, "value": 0.3}
 """Grid lines at powers of ten stand out from those between."""
 _FONT = "Helvetica, Arial, sans-serif"
+_ROOM = 10
+"""Pixels between labels and title of a y-axis: a page's reader may have a wider font than the one that was measured."""
 
 
 def ordinal_colours(count: int) -> list[str]:
@@ -139,6 +141,7 @@ def themed(chart: alt.TopLevelMixin, *, background: str | None = "white") -> dic
             "domainColor": AXIS,
             "tickColor": AXIS,
         },
+        "axisY": {"titlePadding": _ROOM},
         "legend": {
             "labelFontSize": 11,
             "titleFontSize": 11,

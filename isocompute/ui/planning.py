@@ -15,6 +15,7 @@ from isocompute.ui.commands import command_line, reading_command
 from isocompute.ui.fitting import Fitted, asked
 from isocompute.ui.reading import Reading
 from isocompute.ui.results import Results, Scope
+from isocompute.ui.unsaid import several
 
 if TYPE_CHECKING:
     from isocompute.plan.limits import Diagnosis
@@ -122,8 +123,13 @@ class Planner:
 
     @property
     def budget(self) -> str:
-        """The budget asked for, or half of what the law was measured up to."""
-        return self.query.budget or self._in_unit(float(f"{self.law.last / 2:.2g}"))
+        """The budget asked for, or half of what the law was measured up to; an error that speaks of the law, not of a
+        budget that nobody gave, where rollouts do not convert to its unit.
+        """
+        if self.query.budget:
+            return self.query.budget
+        self._prices.rates(1, 1).amount(1.0, self.law.unit)
+        return self._in_unit(float(f"{self.law.last / 2:.2g}"))
 
     def plan(self, budget: str) -> Plan:
         """What `isocompute plan` finds for this budget."""
@@ -214,6 +220,9 @@ def planner(results: Results, query: PlanQuery, *, final: bool = False) -> tuple
         return Planner(query, law=_published(query.law)), None
     importlib.import_module("isocompute.plan.planner")  # it takes half a second to load, and the law may take as long
     scope = results.scope(query.part, query.metric, final=final or query.final)
+    refused = several(scope.runs, results.source)
+    if refused is not None:
+        raise InputError(refused)
     found, fitted = results.planning_law(scope, query.problems_per_batch)
     # What limits the runs takes fits of its own: a rough plan does not wait for them.
     diagnosis = results.diagnosis(scope) if fitted.rough is None else None

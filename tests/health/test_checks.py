@@ -50,6 +50,48 @@ def test_a_fall_is_seen_before_half_of_it() -> None:
     assert early >= 98
 
 
+@pytest.mark.parametrize("name", ["avg@32", "avg@8/aime", "aime/avg@8"])
+def test_a_fall_on_one_of_several_held_out_sets_is_seen_and_named(name: str) -> None:
+    rng = np.random.default_rng(0)
+    falling = rising(rng, 31, noise=0.005, low=0.1, high=0.16)
+    falling[15:] -= np.linspace(0.01, 0.09, 16)
+    run = run_of(avg_at_4=rising(rng, 31, noise=0.01, high=0.6))
+    assert check(run).verdict == "healthy"
+    health = check(dataclasses.replace(run, points=run.points.with_columns(pl.Series(name, falling))))
+    (found,) = health.findings
+    assert (health.verdict, found.code) == ("problem", "reward_fall")
+    assert found.evidence.startswith(f"{name} fell from 0.1")
+    metrics = {c.code: c.metrics for c in health.checks}
+    assert metrics["reward_fall"] == ("avg@4", name)
+    assert metrics["no_progress"] == ("avg@4",)  # that one set stands still says nothing of the run
+
+
+@pytest.mark.parametrize("name", ["avg@4/error", "exact/avg@4", "train/avg@4", "best@4", "worst@4"])
+def test_other_readings_of_one_evaluation_are_no_other_set(name: str) -> None:
+    """An evaluation that sharpens loses best@k, and its standard error falls."""
+    falling = np.concatenate([np.linspace(0.2, 0.5, 20), np.linspace(0.5, 0.1, 20)])
+    run = run_of(avg_at_4=rising(np.random.default_rng(0), 40, noise=0.005))
+    assert (
+        check(dataclasses.replace(run, points=run.points.with_columns(pl.Series(name, falling)))).verdict == "healthy"
+    )
+
+
+@pytest.mark.parametrize("k", [1, 8])
+def test_small_sets_of_problems_raise_few_false_alarms(k: int) -> None:
+    """Five sets of thirty problems beside a large one, all without a fall."""
+    flagged = 0
+    for seed in range(100):
+        rng = np.random.default_rng([k, seed])
+        length = int(rng.integers(8, 60))
+        small = {
+            f"avg@{k}/{i}": rng.binomial(30 * k, rising(rng, length, noise=0.0, low=low, high=1.5 * low)) / (30.0 * k)
+            for i, low in enumerate((0.05, 0.1, 0.2, 0.4, 0.6))
+        }
+        run = run_of(**{f"avg@{k}": rising(rng, length, noise=0.01)}, **small)
+        flagged += any(f.code == "reward_fall" for f in check(run).findings)
+    assert flagged <= 4
+
+
 def test_a_rise_of_the_reward_pays_for_entropy() -> None:
     """Entropy that falls tenfold while the reward rises is healthy; the same fall on a flat reward is not."""
     steps = np.arange(40)
@@ -229,6 +271,7 @@ def test_a_prefix_tells_the_same(seed: int, length: int, cut: int) -> None:
 
     run = run_of(
         avg_at_1=np.clip(0.5 + walk(0.08), 0, 1) * evaluated,
+        avg_at_8=np.where(np.arange(length) < rng.integers(0, length), np.nan, np.clip(0.5 + walk(0.08), 0, 1)),
         train_avg=np.clip(0.5 + walk(0.05) + 0.1 * rng.normal(size=length), 0, 1),
         entropy=0.5 * np.exp(walk(0.3)),
         response_length=300 * np.exp(walk(0.25)),

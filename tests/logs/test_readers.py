@@ -304,6 +304,21 @@ def test_openrlhf(write: Write) -> None:
     assert {"train/avg", "entropy", "kl", "response_length", "truncated", "learning_rate"} <= set(item.run.metrics)
 
 
+@pytest.mark.parametrize("head", ["✨ Global step", "Global step", "global step", "global_step"])
+def test_a_global_step_with_timings_is_openrlhf_alone(head: str, write: Write) -> None:
+    """OpenRLHF logs `timing/…` as SkyRL does, behind a prefix that ends like SkyRL's own."""
+    log = (
+        made.openrlhf()
+        .replace("✨ Global step", head)
+        .replace("{'policy_loss'", "{'timing/ppo_train': 29.9, 'policy_loss'")
+    )
+    path = write(log)
+    item = one(path)
+    assert (item.format, item.run.points.height, item.validation_points) == ("openrlhf", 10, 2)
+    with pytest.raises(InputError, match="read as skyrl, but there are no points"):
+        import_logs(path, format="skyrl")
+
+
 def test_skyrl(write: Write) -> None:
     item = one(write(made.skyrl()))
     assert (item.run.points.height, item.validation_points) == (10, 2)

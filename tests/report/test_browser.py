@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from isocompute.report.writing import write_report
+from isocompute.runs import Run, RunSettings
 from tests.report.made_up import evidence, study
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -57,6 +58,30 @@ def test_the_page_works_from_disk(browser: object, address: str) -> None:
         page.locator("[data-download]").first.press("Enter")
     assert download.value.suggested_filename == "reward.json"
     assert complaints == []
+    page.close()
+
+
+def test_long_names_and_titles_of_axes_have_room(browser: object, tmp_path: Path) -> None:
+    """The charts are laid out in one font and shown in the reader's, which may be wider."""
+    names = ("short", "sft_grpo_e1_tb256_ga64_ckpt20", "sft_grpo_e1_tb256_ga64_ckpt20_of_the_second_week")
+    runs = [Run(name, RunSettings(), each.points) for name, each in zip(names, study(), strict=True)]
+    page = browser.new_page(viewport={"width": 1280, "height": 900})  # type: ignore[attr-defined]  # untyped without it
+    page.goto(write_report(evidence(runs), out=tmp_path / "report.html").path.as_uri())
+    page.add_style_tag(content="svg text { font-family: 'DejaVu Sans', Verdana, sans-serif; }")
+    assert page.locator("#fig-recipes").count() == 1
+    outside = """[...document.querySelectorAll("svg.chart text")].filter((text) =>
+        text.getBoundingClientRect().left < text.ownerSVGElement.getBoundingClientRect().left
+    ).map((text) => text.textContent)"""
+    assert page.evaluate(outside) == []
+    gaps = """[...document.querySelectorAll("svg.chart")].map((svg) => {
+        const texts = [...svg.querySelectorAll("text")];
+        const title = texts.find((text) => text.textContent === "avg@4" && text.closest(".role-axis-title"));
+        const labels = texts.filter((text) => title && text.closest(".role-axis") === title.closest(".role-axis") &&
+            text.closest(".role-axis-label"));
+        const right = title?.getBoundingClientRect().right;
+        return title ? Math.min(...labels.map((label) => label.getBoundingClientRect().left - right)) : 99;
+    })"""
+    assert min(page.evaluate(gaps)) > 4
     page.close()
 
 

@@ -16,10 +16,12 @@ from isocompute.errors import InputError
 from isocompute.report.embedding import embedded_data
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import FIGURES
+from isocompute.report.methods import fallen_note, run_table
 from isocompute.report.style import DARK, themed
 from isocompute.report.svg import inline_svg
 from isocompute.report.writing import Report, write_report
-from isocompute.runs import Run, RunSet
+from isocompute.runs import Run, RunSet, RunSettings
+from isocompute.words import number
 from tests.report.made_up import drawn, evidence, run, study, truth
 
 NASTY = '</script><img src=x onerror="alert(1)">'
@@ -189,6 +191,37 @@ def test_the_answer_is_a_plan_or_a_reason(tmp_path: Path) -> None:
     assert "share one Bp and n" in (alone.why_not or "")
     assert "Best so far" in alone.headline
     assert json.dumps(alone.to_json(), allow_nan=False)
+
+
+def fallen(name: str) -> Run:
+    """A run that rises and then loses all of it."""
+    whole = run(32, 8, name=name)
+    count = whole.points.height
+    late = pl.int_range(pl.len()) >= count - 8
+    falling = pl.when(late).then(0.05).otherwise(pl.col("avg@4")).alias("avg@4")
+    return Run(name, whole.settings, whole.points.with_columns(falling))
+
+
+def test_a_collapse_is_told_beside_the_answer_and_beside_the_runs_name(tmp_path: Path) -> None:
+    known = evidence([*study(), fallen("lost")])
+    (after,) = known.fallen.values()
+    text = write_report(known, out=tmp_path / "a.html").path.read_text()
+    answer = text[text.index('id="answer"') : text.index('id="figures"')]
+    assert f"1 of 4 runs falls for good: lost after {number(after)} rollouts" in answer
+    columns, rows = run_table(known)
+    assert columns[:2] == ["run", "note"]
+    assert {row[0]: row[1] for row in rows}["lost"] == f"falls after {number(after)}"
+    steady = evidence(study())
+    assert fallen_note(steady) is None
+    assert "note" not in run_table(steady)[0]
+
+
+def test_the_table_of_runs_leaves_out_columns_that_no_run_fills() -> None:
+    unsaid = [Run(r.name, RunSettings(), r.points) for r in study()]
+    assert {"Bp", "n", "seed"} <= set(run_table(evidence(study()))[0])
+    columns, rows = run_table(evidence(unsaid))
+    assert not {"Bp", "n", "seed", "condition"} & set(columns)
+    assert {len(row) for row in rows} == {len(columns)}
 
 
 def test_end_points_still_make_a_page(tmp_path: Path) -> None:

@@ -214,6 +214,51 @@ def test_runs_that_say_enough_can_be_planned_with(runs: Path, wide: Path) -> Non
         assert over(folder).get("/api/about").json()["unplanned"] is None
 
 
+@pytest.fixture
+def two_sets(tmp_path: Path) -> Path:
+    """Three runs on an easy set and one on a hard one."""
+    for name, n, problems in (("a", 8, "easy"), ("b", 16, "easy"), ("c", 32, "easy"), ("d", 8, "hard")):
+        write_points(tmp_path / name, rising(), problems_per_batch=32, rollouts_per_problem=n, problems=problems)
+    return tmp_path
+
+
+@pytest.mark.parametrize("query", ["", "?budget=3e4", "?problems_per_batch=32"])
+def test_runs_of_several_sets_are_refused_with_the_command_that_takes_one(two_sets: Path, query: str) -> None:
+    client = over(two_sets)
+    said = client.get("/api/about").json()["unplanned"]
+    assert "of 2 conditions, 'easy' (3), 'hard' (1), whose rewards do not compare" in said
+    assert f"`isocompute ui {two_sets} --where problems=easy`" in said
+    answer = client.get(f"/api/plan{query}")
+    assert (answer.status_code, answer.json()["error"]) == (400, said)
+    told = over(two_sets, Reading(where={"problems": "easy"}))
+    assert told.get("/api/about").json()["unplanned"] is None
+    assert told.get("/api/plan").status_code == 200
+
+
+def test_runs_that_differ_in_their_recipe_alone_are_planned_with(tmp_path: Path) -> None:
+    for name, n, rate in (("a", 8, 1e-6), ("b", 16, 1e-6), ("c", 8, 1e-5)):
+        recipe = {"learning_rate": rate, "loss": "grpo"}
+        write_points(tmp_path / name, rising(), problems_per_batch=32, rollouts_per_problem=n, recipe=recipe)
+    assert over(tmp_path).get("/api/about").json()["unplanned"] is None
+
+
+def test_a_law_in_tokens_asks_for_what_it_needs_and_not_for_a_budget_that_nobody_gave(tmp_path: Path) -> None:
+    for n in (8, 16):
+        points = [{"step": p["step"], "tokens": 1e5 * p["step"], "avg@4": p["avg@4"]} for p in rising()]
+        write_points(tmp_path / f"{n}", points, rollouts_per_problem=n)
+    client = over(tmp_path)
+    error = client.get("/api/plan?problems_per_batch=32").json()["error"]
+    assert error == "a law in tokens: tokens need the length of a response; say response_tokens 1500."
+    assert client.get("/api/plan?problems_per_batch=32&response_tokens=1500").status_code == 200
+
+
+def test_errors_of_the_plan_name_the_fields_of_the_page(new_page: NewPage, address: str) -> None:
+    watched = new_page()
+    watched.forgive("400")
+    watched.page.goto(f"{address}/plan?stable_low=8")
+    expect(watched.page.locator(".answer")).to_contain_text("give both “Stable Bp, from” and “Stable Bp, to”")
+
+
 def test_a_figure_says_what_it_needs_or_that_it_can_be_drawn(logs: Path) -> None:
     client = over(logs)
     assert "rollouts per problem" in client.get("/api/figures/reward/needs").json()["needs"]

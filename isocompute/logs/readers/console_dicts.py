@@ -113,12 +113,12 @@ class OpenRLHF(_StepAndDict):
 
 
 class SkyRL(_StepAndDict):
-    """SkyRL's `console` logger: floats as text, four places."""
+    """SkyRL's `console` logger: floats as text, four places. A `Global step` is OpenRLHF's."""
 
     name: ClassVar[str] = "skyrl"
     looks_for: ClassVar[str] = "'Step N:' and a dict with keys such as 'reward/avg_raw_reward' behind it"
     _mark = b"tep "
-    _line = re.compile(rb"(?<![\w'])[Ss]tep (?P<step>\d{1,15}): ?(?=\s*(?:\{|$|\\))")
+    _line = re.compile(rb"(?<![\w'])(?<![Gg]lobal )[Ss]tep (?P<step>\d{1,15}): ?(?=\s*(?:\{|$|\\))")
     _keys = re.compile(r"reward/|loss/|policy/|generate/|trainer/|timing/|eval/")
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ __all__ = ["extrapolation", "leave_one_out", "recipes"]
 
 _MOST_RUNS = 4
 _MOST_RECIPES = 8
+_LETTER, _WIDEST = 7.0, 300
+"""Pixels for a letter of a name, and for the longest name: a reader's font may be wider than the one measured here."""
 _STRAIGHT = (0.03, 0.97)
 """Outside this share of the rise, noise makes the straightened points fly off."""
 
@@ -180,7 +183,9 @@ def _ceilings_panel(ranked: Sequence[Entry], metric: str) -> Any:
 
 
 def _forest(rows: Sequence[dict[str, Any]], axis: str, title: str, subtitle: str, even: float | None = None) -> Any:
-    y = alt.Y("entry:N", title=None, sort=[row["entry"] for row in rows], axis=alt.Axis(labelLimit=240))
+    names = [row["entry"] for row in rows]
+    room = min(_WIDEST, math.ceil(_LETTER * max(map(len, names))))
+    y = alt.Y("entry:N", title=None, sort=names, axis=alt.Axis(labelLimit=240, minExtent=room))
     ends = [v for row in rows for v in (row["low"], row["high"])] + ([] if even is None else [even])
     pad = 0.06 * (max(ends) - min(ends)) or 0.01
     scale = alt.Scale(domain=[min(ends) - pad, max(ends) + pad], nice=False)
@@ -195,7 +200,8 @@ def _forest(rows: Sequence[dict[str, Any]], axis: str, title: str, subtitle: str
     if even is not None:
         layers.insert(0, chart([{"value": even}]).mark_rule(color=GREY, strokeDash=[3, 3]).encode(x=x))
     # Narrower than other panels: names of recipes take the rest.
-    return panel(*layers, title=title, subtitle=subtitle, height=max(60, 26 * len(rows))).properties(width=200)
+    width = min(200, max(140, 390 - room))
+    return panel(*layers, title=title, subtitle=subtitle, height=max(60, 26 * len(rows))).properties(width=width)
 
 
 def leave_one_out(evidence: Evidence) -> Drawing | Needs:

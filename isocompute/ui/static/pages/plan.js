@@ -6,7 +6,7 @@ import { fill, h } from "../dom.js";
 import { number } from "../format.js";
 import { commandLine, downloads, failure, field, preliminary, select } from "../widgets.js";
 import { alternatives, answer, computeOf, recipe, warnings } from "./plan_answer.js";
-import { constraintFields, isOwn, lawField } from "./plan_controls.js";
+import { constraintFields, inLabels, isOwn, lawField } from "./plan_controls.js";
 
 const SUFFIX = { rollouts: "", tokens: "tok", gpu_hours: "h" };
 const BEYOND = 4; // the slider and the band end at so many times the law's range
@@ -125,7 +125,7 @@ export async function render(root, { about, parameters, remember, signal }) {
       plan = null;
       for (const place of Object.values(places)) if (place !== places.figure || !budgetOnly) fill(place);
       if (!budgetOnly) views = null;
-      fill(places.answer, failure(error));
+      fill(places.answer, failed(error));
     } finally {
       if (mine === asked) root.removeAttribute("aria-busy");
     }
@@ -176,7 +176,7 @@ export async function render(root, { about, parameters, remember, signal }) {
       views = await draw(figure.querySelector(".chart"), data.panels, { label: data.caption, wide: true });
       if (plan) mark();
     } catch (error) {
-      if (error.name !== "AbortError" && mine === asked) fill(figure, failure(error));
+      if (error.name !== "AbortError" && mine === asked) fill(figure, failed(error));
     }
   }
 
@@ -201,6 +201,11 @@ export async function render(root, { about, parameters, remember, signal }) {
     about = now;
     return update();
   };
+}
+
+/** An error in the words of this page's fields. */
+function failed(error) {
+  return failure(error instanceof ApiError ? new ApiError(inLabels(error.message)) : error);
 }
 
 /** The plan through `isocompute export`, which writes the config itself. */

@@ -20,6 +20,25 @@ const COSTS = [
   ["price_per_gpu_hour", "price of a GPU-hour"],
 ];
 
+const HELD = "Bp, problems";
+const FAR = "plan far outside the law's range";
+/** What the API calls the fields, where that is no plain word, and what they are called here. */
+const LABELS = Object.fromEntries([
+  ...[...COUNTS, ...COSTS].filter(([name]) => name.includes("_")),
+  ...STABLE.map(([name, label]) => [name, `Stable Bp, ${label}`]),
+  ["problems_per_batch", HELD],
+  ["extrapolate=true", FAR],
+]);
+
+/** A message of the API with the fields named as on this page; commands stay as they are. */
+export function inLabels(text) {
+  const label = (name) => (LABELS[name] ? `“${LABELS[name]}”` : name);
+  return text
+    .split("`")
+    .map((part, i) => (i % 2 ? part : part.replace(/\b[a-z]+(_[a-z]+)+\b|\bextrapolate=true\b/g, label)))
+    .join("`");
+}
+
 /** Which law: this study's, or a published one. */
 export function lawField({ query, about, laws, change }) {
   const names = [["study", `this study (${about.runs.length})`], ...laws.map(({ name }) => name)];
@@ -69,7 +88,7 @@ export function constraintFields({ query, about, change }) {
       STABLE.map(([name, label]) => number(name, label)),
     ),
     COSTS.map(([name, label]) => number(name, label, "any")),
-    h("label", { class: "check" }, far, "plan far outside the law's range"),
+    h("label", { class: "check" }, far, FAR),
   ];
   const used = [...COUNTS, ...STABLE, ...COSTS, ["extrapolate"]].some(([name]) => query[name]);
   return [
@@ -83,7 +102,7 @@ export function constraintFields({ query, about, change }) {
       "fieldset",
       {},
       h("legend", {}, "Hold"),
-      number("problems_per_batch", "Bp, problems"),
+      number("problems_per_batch", HELD),
       number("batch", "B = Bp · n"),
     ),
     field("Allowed n", allowed),
