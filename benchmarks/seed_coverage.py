@@ -12,6 +12,9 @@ A run's ceiling is drawn around .6 with the spread between seeds given, its 25 e
 - `noise`: how often `plan` finds a larger n ahead (a limit by noise).
 
 The prior spread of a seed that single runs are given is ScaleRL's, .0072.
+
+A second table is of sweeps of five n of which the smallest leads at first, and the largest at the end by the lead given
+(0: all are equal there): how often n* is said to rise, and the mean share of replicates in which it does.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from isocompute.law.comparison import compare
 from isocompute.law.curve import Curve
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import luck_of
+from isocompute.law.law import fit_law
 from isocompute.law.sensitivity import sensitivity
 from isocompute.law.surface_fit import fit_surface
 from isocompute.plan.regime import Sweep, by_rollouts
@@ -75,6 +79,24 @@ def one_draw(rng: np.random.Generator, seeds: int, spread: float, replicates: in
     }
 
 
+def late(rng: np.random.Generator, seeds: int, spread: float, lead: float) -> list[Curve]:
+    """Larger n rise later, and the further the larger they are."""
+    curves = []
+    for i, n in enumerate((4, 8, 16, 32, 64)):
+        for seed in range(seeds):
+            rise = 0.3 + lead * i / 4 + spread * rng.standard_normal()
+            values = 0.3 + rise * (1 - np.exp(-COMPUTE / (2e4 * (n / 4) ** 0.6)))
+            curves.append(Curve(f"{n}-{seed}", COMPUTE, values + NOISE * rng.standard_normal(25), 32, n, seed))
+    return curves
+
+
+def direction(rng: np.random.Generator, seeds: int, spread: float, lead: float, replicates: int) -> tuple[bool, float]:
+    law = fit_law(late(rng, seeds, spread, lead), metric="avg@4", replicates=replicates, with_surface=False)
+    best = law.joint.rollouts
+    assert best is not None
+    return best.rises, best.probability_rises
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=60)
@@ -88,6 +110,14 @@ def main() -> None:
             draws = [one_draw(rng, seeds, spread, args.replicates) for _ in range(args.draws)]
             shares = [np.mean([each for draw in draws for each in draw[name]]) for name in names]
             print(f"{spread:6.3f}  {seeds:5d} " + "".join(f"{share:9.0%}" for share in shares), flush=True)
+    print("\nspread  seeds    lead    rises  in replicates")
+    for spread in (0.005, 0.02):
+        for seeds in (1, 2, 3, 5):
+            for lead in (0.0, 0.03, 0.06):
+                rng = np.random.default_rng([int(1000 * spread), seeds, int(1000 * lead)])
+                found = [direction(rng, seeds, spread, lead, args.replicates) for _ in range(args.draws)]
+                rises, share = (float(np.mean(each)) for each in zip(*found, strict=True))
+                print(f"{spread:6.3f}  {seeds:5d}  {lead:6.2f} {rises:8.0%} {share:14.0%}", flush=True)
 
 
 if __name__ == "__main__":

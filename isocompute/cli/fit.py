@@ -143,7 +143,7 @@ def _answer(law: Law) -> str:
         if len(values) == 1:
             return f"n* is {high} at every budget ({interval})"
         spread = f"between {values[0]:.0f} and {values[-1]:.0f}"
-        doubt = ", as the best of several equal n often does" if best.probability_rises >= _MOSTLY else ""
+        doubt = ", but by no more than the best of equal n may" if best.probability_rises >= _MOSTLY else ""
         chance = f"undecided: it rises in {best.probability_rises:.0%} of replicates{doubt}"
         why = "without a trend" if best.direction == "flat" else f"whether it rises with compute is {chance}"
         return f"n* moves {spread}; {why} ({interval} at the end)"

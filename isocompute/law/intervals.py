@@ -8,7 +8,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 
-__all__ = ["around", "basic", "percentiles"]
+__all__ = ["around", "basic", "by_chance", "percentiles"]
 
 
 def percentiles(values_B: Array, level: float = 0.95) -> tuple[float, float]:
@@ -49,3 +49,11 @@ def basic(
     low, high = percentiles(again_B, level)
     estimate = 2.0 * seen - float(again_B.mean())
     return estimate, (min(2.0 * seen - high, estimate), max(2.0 * seen - low, estimate))
+
+
+def by_chance(statistic: Callable[[Array], Array], values_S: Array, replicates_SB: Array) -> float:
+    """Chance that settings which are all equal show as much of a statistic (over axis 0) as these values do."""
+    if not replicates_SB.shape[1]:
+        return 1.0
+    equal_SB = replicates_SB - replicates_SB.mean(axis=1, keepdims=True)
+    return float((statistic(equal_SB) >= statistic(values_S[:, None])).mean())

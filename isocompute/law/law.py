@@ -20,7 +20,7 @@ from isocompute.arrays import Array
 from isocompute.law.curve import Curve, lasting_fall, on_one_scale, scale_of, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import REACH, Frontier, bounds, compared, ended, frontier, luck_of, reached
-from isocompute.law.intervals import basic
+from isocompute.law.intervals import by_chance
 from isocompute.law.optimum import Optimum, Reading, fit_optima
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.seeds import ONE_SEED_ERROR
@@ -63,8 +63,8 @@ class Tradeoff:
         return f"Tradeoff({fixed}; {plural(len(self.fits), 'setting')}; {_in_words(self.rollouts)})"
 
 
-_LEADS = 0.9
-"""Level of the interval that has to lie above 0 where n* is said to move: 95% on its one side."""
+_CHANCE = 0.05
+"""How often n* may be said to move where all n are equal at the end."""
 
 _Competition = tuple[str | None, int | None, tuple[CurveFit, ...]]
 """What is held fixed, its value, and the settings that compete."""
@@ -242,8 +242,8 @@ def _leads(fits: Sequence[CurveFit], luck_SB: Array, tried: Array, first: float,
     """Which way the optimum has moved from `first`, its value at small compute, beyond doubt: a larger, or a smaller,
     setting leads all others at the end.
 
-    Of several equal settings another than the first is in front more often than not, in every replicate; what the
-    choice of the best of them adds is taken off.
+    Of several equal settings another than the first is in front more often than not, in the estimate and in every
+    replicate; so the lead has to be larger than that of equals.
     """
     begun = [i for i, fit in enumerate(fits) if fit.starts <= end * REACH]
     at = np.array([end])
@@ -252,13 +252,12 @@ def _leads(fits: Sequence[CurveFit], luck_SB: Array, tried: Array, first: float,
     out = set()
     for way, ahead_S in (("rises", tried[begun] > first), ("falls", tried[begun] < first)):
         if ahead_S.any() and not ahead_S.all():
-            _, (low, _) = basic(
+            chance = by_chance(
                 lambda v_SB, ahead_S=ahead_S: v_SB[ahead_S].max(axis=0) - v_SB[~ahead_S].max(axis=0),
                 values_S,
                 replicates_SB + luck_SB[begun],
-                level=_LEADS,
             )
-            out |= {way} if low > 0.0 else set()
+            out |= {way} if chance < _CHANCE else set()
     return frozenset(out)
 
 

@@ -337,3 +337,22 @@ def test_constant_and_short_runs_are_named() -> None:
     steps = Curve("short", compute, np.repeat([0.1, 0.2, 0.3], 3))
     with pytest.raises(InputError, match=r"run 'short'.*3 record-breaking points.*--bin"):
         fit_law([steps], metric="reward", points="records")
+
+
+@pytest.mark.parametrize(("lead", "least", "most"), [(0.0, 0, 2), (0.06, 9, 10)])
+def test_n_is_said_to_rise_where_larger_n_lead_not_where_all_are_equal(lead: float, least: int, most: int) -> None:
+    """Five n of three seeds, of which the smallest leads at first; `lead` is that of the largest at the end."""
+    rng, compute_C = np.random.default_rng(5), np.geomspace(1e4, 1e6, 25)
+    rises = 0
+    for _ in range(10):
+        curves = []
+        for i, n in enumerate((4, 8, 16, 32, 64)):
+            for seed in range(3):
+                rise = 0.3 + lead * i / 4 + 0.007 * rng.standard_normal()
+                values_C = 0.3 + rise * (1 - np.exp(-compute_C / (2e4 * (n / 4) ** 0.6)))
+                values_C = values_C + 0.005 * rng.standard_normal(25)
+                curves.append(Curve(f"{n}-{seed}", compute_C, values_C, 32, n, seed))
+        best = fit_law(curves, metric="avg@4", replicates=100, with_surface=False).joint.rollouts
+        assert best is not None
+        rises += best.rises
+    assert least <= rises <= most
