@@ -8,11 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from isocompute.claims import Claim, judge
 from isocompute.errors import InputError
-from isocompute.health import Health, check
 from isocompute.law import (
     Backtest,
     Comparison,
@@ -36,10 +34,13 @@ from isocompute.law.forecasting import LEVEL, VERDICTS
 from isocompute.law.from_runs import choose_metric, warn_of_scales
 from isocompute.law.records import DEFAULT_BIN
 from isocompute.plan.api import plan
-from isocompute.present import present_level
 from isocompute.runs import Run, RunSet, RunWarning, load
 from isocompute.runs.conditions import warn_of_several
 from isocompute.runs.model import listing
+
+if TYPE_CHECKING:  # what one command needs takes the others seconds to load
+    from isocompute.claims import Claim
+    from isocompute.health import Health
 
 __all__ = [
     "BACKTEST_POINTS",
@@ -116,6 +117,8 @@ def forecast(
     (curve,), _, unit = curves_of(runs, metric=metric, unit=unit)
     seen = _until(curve, fit_until)
     made = _forecast(seen, target(to, float(seen.compute_C[-1])), level=level, unit=unit)
+    from isocompute.present import present_level
+
     return replace(made, now=present_level(seen))
 
 
@@ -253,6 +256,8 @@ def check_health(runs: Source, *, paths: Sequence[str] = ()) -> tuple[Health, ..
     >>> [health.verdict for health in check_health("runs")]
     ['healthy', 'healthy', 'healthy']
     """
+    from isocompute.health import check
+
     loaded = _loaded(runs)
     given = [runs] if isinstance(runs, str | Path | Run) else runs
     where = [str(path) for path in paths or given if not isinstance(path, Run)]
@@ -265,6 +270,8 @@ def judge_claims(runs: Source, *, metric: str | None = None) -> tuple[Claim, ...
     >>> {claim.code: claim.verdict for claim in judge_claims("runs")}["optimum_rises"]  # three runs, one seed each
     'undecided'
     """
+    from isocompute.claims import judge
+
     return judge(_loaded(runs), metric=metric)
 
 

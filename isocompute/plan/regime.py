@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from scipy import special
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
@@ -34,6 +33,7 @@ from isocompute.law.from_runs import choose_metric
 from isocompute.law.frontier import luck_of
 from isocompute.law.intervals import around, basic
 from isocompute.law.settings import settings_of, usable_curves
+from isocompute.law.student import widening
 from isocompute.plan.leading import leading_recipe
 from isocompute.plan.limits import Diagnosis, Finding, Regime, Verdict
 from isocompute.runs.model import Run, RunSet
@@ -265,5 +265,5 @@ def _over_seeds(runs: Sequence[Run], read: Callable[[Run], tuple[float, float]])
     half = 1.96 * float(np.sqrt((error_R**2).sum())) / len(value_R)
     if len(value_R) > 1:
         spread = float(value_R.std(ddof=1)) / float(np.sqrt(len(value_R)))
-        half = max(half, float(special.stdtrit(len(value_R) - 1, 0.975)) * spread)
+        half = max(half, 1.96 * widening(len(value_R) - 1) * spread)
     return value, (value - half, value + half)
