@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.arrays import Array, Bools
 from isocompute.law.curve import Curve, lasting_fall, on_one_scale, scale_of, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import REACH, Frontier, bounds, compared, ended, frontier, luck_of, reached
@@ -252,13 +253,13 @@ def _leads(fits: Sequence[CurveFit], luck_SB: Array, tried: Array, first: float,
     out = set()
     for way, ahead_S in (("rises", tried[begun] > first), ("falls", tried[begun] < first)):
         if ahead_S.any() and not ahead_S.all():
-            chance = by_chance(
-                lambda v_SB, ahead_S=ahead_S: v_SB[ahead_S].max(axis=0) - v_SB[~ahead_S].max(axis=0),
-                values_S,
-                replicates_SB + luck_SB[begun],
-            )
+            chance = by_chance(partial(_lead, ahead_S=ahead_S), values_S, replicates_SB + luck_SB[begun])
             out |= {way} if chance < _CHANCE else set()
     return frozenset(out)
+
+
+def _lead(values_SB: Array, ahead_S: Bools) -> Array:
+    return np.asarray(values_SB[ahead_S].max(axis=0) - values_SB[~ahead_S].max(axis=0))
 
 
 def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tradeoff, unit: str) -> list[str]:
