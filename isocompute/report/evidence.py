@@ -25,7 +25,7 @@ from isocompute.runs.pass_rates import PassRates, read_pass_rates
 
 __all__ = ["Evidence", "Source"]
 
-Source = RunSet | str | Path | Sequence[str | Path]
+Source = RunSet | Run | str | Path | Sequence[str | Path]
 TRAINED = "train/avg"
 _ONE_SCALE = 2.0
 """Lengths of scales may differ so much: a reward from -1 to 1 looks like a rate where it never was negative."""
@@ -71,6 +71,8 @@ class Evidence:
         `paths` say where loaded runs lie, to find the pass rates beside them. `unit` stays None where the runs are end
         points that count no compute.
         """
+        if isinstance(source, Run):
+            source = RunSet((source,), source.name)
         if isinstance(source, RunSet):
             runs, paths = source, paths or [source.source]
         else:

@@ -14,7 +14,7 @@ from isocompute.cli.main import app
 from isocompute.errors import InputError
 from isocompute.report.figures import FIGURES
 from tests.commands import Call
-from tests.conftest import write_points
+from tests.conftest import rising, write_points
 from tests.report.made_up import run, study, truth, write
 
 QUICK = ("--replicates", "50")
@@ -144,3 +144,10 @@ def test_a_study_that_is_still_running(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="2 runs without a point yet left out"):
         report = isocompute.write_report(tmp_path / "runs", out=tmp_path / "r.html", replicates=50)
     assert len(report.evidence.runs) == 2
+
+
+def test_a_run_that_is_loaded_is_reported(tmp_path: Path) -> None:
+    write_points(tmp_path / "runs" / "one", rising(), problems_per_batch=32, rollouts_per_problem=8)
+    (one,) = isocompute.load(tmp_path / "runs")
+    report = isocompute.write_report(one, out=tmp_path / "one.html", replicates=60)
+    assert "one" in report.path.read_text(encoding="utf-8")
