@@ -19,6 +19,7 @@ from isocompute.engines.processes import start_of
 
 __all__ = ["RUNNING", "Holder", "Holding", "LostError", "holder_at", "holder_of", "myself"]
 
+_GONE = "its claim is gone: another process took it over and ended, or somebody removed it"
 RUNNING = "running.json"
 """The claim of a cell, in its folder."""
 
@@ -36,8 +37,8 @@ class LostError(OSError):
     """A claim of this process is another's by now; an `OSError`, as of any folder that can no longer be written."""
 
     def __init__(self, path: str | Path, holder: Holder | None) -> None:
-        who = "another process" if holder is None else f"process {holder.pid} on {holder.host}"
-        super().__init__(errno.ESTALE, f"taken over by {who} while this one was silent", str(path))
+        why = f"taken over by process {holder.pid} on {holder.host} while this one was silent" if holder else _GONE
+        super().__init__(errno.ESTALE, why, str(path))
 
 
 @cache

@@ -46,6 +46,8 @@ _NAMED_REWARD = re.compile(
 _SETS = re.compile(r"(?:(?!exact/|train/)[^/]+/)?avg@(\d{1,6})(?:/(?!error$).+)?")
 """Averages of the held-out sets, `avg@k`, `avg@k/NAME` and `NAME/avg@k`, but for other readings of one evaluation."""
 _EVERY_SET = ("avg@k", TRAINED)
+_QUIETEST = 0.8
+"""Share of its prior noise below which a further set's own is not believed."""
 _NUMBERS = ("loss", "grad_norm", "entropy")
 """Beside the rewards, what must be a number at every point."""
 _KL_FLOOR = 0.1
@@ -135,8 +137,9 @@ def _reward(run: Run, name: str, prior: float) -> Reward | None:
 def _beside(run: Run, judged: str) -> tuple[Reward, ...]:
     """Rewards of the held-out sets beside the one that the run is judged by."""
     found = [(name, match) for name in run.metrics if name != judged and (match := _SETS.fullmatch(name))]
-    rewards = [_reward(run, name, set_noise(max(1, int(match[1])))) for name, match in found]
-    return tuple(reward for reward in rewards if reward is not None)
+    known = [(series, set_noise(max(1, int(match[1])))) for name, match in found if (series := series_of(run, name))]
+    # Sets of thirty problems look quieter than they are by chance, and there may be many of them.
+    return tuple(reward_of(series, prior=noise, floor=_QUIETEST * noise) for series, noise in known)
 
 
 def _finding(run: Run, code: str, row: int, severity: Severity, evidence: str) -> Finding:

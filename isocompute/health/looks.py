@@ -64,7 +64,7 @@ def _not_finite(value: float) -> str:
 
 
 def look_at_fall(watched: Watched) -> list[Found] | None:
-    """Reward that falls, on any held-out set and in training."""
+    """Reward that falls, in training and on any held-out set; that of a further set is a warning."""
     held_out = watched.held_out
     looks = [(reward, sets_seen(held_out, reward)) for reward in held_out]
     if watched.train is not None:
@@ -79,7 +79,8 @@ def look_at_fall(watched: Watched) -> list[Found] | None:
                 f"{reward.series.name} fell from {_level(fall.best)} ({watched.step(int(rows[fall.best_at]))}) to "
                 f"{_level(fall.now)}; noise {_level(reward.noise_T[fall.at])}"
             )
-            found.append((int(rows[fall.at]), "problem", text))
+            severity: Severity = "warning" if any(reward is other for other in watched.beside) else "problem"
+            found.append((int(rows[fall.at]), severity, text))
     return found if looks else None
 
 

@@ -94,11 +94,13 @@ class Fall:
     """Mean since the fall began."""
 
 
-def reward_of(series: Series, *, prior: float) -> Reward:
-    """Levels of a reward; `prior` is its noise, of the scale, before the series has shown its own."""
+def reward_of(series: Series, *, prior: float, floor: float = 0.0) -> Reward:
+    """Levels of a reward; `prior` is its noise, of the scale, before the series has shown its own, which counts from
+    `floor` on.
+    """
     values_T = series.values_T
     scale_T = binomial_scale(values_T, rate_T=np.maximum.accumulate(values_T))
-    noise_T = counter_noise(values_T, prior=prior * scale_T)
+    noise_T = np.maximum(counter_noise(values_T, prior=prior * scale_T), floor * scale_T)
     width_T = np.clip(np.ceil((noise_T / (_AIM * scale_T)) ** 2), _FEWEST, _MOST)
     means = {int(w): trailing_mean(values_T, int(w)) for w in np.unique(width_T)}
     level_T = np.array([means[int(w)][t] for t, w in enumerate(width_T)])

@@ -272,6 +272,8 @@ def _ahead(a: CurveFit, b: CurveFit, floor: float, level: float) -> str:
 
 
 def _overtakings(a: CurveFit, b: CurveFit, level: float) -> tuple[Overtaking, ...]:
+    if not len(a.ensemble.base_B):
+        return ()
     start, seen = max(a.first, b.first), max(a.last, b.last)
     grid_C = np.geomspace(start, seen * _FAR, 400)
     lead_C = a.at(grid_C) - b.at(grid_C)

@@ -29,7 +29,7 @@ from isocompute.law.seeds import Luck, Spread, moderated
 from isocompute.law.solver import Fits, evaluate
 from isocompute.words import number, value
 
-__all__ = ["SEEN", "CurveFit", "Ensemble", "fit_groups", "usable_points"]
+__all__ = ["MAXIMUM_POINTS", "SEEN", "CurveFit", "Ensemble", "fit_groups", "usable_points"]
 
 MAXIMUM_POINTS = 256
 """Longer curves are averaged into this many points: evaluation noise shrinks, the shape stays."""

@@ -68,8 +68,9 @@ class Spread:
 
     @property
     def variance(self) -> float:
-        """Of one seed, once all of the rise is done."""
-        return float((self.deviation_SN**2).sum() / self.degrees / (self.risen_N**2).sum())
+        """Of one seed, once all of the rise is done: what they differ in at the base is not scaled up to it."""
+        weighted = (self.risen_N * self.deviation_SN) ** 2
+        return float(weighted.sum() / self.degrees / (self.risen_N**4).sum())
 
 
 @dataclass(frozen=True)

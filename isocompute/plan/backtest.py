@@ -21,7 +21,7 @@ import numpy as np
 from isocompute.errors import InputError
 from isocompute.law import Curve, Law, fit_law
 from isocompute.law.curve import MINIMUM_POINTS
-from isocompute.law.fits import fit_groups
+from isocompute.law.fits import MAXIMUM_POINTS, fit_groups
 from isocompute.plan.load_law import load_law
 from isocompute.runs import RunSet, RunWarning, load
 
@@ -179,7 +179,7 @@ def _reached(curves: Sequence[Curve], compute: float) -> dict[Setting, list[floa
 
 def _best_levels(curves: Sequence[Curve], compute: float) -> list[float]:
     """Of each run up to a compute; its plain maximum where there are too few points for a curve."""
-    cut = [_to_the_best(_with_end(curve, compute)) for curve in curves]
+    cut = [_to_the_best(_with_end(curve, compute).averaged(MAXIMUM_POINTS)) for curve in curves]
     rising = [c for c in cut if len(c.compute_C) >= MINIMUM_POINTS and np.ptp(c.values_C)]
     fits = {id(fit.curves[0]): fit for fit in fit_groups([[c] for c in rising], replicates=0)} if rising else {}
     return [float(fits[id(c)].at(c.compute_C[-1:])[0]) if id(c) in fits else float(c.values_C.max()) for c in cut]

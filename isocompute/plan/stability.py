@@ -19,6 +19,8 @@ from isocompute.words import number, value
 __all__ = ["Fallen", "Steadiness", "fall_warnings", "falls_of", "steadiness"]
 
 _JEFFREYS = 0.5
+_ABOUT = 1.1
+"""Runs that end so little before a compute have gone to it."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,14 @@ class Steadiness:
 
     runs: int
     fell_after: tuple[float, ...]
+    last: float
+    """Compute to which they were run."""
 
-    def by(self, compute: float) -> Fallen:
-        """What had become of them by so much compute."""
+    def by(self, compute: float) -> Fallen | None:
+        """What had become of them by so much compute; None where none fell and none was run so far."""
         early = [after for after in self.fell_after if after < compute]
+        if not early and compute > self.last * _ABOUT:
+            return None
         return Fallen(self.runs, len(early), min(early, default=None))
 
 
@@ -65,11 +71,13 @@ def steadiness(
 ) -> dict[tuple[int, int], Steadiness]:
     """By (Bp, n), for all settings of a law; `problems_per_batch` stands in for a Bp that runs do not say."""
     names: dict[tuple[int, int], list[str]] = {}
+    last: dict[tuple[int, int], float] = {}
     for fit in fits:
-        bp, n = fit.setting
-        names.setdefault((int(bp or problems_per_batch or 1), int(n or 1)), []).extend(c.name for c in fit.curves)
+        key = int(fit.setting[0] or problems_per_batch or 1), int(fit.setting[1] or 1)
+        names.setdefault(key, []).extend(c.name for c in fit.curves)
+        last[key] = max(fit.last, last.get(key, 0.0))
     return {
-        key: Steadiness(len(runs), tuple(sorted(falls[run] for run in runs if run in falls)))
+        key: Steadiness(len(runs), tuple(sorted(falls[run] for run in runs if run in falls)), last[key])
         for key, runs in names.items()
     }
 

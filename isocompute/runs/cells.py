@@ -57,7 +57,8 @@ def with_numbers(table: pl.DataFrame, *, text: Collection[str]) -> pl.DataFrame:
         cells = table[name].str.strip_chars()
         found = cells.cast(pl.Float64, strict=False)
         if 0 < found.count() == (cells != "").sum():
-            numbers.append(found)
+            whole = cells.cast(pl.Int64, strict=False)
+            numbers.append(whole if whole.count() == found.count() else found)
     return table.with_columns(numbers)
 
 

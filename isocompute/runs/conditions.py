@@ -25,6 +25,12 @@ _FIRST = ("problems", "model", "recipe.baseline_rollouts", "recipe.loss", "recip
 """Ingredients that name a condition before any other does."""
 _FOLLOWS_BATCH = {f"recipe.{name}" for name in FOLLOWS_BATCH}
 _ALLOCATION = {"n", "bp", "m", "seed", "run", "rollouts_per_problem", "problems_per_batch"}
+_APART = (
+    *("problems_per_batch", "rollouts_per_problem", "update_steps", "seed", "gpus", "versions"),
+    *("device", "micro_batch", "sample_batch", "threads", "together", "workers"),
+    *("host", "hostname", "user", "pid", "date", "time", "timestamp", "created", "started", "finished"),
+)
+"""Keys of `run.json` that do not say how a run was made."""
 _FEW = 2
 """So few ingredients are named in full; of more, only those that most runs do not share."""
 _ALWAYS = {"problems", "model", "recipe.loss"}
@@ -93,24 +99,21 @@ def conditions_of(runs: RunSet) -> tuple[Condition, ...]:
 
 
 def made_of(run: Run) -> dict[str, Any]:
-    """What `run.json` says that a run is made of. Where, when and how fast it was run (a device, a date, a micro-batch)
-    is not part of that: runs that differ in it alone are repetitions.
+    """All that `run.json` says of how a run was made but its allocation and seed, and where, when and how fast it ran:
+    runs that differ in those alone are repetitions.
     """
-    said = run.settings.model_dump(exclude_none=True)
-    out: dict[str, Any] = {key: _place(said[key]) for key in ("problems", "model", "engine") if key in said}
-    for table in ("recipe", "world", "problem_set"):
-        fields = said.get(table)
-        if isinstance(fields, dict):
-            out[table] = {key: value for key, value in fields.items() if key != "seed"}
-    return out
+    return run.settings.model_dump(exclude=set(_APART), exclude_none=True)
 
 
 def ingredients(run: Run) -> dict[str, Any]:
     """What a run is made of, apart from its allocation and seed, as flat keys such as `recipe.kl_coef`."""
     out: dict[str, Any] = {}
-    for key, value in made_of(run).items():
-        fields = {f"{key}.{name}": field for name, field in value.items()} if isinstance(value, dict) else {key: value}
-        out |= {name: field for name, field in fields.items() if field is not None}
+    said = run.settings.model_dump(exclude_none=True)
+    out |= {key: _place(said[key]) for key in ("problems", "model", "engine") if key in said}
+    for table in ("recipe", "world", "problem_set"):
+        fields = said.get(table)
+        if isinstance(fields, dict):
+            out |= {f"{table}.{key}": value for key, value in fields.items() if value is not None and key != "seed"}
     columns = dict(spelt(run.name))
     ours = said_by(list(columns))  # a column `lr` is the recipe's learning rate, said once already
     for key, value in columns.items():

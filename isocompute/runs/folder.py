@@ -18,6 +18,7 @@ from isocompute.runs.bookkeeping import is_bookkeeping
 from isocompute.runs.cells import is_text, with_numbers
 from isocompute.runs.finite import NON_FINITE, put_back, set_apart
 from isocompute.runs.model import POINT_COLUMNS, Run, RunWarning
+from isocompute.runs.rewards import REWARDS, rank
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS, SETTINGS, RunWriter, whole_lines
 
@@ -47,7 +48,7 @@ def read_run(address: str, *, name: str | None = None) -> Run:
     """Read a run folder; `NoPointsError` where it has no point yet."""
     points_address = files.join(address, POINTS)
     points = parse_lines(files.read_bytes(points_address), points_address)
-    points = with_numbers(points, text=[name for name in points.columns if is_text(name)])
+    points = with_numbers(points, text=[name for name in points.columns if not _is_measured(name)])
     settings = RunSettings()
     settings_address = files.join(address, SETTINGS)
     if files.exists(settings_address):
@@ -58,6 +59,11 @@ def read_run(address: str, *, name: str | None = None) -> Run:
             where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise InputError(f"{settings_address}: {where}: {first['msg']}; mend or remove it.") from error
     return Run(name or files.last_part(address), settings, tidy(points), rows_of_points(points))
+
+
+def _is_measured(name: str) -> bool:
+    """Whether digits in quotes are a number under this name: those of compute and rewards; a job may be anything."""
+    return not is_text(name) and (name in POINT_COLUMNS or rank(name) < len(REWARDS))
 
 
 def parse_lines(data: bytes, address: str) -> pl.DataFrame:

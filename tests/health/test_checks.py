@@ -59,7 +59,7 @@ def test_a_fall_on_one_of_several_held_out_sets_is_seen_and_named(name: str) -> 
     assert check(run).verdict == "healthy"
     health = check(dataclasses.replace(run, points=run.points.with_columns(pl.Series(name, falling))))
     (found,) = health.findings
-    assert (health.verdict, found.code) == ("problem", "reward_fall")
+    assert (health.verdict, found.code) == ("warning", "reward_fall")
     assert found.evidence.startswith(f"{name} fell from 0.1")
     metrics = {c.code: c.metrics for c in health.checks}
     assert metrics["reward_fall"] == ("avg@4", name)

@@ -117,5 +117,5 @@ def test_where_and_how_fast_a_run_was_made_does_not_tell_seeds_apart() -> None:
 
     places = [{"device": "cuda:0", "micro_batch": 512}, {"device": "cuda:1", "micro_batch": 256, "started": "today"}]
     runs = [made(seed, **where) for seed, where in enumerate(places)]
-    curves, _, _ = curves_of(RunSet((*runs, made(2, kl=0.1))))
-    assert settings_of(curves) == [[0, 1], [2]]
+    curves, _, _ = curves_of(RunSet((*runs, made(2, kl=0.1), made(3, dataset="math"))))
+    assert settings_of(curves) == [[0, 1], [2], [3]]

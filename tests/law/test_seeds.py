@@ -37,6 +37,14 @@ def test_the_variance_is_that_of_the_seeds_levels() -> None:
     assert spread_of(ceilings).variance == pytest.approx(np.var(end, ddof=1), rel=0.06)
 
 
+def test_what_seeds_differ_in_before_the_rise_is_not_scaled_up_to_it() -> None:
+    """A rise at the very end, and levels that differ by .01 throughout."""
+    late_C = 0.3 + 0.3 * (GRID > 0.9e6)
+    curves = [Curve(f"{i}", GRID, late_C + off, 32, 8, i) for i, off in enumerate((-0.01, 0.0, 0.01))]
+    found = Spread.of(curves, np.tile(late_C, 3), np.concatenate([c.values_C for c in curves]))
+    assert found.variance == pytest.approx(1e-4)
+
+
 def test_seeds_at_other_compute_show_the_same_spread() -> None:
     other = [GRID, np.geomspace(1.3e4, 0.9e6, 19), np.geomspace(1e4, 1e6, 40)]
     ceilings = [0.58, 0.6, 0.65]

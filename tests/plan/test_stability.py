@@ -15,7 +15,7 @@ from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
 from isocompute.plan.planner import Plan
 from isocompute.plan.present import plan_to_json
-from isocompute.plan.stability import Fallen
+from isocompute.plan.stability import Fallen, Steadiness
 
 ENDS = 1e6
 
@@ -103,3 +103,10 @@ def test_the_share_that_falls_has_jeffreys_interval(runs: int, fallen: int) -> N
 def test_none_and_all_reach_to_the_end() -> None:
     assert Fallen(4, 0, None).interval()[0] == 0.0
     assert Fallen(4, 4, 1.0).interval()[1] == 1.0
+
+
+def test_runs_that_ended_before_a_compute_are_not_said_to_have_held_it() -> None:
+    steady = Steadiness(3, (), last=1e6)
+    assert steady.by(1.05e6) == Fallen(3, 0, None)
+    assert steady.by(4e6) is None
+    assert Steadiness(3, (2e5,), last=1e6).by(4e6) == Fallen(3, 1, 2e5)

@@ -13,7 +13,7 @@ from isocompute import InputError, RunSettings, RunWriter, load
 from isocompute.law.from_runs import choose_metric
 from isocompute.runs import RunWarning
 from isocompute.runs.finite import non_finite
-from isocompute.runs.folder import parse_lines
+from isocompute.runs.folder import parse_lines, read_run
 from tests.conftest import rising, write_points
 
 
@@ -296,3 +296,12 @@ def test_any_json_objects_are_points_or_wrong_input(rows: list[dict[str, object]
         table = parse_lines(data, "x")
         assert set(table.columns) == {key for row in rows for key in row}
         assert table.height == len(rows)
+
+
+def test_digits_in_quotes_that_are_no_measurement_stay_text(tmp_path: Path) -> None:
+    points = [{"step": i, "reward": f"{0.1 * i:.1f}", "node": "3", "job": "101"} for i in range(1, 7)]
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "points.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points), encoding="utf-8")
+    run = read_run(str(folder))
+    assert "node" not in run.metrics and "job" not in run.metrics

@@ -110,7 +110,7 @@ def test_a_claim_that_another_took_over_is_left_to_it(tmp_path: Path, monkeypatc
         held.release()
     assert path.read_bytes() == theirs
     path.unlink()
-    with pytest.raises(LostError, match="taken over by another process"):
+    with pytest.raises(LostError, match="its claim is gone"):
         held.release()
 
 
@@ -164,8 +164,10 @@ def test_a_cell_that_another_host_took_over_stops_and_writes_nothing(
     control = TakenOver(folder, rollouts, ended=ended, stops=stops)
     outcome = execute(engine=FakeEngine(), cell=CELL, address=str(tmp_path), control=control)
     assert outcome.state == "unwritable"
-    who = "another process" if ended else "process 1 on elsewhere"
-    assert outcome.error == f"{folder}: taken over by {who} while this one was silent"
+    gone = "its claim is gone: another process took it over and ended, or somebody removed it"
+    assert outcome.error == f"{folder}: " + (
+        gone if ended else "taken over by process 1 on elsewhere while this one was silent"
+    )
     assert contents(folder) == control.left
 
 

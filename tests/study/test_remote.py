@@ -96,8 +96,9 @@ def test_a_remote_cell_that_another_host_took_over_stops_and_sends_nothing(tmp_p
     control = TakenOver(tmp_path / CELL.name, ended=ended)
     outcome = execute(engine=FakeEngine(), cell=CELL, address=f"file://{tmp_path}", control=control)
     assert outcome.state == "unwritable"
-    who = "another process" if ended else "process 1 on elsewhere"
-    assert outcome.error == f"file://{tmp_path}/{CELL.name}: taken over by {who} while this one was silent"
+    gone = "its claim is gone: another process took it over and ended, or somebody removed it"
+    why = gone if ended else "taken over by process 1 on elsewhere while this one was silent"
+    assert outcome.error == f"file://{tmp_path}/{CELL.name}: {why}"
     assert {path.name: path.read_bytes() for path in (tmp_path / CELL.name).iterdir()} == control.left
 
 
