@@ -104,12 +104,12 @@ def noise_level(values_C: Array) -> float:
     return max(floor, 1.4826 * median(np.abs(second_C)) / math.sqrt(6.0))
 
 
-def lasting_fall(values_C: Array, shortest: int = 3) -> int | None:
+def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | None:
     """Index of the first point of a fall that lasts to the end of the curve, or None.
 
     A fall lasts when at least `shortest` points, up to the last one, all lie below the best level (running median of
-    three) by more than four noise levels and a fifth of the rise seen. A monotone curve says nothing about what
-    follows.
+    three) by more than four noise levels and a fifth of the rise seen; or `deep` points by eight noise levels and half
+    of the rise, since no evaluation is that unlucky. A monotone curve says nothing about what follows.
     """
     n = len(values_C)
     if n < 6:
@@ -118,10 +118,15 @@ def lasting_fall(values_C: Array, shortest: int = 3) -> int | None:
     lower_C, higher_C = np.minimum(before_C, here_C), np.maximum(before_C, here_C)
     smooth_C = np.maximum(lower_C, np.minimum(higher_C, after_C))
     best = float(smooth_C.max())
-    drop = max(4.0 * noise_level(values_C), 0.2 * (best - float(values_C[: int(smooth_C.argmax()) + 2].min())))
-    high = np.flatnonzero(values_C >= best - drop)
+    noise, rise = noise_level(values_C), best - float(values_C[: int(smooth_C.argmax()) + 2].min())
+    high = np.flatnonzero(values_C >= best - max(4.0 * noise, 0.2 * rise))
     start = int(high[-1]) + 1
-    return start if n - start >= shortest else None
+    fallen_C = values_C[start:]
+    if len(fallen_C) >= shortest:
+        return start
+    if len(fallen_C) >= max(deep, 1) and float(fallen_C.max()) < best - max(8.0 * noise, 0.5 * rise):
+        return start
+    return None
 
 
 def upper_bound(values: Array) -> float:

@@ -151,7 +151,7 @@ def _expected(curve: Curve, at: float) -> _Expected:
 
 def _fall(curve: Curve) -> int | None:
     """Where a fall begins that more than one evaluation shows."""
-    return lasting_fall(curve.values_C, shortest=_FALLEN)
+    return lasting_fall(curve.values_C, shortest=_FALLEN, deep=_FALLEN)
 
 
 def _now(curve: Curve) -> float:

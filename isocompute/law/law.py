@@ -283,7 +283,7 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
     for run in runs:
         if run.falls_after is not None:
             out.append(
-                f"run '{run.curve.name}' falls for good after {number(run.falls_after)} {unit}; "
+                f"run '{run.curve.name}' falls for good, as far as it was run, after {number(run.falls_after)} {unit}; "
                 "its fit uses the points up to there"
             )
     return out

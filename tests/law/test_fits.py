@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -88,9 +90,27 @@ def test_a_collapse_is_data() -> None:
     assert fit.ceiling == pytest.approx(0.6, abs=0.03)
 
 
+@pytest.mark.parametrize("last", [[0.05], [0.31, 0.06]])
+def test_a_run_that_collapsed_at_its_very_end_is_fitted_up_to_there(last: list[float]) -> None:
+    curve = noisy("late", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)
+    values_C = np.concatenate([curve.values_C[: -len(last)], last])
+    fallen = replace(curve, values_C=values_C)
+    assert lasting_fall(values_C) == len(values_C) - len(last)
+    assert lasting_fall(values_C, deep=3) is None
+    whole, before = fit_groups([[usable_points(fallen)], [fallen.until(-len(last))]], replicates=50)
+    assert whole.ceiling == pytest.approx(before.ceiling, abs=1e-9) and whole.rmse < 0.01
+
+
+@pytest.mark.parametrize("last", [[0.80], [0.72, 0.74]])
+def test_a_dip_at_the_end_is_data(last: list[float]) -> None:
+    curve = noisy("dip", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)
+    assert lasting_fall(np.concatenate([curve.values_C[: -len(last)], last])) is None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_alone_is_no_fall(seed: int) -> None:
     assert lasting_fall(noisy("x", COMPUTE, hill(COMPUTE, 0.3, 0.6, 8.0, 2.0), noise=0.01, seed=seed).values_C) is None
+    assert lasting_fall(noisy("flat", COMPUTE, np.full_like(COMPUTE, 0.3), noise=0.02, seed=seed).values_C) is None
 
 
 def test_noise_level_ignores_the_curve() -> None:
