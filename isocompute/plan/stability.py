@@ -63,7 +63,7 @@ def falls_of(law: Law | StoredLaw) -> dict[str, float]:
     if isinstance(law, Law):
         return {run.curve.name: run.falls_after for run in law.runs if run.falls_after is not None}
     curves = law.summary.get("curves", [])
-    return {c["run"]: float(c["falls_after"]) for c in curves if c.get("falls_after") is not None}
+    return {str(c.get("run")): float(c["falls_after"]) for c in curves if c.get("falls_after") is not None}
 
 
 def steadiness(
