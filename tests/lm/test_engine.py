@@ -77,6 +77,17 @@ def test_poisoned_weights_end_the_run_with_the_base(
     assert not (folder / "checkpoint.npz").exists()
 
 
+def test_the_evaluation_that_shows_a_collapse_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("isocompute.engines.lm.update._FOREIGN", 1e-12)  # the first update is far from the base
+    folder = run(make_cell(update_steps=8, evaluation={"points": 4}), tmp_path)
+    summary, kept = json.loads((folder / "finished.json").read_text()), points(folder)
+    assert "collapsed (KL to the base" in summary["diverged"]
+    assert [point["step"] for point in kept] == [0, 1] and kept[-1]["kl"] > 1e-12
+    assert (summary["points"], summary["rollouts"]) == (2, kept[-1]["rollouts"])
+    rates = [json.loads(line) for line in (folder / "pass_rates.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in rates} == {0, 1}
+
+
 def test_the_last_good_checkpoint_is_older_than_the_bad_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     good = run(make_cell(update_steps=2), tmp_path / "good")
     monkeypatch.setattr(session_module, "_SECONDS", 0.0)  # a checkpoint after every update

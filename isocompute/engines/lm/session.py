@@ -82,6 +82,8 @@ class Session:
                     self.recorder.checkpoint(*training.state())
         except DivergedError as error:
             diverged = f"diverged at update {training.step + 1}: {error}"
+            if error.point is not None:  # without it the run would look as good as it last did
+                self.recorder.append(error.point)
             _back_to_the_last_good(training, self.recorder)
             finished = True
         if finished:

@@ -8,6 +8,7 @@ run on a CPU is the uninterrupted one to the bit.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -341,11 +342,14 @@ class LmTraining:
                 }
             )
         point |= self._since_last()
-        if "kl" in point:  # a run that was resumed after its last update has no rollouts to tell it from
-            refuse_foreign(point["kl"], "to the base")
+        point = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
+        kl = point.get("kl", 0.0)  # a run that was resumed after its last update has no rollouts to tell it from
+        if not math.isfinite(kl):
+            refuse_foreign(kl, "to the base")
         self.evaluated += 1
         self.last_evaluated = self.step
-        return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
+        refuse_foreign(kl, "to the base", point=point)
+        return point
 
     def _count(self, task: Task, settings: SamplingSettings, *, seed: int) -> Counts:
         samples, rows = self.evaluation.samples, self.sizes.sample_batch

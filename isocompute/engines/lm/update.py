@@ -7,6 +7,7 @@ into micro-batches gives the same gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,12 @@ __all__ = [
 
 
 class DivergedError(Exception):
-    """Training has left the numbers: NaN, infinity, or a policy that has become uniform noise."""
+    """Training has left the numbers, or the policy has become noise or something that its base would never write."""
+
+    def __init__(self, reason: str, *, point: dict[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.point = point
+        """The evaluation that showed it, where one did."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +239,7 @@ _FOREIGN = 20.0
 """Nats a token from one policy to another above which the second has forgotten the first; healthy runs stay below 1."""
 
 
-def refuse_foreign(kl: float, to: str) -> None:
-    """Raise where a policy has collapsed onto what another would never write."""
+def refuse_foreign(kl: float, to: str, *, point: dict[str, Any] | None = None) -> None:
+    """Raise where a policy has collapsed onto what another would never write, with the evaluation that shows it."""
     if not kl < _FOREIGN:
-        raise DivergedError(f"the policy has collapsed (KL {to} {kl:.3g} a token)")
+        raise DivergedError(f"the policy has collapsed (KL {to} {kl:.3g} a token)", point=point)
