@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -10,6 +12,7 @@ from isocompute.law.comparison import compare
 from isocompute.law.curve import Curve
 from isocompute.law.fits import fit_groups
 from isocompute.law.seeds import ONE_SEED_ERROR, Spread, moderated, one_seed_spread
+from isocompute.law.surface_fit import fit_surface
 
 GRID = np.geomspace(1e4, 1e6, 25)
 BASE, CEILING = 0.3, 0.6
@@ -77,6 +80,37 @@ def test_one_odd_setting_does_not_widen_the_others() -> None:
     calm = [spread_of([0.595, 0.6, 0.605]) for _ in range(5)]
     (before, *_), (after, *_) = moderated(calm, 1.0), moderated([*calm, spread_of([0.3, 0.6, 0.9])], 1.0)
     assert after.level == pytest.approx(before.level, rel=0.05)
+
+
+def test_two_seeds_that_agree_learn_from_settings_whose_seeds_do_not() -> None:
+    agree, differ = spread_of([0.6, 0.6]), [spread_of([0.56, 0.6, 0.64]) for _ in range(4)]
+    (alone,), (among, *others) = moderated([agree], 1.0), moderated([agree, *differ], 1.0)
+    assert 2 * alone.level < among.level < 1.5 * others[0].level
+
+
+def test_the_joint_law_moves_with_the_luck_of_each_setting() -> None:
+    """By as much as a fit to curves that are moved by it, one setting at a time."""
+    groups = [
+        [Curve(f"{n}-{s}", GRID, rising(c + off), 32, n, s) for s, off in enumerate((-0.02, 0.0, 0.02))]
+        for n, c in ((4, 0.5), (16, 0.56), (64, 0.6))
+    ]
+    fits = fit_groups(groups, replicates=200, upper=1.0)
+    end = (GRID[-1:], np.array([16.0]), np.array([32.0]))
+    calm = [replace(fit, seed_error=0.0) for fit in fits]
+    surfaces = [fit_surface(each, upper=1.0, replicates=4000) for each in (fits, calm)]
+    with_luck, without = (s.replicates_at(*end).var() for s in surfaces if s is not None)
+
+    def moved(by: int) -> float:
+        curves = tuple(
+            replace(c, values_C=c.values_C + fits[by].seed_error * fits[by].risen(c.compute_C)) for c in fits[by].curves
+        )
+        surface = fit_surface([replace(f, curves=curves) if i == by else f for i, f in enumerate(calm)], upper=1.0)
+        assert surface is not None
+        return float(surface.at(*end)[0])
+
+    assert surfaces[1] is not None
+    by_setting = [moved(i) - float(surfaces[1].at(*end)[0]) for i in range(3)]
+    assert with_luck - without == pytest.approx(sum(x**2 for x in by_setting), rel=0.15)
 
 
 def test_the_margin_is_of_the_scale() -> None:
