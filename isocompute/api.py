@@ -32,6 +32,7 @@ from isocompute.law import (
 from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.forecasting import LEVEL, VERDICTS
 from isocompute.law.from_runs import choose_metric, warn_of_scales
+from isocompute.law.intervals import check_replicates
 from isocompute.law.records import DEFAULT_BIN
 from isocompute.plan.api import plan
 from isocompute.runs import Run, RunSet, RunWarning, load
@@ -80,6 +81,7 @@ def fit(
     >>> law.metric, law.unit, len(law.runs)
     ('avg@4', 'rollouts', 3)
     """
+    check_replicates(replicates)
     loaded = _loaded(runs)
     warn_of_several(loaded)
     curves, metric, unit = curves_of(loaded, metric=metric, unit=unit)
@@ -239,6 +241,7 @@ def compare(
     >>> compare("runs/easy-32x8", "runs/easy-32x64", replicates=100).higher
     'b'
     """
+    check_replicates(replicates)
     sides = [_loaded(a), _loaded(b)]
     found = [curves_of(side, metric=metric, unit=unit) for side in sides]
     (curves_a, metric_a, unit_a), (curves_b, metric_b, unit_b) = found

@@ -209,3 +209,16 @@ def test_parts_of_the_package_load_on_first_use() -> None:
     names = "isocompute.study.run, isocompute.health.check, isocompute.metrics.avg_at_k, isocompute.runs.load"
     subprocess.run([sys.executable, "-c", f"import isocompute; {names}"], check=True)
     assert not hasattr(isocompute, "nothing")
+
+
+@pytest.mark.usefixtures("in_sweep")
+def test_too_few_replicates_are_refused() -> None:
+    for call in (
+        lambda few: isocompute.fit("runs", replicates=few),
+        lambda few: isocompute.compare("runs/easy-32x8", "runs/easy-32x64", replicates=few),
+        lambda few: isocompute.plan(budget=3e4, law="runs", replicates=few),
+        lambda few: isocompute.backtest_plans("runs", replicates=few),
+    ):
+        for few in (-1, 0, 19):
+            with pytest.raises(InputError, match=f"^replicates = {few}: intervals need at least 20"):
+                call(few)

@@ -21,6 +21,7 @@ from isocompute.law.comparison import Comparison, compare
 from isocompute.law.curve import MINIMUM_POINTS, Curve, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around
+from isocompute.law.settings import fallen_early
 
 __all__ = ["Ablation", "Part", "leave_one_out"]
 
@@ -96,7 +97,7 @@ def leave_one_out(
     """Fit, predict and compare; every side is given by its runs (seeds)."""
     if not 0 < share < 1:
         raise InputError(f"a share of {share:g} of the compute cannot be fitted to predict the rest; use .5.")
-    sides = {"": whole, **variants}
+    sides = {name: _with_curves(name, curves) for name, curves in {"": whole, **variants}.items()}
     named = [(name, [usable_points(curve) for curve in curves]) for name, curves in sides.items()]
     halves = [[_until(curve, share) for curve in curves] for _, curves in named]
     upper = upper_bound(np.concatenate([curve.values_C for _, curves in named for curve in curves]))
@@ -105,9 +106,19 @@ def leave_one_out(
     parts = []
     for (name, curves), fit, half in zip(named, fits, half_fits, strict=True):
         predicted, interval = _predicted(half, curves, level)
-        against = compare(whole, sides[name], replicates=replicates, seed=seed, level=level) if name else None
+        against = compare(sides[""], sides[name], replicates=replicates, seed=seed, level=level) if name else None
         parts.append(Part(name, fit, half, predicted, interval, _reached(curves), against))
     return Ablation(parts[0], tuple(parts[1:]), share)
+
+
+def _with_curves(name: str, curves: Sequence[Curve]) -> Sequence[Curve]:
+    kept = [curve for curve in curves if not fallen_early(curve)]
+    if curves and not kept:
+        raise InputError(
+            f"{name or 'the whole recipe'}: every run fell for good within its first evaluations, as with a learning "
+            "rate that is too high; there is no curve to compare."
+        )
+    return kept
 
 
 def _until(curve: Curve, share: float) -> Curve:

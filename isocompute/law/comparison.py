@@ -40,6 +40,8 @@ _FAR = 4.0
 """Overtaking is looked for up to this many times the compute seen."""
 _APART = 0.9
 """Share of replicates that have to agree who leads before and after an overtaking: two copies of a curve cross too."""
+_LATELY = 3
+"""Evaluations whose mean is where a run is now."""
 _SHORT = 0.5
 """A side run for less than this share of the other's compute may be in its warm-up still."""
 
@@ -136,7 +138,8 @@ def compare(
         for curve in side:
             if len(curve.compute_C) < MINIMUM_POINTS:
                 raise InputError(
-                    f"run '{curve.name}': {len(curve.compute_C)} usable points; a comparison needs {MINIMUM_POINTS}."
+                    f"run '{curve.name}': {len(curve.compute_C)} usable points, up to a fall for good where there is "
+                    f"one; a comparison needs {MINIMUM_POINTS}."
                 )
     values = np.concatenate([c.values_C for side in (a, b) for c in side])
     upper = upper_bound(values)
@@ -184,7 +187,7 @@ def compare(
 def _falls(name: str, side: Sequence[Curve]) -> list[Fall]:
     starts = [(curve, lasting_fall(curve.values_C)) for curve in side]
     return [
-        Fall(name, curve.name, float(curve.compute_C[start - 1]), float(curve.values_C[-3:].mean()))
+        Fall(name, curve.name, float(curve.compute_C[start - 1]), float(curve.values_C[start:][-_LATELY:].mean()))
         for curve, start in starts
         if start is not None
     ]
@@ -192,7 +195,7 @@ def _falls(name: str, side: Sequence[Curve]) -> list[Fall]:
 
 def _unrisen(a: CurveFit, b: CurveFit, least: float) -> str | None:
     for name, fit, other in (("a", a, b), ("b", b, a)):
-        rise = float(fit.at(np.array([fit.last]))[0]) - fit.base
+        rise = float(np.ptp(fit.at(np.array([fit.first, fit.last]))))
         if rise < least and fit.last < _SHORT * other.last:
             return name
     return None
@@ -255,12 +258,20 @@ def _ahead_by_values(a: Sequence[Curve], b: Sequence[Curve], floor: float, level
 
 
 def _level(side: Sequence[Curve], at: float) -> tuple[float, float]:
-    """Mean over runs of the last three values up to a compute, and its standard error."""
-    ends = [max(int((curve.compute_C <= at).sum()), 1) for curve in side]
-    levels = [float(curve.values_C[max(0, end - 3) : end].mean()) for curve, end in zip(side, ends, strict=True)]
-    noise = math.hypot(*[noise_level(curve.values_C) / math.sqrt(3.0) for curve in side]) / len(side)
+    """Mean over runs of the last three values up to a compute, or of those since a fall, and its standard error."""
+    lately = [_lately(curve, at) for curve in side]
+    levels = [float(values_C.mean()) for values_C in lately]
+    noises = [noise_level(c.values_C) / math.sqrt(len(values_C)) for c, values_C in zip(side, lately, strict=True)]
+    noise = math.hypot(*noises) / len(side)
     between = float(np.std(levels, ddof=1)) / math.sqrt(len(side)) if len(side) > 1 else 0.0
     return float(np.mean(levels)), math.hypot(noise, between)
+
+
+def _lately(curve: Curve, at: float) -> Array:
+    end = max(int((curve.compute_C <= at).sum()), 1)
+    fall = lasting_fall(curve.values_C)
+    since = fall if fall is not None and fall < end else 0
+    return curve.values_C[max(since, end - _LATELY) : end]
 
 
 def _ahead(a: CurveFit, b: CurveFit, floor: float, level: float) -> str:
@@ -272,8 +283,6 @@ def _ahead(a: CurveFit, b: CurveFit, floor: float, level: float) -> str:
 
 
 def _overtakings(a: CurveFit, b: CurveFit, level: float) -> tuple[Overtaking, ...]:
-    if not len(a.ensemble.base_B):
-        return ()
     start, seen = max(a.first, b.first), max(a.last, b.last)
     grid_C = np.geomspace(start, seen * _FAR, 400)
     lead_C = a.at(grid_C) - b.at(grid_C)

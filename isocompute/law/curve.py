@@ -20,9 +20,16 @@ __all__ = [
     "on_one_scale",
     "scale_of",
     "upper_bound",
+    "usable_end",
 ]
 
 MINIMUM_POINTS = 4
+_ENOUGH_FOR_NOISE, _SHORT = 6, 12
+"""Points from which noise can be told, and from which two or three that fell no longer hide it."""
+_GRAINS = 2.5
+"""Steps of the smallest size that a fall has to exceed where values move in steps."""
+_MOVES = 0.8
+"""Share of evaluations that change a value, below which it moves in steps."""
 _ONE_SCALE = 2.0
 """Lengths of scales may differ so much: a reward from -1 to 1 looks like a rate where it never was negative."""
 
@@ -109,24 +116,59 @@ def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | 
 
     A fall lasts when at least `shortest` points, up to the last one, all lie below the best level (running median of
     three) by more than four noise levels and a fifth of the rise seen; or `deep` points by eight noise levels and half
-    of the rise, since no evaluation is that unlucky. A monotone curve says nothing about what follows.
+    of the rise, since no evaluation is that unlucky. One or two problems more or less of a small set are no fall. A
+    monotone curve says nothing about what follows.
     """
     n = len(values_C)
-    if n < 6:
+    if n < MINIMUM_POINTS + 1:
         return None
-    before_C, here_C, after_C = values_C[:-2], values_C[1:-1], values_C[2:]
-    lower_C, higher_C = np.minimum(before_C, here_C), np.maximum(before_C, here_C)
-    smooth_C = np.maximum(lower_C, np.minimum(higher_C, after_C))
-    best = float(smooth_C.max())
-    noise, rise = noise_level(values_C), best - float(values_C[: int(smooth_C.argmax()) + 2].min())
-    high = np.flatnonzero(values_C >= best - max(4.0 * noise, 0.2 * rise))
-    start = int(high[-1]) + 1
-    fallen_C = values_C[start:]
-    if len(fallen_C) >= shortest:
-        return start
-    if len(fallen_C) >= max(deep, 1) and float(fallen_C.max()) < best - max(8.0 * noise, 0.5 * rise):
-        return start
-    return None
+    if n >= _ENOUGH_FOR_NOISE:
+        before_C, here_C, after_C = values_C[:-2], values_C[1:-1], values_C[2:]
+        lower_C, higher_C = np.minimum(before_C, here_C), np.maximum(before_C, here_C)
+        smooth_C = np.maximum(lower_C, np.minimum(higher_C, after_C))
+        best = float(smooth_C.max())
+        rise = best - float(values_C[: int(smooth_C.argmax()) + 2].min())
+        noise, grain = noise_level(values_C), _GRAINS * _grain(values_C)
+        high = np.flatnonzero(values_C >= best - max(4.0 * noise, 0.2 * rise, grain))
+        start = int(high[-1]) + 1
+        fallen_C = values_C[start:]
+        if len(fallen_C) >= shortest:
+            return start
+        if len(fallen_C) >= max(deep, 1) and float(fallen_C.max()) < best - max(8.0 * noise, 0.5 * rise, grain):
+            return start
+    return _collapse(values_C, deep) if n < _SHORT else None
+
+
+def usable_end(values_C: Array) -> int:
+    """How many points a monotone curve may be fitted to: those before a lasting fall. Where that leaves too few, the
+    first four will do if the fall has hardly begun in them.
+    """
+    fall = lasting_fall(values_C)
+    if fall is None:
+        return len(values_C)
+    half = 0.5 * (float(values_C[:fall].max()) + median(values_C[fall:]))
+    hardly = bool((values_C[fall:MINIMUM_POINTS] > half).all())
+    return max(fall, MINIMUM_POINTS) if hardly else fall
+
+
+def _collapse(values_C: Array, deep: int) -> int | None:
+    """A fall of a short curve, whose noise as a whole is the fall itself: below all that came before and half of the
+    best, by a tenth of the scale and eight times the noise before it.
+    """
+    start = int(np.diff(values_C).argmin()) + 1
+    before_C, fallen_C = values_C[:start], values_C[start:]
+    if start < MINIMUM_POINTS or len(fallen_C) < deep:
+        return None
+    best, low, now = float(before_C.max()), float(before_C.min()), float(fallen_C.max())
+    least = max(8.0 * noise_level(before_C), _GRAINS * _grain(before_C), 0.1 * scale_of(values_C))
+    return start if now < low and best - now > least and (low < 0 or now < 0.5 * best) else None
+
+
+def _grain(values_C: Array) -> float:
+    """The smallest step of a curve that often stands still, as greedy evaluations of few problems do; else 0."""
+    step_C = np.abs(np.diff(values_C))
+    moved = step_C[step_C > 0]
+    return float(moved.min()) if 0 < len(moved) < _MOVES * len(step_C) else 0.0
 
 
 def upper_bound(values: Array) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.law.bootstrap import FLOOR, HUBER, bootstrap, seed_curves
-from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting, lasting_fall, noise_level, scale_of, upper_bound
+from isocompute.law.curve import Curve, Setting, noise_level, scale_of, upper_bound, usable_end
 from isocompute.law.ensemble import Ensemble
 from isocompute.law.evidence import akaike_weights
 from isocompute.law.families import FAMILIES, Family
@@ -133,9 +133,9 @@ class CurveFit:
 
 def usable_points(curve: Curve, *, points: str = "all", bin_width: float = DEFAULT_BIN) -> Curve:
     """What a monotone fit may use: up to a lasting fall, thinned, and only the records if `points` says so."""
-    fall = lasting_fall(curve.values_C)
-    if fall is not None:
-        curve = curve.until(max(fall, MINIMUM_POINTS))
+    end = usable_end(curve.values_C)
+    if end < len(curve.values_C):
+        curve = curve.until(end)
     if points == "records":
         keep = record_points(curve.compute_C, curve.values_C, bin_width=bin_width)
         return replace(curve, compute_C=curve.compute_C[keep], values_C=curve.values_C[keep])

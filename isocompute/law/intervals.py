@@ -7,8 +7,18 @@ from collections.abc import Callable
 import numpy as np
 
 from isocompute.arrays import Array
+from isocompute.errors import InputError
 
-__all__ = ["around", "basic", "by_chance", "percentiles"]
+__all__ = ["around", "basic", "by_chance", "check_replicates", "percentiles"]
+
+_FEWEST = 20
+"""Replicates for the ends of an interval to mean anything; results that are told have 1,000."""
+
+
+def check_replicates(replicates: int) -> None:
+    """Refuse too few."""
+    if replicates < _FEWEST:
+        raise InputError(f"replicates = {replicates}: intervals need at least {_FEWEST} of them.")
 
 
 def percentiles(values_B: Array, level: float = 0.95) -> tuple[float, float]:

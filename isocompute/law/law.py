@@ -26,7 +26,7 @@ from isocompute.law.optimum import Optimum, Reading, fit_optima
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.seeds import ONE_SEED_ERROR
 from isocompute.law.sensitivity import Slice, sensitivity
-from isocompute.law.settings import settings_of, usable_curves
+from isocompute.law.settings import fallen_early, settings_of, usable_curves
 from isocompute.law.surface import Surface
 from isocompute.law.surface_fit import fit_surface
 from isocompute.words import number, plural
@@ -126,6 +126,8 @@ def fit_law(
     `bin_width`, of record-breaking points, is in units of the scale that the values lie on: 1 for rates, 100 for
     percent (`scale_of`).
     """
+    early = [curve for curve in curves if fallen_early(curve)]
+    curves = [curve for curve in curves if not fallen_early(curve)] or curves  # all of them are refused below
     values = np.concatenate([curve.values_C for curve in curves] or [np.zeros(1)])  # no curves are refused below
     upper = upper_bound(values)
     bin_width *= scale_of(values)
@@ -174,7 +176,7 @@ def fit_law(
         by_batch=tuple(t for t in tradeoffs if t.fixed == "batch_size"),
         slices=tuple(sensitivity(setting_fits, luck_SB=luck_SB)) if iso else (),
         surface=surface,
-        notes=tuple(_notes(runs, settings, joint, unit)),
+        notes=(*_notes(runs, settings, joint, unit), *_early_notes(early, unit)),
     )
 
 
@@ -287,6 +289,15 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
                 "its fit uses the points up to there"
             )
     return out
+
+
+def _early_notes(early: Sequence[Curve], unit: str) -> list[str]:
+    return [
+        f"run '{curve.name}' fell for good within its first {lasting_fall(curve.values_C)} evaluations "
+        f"({number(float(curve.compute_C[(lasting_fall(curve.values_C) or 1) - 1]))} {unit}), too early for a curve: "
+        "left out"
+        for curve in early
+    ]
 
 
 def _optimum_notes(joint: Tradeoff, unit: str) -> list[str]:

@@ -53,7 +53,7 @@ def sensitivity(fits: Sequence[CurveFit], *, luck_SB: Array | None = None) -> li
             _slice(varied, axis, fixed, group, None if luck_SB is None else luck_SB[[place[id(fit)] for fit in group]])
             for fixed, group in several.items()
         ]
-        slices += sorted(found, key=lambda s: -len(s.settings))
+        slices += sorted((s for s in found if len(set(s.settings)) > 1), key=lambda s: -len(s.settings))
     return slices
 
 

@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from isocompute.errors import InputError
-from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting
+from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting, usable_end
 from isocompute.law.fits import usable_points
 from isocompute.law.records import DEFAULT_BIN
 
-__all__ = ["settings_of", "usable_curves"]
+__all__ = ["fallen_early", "settings_of", "usable_curves"]
+
+
+def fallen_early(curve: Curve) -> bool:
+    """Whether a run fell for good before it had points for a curve."""
+    return usable_end(curve.values_C) < min(MINIMUM_POINTS, len(curve.values_C))
 
 
 def usable_curves(

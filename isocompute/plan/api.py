@@ -10,6 +10,7 @@ import numpy as np
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.from_runs import choose_metric
+from isocompute.law.intervals import check_replicates
 from isocompute.plan.advised_recipe import parse_anchor
 from isocompute.plan.budget import Budget, parse_budget
 from isocompute.plan.candidates import Constraints, allowed_rollouts
@@ -97,6 +98,7 @@ def plan(
         price_per_gpu_hour=price_per_gpu_hour,
     )
     timed, runs = _timed(timed_runs), None
+    check_replicates(replicates)
     if isinstance(law, str) and law == "simulate":
         from isocompute.plan.simulate import simulate_law
 

@@ -22,6 +22,7 @@ from isocompute.errors import InputError
 from isocompute.law import Curve, Law, fit_law
 from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.fits import MAXIMUM_POINTS, fit_groups
+from isocompute.law.intervals import check_replicates
 from isocompute.plan.load_law import load_law
 from isocompute.runs import RunSet, RunWarning, load
 
@@ -86,6 +87,7 @@ def backtest_plans(
     from isocompute.law.from_runs import choose_metric, curves_of, warn_of_scales
     from isocompute.plan.one_condition import one_condition
 
+    check_replicates(replicates)
     runs = load(runs) if isinstance(runs, str | Path) else runs
     metric = choose_metric(runs, metric)
     runs, chosen = one_condition(runs, metric=metric)

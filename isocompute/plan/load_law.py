@@ -133,7 +133,7 @@ def planning_law(
     source: str,
     metric: str,
     unit: str,
-    falls: Mapping[str, float] | None = None,
+    falls: Mapping[str, float],
     problems_per_batch: int | None = None,
     seed: int = 0,
     uncertainty: str = _FITTED,
@@ -169,7 +169,7 @@ def planning_law(
         uncertainty=uncertainty + (f"; settings have one seed, for which ±{number(error)} is counted" if error else ""),
         seed_error=error,
         model=Curves(tuple(known), surface, problems_per_batch, seed),
-        steadiness=steadiness(known, falls or {}, problems_per_batch),
+        steadiness=steadiness(known, falls, problems_per_batch),
         runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),
         bounded=is_rate(metric) and all(float(fit.at(np.array([fit.last]))[0]) <= 1.0 for fit in known),
     )

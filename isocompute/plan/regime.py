@@ -30,9 +30,9 @@ from isocompute.law import Curve, curves_of
 from isocompute.law.curve import noise_level, upper_bound
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.from_runs import choose_metric
-from isocompute.law.frontier import luck_of
+from isocompute.law.frontier import REACH, luck_of
 from isocompute.law.intervals import around, basic
-from isocompute.law.settings import settings_of, usable_curves
+from isocompute.law.settings import fallen_early, settings_of, usable_curves
 from isocompute.law.student import widening
 from isocompute.plan.leading import leading_recipe
 from isocompute.plan.limits import Diagnosis, Finding, Regime, Verdict
@@ -81,7 +81,7 @@ def _sweep(runs: RunSet, metric: str) -> Sweep | None:
     """
     try:
         curves, metric, unit = curves_of(runs, metric=metric)
-        usable = usable_curves(curves, metric=metric)
+        usable = usable_curves([c for c in curves if not fallen_early(c)] or curves, metric=metric)
     except InputError:
         return None
     if unit == "steps":
@@ -91,7 +91,9 @@ def _sweep(runs: RunSet, metric: str) -> Sweep | None:
     for seeds in settings:
         if seeds[0].problems_per_batch is not None:
             by_problems.setdefault(seeds[0].problems_per_batch, []).append(seeds)
-    slices = [group for _, group in sorted(by_problems.items()) if len(group) > 1] or [settings]
+    slices = [group for _, group in sorted(by_problems.items()) if len(group) > 1]
+    if not slices:
+        slices = [settings] if len(by_problems) < 2 else [[]]
     groups = [seeds for seeds in max(slices, key=len) if seeds[0].rollouts_per_problem is not None]
     upper = upper_bound(np.concatenate([curve.values_C for curve in curves]))
     fits = fit_groups(groups, replicates=_REPLICATES, upper=upper) if groups else []
@@ -115,10 +117,11 @@ def by_rollouts(sweep: Sweep | None) -> tuple[Finding, Finding]:
     against the choice of the best of them and against other seeds.
     """
     fits = sweep.fits if sweep else ()
+    compute = min((f.last for f in fits), default=0.0)
+    fits = tuple(f for f in fits if f.starts <= compute * REACH)
     if sweep is None or len({f.setting[1] for f in fits}) < 2:
         why = "fewer than two n with curves over one range of compute: run another n"
         return Finding("updates", "unknown", None, None, why), Finding("noise", "unknown", None, None, why)
-    compute = min(f.last for f in fits)
     at = np.array([compute])
     n_S = np.array([f.setting[1] or 0 for f in fits], dtype=np.float64)
     value_S = np.array([float(f.at(at)[0]) for f in fits])

@@ -88,6 +88,7 @@ def simulate_law(
         source=f"the simulator at these pass rates, {size:,} problems, {len(_WORLDS)} worlds",
         metric=metric,
         unit="rollouts",
+        falls={},  # none of the user's runs
         seed=seed,
         uncertainty=_UNCERTAINTY,
     )

@@ -43,19 +43,23 @@ class Fallen:
 
 @dataclass(frozen=True)
 class Steadiness:
-    """The runs of a setting, and the compute after which each of the fallen ones fell."""
+    """The compute after which each of a setting's fallen runs fell, and to which each of the others was run."""
 
-    runs: int
     fell_after: tuple[float, ...]
-    last: float
-    """Compute to which they were run."""
+    held_to: tuple[float, ...]
 
     def by(self, compute: float) -> Fallen | None:
-        """What had become of them by so much compute; None where none fell and none was run so far."""
+        """What had become of them by so much compute, or by the furthest that one was run; None where none fell and
+        none was run so far. Runs that ended before in good health say nothing.
+        """
         early = [after for after in self.fell_after if after < compute]
-        if not early and compute > self.last * _ABOUT:
+        last = max((*self.fell_after, *self.held_to))
+        if not early and compute > last * _ABOUT:
             return None
-        return Fallen(self.runs, len(early), min(early, default=None))
+        later = [end for end in (*self.fell_after, *self.held_to) if end >= compute]
+        far = min(compute, last)
+        held = len(later) + len([end for end in self.held_to if far / _ABOUT <= end < compute])
+        return Fallen(held + len(early), len(early), min(early, default=None))
 
 
 def falls_of(law: Law | StoredLaw) -> dict[str, float]:
@@ -70,15 +74,18 @@ def steadiness(
     fits: Sequence[CurveFit], falls: Mapping[str, float], problems_per_batch: int | None
 ) -> dict[tuple[int, int], Steadiness]:
     """By (Bp, n), for all settings of a law; `problems_per_batch` stands in for a Bp that runs do not say."""
-    names: dict[tuple[int, int], list[str]] = {}
-    last: dict[tuple[int, int], float] = {}
+    ends: dict[tuple[int, int], list[tuple[str, float]]] = {}
     for fit in fits:
         key = int(fit.setting[0] or problems_per_batch or 1), int(fit.setting[1] or 1)
-        names.setdefault(key, []).extend(c.name for c in fit.curves)
-        last[key] = max(fit.last, last.get(key, 0.0))
+        # A stored law does not keep the points: there all runs went as far as the furthest, for all that is known.
+        mine = [(c.name, float(c.compute_C[-1]) if len(c.compute_C) else fit.last) for c in fit.curves]
+        ends.setdefault(key, []).extend(mine)
     return {
-        key: Steadiness(len(runs), tuple(sorted(falls[run] for run in runs if run in falls)), last[key])
-        for key, runs in names.items()
+        key: Steadiness(
+            tuple(sorted(falls[name] for name, _ in runs if name in falls)),
+            tuple(sorted(end for name, end in runs if name not in falls)),
+        )
+        for key, runs in ends.items()
     }
 
 

@@ -110,6 +110,7 @@ class StudyFolder:
         new = _identity(spec)
         if files.exists(self.at(IDENTITY)):
             old: dict[str, Any] = json.loads(files.read_bytes(self.at(IDENTITY)))
+            self._refuse_moving(old, new)
             for table in _MAY_GROW:
                 before = old.setdefault(table, {})  # studies begun before there were variants have none
                 new[table] = {**before, **new[table]}
@@ -123,6 +124,20 @@ class StudyFolder:
                 )
         self._write(IDENTITY, json.dumps(new, indent=1).encode() + b"\n")
         self._write(SPEC, data)
+
+    def _refuse_moving(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """A first variant or a name for the only set moves every cell: all would be run again, and what there is be
+        taken for further seeds.
+        """
+        for what, before, after in (
+            ("variants", bool(old.get("variants")), bool(new["variants"])),
+            ("a name of its problem set (`set`)", "" not in old["problems"], "" not in new["problems"]),
+        ):
+            if before != after:
+                raise InputError(
+                    f"{self.address}: this study was begun {'with' if before else 'without'} {what}; its cells would "
+                    "move to other folders and all be run again. Set it back, or start a new study with --fork."
+                )
 
     def _write(self, name: str, data: bytes) -> None:
         if self.is_remote:

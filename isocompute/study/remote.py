@@ -28,6 +28,9 @@ from isocompute.runs import files
 from isocompute.runs.writer import POINTS
 from isocompute.study.claim import BEAT_SECONDS, RUNNING, STALE_SECONDS, Holder, LostError, is_alive, myself
 
+_WAIT_SECONDS = 1.0  # between looks at a claim
+_FAILURES = 3
+"""Looks in all at a claim that may fail: what cannot be read may be somebody's."""
 _CARRY_SECONDS = 60.0
 """Engines without checkpoints of ours, such as outside trainers, are carried up this often."""
 
@@ -69,20 +72,22 @@ def listing(address: str) -> set[str]:
 
 
 def claim_age(address: str) -> float:
-    """Seconds since the holder of a remote claim last said that it lives; 0 for a live one of this host."""
-    holder, age = _read_claim(address)
-    if holder is None:
-        return float("inf")
-    return age if is_alive(holder, age=age) else float("inf")
+    """Seconds since the holder of a remote claim last said that it lives; infinite where there is none that does."""
+    return _read_claim(address)[1]
 
 
 def _read_claim(address: str) -> tuple[Holder | None, float]:
+    """The holder of a claim and its age; no holder where there is no claim, an error where nobody can say."""
+    system, path = _system(address)
     try:
-        told = json.loads(files.read_bytes(address))
+        told = json.loads(system.cat_file(path))
         age = time.time() - told.pop("beat")
-        return Holder(**told), age
-    except (InputError, ValueError, TypeError, KeyError):
+        holder = Holder(**told)
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None, float("inf")
+    except Exception as error:  # a remote system may raise anything
+        raise InputError(f"{address}: cannot be read ({type(error).__name__}: {error}).") from error
+    return holder, age if is_alive(holder, age=age) else float("inf")
 
 
 def _claimant(address: str) -> Holder | None:
@@ -107,13 +112,22 @@ def claimed(address: str, *, what: str, patience: float) -> Iterator[None]:
     the first to write finds that it has lost the claim (`scratch`).
     """
     deadline = time.monotonic() + patience
+    failures = 0
     while True:
-        holder, _ = _read_claim(address)
-        if holder is None or holder == myself() or claim_age(address) >= STALE_SECONDS:
-            break
-        if time.monotonic() >= deadline:
-            raise InputError(f"{what} is being run by process {holder.pid} on {holder.host}; wait for it or stop it.")
-        time.sleep(1.0)
+        try:
+            holder, age = _read_claim(address)
+        except InputError:
+            failures += 1
+            if failures > _FAILURES:
+                raise
+        else:
+            if holder is None or holder == myself() or age >= STALE_SECONDS:
+                break
+            if time.monotonic() >= deadline:
+                raise InputError(
+                    f"{what} is being run by process {holder.pid} on {holder.host}; wait for it or stop it."
+                )
+        time.sleep(_WAIT_SECONDS)
     _write_claim(address)
     ended = threading.Event()
 
@@ -200,7 +214,12 @@ class _Carrier:
             if self._sent.get(name) != stamps[name]:
                 target = f"{self._path}/{name}"
                 self._system.makedirs(target.rsplit("/", 1)[0], exist_ok=True)
-                self._system.put_file(str(self._folder / name), target)
+                try:
+                    self._system.put_file(str(self._folder / name), target)
+                except FileNotFoundError:
+                    if (self._folder / name).exists():
+                        raise
+                    del stamps[name]  # a trainer's own, which it has removed since
         for name in self._sent:
             if name not in stamps:
                 with suppress(FileNotFoundError):
@@ -210,8 +229,10 @@ class _Carrier:
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file with its time and size; temporary files of atomic writes are not part of the folder."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_size)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    }
+    out = {}
+    for path in sorted(folder.rglob("*")):
+        with suppress(FileNotFoundError):  # a trainer's own, which it has removed since
+            if path.is_file() and not path.name.startswith("."):
+                stat = path.stat()
+                out[str(path.relative_to(folder))] = stat.st_mtime_ns, stat.st_size
+    return out

@@ -60,3 +60,18 @@ def test_compare_on_a_terminal_tells_equal_names_apart(call: Call, sweep: Path, 
     low, high = re.findall(r"by [\d.]+ \(\+([\d.]+) to \+([\d.]+)", " ".join(result.out.split()))[0]
     assert 0.0 < float(low) < float(high), "the lead of the one that is named"
     assert "easy-32x8 (first)" in result.out
+
+
+def test_compare_on_a_terminal_names_a_run_that_fell(call: Call, sweep: Path, tmp_path: Path) -> None:
+    points = rising(20, 0.8)
+    for point in points[15:]:
+        point["avg@4"] = 0.05
+    told = call("compare", sweep / "runs" / "easy-32x8", write_points(tmp_path / "fallen", points), *QUICK).out
+    assert "fallen fell for good after 38.4k and is at .050: all of this but who is ahead now" in " ".join(told.split())
+
+
+def test_compare_on_a_terminal_says_that_a_run_has_not_begun_to_rise(call: Call, sweep: Path, tmp_path: Path) -> None:
+    started = [{**point, "avg@4": 0.3 + 0.001 * (i % 2)} for i, point in enumerate(rising(6, every=300))]
+    told = call("compare", sweep / "runs" / "easy-32x8", write_points(tmp_path / "new", started), *QUICK).out
+    said = "which ceiling is higher is undecided: new was run for less and has not begun to rise"
+    assert said in " ".join(told.split())

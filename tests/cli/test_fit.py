@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import isocompute
+from isocompute.cli.fit import show
 from isocompute.law import read_law
 from tests.cli.tools import QUICK, RUNS, check_intervals
 from tests.commands import Call
@@ -107,3 +110,16 @@ def test_one_run_without_settings_has_curves_and_no_optimum(call: Call, tmp_path
     assert [curve["run"] for curve in law["curves"]] == ["solo"]
     text = call("fit", tmp_path, *QUICK).out
     assert "no n*(C)" in text
+
+
+def test_a_rise_that_equal_n_would_show_is_called_so(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    law = isocompute.fit(sweep / "runs", replicates=50)
+    assert law.joint.rollouts is not None
+    for share, said in (
+        (0.9, "it rises in 90% of replicates, but by no more than the best of equal n may"),
+        (0.6, "60%"),
+    ):
+        unclear = replace(law.joint.rollouts, direction="unclear", probability_rises=share)
+        show(replace(law, joint=replace(law.joint, rollouts=unclear)))
+        told = " ".join(capsys.readouterr().out.split("Curves")[0].split())
+        assert said in told and ("equal n" in told) == (share > 0.8)

@@ -131,6 +131,13 @@ def test_a_run_that_fell_is_named_and_is_not_ahead_now() -> None:
     assert fall.after == COMPUTE[39]
 
 
+def test_a_run_that_fell_at_its_last_evaluation_is_where_that_is() -> None:
+    steady, higher = side(0.6, 6.0)[0], side(0.9, 6.0, first=50)[0]
+    result = compare([steady], [fallen(higher, 59, 0.05)], replicates=200)
+    (fall,) = result.falls
+    assert fall.value == pytest.approx(0.05) and result.ahead_now == "a"
+
+
 def test_runs_that_all_fell_are_compared_by_what_they_have_now() -> None:
     a, b = side(0.66, 6.0, seeds=2), side(0.6, 6.0, seeds=2, first=50)
     low, lower = [fallen(c, 40, 0.2) for c in a], [fallen(c, 40, 0.1) for c in b]

@@ -107,6 +107,20 @@ def test_a_dip_at_the_end_is_data(last: list[float]) -> None:
     assert lasting_fall(np.concatenate([curve.values_C[: -len(last)], last])) is None
 
 
+@pytest.mark.parametrize("solved", [[3, 3, 3, 4, 4, 4, 4, 4, 4, 3], [9, 9, 9, 10, 10, 11, 11, 11, 10, 10, 10, 10]])
+def test_a_problem_more_or_less_of_a_small_set_is_no_fall(solved: list[int]) -> None:
+    """Greedy evaluations of thirty problems move in steps, between which they have no noise at all."""
+    assert lasting_fall(np.array(solved) / 30) is None
+    assert lasting_fall(np.array([*solved, 0, 0, 0]) / 30) == len(solved)
+
+
+@pytest.mark.parametrize("values", [[0.5, 0.51, 0.53, 0.54], [0.1, 0.2, 0.35, 0.5], [0.5, 0.48, 0.52, 0.5, 0.53]])
+@pytest.mark.parametrize("fallen", [1, 2, 3])
+def test_a_collapse_of_a_short_curve_does_not_pass_for_its_noise(values: list[float], fallen: int) -> None:
+    assert lasting_fall(np.array([*values, *[0.01] * fallen])) == len(values)
+    assert lasting_fall(np.array(values)) is None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_alone_is_no_fall(seed: int) -> None:
     assert lasting_fall(noisy("x", COMPUTE, hill(COMPUTE, 0.3, 0.6, 8.0, 2.0), noise=0.01, seed=seed).values_C) is None

@@ -220,6 +220,17 @@ def test_a_run_that_only_falls_is_said_to() -> None:
     assert run.fit.ceiling == pytest.approx(0.49, abs=0.02)
 
 
+def test_a_run_that_collapses_before_it_has_a_curve_is_left_out_by_name() -> None:
+    compute = np.linspace(1e3, 1e5, 20)
+    steady = noisy("steady", compute, hill(compute, 0.3, 0.5, 1e4, 2.0), noise=0.003, seed=0)
+    lost = Curve("lost", compute, np.array([0.5, 0.505, *[0.01] * 18]), None, None)
+    law = fit_law([steady, lost], metric="reward", replicates=60)
+    assert [run.curve.name for run in law.runs] == ["steady"]
+    assert any("'lost' fell for good within its first 2 evaluations" in note for note in law.notes)
+    with pytest.raises(InputError, match="2 usable points"):
+        fit_law([lost], metric="reward", replicates=60)
+
+
 def test_sigmoid_recovers_the_papers_parameters() -> None:
     x = np.geomspace(1e4, 1e8, 160)
     log2n = 6.09 / (1 + np.exp(-4.75 * (np.log10(x) - 5.84))) + 2.73  # figure 7, easy

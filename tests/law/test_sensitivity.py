@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from isocompute.law import fit_law
 from isocompute.law.curve import Curve
 from isocompute.law.fits import fit_groups
 from isocompute.law.frontier import luck_of
@@ -15,13 +16,17 @@ GRID = np.geomspace(1e4, 1e6, 25)
 ROLLOUTS = (4, 8, 16, 32, 64, 128)
 
 
-def slice_of(rng: np.random.Generator, lead: float, *, lucky: bool = False) -> Slice:
+def runs_of(rng: np.random.Generator, lead: float) -> list[Curve]:
     """One run of every n, the larger half of which is better by `lead`."""
-    groups = []
+    out = []
     for i, n in enumerate(ROLLOUTS):
         values_C = 0.3 + (0.3 + lead * (i > 2)) * (1 - np.exp(-GRID / 1.5e5)) + 0.005 * rng.standard_normal(25)
-        groups.append([Curve(f"{n}", GRID, values_C, 32, n, 0)])
-    fits = fit_groups(groups, replicates=200, upper=1.0)
+        out.append(Curve(f"{n}", GRID, values_C, 32, n, 0))
+    return out
+
+
+def slice_of(rng: np.random.Generator, lead: float, *, lucky: bool = False) -> Slice:
+    fits = fit_groups([[run] for run in runs_of(rng, lead)], replicates=200, upper=1.0)
     (found,) = sensitivity(fits, luck_SB=luck_of(fits, seed=0) if lucky else None)
     return found
 
@@ -39,6 +44,9 @@ def test_intervals_hold_the_true_range(lead: float) -> None:
 def test_one_seed_of_every_n_cannot_show_a_small_range() -> None:
     found = slice_of(np.random.default_rng(0), 0.01, lucky=True)
     assert found.range_interval[0] == 0.0
+    assert slice_of(np.random.default_rng(0), 0.01).range_interval[0] > 0.0
+    (told,) = fit_law(runs_of(np.random.default_rng(0), 0.01), metric="avg@4", replicates=200).slices
+    assert told.range_interval[0] == 0.0
 
 
 def test_half_of_what_the_best_of_equals_is_too_good_by_is_taken_off() -> None:
@@ -52,3 +60,10 @@ def test_half_of_what_the_best_of_equals_is_too_good_by_is_taken_off() -> None:
 
 def test_without_replicates_the_estimate_stands_alone() -> None:
     assert basic(lambda v: np.ptp(v, axis=0), np.array([1.0, 3.0]), np.empty((2, 0))) == (2.0, (2.0, 2.0))
+
+
+def test_a_setting_that_begins_after_the_others_end_is_in_no_slice() -> None:
+    late = GRID * 1e3
+    curves = [Curve(str(n), x, 0.3 + 0.3 * (1 - np.exp(-x / 1.5e5)), 32, n, 0) for n, x in ((8, GRID), (16, late))]
+    curves[1] = Curve("16", late, np.linspace(0.3, 0.6, 25), 32, 16, 0)
+    assert sensitivity(fit_groups([[c] for c in curves], replicates=50, upper=1.0)) == []

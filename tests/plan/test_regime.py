@@ -43,6 +43,28 @@ def rising(to: float, scale: float, compute: np.ndarray) -> np.ndarray:
     return 0.6 + (to - 0.6) * (1 - np.exp(-compute / scale))
 
 
+def test_settings_whose_compute_does_not_meet_are_not_compared() -> None:
+    """One curve for all n; n = 8 ends where the others have not begun."""
+    early, late = np.geomspace(100, 1e3, 12), np.geomspace(1e4, 1e6, 12)
+    runs = [curve(n, c, 0.2 + 0.4 / (1 + 3000 / c)) for n, c in ((8, early), (16, late), (32, late))]
+    found = diagnose(RunSet(tuple(runs)))
+    assert (finding(found, "updates").verdict, finding(found, "noise").verdict) == ("unknown", "unknown")
+
+
+def test_settings_that_differ_in_bp_too_are_not_compared_by_n() -> None:
+    compute = np.geomspace(100, 1e5, 12)
+    runs = [
+        Run(f"{bp}x{n}", RunSettings(problems_per_batch=bp, rollouts_per_problem=n), curve(n, compute, v).points)
+        for bp, n, v in (
+            (8, 8, rising(0.8, 1e4, compute)),
+            (16, 8, rising(0.7, 1e4, compute)),
+            (32, 16, rising(0.75, 1e4, compute)),
+        )
+    ]
+    found = diagnose(RunSet(tuple(runs)))
+    assert (finding(found, "updates").verdict, finding(found, "noise").verdict) == ("unknown", "unknown")
+
+
 def test_two_setups_that_differ() -> None:
     """A 1.8M-parameter decoder on modular arithmetic, as measured on one H200 (Bp = 32).
 

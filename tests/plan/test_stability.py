@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from scipy import stats
 
@@ -69,6 +70,18 @@ def test_a_plan_says_how_many_runs_of_its_setting_fell_and_which_setting_held(
     assert "runs that fell" in (out := capsys.readouterr().out) and "2 of 3" in out
 
 
+def test_falls_are_counted_in_a_table_of_runs_too(tmp_path: Path) -> None:
+    rows = [
+        {"bp": 32, "n": c.rollouts_per_problem, "seed": c.seed, "rollouts": x, "avg@4": y}
+        for c in sweep([3e5, 2e5, None])
+        for x, y in zip(c.compute_C.tolist(), c.values_C.tolist(), strict=True)
+    ]
+    pl.DataFrame(rows).write_csv(tmp_path / "runs.csv")
+    plan = isocompute.plan(budget=9e5, law=tmp_path / "runs.csv", replicates=100)
+    told = plan_to_json(plan)["falls"]
+    assert (told["runs"], told["fallen"]) == (3, 2)
+
+
 def test_a_budget_that_ends_before_the_first_fall_is_not_warned_of(tmp_path: Path) -> None:
     plan = plan_of(sweep([3e5, 2e5, None]), 1e5, tmp_path)
     assert "falls" not in {w.code for w in plan.warnings}
@@ -106,7 +119,9 @@ def test_none_and_all_reach_to_the_end() -> None:
 
 
 def test_runs_that_ended_before_a_compute_are_not_said_to_have_held_it() -> None:
-    steady = Steadiness(3, (), last=1e6)
+    steady = Steadiness((), (1e6, 1e6, 1e6))
     assert steady.by(1.05e6) == Fallen(3, 0, None)
     assert steady.by(4e6) is None
-    assert Steadiness(3, (2e5,), last=1e6).by(4e6) == Fallen(3, 1, 2e5)
+    assert Steadiness((2e5,), (1e6, 1e6)).by(4e6) == Fallen(3, 1, 2e5)
+    assert Steadiness((), (2e3, 2e3, 2e3, 1e6)).by(1e6) == Fallen(1, 0, None)
+    assert Steadiness((2e5, 8e5), (1e5, 1e6)).by(5e5) == Fallen(3, 1, 2e5)

@@ -8,6 +8,7 @@ import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,23 @@ def test_added_sets_run_only_what_is_new(tmp_path: Path):
     study.run(spec=write_spec(spec, problems=[easy], seeds=[0]), out=out)
     with pytest.raises(InputError, match=r"problems\.hard\.low: absent → 0\.1"):
         study.run(spec=write_spec(spec, problems=[easy, {"set": "hard", "low": 0.1}], seeds=[0]), out=out)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "what"),
+    [
+        ({}, {"variants": {"slow": {"recipe": {"learning_rate": 1e-4}}}}, "without variants"),
+        ({"variants": {"slow": {"recipe": {"learning_rate": 1e-4}}}}, {}, "with variants"),
+        ({}, {"problems": [{"set": "easy"}]}, r"without a name of its problem set \(`set`\)"),
+        ({"problems": [{"set": "easy"}]}, {}, r"with a name of its problem set \(`set`\)"),
+    ],
+)
+def test_what_would_move_every_cell_is_refused(tmp_path: Path, before: Any, after: Any, what: str):
+    """They would all be run again, and both copies be taken for seeds."""
+    spec, out = tmp_path / "study.toml", tmp_path / "out"
+    study.run(spec=write_spec(spec, seeds=[0], **before), out=out)
+    with pytest.raises(InputError, match=f"this study was begun {what}; its cells would move .* --fork"):
+        study.run(spec=write_spec(spec, seeds=[0], **after), out=out)
 
 
 def test_added_variants_run_only_what_is_new(tmp_path: Path):

@@ -6,8 +6,10 @@ import json
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from isocompute import study
 from isocompute.engines.base import CHECKPOINT, Cell
@@ -116,3 +118,52 @@ def _stays(path: Path) -> bool:
     """Whether nothing overwrites what was just written; a beat under way when it was may, once."""
     time.sleep(0.2)
     return path.read_text() == json.dumps(ELSEWHERE)
+
+
+def test_a_claim_that_cannot_be_read_for_a_moment_is_still_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "_WAIT_SECONDS", 0.0)
+    path = tmp_path / "claim"
+    path.write_text(json.dumps(ELSEWHERE))
+    read, failures = LocalFileSystem.cat_file, []
+
+    def failing(self: Any, *args: Any, **named: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return read(self, *args, **named)
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", failing)
+    for count, says in ((2, "is being run by process 1 on elsewhere"), (99, r"cannot be read \(TimeoutError: 503\)")):
+        failures[:] = [TimeoutError("503")] * count
+        with pytest.raises(InputError, match=says), remote.claimed(f"file://{path}", what="it", patience=0.0):
+            pass
+    assert json.loads(path.read_text()) == ELSEWHERE
+
+
+class Rotating(FakeEngine):
+    """An engine whose trainer removes a checkpoint of its own as soon as the next is there."""
+
+    def run(self, cell: Cell, folder: Path, control: Any) -> bool:
+        put = LocalFileSystem.put_file
+
+        def slow(system: Any, source: str, *args: Any, **named: Any) -> Any:
+            if source.endswith("old.bin"):
+                Path(source).unlink()
+            return put(system, source, *args, **named)
+
+        (folder / "old.bin").write_bytes(b"x")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LocalFileSystem, "put_file", slow)
+            control.upload()
+        return super().run(cell, folder, control)
+
+
+def test_a_trainers_own_file_that_is_gone_when_it_is_sent_is_passed_over(tmp_path: Path):
+    class Control(TakenOver):
+        def advanced(self, rollouts: int) -> None:
+            pass
+
+    outcome = execute(
+        engine=Rotating(), cell=CELL, address=f"file://{tmp_path}", control=Control(tmp_path, ended=False)
+    )
+    assert (outcome.state, outcome.error) == ("finished", "")
+    assert "old.bin" not in {path.name for path in (tmp_path / CELL.name).iterdir()}

@@ -15,6 +15,7 @@ import numpy as np
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law import Curve, Forecast, compare
+from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.families import HILL
 from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around
@@ -44,7 +45,7 @@ def extrapolation(evidence: Evidence) -> Drawing | Needs:
         whole = evidence.curves[run]
         seen, made = evidence.forecast(run)
         kept = usable_points(seen)
-        if np.ptp(kept.values_C) == 0:
+        if len(kept.compute_C) < MINIMUM_POINTS or np.ptp(kept.values_C) == 0:
             continue
         (fit,) = fit_groups([[kept]], replicates=max(100, evidence.replicates // 2), seed=evidence.seed)
         later = replace(
