@@ -85,7 +85,7 @@ def show(law: Law) -> None:
             ceiling(run.fit.ceiling, run.fit.rise_done),
             pair(run.fit.ceiling_interval()),
             f"{run.fit.rmse:.4f}",
-            f"{len(run.curve.compute_C)}",
+            f"{run.points}",
             f"{run.records}",
         ]
         for run in shown[:60]

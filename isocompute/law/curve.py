@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.arrays import Array, Bools
 
 __all__ = [
     "MINIMUM_POINTS",
     "Curve",
     "Setting",
+    "fitted",
     "lasting_fall",
     "median",
     "noise_level",
@@ -28,6 +29,8 @@ _ENOUGH_FOR_NOISE, _SHORT = 6, 12
 """Points from which noise can be told, and from which two or three that fell no longer hide it."""
 _GRAINS = 2.5
 """Steps of the smallest size that a fall has to exceed where values move in steps."""
+_DIPS = 4
+"""At most one point in so many is a dip; more of them are how a run is."""
 _MOVES = 0.8
 """Share of evaluations that change a value, below which it moves in steps."""
 _ONE_SCALE = 2.0
@@ -115,9 +118,9 @@ def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | 
     """Index of the first point of a fall that lasts to the end of the curve, or None.
 
     A fall lasts when at least `shortest` points, up to the last one, all lie below the best level (running median of
-    three) by more than four noise levels and a fifth of the rise seen; or `deep` points by eight noise levels and half
-    of the rise, since no evaluation is that unlucky. One or two problems more or less of a small set are no fall. A
-    monotone curve says nothing about what follows.
+    three) by more than four noise levels and a fifth of the rise seen; or the last `deep` of them by eight noise levels
+    and half of the rise, since no evaluation is that unlucky. One or two problems more or less of a small set are no
+    fall. A monotone curve says nothing about what follows.
     """
     n = len(values_C)
     if n < MINIMUM_POINTS + 1:
@@ -134,7 +137,8 @@ def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | 
         fallen_C = values_C[start:]
         if len(fallen_C) >= shortest:
             return start
-        if len(fallen_C) >= max(deep, 1) and float(fallen_C.max()) < best - max(8.0 * noise, 0.5 * rise, grain):
+        last = max(deep, 1)
+        if len(fallen_C) >= last and float(fallen_C[-last:].max()) < best - max(8.0 * noise, 0.5 * rise, grain):
             return start
     return _collapse(values_C, deep) if n < _SHORT else None
 
@@ -149,6 +153,28 @@ def usable_end(values_C: Array) -> int:
     half = 0.5 * (float(values_C[:fall].max()) + median(values_C[fall:]))
     hardly = bool((values_C[fall:MINIMUM_POINTS] > half).all())
     return max(fall, MINIMUM_POINTS) if hardly else fall
+
+
+def fitted(values_C: Array) -> Bools:
+    """The points that a monotone curve may be fitted to: up to a lasting fall, and without those in between that lie
+    below what came before by eight noise levels and half of the rise, where the run came back afterwards.
+    """
+    end = usable_end(values_C)
+    keep_C = np.arange(len(values_C)) < end
+    if end < _SHORT:
+        return keep_C
+    here_C = values_C[:end]
+    smooth_C = here_C.copy()
+    smooth_C[1:-1] = np.sort(np.stack([here_C[:-2], here_C[1:-1], here_C[2:]]), axis=0)[1]
+    before_C = np.maximum.accumulate(np.concatenate([smooth_C[:1], smooth_C[:-1]]))
+    after_C = np.maximum.accumulate(np.concatenate([smooth_C[1:], smooth_C[-1:]])[::-1])[::-1]
+    noise, rise_C = noise_level(here_C), before_C - here_C[0]
+    deep_C = here_C < before_C - np.maximum(8.0 * noise, 0.5 * rise_C)
+    back_C = after_C >= before_C - np.maximum(4.0 * noise, 0.2 * rise_C)
+    dips_C = deep_C & back_C
+    if dips_C.sum() <= end // _DIPS:
+        keep_C[:end] &= ~dips_C
+    return keep_C
 
 
 def _collapse(values_C: Array, deep: int) -> int | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.law.bootstrap import FLOOR, HUBER, bootstrap, seed_curves
-from isocompute.law.curve import Curve, Setting, noise_level, scale_of, upper_bound, usable_end
+from isocompute.law.curve import Curve, Setting, fitted, noise_level, scale_of, upper_bound
 from isocompute.law.ensemble import Ensemble
 from isocompute.law.evidence import akaike_weights
 from isocompute.law.families import FAMILIES, Family
@@ -132,10 +132,12 @@ class CurveFit:
 
 
 def usable_points(curve: Curve, *, points: str = "all", bin_width: float = DEFAULT_BIN) -> Curve:
-    """What a monotone fit may use: up to a lasting fall, thinned, and only the records if `points` says so."""
-    end = usable_end(curve.values_C)
-    if end < len(curve.values_C):
-        curve = curve.until(end)
+    """What a monotone fit may use: up to a lasting fall, without dips, thinned, and only the records if `points` says
+    so.
+    """
+    keep_C = fitted(curve.values_C)
+    if not keep_C.all():
+        curve = replace(curve, compute_C=curve.compute_C[keep_C], values_C=curve.values_C[keep_C])
     if points == "records":
         keep = record_points(curve.compute_C, curve.values_C, bin_width=bin_width)
         return replace(curve, compute_C=curve.compute_C[keep], values_C=curve.values_C[keep])

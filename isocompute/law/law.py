@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from isocompute.arrays import Array, Bools
-from isocompute.law.curve import Curve, lasting_fall, on_one_scale, scale_of, upper_bound
+from isocompute.law.curve import Curve, fitted, lasting_fall, on_one_scale, scale_of, upper_bound, usable_end
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import REACH, Frontier, bounds, compared, ended, frontier, luck_of, reached
 from isocompute.law.intervals import by_chance
@@ -43,6 +43,16 @@ class RunFit:
     records: int
     falls_after: float | None
     """Compute of the last point before a lasting fall; the points after it are not in the fit."""
+
+    @property
+    def points(self) -> int:
+        """How many of its evaluations the fit goes through."""
+        return int(fitted(self.curve.values_C).sum())
+
+    @property
+    def dips(self) -> int:
+        """Evaluations before any lasting fall that lie far below those around them and are not in the fit."""
+        return usable_end(self.curve.values_C) - self.points
 
 
 @dataclass(frozen=True)
@@ -283,6 +293,9 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
     if len({run.curve.setting for run in runs}) < len(settings) and joint.rollouts is not None:
         out.append("several recipes share a Bp and n; the frontier takes the best of them: fit one with --where")
     for run in runs:
+        if run.dips:
+            many = f"{plural(run.dips, 'evaluation')} far below those before and after"
+            out.append(f"run '{run.curve.name}': {many} {'is' if run.dips == 1 else 'are'} not in its fit")
         if run.falls_after is not None:
             out.append(
                 f"run '{run.curve.name}' falls for good, as far as it was run, after {number(run.falls_after)} {unit}; "

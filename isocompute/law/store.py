@@ -63,7 +63,7 @@ def law_to_json(law: Law) -> dict[str, Any]:
                 "parameter_intervals": {k: list(v) for k, v in run.fit.parameter_intervals().items()},
                 "at_bound": run.fit.at_bound(),
                 "rmse": run.fit.rmse,
-                "points": len(run.curve.compute_C),
+                "points": run.points,
                 "records": run.records,
                 "falls_after": run.falls_after,
             }

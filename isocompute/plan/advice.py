@@ -8,7 +8,7 @@ from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.plan.difficulty import Mix, zero_variance_share
 
-__all__ = ["Warned", "data_advice", "metric_advice", "run_advice"]
+__all__ = ["FEW_UPDATES", "Warned", "data_advice", "metric_advice", "run_advice"]
 
 SMALL_SET = 1000
 """Between the paper's D = 500, where n = 512 overfits, and D = 6,000, where it does not."""
@@ -16,6 +16,7 @@ SMALL_SET_ROLLOUTS = 256
 MANY_EPOCHS = 100.0
 """The paper's own longest easy run at n = 8, 4M rollouts over 6,000 problems, is 83 epochs."""
 WARMUP_SHARE = 10
+FEW_UPDATES = 20
 _WASTED = 0.5
 _UNSTABLE_TRUNCATION = 0.10
 _HEALTHY_TRUNCATION = 0.05
@@ -56,7 +57,7 @@ def run_advice(allocation: Allocation, *, problems: int | None, warmup_steps: in
             out.append(
                 Warned("under_one_epoch", f"{epochs:.0%} of the {problems:,} problems are seen; the rest plays no part")
             )
-    if m < WARMUP_SHARE * max(warmup_steps, 1) or m < 2 * WARMUP_SHARE:
+    if m < WARMUP_SHARE * max(warmup_steps, 1) or m < FEW_UPDATES:
         out.append(
             Warned(
                 "few_updates",

@@ -32,6 +32,8 @@ class Curves:
     problems_per_batch: int | None = None
     """Stands in for the Bp of runs that do not say theirs."""
     seed: int = 0
+    fallen: frozenset[tuple[int, int]] = frozenset()
+    """Settings of which no run held: nothing is expected of them beyond where the furthest fell."""
 
     def _key(self, fit: CurveFit) -> tuple[int, int]:
         bp, n = fit.setting
@@ -67,6 +69,8 @@ class Curves:
         out_AB = np.empty((len(keys), self._members()))
         end = max(fit.last for fit in self.fits)
         last_A = np.array([self.last(*key) or end for key in keys])
+        fallen_A = np.array([key in self.fallen for key in keys])
+        compute_A = np.where(fallen_A, np.minimum(compute_A, last_A), compute_A)
         longer_A = run_A & (compute_A > last_A * SAME)
         for key in known:
             mine_A = longer_A < np.array([each == key for each in keys])  # its rows inside its range

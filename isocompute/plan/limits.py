@@ -17,7 +17,7 @@ ADVICE: dict[Regime, str] = {
     "updates": "more updates win: smaller n, and the smallest stable Bp",
     "noise": "larger n wins late: raise n with the budget, or lower the learning rate",
     "interference": "some problems are given up for others: larger n, a KL term, or fewer unlike problems together",
-    "data": "the set is exhausted: more problems or an earlier stop; n hardly matters",
+    "data": "the set is exhausted: more problems or an earlier stop",
     "coverage": "most problems never succeed: easier problems first, a better base, or larger n to find successes",
 }
 

@@ -158,6 +158,8 @@ def planning_law(
         raise InputError(f"--law {name}: its runs do not say their problems per batch; say --problems-per-batch 32.")
     _check_spread(known, name)
     error = _seed_error(known)
+    steady = steadiness(known, falls, problems_per_batch)
+    fallen = frozenset(key for key, runs in steady.items() if not runs.held_to)
     return PlanningLaw(
         name=name,
         source=source,
@@ -168,8 +170,8 @@ def planning_law(
         last=max(fit.last for fit in known),
         uncertainty=uncertainty + (f"; settings have one seed, for which ±{number(error)} is counted" if error else ""),
         seed_error=error,
-        model=Curves(tuple(known), surface, problems_per_batch, seed),
-        steadiness=steadiness(known, falls, problems_per_batch),
+        model=Curves(tuple(known), surface, problems_per_batch, seed, fallen),
+        steadiness=steady,
         runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),
         bounded=is_rate(metric) and all(float(fit.at(np.array([fit.last]))[0]) <= 1.0 for fit in known),
     )

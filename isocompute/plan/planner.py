@@ -12,7 +12,7 @@ import numpy as np
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.plan.advice import Warned, data_advice, metric_advice, run_advice
+from isocompute.plan.advice import FEW_UPDATES, Warned, data_advice, metric_advice, run_advice
 from isocompute.plan.advised_recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
 from isocompute.plan.budget import Budget
 from isocompute.plan.candidates import Constraints, allocations
@@ -235,7 +235,16 @@ def _options(
         known = seconds[i]
         return (round(known, 3) if timed and known is not None else 0.0, priced[i][1].update_steps)
 
-    cheapest = min(ties, key=price)
+    def share(i: int) -> float:
+        fallen = fallen_A[priced[i][0].index]
+        return fallen.fallen / fallen.runs if fallen is not None else 0.0
+
+    def updates(i: int) -> int:
+        return min(priced[i][1].update_steps, FEW_UPDATES)
+
+    # What fell more often than the chosen setting, or hardly gets beyond its warm-up, is no way to save.
+    sound = [i for i in ties if share(i) <= share(0) and updates(i) >= updates(0)]
+    cheapest = min(sound, key=price)
     return [Option(a, r, seconds[i], i == cheapest, fallen_A[r.index]) for i, (r, a) in enumerate(priced)]
 
 

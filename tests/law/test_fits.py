@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from isocompute.errors import InputError
 from isocompute.law.bootstrap import block_length
-from isocompute.law.curve import Curve, lasting_fall, median, noise_level
+from isocompute.law.curve import Curve, fitted, lasting_fall, median, noise_level
 from isocompute.law.fits import fit_groups, usable_points
 from isocompute.law.intervals import percentiles
 from isocompute.law.records import record_points
@@ -99,6 +99,28 @@ def test_a_run_that_collapsed_at_its_very_end_is_fitted_up_to_there(last: list[f
     assert lasting_fall(values_C, deep=3) is None
     whole, before = fit_groups([[usable_points(fallen)], [fallen.until(-len(last))]], replicates=50)
     assert whole.ceiling == pytest.approx(before.ceiling, abs=1e-9) and whole.rmse < 0.01
+
+
+def test_a_slide_that_ends_in_a_collapse_begins_where_the_slide_does() -> None:
+    curve = noisy("slide", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)
+    assert lasting_fall(np.concatenate([curve.values_C[:-2], [0.70, 0.2]])) == len(COMPUTE) - 2
+
+
+@pytest.mark.parametrize("dip", [[30], [30, 31, 32], [10, 44]])
+def test_evaluations_far_below_those_around_them_are_not_fitted(dip: list[int]) -> None:
+    curve = noisy("dip", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)
+    values_C = curve.values_C.copy()
+    values_C[dip] = 0.1
+    assert np.flatnonzero(~fitted(values_C)).tolist() == dip
+    assert fitted(curve.values_C).all()
+    whole, dipped = fit_groups([[curve], [usable_points(replace(curve, values_C=values_C))]], replicates=50)
+    assert dipped.ceiling == pytest.approx(whole.ceiling, abs=0.003)
+
+
+def test_a_run_that_goes_up_and_down_all_the_time_is_fitted_as_it_is() -> None:
+    values_C = hill(COMPUTE, 0.3, 0.9, 8.0, 2.0)
+    values_C[5::3] = 0.1
+    assert fitted(values_C).all()
 
 
 @pytest.mark.parametrize("last", [[0.80], [0.72, 0.74]])

@@ -125,3 +125,42 @@ def test_runs_that_ended_before_a_compute_are_not_said_to_have_held_it() -> None
     assert Steadiness((2e5,), (1e6, 1e6)).by(4e6) == Fallen(3, 1, 2e5)
     assert Steadiness((), (2e3, 2e3, 2e3, 1e6)).by(1e6) == Fallen(1, 0, None)
     assert Steadiness((2e5, 8e5), (1e5, 1e6)).by(5e5) == Fallen(3, 1, 2e5)
+
+
+def test_nothing_is_expected_of_a_setting_beyond_where_all_its_runs_fell() -> None:
+    """n = 32 rises later and higher, and both of its runs fall half-way up."""
+    compute_C = np.geomspace(4e3, ENDS, 40)
+
+    def one(n: int, seed: int, *, falls: bool) -> Curve:
+        half = 2e4 if n == 8 else 2e5
+        noise_C = 0.003 * np.random.default_rng([n, seed]).standard_normal(40)
+        value_C = 0.3 + (0.3 if n == 8 else 0.5) / (1 + (half / compute_C) ** 1.2) + noise_C
+        return Curve(f"{n}-{seed}", compute_C, np.where(falls & (compute_C > 1.5e5), 0.05, value_C), 32, n, seed=seed)
+
+    def plan_with(*, falls: bool) -> Plan:
+        curves = [one(8, s, falls=False) for s in (0, 1)] + [one(32, s, falls=falls) for s in (0, 1)]
+        return isocompute.plan(budget=9e5, law=fit_law(curves, metric="avg@4", replicates=100))
+
+    assert plan_with(falls=False).allocation.rollouts_per_problem == 32
+    plan = plan_with(falls=True)
+    (other,) = plan.alternatives
+    assert plan.allocation.rollouts_per_problem == 8
+    assert other.ranked.value == pytest.approx(0.3 + 0.5 / (1 + (2e5 / 1.5e5) ** 1.2), abs=0.03)
+
+
+def test_a_setting_whose_runs_fell_is_not_the_cheapest() -> None:
+    """n = 32 needs fewer updates and is within one error, but two of its three runs fell."""
+    steady = [run(8, seed, lead=0.001) for seed in range(3)]
+    for falls, cheapest in (((None, None, None), 32), ((3e5, 2e5, None), 8)):
+        curves = steady + [run(32, seed, falls_at=at) for seed, at in enumerate(falls)]
+        plan = isocompute.plan(budget=9e5, law=fit_law(curves, metric="avg@4", replicates=100))
+        assert [o.ranked.ties for o in plan.alternatives] == [True]
+        assert plan.cheapest.allocation.rollouts_per_problem == cheapest
+
+
+def test_a_run_that_is_mostly_warm_up_is_not_the_cheapest() -> None:
+    curves = [run(n, seed, lead=0.001 * (n == 8)) for n in (8, 1024) for seed in range(3)]
+    plan = isocompute.plan(budget=5e5, law=fit_law(curves, metric="avg@4", replicates=100))
+    (other,) = plan.alternatives
+    assert {plan.allocation.rollouts_per_problem, other.allocation.rollouts_per_problem} == {8, 1024}
+    assert other.ranked.ties and plan.cheapest.allocation.rollouts_per_problem == 8
