@@ -141,7 +141,7 @@ def _answer(law: Law) -> str:
     if best.direction in ("flat", "unclear"):
         values = sorted(set(best.estimate_C.tolist()))
         if len(values) == 1:
-            return f"n* is {high} at every budget ({interval})"
+            return f"n* is {high if low == high else format(values[0], '.0f')} at every budget ({interval})"
         spread = f"between {values[0]:.0f} and {values[-1]:.0f}"
         doubt = ", but by no more than the best of equal n may" if best.probability_rises >= _MOSTLY else ""
         chance = f"undecided: it rises in {best.probability_rises:.0%} of replicates{doubt}"
