@@ -52,6 +52,8 @@ class Curve:
     seed: int | None = None
     recipe: str = ""
     """What else is known of how the run was made; runs that differ in it are not seeds of each other."""
+    lost: bool = False
+    """Whether later evaluations are there and are no numbers: the run broke after its last point."""
 
     def __post_init__(self) -> None:
         for name in ("compute_C", "values_C"):  # `condense` reads their bytes as float64
@@ -85,7 +87,8 @@ class Curve:
 
     def until(self, end: int) -> Curve:
         """The curve's first `end` points."""
-        return replace(self, compute_C=self.compute_C[:end], values_C=self.values_C[:end])
+        lost = self.lost and end >= len(self.compute_C)
+        return replace(self, compute_C=self.compute_C[:end], values_C=self.values_C[:end], lost=lost)
 
 
 def _means(values_C: Array, lead: int, groups: int) -> Array:

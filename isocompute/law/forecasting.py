@@ -170,6 +170,8 @@ def _verdict(curve: Curve, at: float, expected: _Expected, now: float, unit: str
         return "too_early", f"{count} points; a verdict needs {_TOO_FEW}"
     seen = float(np.ptp(np.convolve(curve.values_C, np.ones(3) / 3.0, mode="valid")))
     noise = noise_level(curve.values_C)
+    if curve.lost:
+        return "declining", f"its evaluations after {number(float(curve.compute_C[-1]))} {unit} are no numbers"
     fall = _fall(curve)
     if fall is not None:
         return _fallen(curve, fall, now, noise, unit)

@@ -191,7 +191,7 @@ def fit_law(
 
 
 def _falls_after(curve: Curve) -> float | None:
-    start = lasting_fall(curve.values_C)
+    start = lasting_fall(curve.values_C) or (len(curve.compute_C) if curve.lost else None)
     return None if start is None else float(curve.compute_C[start - 1])
 
 
@@ -296,7 +296,9 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
         if run.dips:
             many = f"{plural(run.dips, 'evaluation')} far below those before and after"
             out.append(f"run '{run.curve.name}': {many} {'is' if run.dips == 1 else 'are'} not in its fit")
-        if run.falls_after is not None:
+        if run.falls_after == float(run.curve.compute_C[-1]):
+            out.append(f"run '{run.curve.name}' broke after {number(run.falls_after)} {unit}: then it has no numbers")
+        elif run.falls_after is not None:
             out.append(
                 f"run '{run.curve.name}' falls for good, as far as it was run, after {number(run.falls_after)} {unit}; "
                 "its fit uses the points up to there"

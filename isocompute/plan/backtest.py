@@ -224,8 +224,7 @@ def _reach(ends: dict[Setting, float]) -> float:
 
 
 def _until(curve: Curve, compute: float) -> Curve:
-    keep_C = curve.compute_C <= compute
-    return replace(curve, compute_C=curve.compute_C[keep_C], values_C=curve.values_C[keep_C])
+    return curve.until(int((curve.compute_C <= compute).sum()))
 
 
 def _setting(curve: Curve) -> Setting:

@@ -15,7 +15,18 @@ from typing import NamedTuple
 
 import polars as pl
 
-__all__ = ["LARGEST", "NON_FINITE", "Marked", "as_text", "non_finite", "place", "put_back", "set_apart", "with_marks"]
+__all__ = [
+    "LARGEST",
+    "NON_FINITE",
+    "Marked",
+    "as_text",
+    "marked_after",
+    "non_finite",
+    "place",
+    "put_back",
+    "set_apart",
+    "with_marks",
+]
 
 LARGEST = 1e100
 """Beyond it a number is as good as infinite, and its square is."""
@@ -118,6 +129,14 @@ def non_finite(points: pl.DataFrame) -> dict[str, Marked]:
             if name not in first:
                 first[name] = (row, value)
     return {name: Marked(*at, rows[name]) for name, at in first.items()}
+
+
+def marked_after(points: pl.DataFrame, metric: str, row: int) -> bool:
+    """Whether a metric is no number in any row after this one."""
+    if points.schema.get(NON_FINITE) != pl.String:
+        return False
+    cells = points[NON_FINITE][row + 1 :].drop_nulls().unique()
+    return any(metric in _marks(cell) for cell in cells)
 
 
 def _marks(cell: str) -> dict[str, float]:

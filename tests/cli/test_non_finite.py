@@ -97,3 +97,19 @@ def test_nothing_but_nan_is_wrong_input_where_it_is_asked_for(call: Call, runs: 
     assert (code, out) == (2, "")
     assert all(line.startswith("warning: runs") for line in said)
     assert re.fullmatch(r"error: run 'easy-32x\d+', column 'avg@4': 0 of \d+ points have a value, .*", error)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_run_whose_last_evaluations_are_no_numbers_broke(call: Call, runs: Path, value: float) -> None:
+    rewrite(runs / "easy-32x64", value, slice(-3, None))
+    before = json.loads((runs / "easy-32x64" / "points.jsonl").read_text().splitlines()[-4])["rollouts"]
+    law = answer(call("fit", "runs", *QUICK, "--json"))
+    assert {c["run"]: c["falls_after"] for c in law["curves"]}["easy-32x64"] == before
+    assert any(note.startswith("run 'easy-32x64' broke after") for note in law["notes"])
+    planned = answer(call("plan", "--budget", str(before), "--law", "runs", *QUICK, "--json"))
+    options = {o["rollouts_per_problem"]: o["falls"] for o in (planned, *planned["alternatives"])}
+    assert options[64] is None or options[64]["fallen"] == 0  # it fell after that, not before
+    far = answer(call("plan", "--budget", str(1.2 * before), "--law", "runs", *QUICK, "--json"))
+    assert {o["rollouts_per_problem"]: o["falls"] for o in (far, *far["alternatives"])}[64]["fallen"] == 1
+    told = answer(call("forecast", "runs/easy-32x64", "--json"))
+    assert told["verdict"] == "declining" and "are no numbers" in told["reason"]
