@@ -58,7 +58,7 @@ def command(
     price_per_gpu_hour: Annotated[float | None, typer.Option(help="Money for one GPU-hour.")] = None,
     extrapolate: Annotated[bool, typer.Option("--extrapolate", help="Plan far outside the law's range.")] = False,
     next_: Annotated[int | None, typer.Option("--next", min=1, help="Propose this many cells to run next.")] = None,
-    out: Annotated[str, typer.Option(help="Where --next writes its study.")] = "next.toml",
+    out: Annotated[str | None, typer.Option(help="Where --next writes its study; next.toml by default.")] = None,
     schedule: Annotated[bool, typer.Option("--schedule", help="Also: an n that grows during the run.")] = False,
     backtest: Annotated[
         bool, typer.Option("--backtest", help="Instead: plan each budget of --law RUNS from an eighth of it.")
@@ -81,13 +81,18 @@ def command(
                 "--max-batch": max_batch,
                 "--min-updates": min_updates > 1,
                 "--gpus": gpus,
+                "--prompt-tokens": prompt_tokens,
+                "--price-per-gpu-hour": price_per_gpu_hour,
                 "--extrapolate": extrapolate,
                 "--next": next_,
+                "--out": out,
                 "--schedule": schedule,
             }
         )
         _backtest(law, budget, metric, problems_per_batch, where, without, replicates, seed, json)
         return
+    if out is not None and next_ is None:
+        raise InputError(f"--out {out}: it is where --next writes its study; say --next 4 too, or leave it out.")
     if laws:
         _laws(json)
         return
@@ -96,9 +101,15 @@ def command(
         raise InputError(
             f"plan needs a budget and a law; say {lacking} (`isocompute plan --laws` lists published ones)."
         )
+    if prompt_tokens is not None and model is None and gpu is None:
+        raise InputError(
+            f"--prompt-tokens {prompt_tokens:g}: the cost model alone counts them; say --model config.json, --gpu H200 "
+            "and --gpus 8 too, or leave it out."
+        )
     from isocompute import api
     from isocompute.plan.api import stages
 
+    study = out or "next.toml"
     with options.heard() as said:
         plan = api.plan(
             budget=budget,
@@ -129,14 +140,20 @@ def command(
             seed=seed,
             tell=lambda text: typer.echo(text, err=True),
         )
+    if price_per_gpu_hour is not None and plan.prices.cost(plan.allocation)["money"] is None:
+        own = "" if gpus else ", --gpus 8 alone where the law's runs log seconds"
+        raise InputError(
+            f"--price-per-gpu-hour {price_per_gpu_hour:g}: a price needs a throughput, and none is known; say "
+            f"--rollouts-per-second 12 --gpus 8, --throughput-from RUNS{own}, or --model and --gpu to model one."
+        )
     growing = stages(plan) if schedule else None
-    proposals = _propose(plan, next_, law, out, seed) if next_ else []
+    proposals = _propose(plan, next_, law, study, seed) if next_ else []
     if json:
         from isocompute.plan.present import plan_to_json, proposal_to_json
 
         extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals]} if next_ else {}
         if next_:
-            extra["study"] = out if proposals else None
+            extra["study"] = study if proposals else None
         if growing is not None:
             extra["schedule"] = growing.to_json()
         options.print_json(plan_to_json(plan) | extra, said=said)
@@ -147,7 +164,7 @@ def command(
     if growing is not None:
         show_schedule(growing)
     if next_:
-        show_next(proposals, out)
+        show_next(proposals, study)
 
 
 def _refuse_others(given: dict[str, object]) -> None:

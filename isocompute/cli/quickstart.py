@@ -37,13 +37,16 @@ max_batch = 65536
 rollouts = {budget}
 """
 _SETS = ("easy", "hard")
+_LEAST = 1_000_000
+"""Rollouts of a cell: 15 updates of the largest batch."""
+_LEAST_PLANNED = 10_000
 
 
 def command(
     out: Annotated[str, typer.Option(help="Folder for the runs, the laws and the charts.")] = "quickstart",
-    budget: Annotated[int, typer.Option(min=1_000_000, help="Rollouts of every cell.")] = 4_000_000,
+    budget: Annotated[str, typer.Option(help="Rollouts of every cell, such as 2e6 or 2M; at least 1M.")] = "4e6",
     plan_for: Annotated[
-        float | None, typer.Option(min=1e4, help="Budget to plan for, in rollouts; half of --budget by default.")
+        str | None, typer.Option(help="Budget to plan for, in rollouts, at least 10k; half of --budget by default.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")] = None,
     seed: options.Seed = 0,
@@ -58,11 +61,13 @@ def command(
     from isocompute.report.writing import write_report
     from isocompute.runs import load
 
+    rollouts = _rollouts("--budget", budget, least=_LEAST)
+    spend = rollouts / 2 if plan_for is None else _rollouts("--plan-for", plan_for, least=_LEAST_PLANNED)
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {out}: there is a file of that name; give another folder.")
     for name in _SETS:
-        _sweep(folder / name, name, budget=budget, seed=seed, workers=workers, quiet=json)
+        _sweep(folder / name, name, budget=rollouts, seed=seed, workers=workers, quiet=json)
     runs = replace(load([folder / name for name in _SETS]), source=str(folder))
     evidence = Evidence.of(runs, metric="exact/avg@4", seed=seed)
     laws: dict[tuple[str, str], Law] = {}
@@ -74,15 +79,27 @@ def command(
         write_law(law, folder / name / "law.json")
         for ending in ("png", "html"):
             save(law_chart(law), folder / name / f"law.{ending}")
-    spend = plan_for or budget / 2
     report = write_report(evidence, out=folder / "report.html", budget=spend)
     if json:
         options.print_json(_json(laws, spend) | {"report": str(report.path)})
         return
-    _show(laws, spend, budget)
+    _show(laws, spend, rollouts)
     typer.echo(f"\nwrote {folder}/easy and {folder}/hard: study.toml, the runs, law.json, law.png, law.html")
     typer.echo(f"wrote {report.path}: {len(report.figures)} figures, methods and runs; open it in a browser")
     typer.echo(f"next: isocompute fit {folder}/easy --metric exact/avg@4")
+
+
+def _rollouts(option: str, text: str, *, least: int) -> int:
+    """An option's rollouts, spelled as `plan` reads a budget."""
+    from isocompute.plan.budget import Budget, parse_budget
+
+    try:
+        asked = parse_budget(text)
+    except InputError:
+        asked = Budget(0.0, "rollouts")
+    if asked.unit != "rollouts" or asked.amount < least:
+        raise InputError(f"{option} {text}: give rollouts, at least {least:,}, such as 2e6 or 2M.")
+    return round(asked.amount)
 
 
 def _sweep(folder: Path, name: str, *, budget: int, seed: int, workers: int | None, quiet: bool) -> None:

@@ -1,7 +1,7 @@
 """All checks of a run.
 
 Each says of a prefix of the run what it says of the whole: findings are never taken back, but for `no_progress`, which
-a run that learns late leaves behind.
+a run that learns late, or falls, leaves behind.
 """
 
 from __future__ import annotations

@@ -88,27 +88,34 @@ def look_at_progress(watched: Watched) -> list[Found] | None:
     """Reward that never rose: on held-out problems where it is logged, else in training.
 
     The one finding that is taken back, when the reward does rise: that a run has learned nothing so far is no verdict
-    on what comes.
+    on what comes. It goes beside a fall too, which says what is wrong and asks for the opposite; a collapse counts as
+    noise, so that the rise before it may not show. Training without any success stays.
     """
     rewards = watched.rewards
     if not any(len(reward.series) >= FEWEST_FOR_PROGRESS for reward in rewards):
         return None
     stuck = _look_at_constant(rewards[-1])  # training's where it is logged: it makes the gradient
-    if stuck is not None:
-        return [stuck]
-    if any(has_risen(reward.series.values_T) for reward in rewards):
+    stalled = stuck or _look_at_standstill(watched)
+    if stalled is None or (stalled[1] == "warning" and look_at_fall(watched)):
         return []
+    return [stalled]
+
+
+def _look_at_standstill(watched: Watched) -> Found | None:
+    rewards = watched.rewards
+    if any(has_risen(reward.series.values_T) for reward in rewards):
+        return None
     judged = rewards[0]
     values_T = judged.series.values_T
     fewest = FEWEST_FOR_PROGRESS if judged is watched.validation else FEWEST_OF_TRAINING
     since = stalled_since(values_T, fewest=fewest)
     if since is None:
-        return []
+        return None
     text = (
         f"{judged.series.name} has not risen beyond its noise in {len(values_T)} points: "
         f"{_level(float(values_T[: judged.width_T[-1]].mean()))} at the start, {_level(float(judged.level_T[-1]))} now"
     )
-    return [(int(judged.series.row_T[since]), "warning", text)]
+    return int(judged.series.row_T[since]), "warning", text
 
 
 def _look_at_constant(reward: Reward) -> Found | None:

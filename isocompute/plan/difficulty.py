@@ -77,11 +77,13 @@ def read_pass_rates(path: str, *, column: str | None = None) -> Array:
     or a text file of one number a line."""
     import polars as pl
 
-    rates = _rates(_read(path, files.read_bytes(path)), path, column).cast(pl.Float64, strict=False)
-    if rates.null_count() or not len(rates):
+    table = _read(path, files.read_bytes(path))
+    if all(cells.null_count() == len(cells) for cells in table):  # a blank line is a row of nulls
+        raise InputError(f"{path}: the table has no rows; write the pass rate of every problem, one a line.")
+    rates = _rates(table, path, column).cast(pl.Float64, strict=False)
+    if rates.null_count():
         row = rates.is_null().arg_max() or 0
-        what = f"row {row + 1} of '{rates.name}' is not a number" if len(rates) else "the table has no rows"
-        raise InputError(f"{path}: {what}; mend or delete it.")
+        raise InputError(f"{path}: row {row + 1} of '{rates.name}' is not a number; mend or delete it.")
     rates_P = rates.to_numpy().astype(np.float64)
     wrong = np.flatnonzero(~((rates_P >= 0) & (rates_P <= 1)))
     if len(wrong):
@@ -106,8 +108,7 @@ def _read(path: str, data: bytes) -> pl.DataFrame:
         if suffix == "json":
             return pl.DataFrame({_ALONE: _numbers(json.loads(data))}, schema={_ALONE: pl.Float64})
         if suffix == "txt":
-            lines = pl.DataFrame({_ALONE: data.decode().split()}, schema={_ALONE: pl.String})
-            return lines.cast(pl.Float64, strict=False)
+            return pl.DataFrame({_ALONE: data.decode().split()}, schema={_ALONE: pl.String})
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
         raise InputError(f"{path}: not a readable {suffix} file ({str(error).splitlines()[0]}).") from error
     raise InputError(f"{path}: pass rates are read from .csv, .tsv, .jsonl, .parquet, .json or .txt.")
@@ -156,12 +157,17 @@ def _rates(table: pl.DataFrame, path: str, column: str | None) -> pl.Series:
         return (table["correct"].cast(pl.Float64) / table["samples"].cast(pl.Float64)).alias("correct / samples")
     numeric = [name for name, kind in table.schema.items() if kind.is_numeric() and not name.startswith("__")]
     words = ("pass_rate", "passrate", "pass@1", "solve_rate", "accuracy", "avg@")
-    named = [name for name in numeric if any(word in name.lower() for word in words)]
-    names = named or numeric
-    if len(names) != 1:
+    text = [name for name, kind in table.schema.items() if kind == pl.String]  # with a cell that is no number
+    named, misread = ([name for name in of if any(word in name.lower() for word in words)] for of in (numeric, text))
+    names = named or numeric or misread
+    if not names:
         raise InputError(
-            f"{path}: which column holds pass rates? Say --pass-rate-column with one of "
-            f"{', '.join(names[:12]) or 'them'}."
+            f"{path}: no column holds numbers; there {'are' if len(table.columns) > 1 else 'is'} "
+            f"{', '.join(table.columns[:12])}: write pass rates, from 0 to 1, as a column pass_rate."
+        )
+    if len(names) > 1:
+        raise InputError(
+            f"{path}: which column holds pass rates? Say --pass-rate-column with one of {', '.join(names[:12])}."
         )
     if _NUMBER.fullmatch(names[0]):
         raise InputError(

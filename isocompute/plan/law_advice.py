@@ -11,7 +11,7 @@ from isocompute.plan.curves import Curves
 from isocompute.plan.model import OptimumOnly, PlanningLaw
 from isocompute.plan.published import published, siblings
 
-__all__ = ["law_advice", "next_command"]
+__all__ = ["law_advice", "way_to_find_out"]
 
 
 _OTHER_BASE = 0.05
@@ -71,7 +71,16 @@ def _base(law: PlanningLaw) -> float | None:
     return float(np.median([fit.base for fit in law.model.fits])) if isinstance(law.model, Curves) else None
 
 
-def next_command(law: PlanningLaw, rollouts: float) -> str:
+def way_to_find_out(law: PlanningLaw, rollouts: float) -> str:
+    """How to see whether a published law holds elsewhere; one of a single setting has no run to propose."""
+    known = law.model.settings()
+    if len(known) == 1:
+        bp, n = known[0]
+        return f"it knows {bp} × {n} alone; run other n or Bp on yours (`isocompute study`) and plan with --law RUNS"
+    return f"{_next_command(law, rollouts)} says what to run to find out"
+
+
+def _next_command(law: PlanningLaw, rollouts: float) -> str:
     """A command that proposes runs, as it is typed; in rollouts, so that it needs no throughput."""
     name = law.name
     if law.runs_recipe is not None:

@@ -19,7 +19,7 @@ from isocompute.plan.candidates import Constraints, allocations
 from isocompute.plan.decision import LEVEL, Ranked, rank
 from isocompute.plan.difficulty import Mix, classify, zero_variance_share
 from isocompute.plan.grid import asked_settings, begun, columns, figure_10, only_problems, problems_between, values
-from isocompute.plan.law_advice import law_advice, next_command
+from isocompute.plan.law_advice import law_advice, way_to_find_out
 from isocompute.plan.limits import ADVICE, Diagnosis, assumed_regime
 from isocompute.plan.model import OWN, PlanningLaw
 from isocompute.plan.reach import least, range_warnings, setting_warnings
@@ -325,7 +325,7 @@ def _law_warnings(
                 "foreign_law",
                 f"this law was measured on {law.setup}"
                 + ("; yours may differ" if held.problems is None else f"; yours has {held.problems:,} problems")
-                + f": {next_command(law, budget)} says what to run to find out",
+                + f": {way_to_find_out(law, budget)}",
             )
         )
     return out

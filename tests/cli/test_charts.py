@@ -66,7 +66,7 @@ def test_quickstart(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     spec = re.sub(r"problems_per_batch = .*\nrollouts_per_problem = .*\n", grid, quickstart._SPEC)
     assert grid in spec
     monkeypatch.setattr(quickstart, "_SPEC", spec)
-    result = call("quickstart", "--out", tmp_path / "q", "--budget", "1000000", "--workers", "2")
+    result = call("quickstart", "--out", tmp_path / "q", "--budget", "1M", "--workers", "2")
     assert (result.code, result.err) == (0, "")
     assert re.search(r"^A plan for 500k rollouts$", result.out, re.MULTILINE)
     for name in ("easy", "hard"):
@@ -76,7 +76,7 @@ def test_quickstart(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert (tmp_path / "q" / name / "law.png").read_bytes().startswith(MAGIC[".png"])
         assert re.search(rf"^ {name}: \d+ problems × \d+ rollouts × \d+ updates, expect", result.out, re.MULTILINE)
     # Again: everything is there already, and the JSON says what the text said.
-    data = call("quickstart", "--out", tmp_path / "q", "--budget", "1000000", "--workers", "2", "--json").json
+    data = call("quickstart", "--out", tmp_path / "q", "--budget", "1e6", "--workers", "2", "--json").json
     assert len(data["laws"]) == 6
     for plan in data["plans"]:
         size = plan["problems_per_batch"] * plan["rollouts_per_problem"]

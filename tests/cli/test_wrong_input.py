@@ -85,6 +85,10 @@ def test_compare_needs_one_metric(call: Call, sweep: Path, tmp_path: Path) -> No
         (("forecast", "runs", "--backtest", "--chart", "x.png"), r"--chart draws one forecast; leave it out"),
         (("compare", "runs/easy-32x8", "nowhere"), r"nowhere: no such file or folder"),
         (("compare", "runs/easy-32x8", "runs/easy-32x8", "--chart", "x.bmp"), r"--chart x.bmp: the ending must be"),
+        (("quickstart", "--budget", "999999"), r"--budget 999999: give rollouts, at least 1,000,000, such as 2e6"),
+        (("quickstart", "--budget", "500h"), r"--budget 500h: give rollouts, at least 1,000,000"),
+        (("quickstart", "--budget", "many"), r"--budget many: give rollouts, at least 1,000,000"),
+        (("quickstart", "--plan-for", "1e3"), r"--plan-for 1e3: give rollouts, at least 10,000"),
         (("quickstart", "--out", "file"), r"--out file: there is a file of that name; give another folder"),
     ],
 )  # fmt: skip

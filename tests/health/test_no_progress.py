@@ -134,6 +134,31 @@ def test_what_was_learned_and_lost_is_a_fall_and_no_standstill() -> None:
     assert CODE not in codes
 
 
+@pytest.mark.parametrize("top", [0.5, 0.54])
+def test_a_rise_of_six_evaluations_before_a_collapse_is_no_standstill(top: float) -> None:
+    """The collapse comes before the eighth evaluation, so that every look at the rise has it in its noise."""
+    values = np.concatenate([np.linspace(0.36, top, 6), 0.05 + 0.005 * np.random.default_rng(0).normal(size=14)])
+    run = run_of(avg_at_1=values)
+    assert [finding.code for finding in check(run).findings] == ["reward_fall"]
+    assert all(_stalled(check(_head(run, count))) is None for count in range(1, 20))
+
+
+def test_no_standstill_is_told_beside_a_fall() -> None:
+    """Level at first, which is told, then lost: a fall asks for a lower learning rate, not for a higher one."""
+    values = np.concatenate([np.full(20, 0.5), np.full(10, 0.1)]) + 0.01 * np.random.default_rng(0).normal(size=30)
+    run = run_of(avg_at_1=values)
+    assert _stalled(check(_head(run, 20))) is not None
+    assert [finding.code for finding in check(run).findings] == ["reward_fall"]
+    solved = run_of(avg_at_1=values, train_avg=np.ones(30))
+    assert [finding.code for finding in check(solved).findings] == ["reward_fall"]
+
+
+def test_training_without_success_is_told_beside_a_fall() -> None:
+    values = np.concatenate([np.full(20, 0.5), np.full(10, 0.1)]) + 0.01 * np.random.default_rng(0).normal(size=30)
+    findings = check(run_of(avg_at_1=values, train_avg=np.zeros(30))).findings
+    assert {(finding.code, finding.severity) for finding in findings} == {(CODE, "problem"), ("reward_fall", "problem")}
+
+
 def test_a_late_rise_takes_it_back() -> None:
     rng = np.random.default_rng(3)
     values = 0.3 + 0.01 * rng.normal(size=60)
@@ -161,7 +186,7 @@ def test_held_out_reward_that_rises_is_progress_where_trainings_is_held_level() 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(8, 80), st.integers(8, 80))
-def test_only_a_rise_takes_it_back(seed: int, length: int, cut: int) -> None:
+def test_only_a_rise_or_a_fall_takes_it_back(seed: int, length: int, cut: int) -> None:
     rng = np.random.default_rng(seed)
     run = run_of(
         avg_at_1=0.4 + np.cumsum(rng.uniform(0, 0.01) * rng.normal(size=length)) + 0.01 * rng.normal(size=length)
@@ -171,7 +196,8 @@ def test_only_a_rise_takes_it_back(seed: int, length: int, cut: int) -> None:
         assert part is not None
         assert part.since_step == whole.since_step
     if part is not None and whole is None:
-        assert has_risen(run.points["avg@1"].to_numpy())
+        fell = any(finding.code == "reward_fall" for finding in check(run).findings)
+        assert fell or has_risen(run.points["avg@1"].to_numpy())
 
 
 @pytest.mark.parametrize("name", ["pass_rate", "accuracy", "train_reward", "Accuracy/mean", "gsm8k_acc", "score"])

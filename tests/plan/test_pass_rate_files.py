@@ -35,6 +35,13 @@ def test_read(tmp_path: Path, name: str, text: str) -> None:
         ("minus.txt", "0.5\n-0.1\n", r"row 2 of 'pass_rate' is -0\.1, outside \[0, 1\]; mend"),
         ("nan.csv", "pass_rate\n50\nNaN\n60\n", r"outside \[0, 1\]; mend"),
         ("words.txt", "0.5\nhalf\n", "row 2 of 'pass_rate' is not a number"),
+        ("word.txt", "half\n", "row 1 of 'pass_rate' is not a number"),
+        ("word.csv", "id,pass_rate\na,0.5\nb,half\n", "row 2 of 'pass_rate' is not a number"),
+        ("header.csv", "pass_rate\n", "the table has no rows; write the pass rate of every problem"),
+        ("blank.csv", "pass_rate\n\n", "the table has no rows; write the pass rate of every problem"),
+        ("blanks.csv", "id,pass_rate\n,\n,\n", "the table has no rows"),
+        ("text.csv", "question,answer\na,b\n", "no column holds numbers; there are question, answer: write pass rates"),
+        ("several.csv", "a,b\n.5,.5\n", "which column holds pass rates\\? Say --pass-rate-column with one of a, b"),
         ("empty.txt", "", "the table has no rows"),
         ("empty.json", "[]", "the table has no rows"),
         ("object.json", '{"a": 0.5}', "it is no list of numbers; write a table as .jsonl"),
@@ -48,6 +55,12 @@ def test_refused(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=says):
         read_pass_rates(str(tmp_path / name))
+
+
+def test_a_blank_table_is_said_before_its_column(tmp_path: Path) -> None:
+    (tmp_path / "blank.csv").write_text("rate,id\n,\n")
+    with pytest.raises(InputError, match="the table has no rows"):
+        read_pass_rates(str(tmp_path / "blank.csv"), column="rate")
 
 
 def test_a_column_named_by_a_number_is_read_when_asked_for(tmp_path: Path) -> None:

@@ -363,15 +363,61 @@ def test_laws_without_uncertainty_are_refused(call: Call, own_law: Path, tmp_pat
         ("a.csv", "pass_rate\n0.5\n1.5\n", r"row 2 .* \[0, 1\]"),
         ("b.csv", "pass_rate\n50\n25\n", "divide by 100"),
         ("c.csv", "a_pass_rate,b_pass_rate\n0.5,0.5\n", "--pass-rate-column"),
-        ("d.csv", "pass_rate\nhalf\n", "which column|not a number"),
+        ("d.csv", "pass_rate\nhalf\n", "row 1 of 'pass_rate' is not a number"),
         ("e.xlsx", "0.5\n", r"\.csv"),
-        ("f.csv", "pass_rate\n", "rows|which column"),
+        ("f.csv", "pass_rate\n", "the table has no rows"),
+        ("g.csv", "pass_rate\n\n", "the table has no rows"),
     ],
 )
 def test_wrong_pass_rates(call: Call, tmp_path: Path, name: str, text: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--pass-rates", path), message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--out", "x.toml"), r"--out x\.toml: it is where --next writes its study; say --next 4 too"),
+        (
+            ("--price-per-gpu-hour", "3"),
+            r"--price-per-gpu-hour 3: a price needs a throughput.*--rollouts-per-second 12",
+        ),
+        (("--price-per-gpu-hour", "3", "--gpus", "8"), r"--throughput-from RUNS, or --model and --gpu to model one\.$"),
+        (
+            ("--prompt-tokens", "200"),
+            r"--prompt-tokens 200: the cost model alone counts them; say --model config\.json",
+        ),
+        (("--prompt-tokens", "200", *RATE), r"--prompt-tokens 200: the cost model alone counts them"),
+    ],
+)
+def test_options_that_would_change_nothing(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", *options, "--replicates", "60"), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_out_without_next_is_refused_beside_laws(call: Call) -> None:
+    fails(call("--laws", "--out", "x.toml"), "say --next 4 too")
+
+
+@pytest.mark.parametrize("where", ["given", "published", "law", "timed"])
+def test_a_price_counts_wherever_the_throughput_is_from(call: Call, tmp_path: Path, where: str) -> None:
+    for n in (8, 16):
+        points = [p | {"seconds": 2.0 * p["step"]} for p in rising(12, every=320 * n)]
+        write_points(tmp_path / f"n{n}", points, problems_per_batch=32, rollouts_per_problem=n, seed=0)
+    options: dict[str, tuple[str | Path, ...]] = {
+        "given": ("--law", "isocompute/bp32-easy", "--budget", "2e6", *RATE),
+        "published": ("--law", "scalerl/8b", "--budget", "2e6"),
+        "law": ("--law", tmp_path, "--budget", "30000", "--gpus", "8"),
+        "timed": ("--law", "isocompute/bp32-easy", "--budget", "2e6", "--throughput-from", tmp_path, "--gpus", "8"),
+    }
+    cost = call(*options[where], "--price-per-gpu-hour", "3", "--replicates", "60", "--json").json["cost"]
+    assert cost["money"] == pytest.approx(3 * cost["gpu_hours"])
+    if where == "law":
+        fails(call("--law", tmp_path, "--budget", "30000", "--price-per-gpu-hour", "3"), "--gpus 8 alone where")
 
 
 def test_runs_in_steps_or_without_n_are_refused(call: Call, tmp_path: Path) -> None:

@@ -357,3 +357,14 @@ def test_generations_that_tie_show_no_limit_by_noise() -> None:
     """ScaleRL found no effect of 8 to 32 generations: the fits differ by .004, far inside their error."""
     assert isocompute.plan(budget="8000h", law="scalerl/generations", replicates=200).regime.regime != "noise"
     assert isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=200).regime.regime == "noise"
+
+
+@pytest.mark.parametrize(
+    ("law", "several"),
+    [("scalerl/8b", False), ("scalerl/code", False), ("scalerl/generations", True), ("isocompute/joint-easy", True)],
+)
+def test_next_is_named_only_where_a_law_has_several_settings(law: str, several: bool) -> None:
+    plan = isocompute.plan(budget="2e6", law=law, replicates=60)
+    (told,) = [w.message for w in plan.warnings if w.code == "foreign_law"]
+    assert ("--next 4" in told) == several
+    assert ("run other n or Bp" in told) != several

@@ -149,7 +149,7 @@ def test_rates_stay_rates_and_points_stay_points() -> None:
     assert ((values_AB >= 0) & (values_AB <= 1)).all()
 
 
-@pytest.mark.parametrize("law", ["isocompute/bp32-easy", "isocompute/joint-hard", "scalerl/8b"])
+@pytest.mark.parametrize("law", ["isocompute/bp32-easy", "isocompute/joint-hard", "scalerl/generations"])
 @pytest.mark.parametrize("budget", ["500h", "$8000"])
 def test_the_advice_of_a_foreign_law_is_a_command_that_works(
     law: str, budget: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
