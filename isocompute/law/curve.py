@@ -122,8 +122,9 @@ def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | 
 
     A fall lasts when at least `shortest` points, up to the last one, all lie below the best level (running median of
     three) by more than four noise levels and a fifth of the rise seen; or the last `deep` of them by eight noise levels
-    and half of the rise, since no evaluation is that unlucky. One or two problems more or less of a small set are no
-    fall. A monotone curve says nothing about what follows.
+    and half of the rise, since no evaluation is that unlucky; or the last two of them by six noise levels and all of
+    the rise. One or two problems more or less of a small set are no fall. A monotone curve says nothing about what
+    follows.
     """
     n = len(values_C)
     if n < MINIMUM_POINTS + 1:
@@ -133,7 +134,8 @@ def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | 
         lower_C, higher_C = np.minimum(before_C, here_C), np.maximum(before_C, here_C)
         smooth_C = np.maximum(lower_C, np.minimum(higher_C, after_C))
         best = float(smooth_C.max())
-        rise = best - float(values_C[: int(smooth_C.argmax()) + 2].min())
+        lowest = float(values_C[: int(smooth_C.argmax()) + 2].min())
+        rise = best - lowest
         noise, grain = noise_level(values_C), _GRAINS * _grain(values_C)
         high = np.flatnonzero(values_C >= best - max(4.0 * noise, 0.2 * rise, grain))
         start = int(high[-1]) + 1
@@ -142,6 +144,8 @@ def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | 
             return start
         last = max(deep, 1)
         if len(fallen_C) >= last and float(fallen_C[-last:].max()) < best - max(8.0 * noise, 0.5 * rise, grain):
+            return start
+        if len(fallen_C) >= max(deep, 2) and float(fallen_C[-2:].max()) < min(lowest, best - 6.0 * noise):
             return start
     return _collapse(values_C, deep) if n < _SHORT else None
 

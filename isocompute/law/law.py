@@ -74,6 +74,8 @@ class Tradeoff:
         return f"Tradeoff({fixed}; {plural(len(self.fits), 'setting')}; {_in_words(self.rollouts)})"
 
 
+_NAMED = 3
+"""Runs that a note names."""
 _CHANCE = 0.05
 """How often n* may be said to move where all n are equal at the end."""
 
@@ -292,18 +294,26 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
         out.append(f"runs with the same Bp and n, such as {names}, are taken as seeds of one setting")
     if len({run.curve.setting for run in runs}) < len(settings) and joint.rollouts is not None:
         out.append("several recipes share a Bp and n; the frontier takes the best of them: fit one with --where")
-    for run in runs:
-        if run.dips:
-            many = f"{plural(run.dips, 'evaluation')} far below those before and after"
-            out.append(f"run '{run.curve.name}': {many} {'is' if run.dips == 1 else 'are'} not in its fit")
-        if run.falls_after == float(run.curve.compute_C[-1]):
-            out.append(f"run '{run.curve.name}' broke after {number(run.falls_after)} {unit}: then it has no numbers")
-        elif run.falls_after is not None:
-            out.append(
-                f"run '{run.curve.name}' falls for good, as far as it was run, after {number(run.falls_after)} {unit}; "
-                "its fit uses the points up to there"
-            )
+    out += _left_out(runs, unit)
     return out
+
+
+def _left_out(runs: Sequence[RunFit], unit: str) -> list[str]:
+    """Which evaluations are not in the fits, the first few runs by name."""
+
+    def told(what: str, named: Sequence[str]) -> list[str]:
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        return [f"{what}: {', '.join(named[:_NAMED])}{more}"] if named else []
+
+    ended = [(run.curve, run.falls_after) for run in runs if run.falls_after is not None]
+    broke = [f"'{curve.name}' after {number(at)} {unit}" for curve, at in ended if at == curve.compute_C[-1]]
+    fell = [f"'{curve.name}' after {number(at)} {unit}" for curve, at in ended if at < curve.compute_C[-1]]
+    dips = [f"{run.dips} of '{run.curve.name}'" for run in runs if run.dips]
+    return (
+        told("evaluations far below those before and after are not in the fits", dips)
+        + told("runs that fall for good, as far as they were run, are fitted up to there", fell)
+        + told("runs that broke: their later evaluations are no numbers", broke)
+    )
 
 
 def _early_notes(early: Sequence[Curve], unit: str) -> list[str]:

@@ -45,12 +45,13 @@ def _plan(plan: Plan, condition: str) -> list[str]:
         )
     ]
     if len(options) > 1:
-        columns = ["Bp × n × M", plan.law.metric, "80%", "best", "regret"]
+        fell = any(option.fallen is not None and option.fallen.fallen for option in options)
+        columns = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["runs that fell"] if fell else [])]
         out.append(
             table(
                 f"The best settings {condition and f'for {condition}'}".strip(),
                 columns,
-                [_row(option) for option in options],
+                [_row(option) + ([_fell(option)] if fell else []) for option in options],
             )
         )
     lines = [f"{line.setting} = {line.value}: {line.reason} ({line.source})" for line in plan.recipe.lines]
@@ -70,3 +71,7 @@ def _row(option: Option) -> list[str]:
         value(ranked.probability_best),
         value(ranked.regret),
     ]
+
+
+def _fell(option: Option) -> str:
+    return "–" if option.fallen is None else f"{option.fallen.fallen} of {option.fallen.runs}"

@@ -106,6 +106,13 @@ def test_a_slide_that_ends_in_a_collapse_begins_where_the_slide_does() -> None:
     assert lasting_fall(np.concatenate([curve.values_C[:-2], [0.70, 0.2]])) == len(COMPUTE) - 2
 
 
+def test_a_wild_run_that_ends_below_where_it_began_has_fallen() -> None:
+    """Half of its steps are jumps, which passes for noise; from a run of the language model."""
+    values = [0.26, 0.26, 0.27, 0.3, 0.32, 0.39, 0.46, 0.58, 0.54, 0.71, 0.44, 0.85, 0.84, 0.63, 0.08, 0.06]
+    assert lasting_fall(np.array(values)) == 14
+    assert lasting_fall(np.array(values[:-1])) is None
+
+
 @pytest.mark.parametrize("dip", [[30], [30, 31, 32], [10, 44]])
 def test_evaluations_far_below_those_around_them_are_not_fitted(dip: list[int]) -> None:
     curve = noisy("dip", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)

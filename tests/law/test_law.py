@@ -231,6 +231,19 @@ def test_a_run_that_collapses_before_it_has_a_curve_is_left_out_by_name() -> Non
         fit_law([lost], metric="reward", replicates=60)
 
 
+def test_runs_that_fell_are_named_in_one_note() -> None:
+    compute = np.linspace(1e3, 1e5, 20)
+    fallen = [noisy(f"r{i}", compute, hill(compute, 0.3, 0.5, 1e4, 2.0), noise=0.003, seed=i) for i in range(5)]
+    for curve in fallen:
+        curve.values_C[-4:] = 0.05
+    notes = [note for note in fit_law(fallen, metric="reward", replicates=60).notes if "fall for good" in note]
+    where = f"after {compute[15] / 1e3:.3g}k rollouts"
+    assert notes == [
+        "runs that fall for good, as far as they were run, are fitted up to there: "
+        f"'r0' {where}, 'r1' {where}, 'r2' {where} and 2 more"
+    ]
+
+
 def test_sigmoid_recovers_the_papers_parameters() -> None:
     x = np.geomspace(1e4, 1e8, 160)
     log2n = 6.09 / (1 + np.exp(-4.75 * (np.log10(x) - 5.84))) + 2.73  # figure 7, easy
