@@ -9,6 +9,7 @@ import pytest
 
 from isocompute.errors import InputError
 from isocompute.law import Curve, compare
+from isocompute.report.charts.comparison import comparison_chart
 from tests.law.made_up import hill, noisy
 
 COMPUTE = np.linspace(1.0, 60.0, 60)
@@ -156,3 +157,12 @@ def test_a_short_run_that_has_not_begun_to_rise_decides_nothing() -> None:
 def test_two_copies_of_a_curve_do_not_overtake_each_other() -> None:
     found = [compare(side(0.6, 6.0, first=i), side(0.6, 6.0, first=50 + i), replicates=100) for i in range(6)]
     assert sum(len(result.overtakings) for result in found) <= 1
+
+
+def test_the_chart_draws_the_curve_of_a_side_that_fell_up_to_there() -> None:
+    steady, higher = side(0.6, 6.0)[0], side(0.66, 6.0, first=50)[0]
+    result = compare([steady], [fallen(higher, 40, 0.05)], replicates=50)
+    data = comparison_chart(result, metric="avg@4", unit="rollouts", names=("steady", "fallen")).to_dict()["datasets"]
+    lines = [row for rows in data.values() for row in rows if "low" in row]
+    ends = {name: max(row["compute"] for row in lines if row["side"] == name) for name in ("steady", "fallen")}
+    assert ends["fallen"] == pytest.approx(COMPUTE[39]) and ends["steady"] > COMPUTE[-1]

@@ -16,6 +16,7 @@ from isocompute import InputError, RunSet, load
 from isocompute.law import curves_of
 from isocompute.law.from_runs import choose_metric
 from isocompute.runs import RunWarning
+from isocompute.runs.cells import with_numbers
 
 WRITERS: dict[str, Callable[[pl.DataFrame, Path], object]] = {
     "csv": lambda table, path: table.write_csv(path),
@@ -430,3 +431,11 @@ def test_random_bytes_are_runs_or_wrong_input(
     path.write_bytes(noise if at is None else good[:at] + noise + good[at + len(noise) :])
     with suppress(InputError):
         assert all(len(name) > 0 for name, *_ in summary(load(path, where=data.draw(st.sampled_from(WHERES)))))
+
+
+def test_whole_numbers_in_quotes_stay_whole() -> None:
+    """Seeds and steps are counted; a step of 2^53 + 1 is none as a float."""
+    cells = {"step": ["1", " 9007199254740993"], "avg@4": ["0.5", ""], "note": ["1", "x"]}
+    read = with_numbers(pl.DataFrame(cells), text=())
+    assert dict(read.schema) == {"step": pl.Int64, "avg@4": pl.Float64, "note": pl.String}
+    assert read["step"].to_list() == [1, 9007199254740993]
