@@ -19,6 +19,7 @@ from isocompute.law.fits import fit_groups, usable_points
 from isocompute.law.frontier import compared, frontier, luck_of
 from isocompute.law.intervals import percentiles
 from isocompute.law.optimum import Optimum, beyond
+from isocompute.law.settings import fallen_early
 
 __all__ = ["about_difficulty", "about_metrics", "about_sizes", "about_units"]
 
@@ -178,7 +179,7 @@ def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: 
     """At the largest compute that settings share, on the frontier of all of them."""
     made = study.curves(setup.runs, metric=metric, unit=unit)
     groups: dict[Setting, list[Curve]] = {}
-    for curve in map(usable_points, made[0] if made else ()):
+    for curve in (usable_points(c) for c in (made[0] if made else ()) if not fallen_early(c)):
         if curve.rollouts_per_problem is None or len(curve.compute_C) < MINIMUM_POINTS:
             return None
         groups.setdefault(curve.setting, []).append(curve)

@@ -136,7 +136,7 @@ def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | 
         best = float(smooth_C.max())
         lowest = float(values_C[: int(smooth_C.argmax()) + 2].min())
         rise = best - lowest
-        noise, grain = noise_level(values_C), _GRAINS * _grain(values_C)
+        noise, grain = noise_level(values_C), _steps(values_C)
         high = np.flatnonzero(values_C >= best - max(4.0 * noise, 0.2 * rise, grain))
         start = int(high[-1]) + 1
         fallen_C = values_C[start:]
@@ -164,22 +164,21 @@ def usable_end(values_C: Array) -> int:
 
 def fitted(values_C: Array) -> Bools:
     """The points that a monotone curve may be fitted to: up to a lasting fall, and without those in between that lie
-    below what came before by eight noise levels and half of the rise, where the run came back afterwards.
+    below what came before by eight noise levels and half of all the rise, where the run came back afterwards.
     """
     end = usable_end(values_C)
     keep_C = np.arange(len(values_C)) < end
     if end < _SHORT:
         return keep_C
     here_C = values_C[:end]
-    smooth_C = here_C.copy()
-    smooth_C[1:-1] = np.sort(np.stack([here_C[:-2], here_C[1:-1], here_C[2:]]), axis=0)[1]
+    smooth_C = np.pad(np.sort(np.stack([here_C[:-2], here_C[1:-1], here_C[2:]]), axis=0)[1], 1, mode="edge")
     before_C = np.maximum.accumulate(np.concatenate([smooth_C[:1], smooth_C[:-1]]))
     after_C = np.maximum.accumulate(np.concatenate([smooth_C[1:], smooth_C[-1:]])[::-1])[::-1]
-    noise, rise_C = noise_level(here_C), before_C - here_C[0]
-    deep_C = here_C < before_C - np.maximum(8.0 * noise, 0.5 * rise_C)
-    back_C = after_C >= before_C - np.maximum(4.0 * noise, 0.2 * rise_C)
+    noise, rise, step = noise_level(here_C), float(np.ptp(smooth_C)), _steps(here_C)
+    deep_C = here_C < before_C - max(8.0 * noise, 0.5 * rise, step)
+    back_C = after_C >= before_C - max(4.0 * noise, 0.2 * rise, step)
     dips_C = deep_C & back_C
-    if dips_C.sum() <= end // _DIPS:
+    if dips_C.sum() <= end // _DIPS and np.ptp(here_C[~dips_C]):
         keep_C[:end] &= ~dips_C
     return keep_C
 
@@ -193,15 +192,19 @@ def _collapse(values_C: Array, deep: int) -> int | None:
     if start < MINIMUM_POINTS or len(fallen_C) < deep:
         return None
     best, low, now = float(before_C.max()), float(before_C.min()), float(fallen_C.max())
-    least = max(8.0 * noise_level(before_C), _GRAINS * _grain(before_C), 0.1 * scale_of(values_C))
+    least = max(8.0 * noise_level(before_C), _steps(before_C), 0.1 * scale_of(values_C))
     return start if now < low and best - now > least and (low < 0 or now < 0.5 * best) else None
 
 
-def _grain(values_C: Array) -> float:
-    """The smallest step of a curve that often stands still, as greedy evaluations of few problems do; else 0."""
+def _steps(values_C: Array) -> float:
+    """What a fall has to exceed where a curve often stands still, as greedy evaluations of few problems do: two of its
+    smallest steps and a half, but no more than .15 of the scale.
+    """
     step_C = np.abs(np.diff(values_C))
     moved = step_C[step_C > 0]
-    return float(moved.min()) if 0 < len(moved) < _MOVES * len(step_C) else 0.0
+    if not 0 < len(moved) < _MOVES * len(step_C):
+        return 0.0
+    return min(_GRAINS * float(moved.min()), 0.15 * scale_of(values_C))
 
 
 def upper_bound(values: Array) -> float:

@@ -15,7 +15,7 @@ from isocompute.errors import InputError
 from isocompute.law.curve import MINIMUM_POINTS, Curve, scale_of
 from isocompute.runs.cells import odd_cells
 from isocompute.runs.conditions import made_of
-from isocompute.runs.finite import marked_after
+from isocompute.runs.finite import ends_marked
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 from isocompute.runs.rewards import REWARDS, TRAINED, rank
 
@@ -265,7 +265,7 @@ def _curve(run: Run, metric: str, unit: str) -> Curve:
             f"leave the run out: --without '{run.name}'."
         )
     s = run.settings
-    lost = marked_after(run.points, metric, int(row_C[-1]))
+    lost = ends_marked(run.points, metric)
     return Curve(
         run.name, compute_C, values_C, s.problems_per_batch, s.rollouts_per_problem, s.seed, _recipe(run), lost
     )

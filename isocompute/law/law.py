@@ -56,6 +56,14 @@ class RunFit:
 
 
 @dataclass(frozen=True)
+class EarlyFall:
+    """A run that fell for good before it had points for a curve."""
+
+    curve: Curve = field(repr=False)
+    falls_after: float
+
+
+@dataclass(frozen=True)
 class Tradeoff:
     """A frontier over some settings and the optimum along it."""
 
@@ -103,6 +111,8 @@ class Law:
     slices: tuple[Slice, ...]
     surface: Surface | None
     notes: tuple[str, ...]
+    early: tuple[EarlyFall, ...] = ()
+    """Runs that are in none of this, since they fell before they had points for a curve."""
 
     def __repr__(self) -> str:
         many = f"{plural(len(self.runs), 'run')}, {plural(len(self.settings), 'setting')}"
@@ -138,7 +148,7 @@ def fit_law(
     `bin_width`, of record-breaking points, is in units of the scale that the values lie on: 1 for rates, 100 for
     percent (`scale_of`).
     """
-    early = [curve for curve in curves if fallen_early(curve)]
+    early = [EarlyFall(c, float(c.compute_C[usable_end(c.values_C) - 1])) for c in curves if fallen_early(c)]
     curves = [curve for curve in curves if not fallen_early(curve)] or curves  # all of them are refused below
     values = np.concatenate([curve.values_C for curve in curves] or [np.zeros(1)])  # no curves are refused below
     upper = upper_bound(values)
@@ -189,6 +199,7 @@ def fit_law(
         slices=tuple(sensitivity(setting_fits, luck_SB=luck_SB)) if iso else (),
         surface=surface,
         notes=(*_notes(runs, settings, joint, unit), *_early_notes(early, unit)),
+        early=tuple(early),
     )
 
 
@@ -316,12 +327,11 @@ def _left_out(runs: Sequence[RunFit], unit: str) -> list[str]:
     )
 
 
-def _early_notes(early: Sequence[Curve], unit: str) -> list[str]:
+def _early_notes(early: Sequence[EarlyFall], unit: str) -> list[str]:
     return [
-        f"run '{curve.name}' fell for good within its first {lasting_fall(curve.values_C)} evaluations "
-        f"({number(float(curve.compute_C[(lasting_fall(curve.values_C) or 1) - 1]))} {unit}), too early for a curve: "
-        "left out"
-        for curve in early
+        f"run '{lost.curve.name}' fell for good within its first {usable_end(lost.curve.values_C)} evaluations "
+        f"({number(lost.falls_after)} {unit}), too early for a curve: left out"
+        for lost in early
     ]
 
 

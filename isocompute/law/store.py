@@ -69,6 +69,15 @@ def law_to_json(law: Law) -> dict[str, Any]:
             }
             for run in law.runs
         ],
+        "early_falls": [
+            {
+                "run": lost.curve.name,
+                "problems_per_batch": lost.curve.problems_per_batch,
+                "rollouts_per_problem": lost.curve.rollouts_per_problem,
+                "falls_after": lost.falls_after,
+            }
+            for lost in law.early
+        ],
         **_tradeoff(law.joint),
         "fixed_problems": [
             {"problems_per_batch": t.value, **_tradeoff(t)} for t in law.by_problems if len(law.by_problems) > 1

@@ -23,6 +23,7 @@ from isocompute.law import Curve, Law, fit_law
 from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.fits import MAXIMUM_POINTS, fit_groups
 from isocompute.law.intervals import check_replicates
+from isocompute.law.settings import fallen_early
 from isocompute.plan.load_law import load_law
 from isocompute.runs import RunSet, RunWarning, load
 
@@ -157,7 +158,7 @@ def _law(curves: Sequence[Curve], end: float, metric: str, replicates: int, seed
 
 
 def _has_begun(curve: Curve) -> bool:
-    return len(curve.compute_C) >= _POINTS and bool(np.ptp(curve.values_C))
+    return len(curve.compute_C) >= _POINTS and bool(np.ptp(curve.values_C)) and not fallen_early(curve)
 
 
 def _planned(law: Law, budget: float, *, seed: int) -> Setting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,7 +20,7 @@ from isocompute.plan.leading import check_one_setup, leading_recipe
 from isocompute.plan.model import OWN, PlanningLaw, is_rate
 from isocompute.plan.published import entries, published
 from isocompute.plan.runs_recipe import runs_recipe
-from isocompute.plan.stability import falls_of, steadiness
+from isocompute.plan.stability import Falls, falls_of, steadiness
 from isocompute.runs import files
 from isocompute.words import number, plural
 
@@ -133,7 +133,7 @@ def planning_law(
     source: str,
     metric: str,
     unit: str,
-    falls: Mapping[str, float],
+    falls: Falls,
     problems_per_batch: int | None = None,
     seed: int = 0,
     uncertainty: str = _FITTED,

@@ -23,6 +23,7 @@ from isocompute.plan.difficulty import classify
 from isocompute.plan.load_law import planning_law
 from isocompute.plan.model import PlanningLaw
 from isocompute.plan.runs_recipe import RunsRecipe
+from isocompute.plan.stability import Falls
 
 __all__ = ["simulate_law"]
 
@@ -88,7 +89,7 @@ def simulate_law(
         source=f"the simulator at these pass rates, {size:,} problems, {len(_WORLDS)} worlds",
         metric=metric,
         unit="rollouts",
-        falls={},  # none of the user's runs
+        falls=Falls(),  # none of the user's runs
         seed=seed,
         uncertainty=_UNCERTAINTY,
     )

@@ -7,16 +7,17 @@ setting whose runs tend to collapse looks as good there as one whose runs hold; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from isocompute.allocation import Allocation
 from isocompute.law import Law, StoredLaw
+from isocompute.law.curve import Setting
 from isocompute.law.fits import CurveFit
 from isocompute.plan.advice import Warned
 from isocompute.plan.decision import LEVEL, Ranked
 from isocompute.words import number, value
 
-__all__ = ["Fallen", "Steadiness", "fall_warnings", "falls_of", "steadiness"]
+__all__ = ["Fallen", "Falls", "Steadiness", "fall_warnings", "falls_of", "steadiness"]
 
 _JEFFREYS = 0.5
 _ABOUT = 1.1
@@ -62,16 +63,32 @@ class Steadiness:
         return Fallen(held + len(early), len(early), min(early, default=None))
 
 
-def falls_of(law: Law | StoredLaw) -> dict[str, float]:
-    """Runs that fell for good: name → compute of the last point before."""
+@dataclass(frozen=True)
+class Falls:
+    """The runs of a law that fell for good."""
+
+    after: Mapping[str, float] = field(default_factory=dict)
+    """By name of those with a curve: compute of the last point before."""
+    early: tuple[tuple[Setting, float], ...] = ()
+    """Settings of those that fell too early for a curve, and when."""
+
+
+def falls_of(law: Law | StoredLaw) -> Falls:
+    """Those of a law, fitted here or stored."""
     if isinstance(law, Law):
-        return {run.curve.name: run.falls_after for run in law.runs if run.falls_after is not None}
-    curves = law.summary.get("curves", [])
-    return {str(c.get("run")): float(c["falls_after"]) for c in curves if c.get("falls_after") is not None}
+        return Falls(
+            {run.curve.name: run.falls_after for run in law.runs if run.falls_after is not None},
+            tuple((lost.curve.setting, lost.falls_after) for lost in law.early),
+        )
+    curves, early = law.summary.get("curves", []), law.summary.get("early_falls", [])
+    return Falls(
+        {str(c.get("run")): float(c["falls_after"]) for c in curves if c.get("falls_after") is not None},
+        tuple(((e["problems_per_batch"], e["rollouts_per_problem"]), float(e["falls_after"])) for e in early),
+    )
 
 
 def steadiness(
-    fits: Sequence[CurveFit], falls: Mapping[str, float], problems_per_batch: int | None
+    fits: Sequence[CurveFit], falls: Falls, problems_per_batch: int | None
 ) -> dict[tuple[int, int], Steadiness]:
     """By (Bp, n), for all settings of a law; `problems_per_batch` stands in for a Bp that runs do not say."""
     ends: dict[tuple[int, int], list[tuple[str, float]]] = {}
@@ -80,10 +97,13 @@ def steadiness(
         # A stored law does not keep the points: there all runs went as far as the furthest, for all that is known.
         mine = [(c.name, float(c.compute_C[-1]) if len(c.compute_C) else fit.last) for c in fit.curves]
         ends.setdefault(key, []).extend(mine)
+    early: dict[tuple[int, int], list[float]] = {}
+    for setting, at in falls.early:
+        early.setdefault((int(setting[0] or problems_per_batch or 1), int(setting[1] or 1)), []).append(at)
     return {
         key: Steadiness(
-            tuple(sorted(falls[name] for name, _ in runs if name in falls)),
-            tuple(sorted(end for name, end in runs if name not in falls)),
+            tuple(sorted([falls.after[name] for name, _ in runs if name in falls.after] + early.get(key, []))),
+            tuple(sorted(end for name, end in runs if name not in falls.after)),
         )
         for key, runs in ends.items()
     }

@@ -267,7 +267,7 @@ def _curves(runs: RunSet, metric: str, unit: str | None) -> tuple[dict[str, Curv
             (curve,), _, _ = curves_of(RunSet((run,), runs.source), metric=metric, unit=unit)
             usable = usable_points(curve)
             if len(usable.compute_C) < MINIMUM_POINTS or np.ptp(usable.values_C) == 0:
-                raise InputError(f"run '{run.name}': its values of '{metric}' do not change before it falls for good.")
+                raise InputError(f"run '{run.name}': it falls for good before its '{metric}' gives a curve.")
         except InputError as error:
             left_out[run.name] = str(error)
         else:

@@ -20,7 +20,7 @@ __all__ = [
     "NON_FINITE",
     "Marked",
     "as_text",
-    "marked_after",
+    "ends_marked",
     "non_finite",
     "place",
     "put_back",
@@ -131,12 +131,21 @@ def non_finite(points: pl.DataFrame) -> dict[str, Marked]:
     return {name: Marked(*at, rows[name]) for name, at in first.items()}
 
 
-def marked_after(points: pl.DataFrame, metric: str, row: int) -> bool:
-    """Whether a metric is no number in any row after this one."""
-    if points.schema.get(NON_FINITE) != pl.String:
+def ends_marked(points: pl.DataFrame, metric: str) -> bool:
+    """Whether a metric ends in rows where it is no number, more of them than ever stood between two numbers: some logs
+    fill what was not evaluated with NaN.
+    """
+    if points.schema.get(NON_FINITE) != pl.String or metric not in points.columns:
         return False
-    cells = points[NON_FINITE][row + 1 :].drop_nulls().unique()
-    return any(metric in _marks(cell) for cell in cells)
+    cells = points[NON_FINITE]
+    marking = [cell for cell in cells.drop_nulls().unique() if metric in _marks(cell)]
+    counts = [0]  # of marked rows before each number, and after the last one
+    for marked, empty in zip(cells.is_in(marking).fill_null(False), points[metric].is_null(), strict=True):
+        if not empty:
+            counts.append(0)
+        elif marked:
+            counts[-1] += 1
+    return counts[-1] > max(counts[:-1], default=0)
 
 
 def _marks(cell: str) -> dict[str, float]:

@@ -30,7 +30,7 @@ from isocompute.study.claim import BEAT_SECONDS, RUNNING, STALE_SECONDS, Holder,
 
 _WAIT_SECONDS = 1.0  # between looks at a claim
 _FAILURES = 3
-"""Looks in all at a claim that may fail: what cannot be read may be somebody's."""
+"""Looks at a claim that may fail: what cannot be read may be somebody's."""
 _CARRY_SECONDS = 60.0
 """Engines without checkpoints of ours, such as outside trainers, are carried up this often."""
 

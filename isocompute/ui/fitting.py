@@ -90,17 +90,21 @@ def fit_roughly(curves: Sequence[Curve], *, metric: str, unit: str, points: int)
 
 
 def _few_points(curve: Curve) -> Curve:
-    """Averaged between its ends, which stay: a law's range, and what is planned in it, hang on them."""
+    """Averaged between its ends, which stay: a law's range, and what is planned in it, hang on them. The last value is
+    a mean too: among means a single one would look like a fall.
+    """
     import numpy as np
 
-    if len(curve.compute_C) <= _ROUGH_POINTS:
+    count = len(curve.compute_C)
+    if count <= _ROUGH_POINTS:
         return curve
-    ends = slice(None, None, len(curve.compute_C) - 1)
+    ends = slice(None, None, count - 1)
     inner = replace(curve, compute_C=curve.compute_C[1:-1], values_C=curve.values_C[1:-1]).averaged(_ROUGH_POINTS - 2)
     compute_C, values_C = (
         np.insert(each[ends], 1, between)
         for each, between in ((curve.compute_C, inner.compute_C), (curve.values_C, inner.values_C))
     )
+    values_C[-1] = curve.values_C[-max(count // _ROUGH_POINTS, 1) :].mean()
     return replace(curve, compute_C=compute_C, values_C=values_C)
 
 

@@ -113,3 +113,16 @@ def test_a_run_whose_last_evaluations_are_no_numbers_broke(call: Call, runs: Pat
     assert {o["rollouts_per_problem"]: o["falls"] for o in (far, *far["alternatives"])}[64]["fallen"] == 1
     told = answer(call("forecast", "runs/easy-32x64", "--json"))
     assert told["verdict"] == "declining" and "are no numbers" in told["reason"]
+
+
+def test_nan_where_nothing_was_evaluated_is_no_break(call: Call, tmp_path: Path) -> None:
+    """One row a training step, evaluated every fifth; the log ends two steps after the last evaluation."""
+    rows = ["step,rollouts,avg@4"]
+    for step in range(1, 103):
+        value = 0.3 + 0.003 * step if step % 5 == 0 else float("nan")
+        rows.append(f"{step},{step * 256},{value}")
+    (tmp_path / "log.csv").write_text("\n".join(rows) + "\n")
+    told = answer(call("forecast", tmp_path / "log.csv", "--json"))
+    assert told["verdict"] == "improving"
+    law = answer(call("fit", tmp_path / "log.csv", *QUICK, "--json"))
+    assert law["curves"][0]["falls_after"] is None

@@ -124,6 +124,22 @@ def test_evaluations_far_below_those_around_them_are_not_fitted(dip: list[int]) 
     assert dipped.ceiling == pytest.approx(whole.ceiling, abs=0.003)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [2 / 30] * 9 + [1 / 30] + [2 / 30] * 8 + [1 / 30, 2 / 30],
+        [1.0] * 12 + [0.999] + [1.0] * 7,
+        [0.30, 0.20, 0.22, 0.25, 0.28, *np.linspace(0.32, 0.7, 15)],
+    ],
+)
+def test_steps_of_a_small_set_and_a_warm_up_are_no_dips(values: list[float]) -> None:
+    assert fitted(np.array(values)).all()
+
+
+def test_a_collapse_of_a_curve_that_moves_in_large_steps_is_one() -> None:
+    assert lasting_fall(np.array([0.1] * 4 + [0.8] * 4 + [0.0] * 4)) == 8
+
+
 def test_a_run_that_goes_up_and_down_all_the_time_is_fitted_as_it_is() -> None:
     values_C = hill(COMPUTE, 0.3, 0.9, 8.0, 2.0)
     values_C[5::3] = 0.1

@@ -82,6 +82,17 @@ def test_falls_are_counted_in_a_table_of_runs_too(tmp_path: Path) -> None:
     assert (told["runs"], told["fallen"]) == (3, 2)
 
 
+def test_runs_that_fell_before_they_had_a_curve_are_counted(tmp_path: Path) -> None:
+    lost = [run(8, seed, falls_at=5e3) for seed in (3, 4)]
+    assert [c.values_C[3] for c in lost] == [0.31, 0.31]
+    for curve in lost:
+        curve.values_C[2:] = 0.01
+    plan = plan_of([*sweep([None, None, None]), *lost], 9e5, tmp_path)
+    told = plan_to_json(plan)
+    falls = {o["rollouts_per_problem"]: o["falls"] for o in (told, *told["alternatives"])}
+    assert (falls[8]["runs"], falls[8]["fallen"], falls[32]["fallen"]) == (5, 2, 0)
+
+
 def test_a_budget_that_ends_before_the_first_fall_is_not_warned_of(tmp_path: Path) -> None:
     plan = plan_of(sweep([3e5, 2e5, None]), 1e5, tmp_path)
     assert "falls" not in {w.code for w in plan.warnings}
