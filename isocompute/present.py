@@ -12,7 +12,8 @@ import numpy as np
 
 from isocompute.health.rewards import reward_of
 from isocompute.health.series import Series
-from isocompute.law.curve import lasting_fall, noise_level, scale_of
+from isocompute.law.curve import noise_level, scale_of
+from isocompute.law.falls import lasting_fall
 
 if TYPE_CHECKING:
     from isocompute.law import Curve

@@ -15,11 +15,11 @@ from isocompute.claims.setups import REPLICATES, Setup, Study
 from isocompute.claims.statistics import above, inside
 from isocompute.law import Curve
 from isocompute.law.curve import MINIMUM_POINTS, Setting, upper_bound
+from isocompute.law.falls import fallen_early
 from isocompute.law.fits import fit_groups, usable_points
 from isocompute.law.frontier import compared, frontier, luck_of
 from isocompute.law.intervals import percentiles
 from isocompute.law.optimum import Optimum, beyond
-from isocompute.law.settings import fallen_early
 
 __all__ = ["about_difficulty", "about_metrics", "about_sizes", "about_units"]
 

@@ -10,7 +10,7 @@ from isocompute.words import number, pair, value
 if TYPE_CHECKING:
     from isocompute.allocation import Allocation
     from isocompute.plan.next_cells import Proposal
-    from isocompute.plan.planner import Option, Plan
+    from isocompute.plan.planner import Plan
     from isocompute.plan.published import Entry
     from isocompute.plan.schedule import Schedule
 
@@ -51,7 +51,7 @@ def show(plan: Plan) -> None:
                 pair(o.ranked.interval),
                 value(o.ranked.probability_best),
                 value(o.ranked.regret),
-                *([_fell(o)] if fell else []),
+                *([str(o.fallen or "")] if fell else []),
                 "cheapest to run" if o.cheapest else "",
             ]
             for o in ties
@@ -71,10 +71,6 @@ def show(plan: Plan) -> None:
         screen.print(f" your {plan.mix.problems:,} problems: mean pass rate {value(plan.mix.mean)}; {shares}")
     for warning in plan.warnings:
         screen.print(f" Careful: {warning.message}", style="yellow")
-
-
-def _fell(option: Option) -> str:
-    return "" if option.fallen is None else f"{option.fallen.fallen} of {option.fallen.runs}"
 
 
 def _cell(a: Allocation) -> str:

@@ -19,9 +19,9 @@ import numpy as np
 from isocompute.errors import InputError
 from isocompute.law.comparison import Comparison, compare
 from isocompute.law.curve import MINIMUM_POINTS, Curve, upper_bound
+from isocompute.law.falls import fallen_early
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around
-from isocompute.law.settings import fallen_early
 
 __all__ = ["Ablation", "Part", "leave_one_out"]
 

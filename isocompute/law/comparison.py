@@ -25,7 +25,8 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.law.curve import MINIMUM_POINTS, Curve, lasting_fall, noise_level, scale_of, upper_bound
+from isocompute.law.curve import MINIMUM_POINTS, Curve, noise_level, scale_of, upper_bound
+from isocompute.law.falls import lasting_fall
 from isocompute.law.families import HILL
 from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around, percentiles

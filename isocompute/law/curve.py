@@ -8,31 +8,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools
+from isocompute.arrays import Array
 
 __all__ = [
     "MINIMUM_POINTS",
     "Curve",
     "Setting",
-    "fitted",
-    "lasting_fall",
     "median",
     "noise_level",
     "on_one_scale",
     "scale_of",
     "upper_bound",
-    "usable_end",
 ]
 
 MINIMUM_POINTS = 4
-_ENOUGH_FOR_NOISE, _SHORT = 6, 12
-"""Points from which noise can be told, and from which two or three that fell no longer hide it."""
-_GRAINS = 2.5
-"""Steps of the smallest size that a fall has to exceed where values move in steps."""
-_DIPS = 4
-"""At most one point in so many is a dip; more of them are how a run is."""
-_MOVES = 0.8
-"""Share of evaluations that change a value, below which it moves in steps."""
 _ONE_SCALE = 2.0
 """Lengths of scales may differ so much: a reward from -1 to 1 looks like a rate where it never was negative."""
 
@@ -115,96 +104,6 @@ def noise_level(values_C: Array) -> float:
         return max(floor, float(np.std(values_C)) * 0.5)
     second_C = values_C[2:] - 2.0 * values_C[1:-1] + values_C[:-2]
     return max(floor, 1.4826 * median(np.abs(second_C)) / math.sqrt(6.0))
-
-
-def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | None:
-    """Index of the first point of a fall that lasts to the end of the curve, or None.
-
-    A fall lasts when at least `shortest` points, up to the last one, all lie below the best level (running median of
-    three) by more than four noise levels and a fifth of the rise seen; or the last `deep` of them by eight noise levels
-    and half of the rise, since no evaluation is that unlucky; or the last two of them by six noise levels and all of
-    the rise. One or two problems more or less of a small set are no fall. A monotone curve says nothing about what
-    follows.
-    """
-    n = len(values_C)
-    if n < MINIMUM_POINTS + 1:
-        return None
-    if n >= _ENOUGH_FOR_NOISE:
-        before_C, here_C, after_C = values_C[:-2], values_C[1:-1], values_C[2:]
-        lower_C, higher_C = np.minimum(before_C, here_C), np.maximum(before_C, here_C)
-        smooth_C = np.maximum(lower_C, np.minimum(higher_C, after_C))
-        best = float(smooth_C.max())
-        lowest = float(values_C[: int(smooth_C.argmax()) + 2].min())
-        rise = best - lowest
-        noise, grain = noise_level(values_C), _steps(values_C)
-        high = np.flatnonzero(values_C >= best - max(4.0 * noise, 0.2 * rise, grain))
-        start = int(high[-1]) + 1
-        fallen_C = values_C[start:]
-        if len(fallen_C) >= shortest:
-            return start
-        last = max(deep, 1)
-        if len(fallen_C) >= last and float(fallen_C[-last:].max()) < best - max(8.0 * noise, 0.5 * rise, grain):
-            return start
-        if len(fallen_C) >= max(deep, 2) and float(fallen_C[-2:].max()) < min(lowest, best - 6.0 * noise):
-            return start
-    return _collapse(values_C, deep) if n < _SHORT else None
-
-
-def usable_end(values_C: Array) -> int:
-    """How many points a monotone curve may be fitted to: those before a lasting fall. Where that leaves too few, the
-    first four will do if the fall has hardly begun in them.
-    """
-    fall = lasting_fall(values_C)
-    if fall is None:
-        return len(values_C)
-    half = 0.5 * (float(values_C[:fall].max()) + median(values_C[fall:]))
-    hardly = bool((values_C[fall:MINIMUM_POINTS] > half).all())
-    return max(fall, MINIMUM_POINTS) if hardly else fall
-
-
-def fitted(values_C: Array) -> Bools:
-    """The points that a monotone curve may be fitted to: up to a lasting fall, and without those in between that lie
-    below what came before by eight noise levels and half of all the rise, where the run came back afterwards.
-    """
-    end = usable_end(values_C)
-    keep_C = np.arange(len(values_C)) < end
-    if end < _SHORT:
-        return keep_C
-    here_C = values_C[:end]
-    smooth_C = np.pad(np.sort(np.stack([here_C[:-2], here_C[1:-1], here_C[2:]]), axis=0)[1], 1, mode="edge")
-    before_C = np.maximum.accumulate(np.concatenate([smooth_C[:1], smooth_C[:-1]]))
-    after_C = np.maximum.accumulate(np.concatenate([smooth_C[1:], smooth_C[-1:]])[::-1])[::-1]
-    noise, rise, step = noise_level(here_C), float(np.ptp(smooth_C)), _steps(here_C)
-    deep_C = here_C < before_C - max(8.0 * noise, 0.5 * rise, step)
-    back_C = after_C >= before_C - max(4.0 * noise, 0.2 * rise, step)
-    dips_C = deep_C & back_C
-    if dips_C.sum() <= end // _DIPS and np.ptp(here_C[~dips_C]):
-        keep_C[:end] &= ~dips_C
-    return keep_C
-
-
-def _collapse(values_C: Array, deep: int) -> int | None:
-    """A fall of a short curve, whose noise as a whole is the fall itself: below all that came before and half of the
-    best, by a tenth of the scale and eight times the noise before it.
-    """
-    start = int(np.diff(values_C).argmin()) + 1
-    before_C, fallen_C = values_C[:start], values_C[start:]
-    if start < MINIMUM_POINTS or len(fallen_C) < deep:
-        return None
-    best, low, now = float(before_C.max()), float(before_C.min()), float(fallen_C.max())
-    least = max(8.0 * noise_level(before_C), _steps(before_C), 0.1 * scale_of(values_C))
-    return start if now < low and best - now > least and (low < 0 or now < 0.5 * best) else None
-
-
-def _steps(values_C: Array) -> float:
-    """What a fall has to exceed where a curve often stands still, as greedy evaluations of few problems do: two of its
-    smallest steps and a half, but no more than .15 of the scale.
-    """
-    step_C = np.abs(np.diff(values_C))
-    moved = step_C[step_C > 0]
-    if not 0 < len(moved) < _MOVES * len(step_C):
-        return 0.0
-    return min(_GRAINS * float(moved.min()), 0.15 * scale_of(values_C))
 
 
 def upper_bound(values: Array) -> float:

@@ -18,9 +18,10 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.law.bootstrap import FLOOR, HUBER, bootstrap, seed_curves
-from isocompute.law.curve import Curve, Setting, fitted, noise_level, scale_of, upper_bound
+from isocompute.law.curve import Curve, Setting, noise_level, scale_of, upper_bound
 from isocompute.law.ensemble import Ensemble
 from isocompute.law.evidence import akaike_weights
+from isocompute.law.falls import fitted
 from isocompute.law.families import FAMILIES, Family
 from isocompute.law.intervals import around
 from isocompute.law.records import DEFAULT_BIN, record_points

@@ -2,7 +2,7 @@
 
 The members are in `members`. Weights are 1 / (root mean squared error) over rolling origins: each member is fitted to
 35%…85% of the compute seen and predicts a later part at the same ratio of compute as the question asks for, as far as
-the data reach. After a fall (`curve.lasting_fall`, of two evaluations or more) neither the monotone families nor a
+the data reach. After a fall (`falls.lasting_fall`, of two evaluations or more) neither the monotone families nor a
 trend through the fall have anything to say, and only `flat` votes, from what came after it: public runs that fell
 stayed low or came back about as often as they fell on. One low evaluation may be a glitch; there is no verdict then.
 
@@ -20,7 +20,8 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.law.curve import MINIMUM_POINTS, Curve, lasting_fall, noise_level, upper_bound
+from isocompute.law.curve import MINIMUM_POINTS, Curve, noise_level, upper_bound
+from isocompute.law.falls import lasting_fall
 from isocompute.law.families import FAMILIES, HILL
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
 from isocompute.law.members import Members, drift, floor_of, origins, predict

@@ -18,7 +18,8 @@ from functools import partial
 import numpy as np
 
 from isocompute.arrays import Array, Bools
-from isocompute.law.curve import Curve, fitted, lasting_fall, on_one_scale, scale_of, upper_bound, usable_end
+from isocompute.law.curve import Curve, on_one_scale, scale_of, upper_bound
+from isocompute.law.falls import fallen_early, fitted, lasting_fall, usable_end
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import REACH, Frontier, bounds, compared, ended, frontier, luck_of, reached
 from isocompute.law.intervals import by_chance
@@ -26,7 +27,7 @@ from isocompute.law.optimum import Optimum, Reading, fit_optima
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.seeds import ONE_SEED_ERROR
 from isocompute.law.sensitivity import Slice, sensitivity
-from isocompute.law.settings import fallen_early, settings_of, usable_curves
+from isocompute.law.settings import settings_of, usable_curves
 from isocompute.law.surface import Surface
 from isocompute.law.surface_fit import fit_surface
 from isocompute.words import number, plural

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from isocompute.errors import InputError
-from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting, usable_end
+from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting
+from isocompute.law.falls import fallen_early, usable_end
 from isocompute.law.fits import usable_points
 from isocompute.law.records import DEFAULT_BIN
 
-__all__ = ["fallen_early", "settings_of", "usable_curves"]
-
-
-def fallen_early(curve: Curve) -> bool:
-    """Whether a run fell for good before it had points for a curve."""
-    return usable_end(curve.values_C) < min(MINIMUM_POINTS, len(curve.values_C))
+__all__ = ["settings_of", "usable_curves"]
 
 
 def usable_curves(
@@ -25,6 +21,13 @@ def usable_curves(
     """What of each curve can be fitted; an error names the first that has too little."""
     if not curves:
         raise InputError("there are no runs to fit; give a folder of runs or a table with at least one run.")
+    for curve in curves:
+        if fallen_early(curve):
+            raise InputError(
+                f"run '{curve.name}', column '{metric}': it falls for good within its first "
+                f"{usable_end(curve.values_C)} evaluations, before there is a curve to fit; leave it out: "
+                f"--without '{curve.name}'."
+            )
     usable = [usable_points(curve, points=points, bin_width=bin_width) for curve in curves]
     for curve in usable:
         _check(curve, points, metric)

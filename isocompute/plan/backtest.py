@@ -21,9 +21,9 @@ import numpy as np
 from isocompute.errors import InputError
 from isocompute.law import Curve, Law, fit_law
 from isocompute.law.curve import MINIMUM_POINTS
+from isocompute.law.falls import fallen_early
 from isocompute.law.fits import MAXIMUM_POINTS, fit_groups
 from isocompute.law.intervals import check_replicates
-from isocompute.law.settings import fallen_early
 from isocompute.plan.load_law import load_law
 from isocompute.runs import RunSet, RunWarning, load
 

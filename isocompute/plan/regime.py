@@ -28,11 +28,12 @@ from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law import Curve, curves_of
 from isocompute.law.curve import noise_level, upper_bound
+from isocompute.law.falls import fallen_early
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.from_runs import choose_metric
 from isocompute.law.frontier import REACH, luck_of
 from isocompute.law.intervals import around, basic
-from isocompute.law.settings import fallen_early, settings_of, usable_curves
+from isocompute.law.settings import settings_of, usable_curves
 from isocompute.law.student import widening
 from isocompute.plan.leading import leading_recipe
 from isocompute.plan.limits import Diagnosis, Finding, Regime, Verdict

@@ -33,6 +33,9 @@ class Fallen:
     first: float | None
     """Compute after which the first one fell."""
 
+    def __str__(self) -> str:
+        return f"{self.fallen} of {self.runs}"
+
     def interval(self) -> tuple[float, float]:
         """Central 80% interval of the share that falls by then (Jeffreys; to the end where none or all fell)."""
         from scipy.special import betaincinv

@@ -51,7 +51,7 @@ def _plan(plan: Plan, condition: str) -> list[str]:
             table(
                 f"The best settings {condition and f'for {condition}'}".strip(),
                 columns,
-                [_row(option) + ([_fell(option)] if fell else []) for option in options],
+                [_row(option) + ([str(option.fallen or "–")] if fell else []) for option in options],
             )
         )
     lines = [f"{line.setting} = {line.value}: {line.reason} ({line.source})" for line in plan.recipe.lines]
@@ -71,7 +71,3 @@ def _row(option: Option) -> list[str]:
         value(ranked.probability_best),
         value(ranked.regret),
     ]
-
-
-def _fell(option: Option) -> str:
-    return "–" if option.fallen is None else f"{option.fallen.fallen} of {option.fallen.runs}"

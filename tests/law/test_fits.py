@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from isocompute.errors import InputError
 from isocompute.law.bootstrap import block_length
-from isocompute.law.curve import Curve, fitted, lasting_fall, median, noise_level
+from isocompute.law.curve import Curve, median, noise_level
+from isocompute.law.falls import fitted, lasting_fall
 from isocompute.law.fits import fit_groups, usable_points
 from isocompute.law.intervals import percentiles
 from isocompute.law.records import record_points

@@ -227,7 +227,7 @@ def test_a_run_that_collapses_before_it_has_a_curve_is_left_out_by_name() -> Non
     law = fit_law([steady, lost], metric="reward", replicates=60)
     assert [run.curve.name for run in law.runs] == ["steady"]
     assert any("'lost' fell for good within its first 2 evaluations" in note for note in law.notes)
-    with pytest.raises(InputError, match="2 usable points"):
+    with pytest.raises(InputError, match="'lost', column 'reward': it falls for good within its first 2 evaluations"):
         fit_law([lost], metric="reward", replicates=60)
 
 

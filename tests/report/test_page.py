@@ -208,6 +208,9 @@ def test_a_collapse_is_told_beside_the_answer_and_beside_the_runs_name(tmp_path:
     text = write_report(known, out=tmp_path / "a.html").path.read_text()
     answer = text[text.index('id="answer"') : text.index('id="figures"')]
     assert f"1 of 4 runs falls for good: lost after {number(after)} rollouts" in answer
+    assert "runs that fell" in answer and "1 of 2" in answer
+    whole = write_report(evidence(study()), out=tmp_path / "b.html").path.read_text()
+    assert "runs that fell" not in whole
     columns, rows = run_table(known)
     assert columns[:2] == ["run", "note"]
     assert {row[0]: row[1] for row in rows}["lost"] == f"falls after {number(after)}"
