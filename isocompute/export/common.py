@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
+from isocompute.errors import InputError
 from isocompute.export.plan_input import Plan
 from isocompute.export.result import Notes
 from isocompute.recipes import learning_rate
@@ -9,10 +12,12 @@ from isocompute.recipes import learning_rate
 __all__ = [
     "NO_CLIP",
     "critic_rate",
+    "fills_a_batch",
     "general",
     "grad_clip",
     "model",
     "no_option",
+    "run_name",
     "train_file",
     "truncation",
     "val_file",
@@ -21,6 +26,34 @@ __all__ = [
 
 NO_CLIP = 1e9
 """A gradient norm that is never reached: trainers disagree on how to say 'do not clip'."""
+
+
+_DECIDES = {"learning_rate", "recipe", "max_prompt_length", "max_response_length", "problems", "model", "train_file"}
+"""Fields beside Bp, n, M and the seed that make a run another one."""
+
+
+def run_name(plan: Plan) -> str:
+    """The run's own name, for its checkpoints and logs: trainers go on from what they find under a name.
+
+    Bp, n, M and the seed can be read; six letters stand for all else that makes it another run.
+
+    >>> from isocompute.export.plan_input import make_plan
+    >>> run_name(make_plan({"Bp": 32, "n": 8, "M": 100, "seed": 3})).rpartition("-")[0]
+    'bp32-n8-m100-seed3'
+    """
+    seed = "" if plan.seed is None else f"-seed{plan.seed}"
+    rest = sha256(plan.model_dump_json(include=_DECIDES).encode()).hexdigest()[:6]
+    return f"bp{plan.problems_per_batch}-n{plan.rollouts_per_problem}-m{plan.update_steps}{seed}-{rest}"
+
+
+def fills_a_batch(plan: Plan, trainer: str) -> None:
+    """Refuse problems that are fewer than a batch, for trainers whose batches come from one pass over the data."""
+    if plan.problems is not None and plan.problems < plan.problems_per_batch:
+        raise InputError(
+            f"plan: problems = {plan.problems}, fewer than the Bp = {plan.problems_per_batch} of a batch: {trainer} "
+            "fills a batch from one pass over the data, so that none would be whole. Plan again with a Bp of "
+            f"{plan.problems} or less, or with more problems."
+        )
 
 
 def grad_clip(plan: Plan) -> float:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from isocompute.errors import InputError
 from isocompute.export import common, render
 from isocompute.export.hardware import Hardware, Share, share_out
 from isocompute.export.plan_input import Plan
@@ -26,6 +27,7 @@ ADVANTAGES = {
 def export(plan: Plan, hardware: Hardware) -> Exported:
     """`nemo_rl.yaml`."""
     notes = Notes()
+    common.fills_a_batch(plan, "NeMo-RL")
     share = share_out(plan, hardware)
     settings: Flat = {"defaults": "grpo_math_1B.yaml"}
     settings |= _grpo(plan, notes) | _loss(plan, notes) | _policy(plan, share, notes) | _cluster(plan, hardware, notes)
@@ -46,6 +48,11 @@ def _grpo(plan: Plan, notes: Notes) -> Flat:
     if recipe.advantage == "none":
         notes.add("advantage", "a bare reward is not offered: rewards are whitened over the batch.")
     if recipe.advantage == "gae":
+        if plan.rollouts_per_problem < 2:
+            raise InputError(
+                "n = 1: the group's mean stands in for a critic in NeMo-RL's GRPO, and leaves nothing of one rollout; "
+                "take 2 or more."
+            )
         notes.add(
             "advantage", "PPO has a config of its own (ppo_math_1B.yaml); the group's mean stands in for a critic."
         )
@@ -66,7 +73,9 @@ def _grpo(plan: Plan, notes: Notes) -> Flat:
         "grpo.adv_estimator.minus_baseline": baseline,
         "grpo.val_period": plan.validation_every,
         "grpo.val_at_start": True,
+        "checkpointing.checkpoint_dir": f"results/{common.run_name(plan)}",  # a run goes on from what it finds there
         "checkpointing.save_period": plan.validation_every,
+        "logger.log_dir": f"logs/{common.run_name(plan)}",
     }
     if plan.validation_samples is not None:
         settings["grpo.val_num_generations_per_prompt"] = plan.validation_samples

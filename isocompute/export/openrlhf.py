@@ -1,7 +1,8 @@
 """OpenRLHF 0.11: arguments of `openrlhf.cli.train_ppo_ray`.
 
 `rollout.batch_size` counts problems and `train.batch_size` rollouts. There is no step count: M is
-max_samples // Bp · episodes, and warm-up is a share of it.
+max_samples // Bp · episodes, and warm-up is a share of it. An M that is no such product over all of the problems ends
+a little early. A run goes on from a checkpoint only with `--ckpt.load_enable`, but all write to one folder by default.
 """
 
 from __future__ import annotations
@@ -25,13 +26,21 @@ ADVANTAGES = {
     "gae": "gae",
 }
 
+_WEIGHT = 10
+"""Of a share of the updates that is left out, against the same share of the problems."""
+
 
 def export(plan: Plan, hardware: Hardware) -> Exported:
     """A script with the arguments, one a line."""
     notes = Notes()
+    common.fills_a_batch(plan, "OpenRLHF")
     share = share_out(plan, hardware)
-    settings = _placement(plan, hardware) | _data(plan, notes) | _batches(plan, share) | _algorithm(plan, notes)
-    settings |= _optimizer(plan)
+    folder = f"ckpt/{common.run_name(plan)}"
+    plan, episodes = _in_episodes(plan, notes)
+    settings = (
+        _placement(plan, hardware) | _data(plan, episodes, notes) | _batches(plan, share) | _algorithm(plan, notes)
+    )
+    settings |= _optimizer(plan) | {"ckpt.output_dir": folder, "ckpt.path": f"{folder}/checkpoints"}
     common.general(plan, notes)
     notes.add("reward", "fill in --reward.remote_url: a reward function's Python file, or a server.")
     return Exported(
@@ -69,27 +78,59 @@ def _placement(plan: Plan, hardware: Hardware) -> Flat:
     }
 
 
-def _data(plan: Plan, notes: Notes) -> Flat:
-    """Problems and how often: an episode is one pass over `max_samples` of them."""
-    episodes = 1
-    needed = plan.problems_per_batch * plan.update_steps
+def _in_episodes(plan: Plan, notes: Notes) -> tuple[Plan, int]:
+    """The plan with the updates that whole episodes come to, never more than it has, and the number of episodes."""
+    wanted = plan.update_steps
     if plan.problems is None:
         notes.add(
             "problems",
-            f"needs {needed:,} problems in the data for {plan.update_steps} updates in one episode; with fewer, give "
-            "the plan its `problems` and export again.",
+            f"needs {plan.problems_per_batch * wanted:,} problems in the data for {wanted} updates in one episode; "
+            "with fewer, give the plan its `problems` and export again.",
         )
-    else:
-        least = math.ceil(needed / plan.problems)
-        episodes = next(e for e in range(least, plan.update_steps + 1) if plan.update_steps % e == 0)
-        used = needed // episodes
-        if used < plan.problems:
-            notes.add("problems", f"{used:,} of the {plan.problems:,} problems are used, so that M comes out exactly.")
+        return plan, 1
+    episodes, batches = _episodes(wanted, plan.problems // plan.problems_per_batch)
+    updates, used = episodes * batches, batches * plan.problems_per_batch
+    if used < plan.problems:
+        notes.add(
+            "problems",
+            f"{used:,} of the {plan.problems:,} problems are used (data.max_samples), and at most as many to validate.",
+        )
+    if updates < wanted:
+        notes.add(
+            "update_steps",
+            f"{updates} of the plan's {wanted} updates: {episodes} episode(s) of {batches}. There is no step count, "
+            f"and {wanted} would leave more of the problems out.",
+        )
+        notes.add("compute", f"{updates * plan.batch_size:,} of {plan.compute:,} rollouts, see update_steps.")
+    return plan.model_copy(update={"update_steps": updates}), episodes
+
+
+def _episodes(updates: int, whole: int) -> tuple[int, int]:
+    """Episodes and batches of each, at most `whole` batches and `updates` in all.
+
+    As near to all updates on all problems as whole episodes come: a share of the updates that is left out weighs
+    `_WEIGHT` times as much as one of the problems.
+
+    >>> _episodes(101, 31), _episodes(100, 31), _episodes(20, 31)
+    ((4, 25), (4, 25), (1, 20))
+    """
+    least = math.ceil(updates / whole)
+
+    def left_out(episodes: int) -> float:
+        batches = min(whole, updates // episodes)
+        return _WEIGHT * (1 - episodes * batches / updates) + (1 - batches / whole)
+
+    episodes = min(range(max(1, least - 1), 2 * least + 1), key=left_out)
+    return episodes, min(whole, updates // episodes)
+
+
+def _data(plan: Plan, episodes: int, notes: Notes) -> Flat:
+    """Problems and how often: an episode is one pass over `max_samples` of them."""
     settings: Flat = {
         "actor.model_name_or_path": common.model(plan, notes),
         "reward.remote_url": "path/to/reward.py",
         "data.prompt_dataset": common.train_file(plan, notes, ".jsonl"),
-        "data.max_samples": needed // episodes,
+        "data.max_samples": plan.problems_per_batch * plan.update_steps // episodes,
         "train.num_episodes": episodes,
         "data.max_len": plan.max_prompt_length + plan.max_response_length,
         "rollout.max_new_tokens": plan.max_response_length,

@@ -151,7 +151,7 @@ def read_plan(path: str) -> Plan:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'}).") from error
-    table = _parse(text, name)
+    table = _parse(text.removeprefix("\ufeff"), name)  # the mark that some editors begin a file with
     if not isinstance(table, dict):
         raise InputError(f"{name}: a plan is one object with Bp, n and M, not a {type(table).__name__}.")
     return make_plan(table, source=name)

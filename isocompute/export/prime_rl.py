@@ -22,6 +22,10 @@ IN_FLIGHT = 1024
 
 def export(plan: Plan, hardware: Hardware) -> Exported:
     """`rl.toml`."""
+    if plan.rollouts_per_problem < 2:
+        raise InputError(
+            "n = 1: prime-rl subtracts the group's mean, which leaves nothing of one rollout; take 2 or more."
+        )
     notes = Notes()
     settings = _run(plan, hardware, notes) | _orchestrator(plan, notes) | _trainer(plan, hardware, notes)
     common.general(plan, notes)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from isocompute.export.plan_input import Plan
 from isocompute.export.result import Flat, Note
 
-__all__ = ["flags", "header", "hydra", "python_call", "shell_script", "toml", "yaml_text"]
+__all__ = ["dotlist", "flags", "header", "hydra", "python_call", "shell_script", "toml", "yaml_text"]
 
 _WIDTH = 118
+_NO_TEXT = ("null", "true", "false", "nan", "inf")
+"""Words that are values of another kind unless they are quoted."""
 
 
 def header(plan: Plan, trainer: str, notes: Iterable[Note], extra: Sequence[str] = ()) -> str:
@@ -24,7 +26,7 @@ def header(plan: Plan, trainer: str, notes: Iterable[Note], extra: Sequence[str]
         *extra,
         *(f"note ({note.code}): {note.message}" for note in notes),
     ]
-    return "".join(f"# {part}\n" for line in lines for part in _wrap(line))
+    return "".join(f"# {part}\n" for line in lines for part in _wrap(" ".join(line.splitlines())))
 
 
 def _wrap(line: str) -> list[str]:
@@ -50,11 +52,33 @@ def number(value: float) -> str:
 
 
 def hydra(key: str, value: Any) -> str:
-    """One Hydra override, `key=value`, quoted as Hydra's grammar asks."""
-    return f"{key}={_hydra_value(value)}"
+    r"""One Hydra override, `key=value`: a backslash means itself there, unless a quote follows.
+
+    >>> print(hydra("path", "it's"), hydra("path", r"a\b"))
+    path='it\'s' path='a\b'
+    """
+    return f"{key}={_word(value, _hydra_quoted)}"
 
 
-def _hydra_value(value: Any) -> str:
+def dotlist(key: str, value: Any) -> str:
+    """The same for OmegaConf's own command line, whose values are YAML.
+
+    >>> print(dotlist("path", "it's"))
+    path='it''s'
+    """
+    return f"{key}={_word(value, _yaml_quoted)}"
+
+
+def _hydra_quoted(text: str) -> str:
+    before_a_quote = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", before_a_quote) + "'"
+
+
+def _yaml_quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _word(value: Any, quoted: Callable[[str], str]) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool | int):
@@ -62,11 +86,11 @@ def _hydra_value(value: Any) -> str:
     if isinstance(value, float):
         return number(value)
     if isinstance(value, list | tuple):
-        return "[" + ",".join(_hydra_value(item) for item in value) + "]"
+        return "[" + ",".join(_word(item, quoted) for item in value) + "]"
     text = str(value)
-    if re.fullmatch(r"[A-Za-z_./][\w./@%-]*", text):
+    if re.fullmatch(r"[A-Za-z_./][\w./@%-]*", text) and text.lower() not in _NO_TEXT:
         return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return quoted(text)
 
 
 def flags(settings: Flat) -> list[list[str]]:
@@ -80,9 +104,13 @@ def flags(settings: Flat) -> list[list[str]]:
     return out
 
 
-def shell_script(top: str, command: str, arguments: Iterable[Sequence[str]]) -> str:
-    """A bash script: comments, then one command with an argument a line. `"$@"` lets a caller add more."""
-    rows = [command, *(" ".join(shlex.quote(word) for word in words) for words in arguments), '"$@"']
+def shell_script(top: str, command: str, arguments: Iterable[Sequence[str]], as_written: Iterable[str] = ()) -> str:
+    """A bash script: comments, then one command with an argument a line, those `as_written` for bash to expand.
+
+    `"$@"` lets a caller add more, which stand over the ones before.
+    """
+    quoted = (" ".join(shlex.quote(word) for word in words) for words in arguments)
+    rows = [command, *quoted, *as_written, '"$@"']
     return f"#!/usr/bin/env bash\n{top}set -euo pipefail\n\n" + " \\\n    ".join(rows) + "\n"
 
 

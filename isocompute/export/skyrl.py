@@ -1,7 +1,8 @@
 """SkyRL: arguments of `skyrl.train.entrypoints.main_base`.
 
 `train_batch_size` and `policy_mini_batch_size` both count problems. The KL loss is on by default. The only trainer here
-that averages by problem and that anchors CISPO to the sampler by an option of its own.
+that averages by problem and that anchors CISPO to the sampler by an option of its own. A run goes on from the latest
+checkpoint under `ckpt_path`, which has to be absolute: Ray's workers start in a copy of the working folder.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ ALGORITHM = "trainer.algorithm"
 def export(plan: Plan, hardware: Hardware) -> Exported:
     """A script with the arguments, one a line."""
     notes = Notes()
+    common.fills_a_batch(plan, "SkyRL")
     share = share_out(plan, hardware)
     settings = _data(plan, notes) | _batches(plan, hardware, share) | _algorithm(plan, notes) | _correction(plan, notes)
     settings |= _generator(plan) | _optimizer(plan)
@@ -51,7 +53,8 @@ def export(plan: Plan, hardware: Hardware) -> Exported:
                 render.shell_script(
                     render.header(plan, f"SkyRL {VERSION} ({COMMIT[:8]})", notes),
                     "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base",
-                    [[render.hydra(key, value)] for key, value in settings.items()],
+                    [[render.dotlist(key, value)] for key, value in settings.items()],
+                    [f'"{key}=$HOME/{folder}"' for key, folder in _folders(plan).items()],
                 ),
             ),
         ),
@@ -67,9 +70,16 @@ def _data(plan: Plan, notes: Notes) -> Flat:
         "data.val_data": [common.val_file(plan, notes)],
         "environment.env_class": "gsm8k",
         "trainer.policy.model.path": common.model(plan, notes),
+        "trainer.run_name": common.run_name(plan),
         "trainer.max_prompt_length": plan.max_prompt_length,
         **({} if plan.seed is None else {"trainer.seed": plan.seed}),
     }
+
+
+def _folders(plan: Plan) -> Flat:
+    """Where checkpoints and exported models go, below the home folder as by default."""
+    name = common.run_name(plan)
+    return {"trainer.ckpt_path": f"ckpts/{name}", "trainer.export_path": f"exports/{name}"}
 
 
 def _batches(plan: Plan, hardware: Hardware, share: Share) -> Flat:

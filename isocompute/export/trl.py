@@ -31,6 +31,7 @@ def export(plan: Plan, hardware: Hardware) -> Exported:
     """`grpo_config.py` and `grpo.yaml`."""
     if plan.rollouts_per_problem < 2:
         raise InputError(f"n = {plan.rollouts_per_problem}: TRL's GRPO takes 2 rollouts a problem or more.")
+    common.fills_a_batch(plan, "TRL")
     notes = Notes()
     share = share_out(plan, hardware)
     settings = _settings(plan, share, notes)
@@ -78,7 +79,7 @@ def _settings(plan: Plan, share: Share, notes: Notes) -> Flat:
     if recipe.zero_variance_filter != "off":
         notes.add("zero_variance_filter", "zero-variance problems stay in the average: no option for it.")
     settings: Flat = {
-        "output_dir": "grpo",
+        "output_dir": f"grpo/{common.run_name(plan)}",
         "num_generations": plan.rollouts_per_problem,
         "generation_batch_size": plan.batch_size,
         "per_device_train_batch_size": share.micro_batch,

@@ -1,7 +1,9 @@
 """veRL 0.9.1: Hydra overrides of `ppo_trainer`, and a script that starts it.
 
 `data.train_batch_size` and `ppo_mini_batch_size` both count problems; only where they are equal is an update on-policy.
-A CISPO cap of 5 is `clip_ratio_high=4` here, and `clip_ratio_low=1` takes its lower bound away.
+A CISPO cap of 5 is `clip_ratio_high=4` here, and `clip_ratio_low=1` takes its lower bound away. Checkpoints
+(`checkpoints/PROJECT/EXPERIMENT`) and the log (`PROJECT/EXPERIMENT.jsonl`) go by names, and a run goes on from whatever
+checkpoint it finds there.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "a
 def export(plan: Plan, hardware: Hardware) -> Exported:
     """Overrides and a script for `python3 -m verl.trainer.main_ppo`."""
     notes = Notes()
+    common.fills_a_batch(plan, "veRL")
     share = share_out(plan, hardware)
     settings = _data(plan, notes) | _actor(plan, share, notes) | _rollout(plan)
     settings |= _algorithm(plan, notes) | _trainer(plan, hardware)
@@ -186,6 +189,8 @@ def _correction(plan: Plan, notes: Notes) -> Flat:
 
 def _trainer(plan: Plan, hardware: Hardware) -> Flat:
     return {
+        "trainer.project_name": "isocompute-runs",
+        "trainer.experiment_name": common.run_name(plan),
         "trainer.total_training_steps": plan.update_steps,
         "trainer.total_epochs": plan.update_steps,  # an epoch has at least one step, so this never ends the run first
         "trainer.n_gpus_per_node": hardware.gpus_on_node,

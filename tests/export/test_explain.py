@@ -255,3 +255,20 @@ def test_torn_and_mangled_configs_never_crash(text: str, data: st.DataObject) ->
         text = text[:start] + data.draw(st.text(max_size=8) | st.sampled_from(JUNK)) + text[end:]
     with contextlib.suppress(InputError):
         json.dumps(explain_json(explain_text(text)), allow_nan=False)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_byte_order_mark_is_no_part_of_a_config(trainer: str, tmp_path: Path) -> None:
+    for file in export_plan(trainer=trainer, plan={"Bp": 32, "n": 8, "M": 100}).files:
+        path = tmp_path / file.name
+        path.write_text(file.text, encoding="utf-8-sig")
+        assert explain(str(path), problems=10_000) == explain_text(file.text, source=str(path), problems=10_000)
+
+
+def test_a_config_that_another_builds_on_may_have_a_mark_and_must_be_text(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("defaults: base.yaml\ngrpo:\n  num_prompts_per_step: 32\n")
+    (tmp_path / "base.yaml").write_text("grpo:\n  num_generations_per_prompt: 8\n", encoding="utf-8-sig")
+    assert explain(str(tmp_path / "run.yaml")).setup.rollouts_per_problem == 8
+    (tmp_path / "base.yaml").write_bytes(b"grpo:\n  name: \xff\n")
+    with pytest.raises(InputError, match=r"base\.yaml: not text"):
+        explain(str(tmp_path / "run.yaml"))

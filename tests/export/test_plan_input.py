@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -161,3 +162,18 @@ def test_toml_and_json(tmp_path: Path) -> None:
     assert read_plan(str(tmp_path / "a.toml")) == read_plan(str(tmp_path / "a.json"))
     with pytest.raises(InputError, match="cannot be read"):
         read_plan(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("text", [json.dumps(BARE), "Bp = 32\nn = 8\nM = 100\n"])
+def test_a_byte_order_mark_is_no_part_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    path = tmp_path / "plan"
+    path.write_text(text, encoding="utf-8-sig")
+    assert read_plan(str(path)) == make_plan(BARE)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff" + text))
+    assert read_plan("-") == make_plan(BARE)
+
+
+def test_a_mark_and_nothing_else_is_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text("", encoding="utf-8-sig")
+    with pytest.raises(InputError, match="it is empty"):
+        read_plan(str(tmp_path / "plan"))

@@ -26,16 +26,19 @@ _PARENTS = 8
 
 def read_config(path: str) -> Config:
     """Read a config file, with the YAML files beside it that it builds on."""
+    return parse(_text(Path(path), path), source=path, folder=Path(path).parent)
+
+
+def _text(file: Path, name: str) -> str:
+    """A file's text, without the mark that some editors begin it with; `name` is what its reader knows it by."""
     try:
-        file = Path(path)
         if file.stat().st_size > _LARGEST:
-            raise InputError(f"{path}: {file.stat().st_size:,} bytes are no config; logs are for `isocompute import`.")
-        text = file.read_text(encoding="utf-8")
+            raise InputError(f"{name}: {file.stat().st_size:,} bytes are no config; logs are for `isocompute import`.")
+        return file.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}).") from error
+        raise InputError(f"{name}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not text (byte {error.start} is not UTF-8).") from error
-    return parse(text, source=path, folder=file.parent)
+        raise InputError(f"{name}: not text (byte {error.start} is not UTF-8).") from error
 
 
 def parse(text: str, *, source: str = "config", folder: Path | None = None) -> Config:
@@ -131,7 +134,7 @@ def _with_parents(table: dict[Any, Any], folder: Path | None, left: int) -> tupl
         if parent is None:
             missing.append(name)
             continue
-        found, more = _with_parents(_yaml(parent.read_text(encoding="utf-8")) or {}, parent.parent, left - 1)
+        found, more = _with_parents(_yaml(_text(parent, str(parent))) or {}, parent.parent, left - 1)
         base, missing = _merged(base, found), missing + more
     return _merged(base, own), missing
 

@@ -40,7 +40,8 @@ def plain(text: str) -> Any:
     if word.lower() in ("null", "none", ""):
         return None
     if len(word) >= 2 and word[0] == word[-1] and word[0] in "'\"":
-        return re.sub(r"\\(['\"\\])", r"\1", word[1:-1])
+        doubled = r"\\(['\"\\])" + (r"|'(')" if word[0] == "'" else "")  # Hydra's way to hold a quote, and YAML's
+        return re.sub(doubled, lambda match: match[1] or match[2], word[1:-1])
     if re.fullmatch(r"[+-]?[\d_]+", word):
         return _integer(word)
     if re.fullmatch(r"[+-]?(\d[\d_]*)?\.?\d*(e[+-]?\d+)?", word, re.IGNORECASE):
