@@ -96,6 +96,8 @@ class Rows:
         """False where the source has no step and rows are numbered as they come."""
         self.pass_rates: dict[tuple[int, str], list[int]] = {}
         """(step, problem) → [correct, samples], from rollout dumps."""
+        self.pass_rates_set = "train"
+        """The set these problems are of."""
         self._steps = array("q")
         self._sayings = array("l")
         self._said: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
@@ -154,9 +156,10 @@ class Rows:
         """Give the rows their steps, where a format only shows them in the end."""
         self._steps = array("q", steps)
 
-    def points(self) -> tuple[pl.DataFrame, int]:
+    def points(self, *, samples: int = 1) -> tuple[pl.DataFrame, int]:
         """The points in our names, and how many of them a later line replaced. The rows are used up by it.
 
+        `samples` is how many an evaluation takes of a problem where the names of its metrics do not say it.
         A step at which nothing is finite is a point where that is news, and else counts as skipped.
         """
         count = len(self._steps)
@@ -172,7 +175,7 @@ class Rows:
         self._refuse_chaos(count)
         for name in [n for n, pieces in self._columns.items() if not any(np.isfinite(v).any() for _, v in pieces)]:
             del self._columns[name]  # never a number: not measured, and in nobody's way to a name of ours
-        names = our_names(self._columns)
+        names = our_names(self._columns, samples=samples)
         data: dict[str, Array] = {}
         again: dict[str, Array] = {}
         odd: dict[str, npt.NDArray[np.int8]] = {}
@@ -347,4 +350,6 @@ def _counters(data: Mapping[str, Array], steps: Any) -> dict[str, Array]:
         # The base model's validation (step 0) has no training step to be timed.
         if whole and ours not in out and found is not None and not np.isnan(found[1:]).any() and np.nanmin(found) >= 0:
             out[ours] = np.cumsum(np.nan_to_num(found))
+            if steps[0] == 0 and not np.isnan(found[0]):  # steps count from 0: a row stands before its own batch
+                out[ours] -= found
     return out

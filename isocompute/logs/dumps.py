@@ -25,6 +25,9 @@ _LEAVES = (
 _LEAF = re.compile(rb"\s*['\"]?(" + _LEAVES + rb")['\"]?\s*[:=]\s*['\"]?(\d{1,12})['\"]?\s*,?\s*[)}]*\s*")
 _PAIR = re.compile(rb"['\"]([\w./@+-]{1,100})['\"]: ?(\{(?!\})|\[[^\[\]{}]*\]|'[^']*'|\"[^\"]*\"|[^,{}\[\]()]+)?")
 _ARGUMENT = re.compile(rb"(?<![\w.])([A-Za-z_]\w{0,80})=('[^']*'|\"[^\"]*\"|[^\s,()\[\]{}]+)")
+_FLAG = re.compile(rb"(?<![\w-])--[A-Za-z_]")
+_TELLING = re.compile(rb"batch_size|rollout|samples_per_prompt")
+"""Words of a command line that is worth reading."""
 _WORDS = {"None": None, "True": True, "False": False}
 _LONGEST = 200_000
 
@@ -48,11 +51,10 @@ class ConfigWatch:
         if len(line) > _LONGEST or (b"_" not in line and self._path is None):
             return
         text = strip(line)
-        if b"=" in text:
-            if b"batch_size" in text or b"rollout" in text or b"samples_per_prompt" in text:
-                self._rows.found(overrides(text.decode(errors="replace")))
-            if b"Config(" in text or b"Namespace(" in text:
-                self._rows.found({k.decode(): _scalar(v) for k, v in _ARGUMENT.findall(text)})
+        if (b"=" in text or (b"--" in text and _FLAG.search(text))) and _TELLING.search(text):
+            self._rows.found(overrides(text.decode(errors="replace")))
+        if b"=" in text and (b"Config(" in text or b"Namespace(" in text):
+            self._rows.found({k.decode(): _scalar(v) for k, v in _ARGUMENT.findall(text)})
         if len(text) < 300 and (leaf := _LEAF.fullmatch(text)):
             self._rows.found({leaf[1].decode(): int(leaf[2])})
         if text.startswith((b"{'", b'{"')):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from isocompute.logs.collect import Rows, Sink
 from isocompute.logs.detect import find_reader, reader_named
 from isocompute.logs.discover import Found, find
 from isocompute.logs.names import is_validation
-from isocompute.logs.settings import from_config, from_name
+from isocompute.logs.settings import evaluation_samples, from_config, from_name, in_batches, steps_per_batch
 from isocompute.logs.siblings import config_beside
 from isocompute.logs.tokens import with_tokens
 from isocompute.runs.finite import non_finite, place
@@ -45,6 +46,8 @@ class Imported:
     """What was concluded or is not known."""
     pass_rates: Mapping[tuple[int, str], Sequence[int]] = field(default_factory=dict)
     """(step, problem) → correct, samples; from rollout dumps."""
+    pass_rates_set: str = "train"
+    """Whether these are problems that are trained on, or held out (`validation`)."""
     overruled: Mapping[str, int] = field(default_factory=dict)
     """What its name says of Bp and n where the user's word stands instead."""
 
@@ -149,11 +152,12 @@ def _finish(
     *,
     several: bool,
 ) -> Imported:
-    points, replaced = rows.points()
-    name = rows.name or found.name
-    notes = [*rows.notes, *_odd(points)]
     path = found.logs[0].path
     beside = {} if several or path is None or sources[0] == "-" else config_beside(path)
+    config = {**beside, **rows.config}
+    points, replaced = rows.points(samples=evaluation_samples(config))
+    name = rows.name or found.name
+    notes = [*rows.notes, *_odd(points)]
     engine = format_name.split("-console", maxsplit=1)[0].removesuffix("-file").removesuffix("-rollouts")
     settings, said = from_config(rows.config, trainer=engine)
     notes += said
@@ -161,7 +165,9 @@ def _finish(
     new = [k for k in outside if k not in settings]
     if new:
         notes.append(f"{', '.join(_short(k) for k in new)} from the config file beside the log")
-    settings = _over(settings, outside, rows.settings)
+    per_batch = steps_per_batch(config)
+    batch = {} if per_batch == 1 else _batch(from_config(config, trainer=engine)[0])  # it may take both to tell it
+    settings = in_batches(_over(batch, settings, outside, rows.settings), per_batch)
     named = {key: value for key, value in from_name(name).items() if key not in settings}
     overruled = {key: value for key, value in named.items() if fill.get(key) is not None}
     for key, value in named.items():
@@ -177,15 +183,20 @@ def _finish(
     if rows.has_steps and "rollouts" not in points.columns:
         notes += _unknown(run.settings)
     return Imported(
-        _counted(run),
+        _counted(run, per_batch),
         format_name,
         sources,
         replaced,
         rows.skipped_lines,
         tuple(dict.fromkeys(notes)),
         rows.pass_rates,
+        rows.pass_rates_set,
         overruled,
     )
+
+
+def _batch(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: settings[key] for key in ("problems_per_batch", "rollouts_per_problem") if key in settings}
 
 
 def warn_of_names(said: Mapping[str, Mapping[str, int]], fill: Mapping[str, int | None]) -> None:
@@ -230,13 +241,17 @@ def _filled(run: Run, fill: Mapping[str, int | None]) -> Run:
     return replace(run, settings=run.settings.model_copy(update=missing)) if missing else run
 
 
-def _counted(run: Run) -> Run:
-    """With the rollouts so far, where a step's are known."""
+def _counted(run: Run, per_batch: Fraction) -> Run:
+    """With the rollouts so far, where a batch's and the steps on it are known."""
     bp, n = run.settings.problems_per_batch, run.settings.rollouts_per_problem
     if bp is None or n is None or "rollouts" in run.points.columns or "step" not in run.points.columns:
         return run
     at = run.points.columns.index("step") + 1
-    return replace(run, points=run.points.clone().insert_column(at, (run.points["step"] * (bp * n)).alias("rollouts")))
+    rollouts = run.points["step"] * (bp * n * per_batch.denominator)
+    if per_batch.numerator > 1:
+        whole = (rollouts % per_batch.numerator == 0).all()
+        rollouts = rollouts // per_batch.numerator if whole else rollouts / per_batch.numerator
+    return replace(run, points=run.points.clone().insert_column(at, rollouts.alias("rollouts")))
 
 
 def _with_tokens(item: Imported) -> Imported:

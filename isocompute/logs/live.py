@@ -18,7 +18,7 @@ from typing import Any
 from isocompute.logs.literals import as_float, scalars
 from isocompute.logs.measured import NUMBERS_BEFORE
 from isocompute.logs.names import our_names
-from isocompute.logs.settings import from_config
+from isocompute.logs.settings import evaluation_samples, from_config, in_batches, steps_per_batch
 from isocompute.runs.finite import NON_FINITE, as_text
 from isocompute.runs.folder import RunWriter
 from isocompute.runs.model import RunSettings
@@ -30,8 +30,11 @@ class LiveRun:
     """Writes one run folder as rows arrive; a folder that is there already is gone on with."""
 
     def __init__(self, folder: str | Path, *, engine: str, config: Mapping[str, Any]) -> None:
-        found, _ = from_config(scalars(dict(config), separator="."), trainer=engine)
-        self._settings = RunSettings.model_validate({"engine": engine} | found)
+        flat = scalars(dict(config), separator=".")
+        found, _ = from_config(flat, trainer=engine)
+        self._per_batch = steps_per_batch(flat)
+        self._samples = evaluation_samples(flat)
+        self._settings = RunSettings.model_validate({"engine": engine} | in_batches(found, self._per_batch))
         self._writer = RunWriter(folder, self._settings)
         self._held: dict[str, float] = {}
         self._numbers: dict[str, float] = {}
@@ -53,14 +56,16 @@ class LiveRun:
             return
         self._written = True
         held = {name: value for name, value in self._held.items() if math.isfinite(value)}
-        names = our_names(name for name in self._held if name in held or self._numbers.get(name, 0) > 0)
+        seen = [name for name in self._held if name in held or self._numbers.get(name, 0) > 0]
+        names = our_names(seen, samples=self._samples)
         odd = {names.ours.get(name, name): self._held[name] for name in self._held if self._is_news(name)}
         if not held and not odd:
             return
         point: dict[str, Any] = {"step": self._step}
         bp, n = self._settings.problems_per_batch, self._settings.rollouts_per_problem
         if bp and n:
-            point["rollouts"] = self._step * bp * n
+            rollouts = self._step * bp * n / self._per_batch
+            point["rollouts"] = int(rollouts) if rollouts.denominator == 1 else float(rollouts)
         point |= {names.ours.get(name, name): value for name, value in held.items()}
         for metric, parts in names.means.items():
             if all(part in point for part in parts):

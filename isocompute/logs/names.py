@@ -80,18 +80,17 @@ _PLAIN: dict[str, tuple[str, ...]] = {
     ),
     "kl": (
         r"kl",
+        r"critic/kl",
+        r"actor/reward_kl_penalty",
         r"actor/kl_loss",
         r"train/kl",
         r"loss/avg_kl",
         r"policy/policy_kl",
         r"rl/kl",
-        r"actor/ppo_kl",
         r"mismatch_kl/all/mean",
         r"mismatch_kl/mean",
         r"optim/kl_sample_train_v2",
         r"optim/kl_sample_train_v1",
-        r"critic/kl",
-        r"(?:train/)?ppo_kl",
         r"train/gen_kl_error",
     ),
     "response_length": (
@@ -160,6 +159,7 @@ _VALIDATION = (
     re.compile(r"test/env/(?P<set>all)/reward/total"),
     re.compile(r"(?:val|eval|test|validation)[/_](?:mean_)?(?:reward|accuracy|acc|score|pass_rate)(?:[/_]mean)?"),
 )
+_AVERAGE = re.compile(r"avg@(\d{1,9})(?:/|$)")
 _SAMPLED = re.compile(r"eval/.+/pass_at_(\d+)|(?:eval/)?eval_.+_pass(\d+)")
 """Keys that tell how many samples an evaluation takes of a problem."""
 _LOOKS_LIKE_VALIDATION = re.compile(
@@ -189,8 +189,8 @@ def is_validation(name: str) -> bool:
     return _LOOKS_LIKE_VALIDATION.match(name) is not None
 
 
-def our_names(names: Iterable[str]) -> Names:
-    """Our names of all the metrics of one run."""
+def our_names(names: Iterable[str], *, samples: int = 1) -> Names:
+    """Our names of all the metrics of one run, whose evaluations take `samples` of a problem where no name says it."""
     known = [name for name in dict.fromkeys(names) if len(name) <= _LONGEST]
     best: dict[str, tuple[int, str]] = {}
     for name in known:
@@ -202,7 +202,7 @@ def our_names(names: Iterable[str]) -> Names:
     out = {theirs: ours for ours, (_, theirs) in best.items()}
     by_metric: dict[str, dict[str, str]] = {}
     spellings: dict[str, str] = {}
-    for name, metric, group in _validated(known):
+    for name, metric, group in _validated(known, samples):
         first = by_metric.setdefault(metric, {}).setdefault(group, name)
         if name != first and _PREFIX.sub("", name) == _PREFIX.sub("", first):
             spellings[name] = first
@@ -230,30 +230,46 @@ def name_here(name: str, metrics: Collection[str]) -> str | None:
     """
     if len(name) > _LONGEST:
         return None
-    ours = our_names([name]).ours.get(name)
-    for _, metric, group in _validated([name]):
-        several = any(other.startswith(f"{metric}/") for other in metrics)  # then the plain name is their mean
-        ours = f"{metric}/{group}" if several and group and group not in _OVERALL else metric
-    return ours if ours in metrics else None
+    said = {int(m[1]) for metric in metrics if (m := _AVERAGE.match(metric))}
+    for samples in (1, *sorted(said - {1})):
+        ours = our_names([name], samples=samples).ours.get(name)
+        for _, metric, group in _validated([name], samples):
+            several = any(other.startswith(f"{metric}/") for other in metrics)  # then the plain name is their mean
+            ours = f"{metric}/{group}" if several and group and group not in _OVERALL else metric
+        if ours in metrics:
+            return ours
+    return None
 
 
-def _validated(names: list[str]) -> Iterable[tuple[str, str, str]]:
+def _core_variables(names: Iterable[str]) -> dict[str, set[str]]:
+    """For each set that veRL validates, the variables that count: its core ones, else acc, else any reward."""
+    core: dict[str, set[str]] = {}
+    logged: dict[str, set[str]] = {}
+    for name in names:
+        match = _VERL.fullmatch(name)
+        if match:
+            logged.setdefault(match["set"], set()).add(match["var"])
+            if match["core"] == "-core":
+                core.setdefault(match["set"], set()).add(match["var"])
+    return {group: {"acc"} if "acc" in seen else {"reward", "score"} for group, seen in logged.items()} | core
+
+
+def _validated(names: list[str], samples: int) -> Iterable[tuple[str, str, str]]:
     """Validation metrics as (trainer's name, ours, problem set); what comes first stands where two are the same."""
-    core = {m["var"] for name in names if (m := _VERL.fullmatch(name)) and m["core"] == "-core"}
+    core = _core_variables(names)
     sampled = [m[1] or m[2] for name in names if (m := _SAMPLED.fullmatch(name))]
-    largest = max((int(k) for k in sampled), default=1)
+    largest = max([samples, *map(int, sampled)])
     for name in sorted(names, key=lambda n: ("/effective/" not in n, n.startswith("val-aux"))):
         match = _VERL.fullmatch(name)
         if match:
-            counts = match["var"] in core if core else match["var"] in ("acc", "reward", "score")
-            if counts and (match["kind"] == "mean") == (match["of"] is None):
+            if match["var"] in core[match["set"]] and (match["kind"] == "mean") == (match["of"] is None):
                 yield name, f"{_KINDS[match['kind']]}@{match['k']}", match["set"]
             continue
         for pattern in _VALIDATION:
             match = pattern.fullmatch(name)
             if match:
                 found = match.groupdict()
-                kind, k = found.get("kind") or "avg", found.get("k") or "1"
+                kind, k = found.get("kind") or "avg", found.get("k") or str(samples)
                 if kind == "pass":
                     kind = "worst" if found.get("how") == "^" else "best"
                     if k == "1" and found.get("how") is None:

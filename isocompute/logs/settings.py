@@ -7,20 +7,23 @@
 | NeMo-RL | `grpo.num_prompts_per_step` | `grpo.num_generations_per_prompt` |
 | OpenRLHF | `rollout.batch_size` (`rollout_batch_size`) | `rollout.n_samples_per_prompt` (`n_samples_per_prompt`) |
 | prime-rl | `orchestrator.batch_size` counts rollouts | `group_size` (`rollouts_per_example`) |
-| TRL | completions of one optimiser step over `num_generations` | `num_generations` |
+| TRL | completions of one generation batch over `num_generations` | `num_generations` |
 | Tinker | `groups_per_batch` | `group_size` |
+
+TRL counts the optimiser's steps, of which there may be several on one batch; the others count batches.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
-from isocompute.logs.literals import as_number
+from isocompute.logs.literals import LiteralError, as_number, parse
 from isocompute.logs.recipe import recipe_of
 
-__all__ = ["from_config", "from_name", "overrides"]
+__all__ = ["evaluation_samples", "from_config", "from_name", "in_batches", "overrides", "steps_per_batch"]
 
 Config = Mapping[str, Any]
 
@@ -31,6 +34,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
         "max_steps",
         "orchestrator.max_steps",
         "trainer.max_steps",
+        "trainer.max_training_steps",
         "finetune.max_train_steps",
         "update_steps",
     ),
@@ -62,9 +66,20 @@ _BATCHES = (
     ("train_batch_size", "n_samples_per_prompt"),
     ("train_batch_size", "actor_rollout_ref.rollout.n"),
 )
-_VALUE = r"(\"[^\"]*\"|'[^']*'|[^\s\"',\\]+)"
+_EVALUATED = (
+    "num_generations_eval",
+    "grpo.val_num_generations_per_prompt",
+    "generator.eval_n_samples_per_prompt",
+    "eval.n_samples_per_prompt",
+    "eval_n_samples_per_prompt",
+)
+_OPENRLHF = ("rollout_batch_size", "micro_rollout_batch_size", "micro_train_batch_size", "n_samples_per_prompt")
+"""Keys that stand in no table only there; its `train_batch_size` counts rollouts."""
+_VALUE = r"(\[[^\[\]]*\]|\"[^\"]*\"|'[^']*'|[^\s\"',\\]+)"
+_SHELL_QUOTE = "'\\''"
+"""A quote inside of quotes, as `set -x` prints it."""
 _HYDRA = re.compile(r"(?<![\w.])\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=" + _VALUE)
-_ARGPARSE = re.compile(r"(?<![\w-])--([A-Za-z_][\w.-]*)[= ]" + _VALUE)
+_ARGPARSE = re.compile(r"(?<![\w-])--([A-Za-z_][\w.-]*)(?:=|[ \t]+(?!--))" + _VALUE)
 
 
 def from_config(config: Config, *, trainer: str | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -83,17 +98,60 @@ def from_config(config: Config, *, trainer: str | None = None) -> tuple[dict[str
     gpus = _gpus(config)
     if gpus:
         out["gpus"] = gpus
-    for way in (_spelled, _prime_rl, _trl, _pipeline_rl):
-        found, said = way(config)
+    for way in _WAYS:
+        found, said = way(config if _counts_problems(config, trainer) else _without_train_batch(config))
         if found:
             return out | found, notes + said
     return out, notes
 
 
-def overrides(line: str) -> dict[str, str]:
-    """What a command line in the log sets: `data.train_batch_size=256` (Hydra), `--rollout.batch_size 128`."""
+def steps_per_batch(config: Config) -> Fraction:
+    """Optimiser steps that TRL takes, and counts, on one batch of rollouts; 1 for trainers that count batches."""
+    told = next((way for way in _WAYS if way(config)[0]), None)
+    return max(Fraction(1), _passes(config)) if told is _trl else Fraction(1)
+
+
+def evaluation_samples(config: Config) -> int:
+    """How many samples an evaluation takes of a problem; 1 where the config does not say."""
+    return _whole(_first(config, _EVALUATED)) or 1
+
+
+def in_batches(settings: Mapping[str, Any], per_batch: Fraction) -> dict[str, Any]:
+    """Settings whose `update_steps` counted the optimiser's steps, with batches in their place."""
+    steps = settings.get("update_steps")
+    return dict(settings) if not steps else {**settings, "update_steps": max(1, round(steps / per_batch))}
+
+
+def overrides(line: str) -> dict[str, Any]:
+    """What a command line in the log sets: `data.train_batch_size=256` (Hydra), `--rollout.batch_size 128`.
+
+    A list is read whole; one that does not end on the line is left to the printed config.
+    """
+    line = line.replace(_SHELL_QUOTE, "'")
     found = [*_HYDRA.findall(line), *((key.replace("-", "_"), value) for key, value in _ARGPARSE.findall(line))]
-    return {key: value.strip("'\"") for key, value in found if not value.startswith(("$", "--"))}
+    known = {key: value.strip("'\"") for key, value in found if not value.startswith(("$", "--"))}
+    return {
+        key: _items(value) if value.startswith("[") else value
+        for key, value in known.items()
+        if not value.startswith("[") or value.endswith("]")
+    }
+
+
+def _items(text: str) -> Any:
+    """A list as Python or Hydra spell it; Hydra needs no quotes."""
+    try:
+        return parse(text)
+    except LiteralError:
+        return [item.strip(" '\"") for item in text[1:-1].split(",") if item.strip()]
+
+
+def _counts_problems(config: Config, trainer: str | None) -> bool:
+    """Whether a `train_batch_size` in no table counts problems."""
+    return trainer == "skyrl" or not (trainer == "openrlhf" or any(key in config for key in _OPENRLHF))
+
+
+def _without_train_batch(config: Config) -> Config:
+    return {key: value for key, value in config.items() if key != "train_batch_size"}
 
 
 def _spelled(config: Config) -> tuple[dict[str, int], list[str]]:
@@ -127,22 +185,48 @@ def _prime_rl(config: Config) -> tuple[dict[str, int], list[str]]:
 
 
 def _trl(config: Config) -> tuple[dict[str, int], list[str]]:
-    """Completions of one optimiser step over `num_generations`; `generation_batch_size` tells how many devices."""
+    """Completions of a generation batch over `num_generations`; where one step takes several, of all of these."""
     n = _whole(config.get("num_generations"))
     if n is None:
         return {}, []
-    device = _whole(config.get("per_device_train_batch_size"))
-    accumulated = _whole(config.get("gradient_accumulation_steps")) or 1
-    reuse = _whole(config.get("steps_per_generation")) or accumulated
-    generated = _whole(config.get("generation_batch_size"))
-    completions = _whole(config.get("total_train_batch_size"))
-    if completions is None and generated and generated * accumulated % reuse == 0:
-        completions = generated * accumulated // reuse
-    devices = _whole(_first(config, ("world_size", "num_processes")))
-    if completions is None and device and devices:
-        completions = device * accumulated * devices
-    bp = completions // n if completions and completions % n == 0 else None
+    completions = _generated(config)
+    if completions is not None:
+        completions /= min(Fraction(1), _passes(config))
+    bp = int(completions / n) if completions and (completions / n).denominator == 1 else None
     return {"rollouts_per_problem": n} | ({"problems_per_batch": bp} if bp else {}), []
+
+
+def _generated(config: Config) -> Fraction | None:
+    """Completions that TRL generates at a time."""
+    said = _whole(config.get("generation_batch_size"))
+    if said:
+        return Fraction(said)
+    trained = _trained(config)
+    return None if trained is None else trained * _reuse(config)
+
+
+def _trained(config: Config) -> int | None:
+    """Completions of one optimiser step, on all devices."""
+    said = _whole(config.get("total_train_batch_size"))
+    device = _whole(config.get("per_device_train_batch_size"))
+    devices = _whole(_first(config, ("world_size", "num_processes")))
+    if said or not device or not devices:
+        return said
+    return device * devices * (_whole(config.get("gradient_accumulation_steps")) or 1)
+
+
+def _reuse(config: Config) -> Fraction:
+    """Optimiser steps that one pass over a generation batch makes; 1 where nothing else is said."""
+    steps = _whole(config.get("steps_per_generation"))
+    if steps:
+        return Fraction(steps, _whole(config.get("gradient_accumulation_steps")) or 1)
+    generated, trained = _whole(config.get("generation_batch_size")), _trained(config)
+    return Fraction(generated, trained) if generated and trained else Fraction(1)
+
+
+def _passes(config: Config) -> Fraction:
+    """Optimiser steps on one generation batch, over all passes."""
+    return _reuse(config) * (_whole(config.get("num_iterations")) or 1)
 
 
 def _pipeline_rl(config: Config) -> tuple[dict[str, int], list[str]]:
@@ -154,6 +238,9 @@ def _pipeline_rl(config: Config) -> tuple[dict[str, int], list[str]]:
     accumulated = _whole(config.get("finetune.gradient_accumulation_passes")) or 1
     bp = size * accumulated // n if size and size * accumulated % n == 0 else None
     return {"rollouts_per_problem": n} | ({"problems_per_batch": bp} if bp else {}), []
+
+
+_WAYS = (_spelled, _prime_rl, _trl, _pipeline_rl)
 
 
 def _gpus(config: Config) -> int | None:

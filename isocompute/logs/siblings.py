@@ -29,6 +29,18 @@ _NAMES = (
     "configs/orchestrator.toml",
     "control/orch.toml",
 )
+_TRAINING = {
+    "num_generations",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "generation_batch_size",
+    "learning_rate",
+    "max_steps",
+    "num_train_epochs",
+    "train_batch_size",
+    "rollout_batch_size",
+}
+"""Keys of a training, of which a model's own config has none."""
 SUFFIXES = (".config.json", ".config.yaml", ".config.toml", ".args.json")
 _LOG_ENDINGS = (".metrics.jsonl", ".jsonl", ".log", ".txt", ".out", ".json", ".csv")
 
@@ -37,9 +49,14 @@ def config_beside(path: Path) -> dict[str, Any]:
     """The flat configuration of the first such file that says anything."""
     for candidate in _candidates(path):
         config = read_config(candidate)
-        if config and not ("architectures" in config or "model_type" in config):  # that one describes the model
+        if config and not _is_a_models(config):
             return config
     return {}
+
+
+def _is_a_models(config: dict[str, Any]) -> bool:
+    """Whether a config describes the model alone; transformers merges it into the config of a run at W&B."""
+    return bool(config.keys() & {"architectures", "model_type"}) and not config.keys() & _TRAINING
 
 
 def _candidates(path: Path) -> Iterator[Path]:

@@ -7,6 +7,7 @@ mean length of a prompt beside it.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from isocompute.arrays import Array
@@ -38,8 +39,9 @@ def with_tokens(points: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
 def _from_lengths(points: pl.DataFrame) -> Array | None:
     """Rollouts since the length before, each as long as the mean that was logged after them, summed up.
 
-    That is exact where every step is logged, or a mean over the steps since the row before. A log that begins in the
-    middle of a run does not know what came before.
+    That is exact where every step is logged, or a mean over the steps since the row before. Where steps count from 0, a
+    row tells of the batch that comes after its rollouts. A log that begins in the middle of a run does not know what
+    came before.
     """
     rollouts_T, length_T = _column(points, "rollouts"), _column(points, "response_length")
     if rollouts_T is None or length_T is None:
@@ -48,7 +50,8 @@ def _from_lengths(points: pl.DataFrame) -> Array | None:
     made = np.diff(rollouts_T[known], prepend=0.0)
     if len(known) < 2 or made[0] < 0 or np.any(made[1:] <= 0) or made[0] > made[1:].max():
         return None
-    total = np.cumsum(made * length_T[known])
+    length = length_T[known]
+    total = np.cumsum(made * (np.roll(length, 1) if _counts_from_0(points, known) else length))
     # Rows without a length, such as an evaluation's, lie between their neighbours; behind the last nothing is known.
     begin = np.zeros(1)
     at, counted = np.concatenate([begin, rollouts_T[known]]), np.concatenate([begin, total])
@@ -62,8 +65,17 @@ def _from_total(points: pl.DataFrame) -> Array | None:
     if "step" not in points.columns or total_T is None or prompt_T is None or length_T is None:
         return None
     made_T = np.diff(total_T, prepend=0.0)
-    added_T = np.where(made_T == 0, 0.0, made_T * length_T / (prompt_T + length_T))
+    share_T = length_T / (prompt_T + length_T)
+    if _counts_from_0(points, np.arange(points.height)):
+        share_T = np.roll(share_T, 1)
+    added_T = np.where(made_T == 0, 0.0, made_T * share_T)
     return np.cumsum(added_T) if np.isfinite(added_T).all() else None
+
+
+def _counts_from_0(points: pl.DataFrame, rows: npt.NDArray[np.int64]) -> bool:
+    """Whether these rows, which tell of a batch each, are those of every step from 0 on."""
+    step_T = _column(points, "step")
+    return step_T is not None and np.array_equal(step_T[rows], np.arange(len(rows)))
 
 
 def _column(points: pl.DataFrame, name: str) -> Array | None:

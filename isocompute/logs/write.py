@@ -25,6 +25,7 @@ __all__ = ["folder_of", "summary", "write"]
 _SLICE = 4_000
 _COMPARED = 3
 """First points that tell one run from another."""
+_NO_VALUES = {*POINT_COLUMNS[1:], NON_FINITE}
 _MOST_NAMED = 3
 _UNSAFE = re.compile(r"[^\w.@=+,% -]+")
 
@@ -58,19 +59,21 @@ def write(imports: Imports, out: Path) -> list[Path]:
 
 
 def _is_another(points: pl.DataFrame, path: Path) -> bool:
-    """Whether the first points that were written there differ from these; compute is not looked at, only values."""
+    """Whether the first points that were written there differ from these; compute is not looked at, only values.
+
+    Points that have no metric in common are another run's too.
+    """
     try:
         with path.open("rb") as file:
             before = [json.loads(line) for line in itertools.islice(file, _COMPARED)]
     except (OSError, ValueError):
         return False
-    now = points.head(len(before)).to_dicts()
-    return any(
-        old[key] != new[key]
-        for old, new in zip(before, now, strict=False)
-        for key in old.keys() & new.keys() - {*POINT_COLUMNS[1:], NON_FINITE}
-        if new[key] is not None
-    )
+    now = [{k: v for k, v in row.items() if v is not None} for row in points.head(len(before)).to_dicts()]
+    were, are = ({key for row in rows for key in row} - {"step", *_NO_VALUES} for rows in (before, now))
+    if were and are and not were & are:
+        return True
+    pairs = zip(before, now, strict=False)
+    return any(old[key] != new[key] for old, new in pairs for key in old.keys() & new.keys() - _NO_VALUES)
 
 
 def _origin(folder: Path) -> str:
@@ -111,8 +114,11 @@ def summary(item: Imported) -> dict[str, Any]:
 def _one(item: Imported, folder: Path) -> Path:
     settings = json.dumps(item.run.settings.model_dump(exclude_none=True), indent=1, default=str)
     files.write_atomically(folder / SETTINGS, settings.encode() + b"\n")
+    rates = folder / "pass_rates.jsonl"
     if item.pass_rates:
-        _in_pieces(folder / "pass_rates.jsonl", _pass_rates(item))
+        _in_pieces(rates, _pass_rates(item))
+    elif Path(item.sources[0]).resolve() != folder.resolve():  # a run folder may be written onto itself
+        rates.unlink(missing_ok=True)
     kept = ("format", "replaced", "skipped_lines", "notes", "sources")
     came_from = {k: v for k, v in summary(item).items() if k in kept}
     files.write_atomically(folder / "import.json", json.dumps(came_from, indent=1).encode() + b"\n")
@@ -149,7 +155,7 @@ def _pass_rates(item: Imported) -> Iterator[bytes]:
     for step, entries in itertools.groupby(ordered, key=lambda entry: entry[0][0]):
         rows = [(problem, correct, samples) for (_, problem), (correct, samples) in entries]
         problems, correct, samples = zip(*rows, strict=True)
-        line = {"step": step, "set": "train", "problems": problems, "samples": samples, "correct": correct}
+        line = {"step": step, "set": item.pass_rates_set, "problems": problems, "samples": samples, "correct": correct}
         yield json.dumps(line).encode() + b"\n"
 
 

@@ -183,6 +183,25 @@ def test_command_lines() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "'a.files=['\\''/d/a.parquet'\\'', '\\''/d/b.parquet'\\'']' b.c=1",
+            ["/d/a.parquet", "/d/b.parquet"],
+        ),  # set -x
+        ("a.files=[/d/a.parquet,/d/b.parquet] b.c=1", ["/d/a.parquet", "/d/b.parquet"]),
+        ("a.files=\"['/d/a.parquet', '/d/b.parquet']\" b.c=1", ["/d/a.parquet", "/d/b.parquet"]),
+        ("'a.files=[0.9,0.95]' b.c=1", [0.9, 0.95]),
+        ("a.files=[] b.c=1", []),
+        ("a.files=/d/a.parquet b.c=1", "/d/a.parquet"),
+        ("b.c=1 a.files=['/d/a.parquet',", None),  # goes on on the next line
+    ],
+)
+def test_lists_on_command_lines(line: str, found: list[Any] | str | None) -> None:
+    assert overrides(line) == {"b.c": "1"} | ({} if found is None else {"a.files": found})
+
+
+@pytest.mark.parametrize(
     ("name", "found"),
     [
         ("grid_Bp32_n128", {"problems_per_batch": 32, "rollouts_per_problem": 128}),

@@ -98,6 +98,18 @@ def test_verl_config_with_lines_lost_and_a_command_line(write: Write) -> None:
     assert (settings.problems_per_batch, settings.rollouts_per_problem) == (256, 5)
 
 
+@pytest.mark.parametrize("end", ["]'", ", \\"], ids=["whole", "torn"])
+def test_verl_lists_on_the_command_line(end: str, write: Write) -> None:
+    """`set -x` prints a quote inside of quotes as four characters; what is torn is left to the printed config."""
+    q = "'\\''"
+    files = f"'data.train_files=[{q}/d/a.parquet{q}, {q}/d/b.parquet{q}{end}"
+    command = f"+ python3 -m verl.trainer.main_ppo data.train_batch_size=16 {files}\n"
+    config = made.VERL_CONFIG.replace("'/data/gsm8k/train.parquet'", "['/d/a.parquet', '/d/b.parquet']")
+    lines = "".join(made.TASK + line + "\n" for line in config.splitlines())
+    settings = one(write(command + lines + made.verl(config=False))).run.settings
+    assert settings.problems == "/d/a.parquet, /d/b.parquet"
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -296,6 +308,19 @@ def test_tinker(write: Write) -> None:
     assert any("Bp and n unknown: compute in steps" in note for note in lone.notes)
 
 
+def test_tinker_counts_from_0(write: Write) -> None:
+    """At step k, k batches are over: the row's own batch comes after them."""
+    write(json.dumps({"groups_per_batch": 8, "group_size": 4}), "a.config.json")
+    rows = [
+        {"step": s, "env/all/reward/total": 0.1, "env/all/ac_tokens_per_turn": 100.0 * (s + 1), "time/total": 10.0 + s}
+        for s in range(4)
+    ]
+    item = one(write("".join(json.dumps(row) + "\n" for row in rows), "a.metrics.jsonl"))
+    assert column(item, "rollouts") == [0, 32, 64, 96]
+    assert column(item, "tokens") == [0, 3200, 9600, 19200]
+    assert column(item, "seconds") == [0, 10, 21, 33]
+
+
 def test_openrlhf(write: Write) -> None:
     item = one(write(made.openrlhf()))
     assert (item.run.points.height, item.validation_points) == (10, 2)
@@ -325,6 +350,10 @@ def test_skyrl(write: Write) -> None:
     assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (128, 5)
     assert [column(item, name)[4] for name in ("avg@4", "best@4")] == [0.5, 0.7]
     assert {"train/avg", "entropy", "response_length"} <= set(item.run.metrics)
+    command = (
+        "+ uv run -m skyrl.train.entrypoints.main_base trainer.max_training_steps=100 trainer.train_batch_size=128\n"
+    )
+    assert one(write(command + made.skyrl())).run.settings.update_steps == 100
 
 
 def test_nemo_rl(write: Write) -> None:

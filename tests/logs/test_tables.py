@@ -252,3 +252,45 @@ def test_rows_that_are_left_out_are_told_of_by_every_command(tmp_path: Path) -> 
     path.write_text("\n".join(["global_step,reward", *rows]) + "\n")
     with pytest.warns(RunWarning, match=r"grown.csv: 3 lines that could not be read left out"):
         assert load(path)[0].points.height == 37
+
+
+CHARTED = ["one - eval/reward", "one - eval/reward__MIN", "one - eval/reward__MAX", "two - eval/reward"]
+
+
+def test_a_trackers_chart_over_time(tmp_path: Path) -> None:
+    path = tmp_path / "chart.csv"
+    rows: list[tuple[Any, ...]] = [(10.5, 0.1, 0.1, 0.1, ""), (20.75, 0.2, 0.1, 0.3, ""), (21.5, "", "", "", 0.4)]
+    path.write_text(made.table(["Relative Time (Process)", *CHARTED], rows))
+    one, two = import_logs(path)
+    assert [one.run.name, two.run.name] == ["one", "two"]
+    assert one.run.points.to_dict(as_series=False) == {"seconds": [10.5, 20.75], "avg@1": [0.1, 0.2]}
+    assert two.run.points.to_dict(as_series=False) == {"seconds": [21.5], "avg@1": [0.4]}
+
+
+def test_a_trackers_chart_over_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "chart.csv"
+    path.write_text(
+        made.table(["Relative Time (Wall)", *CHARTED], [(0.5, 0.1, 0.1, 0.1, 0.2), (1.5, 0.2, 0.2, 0.2, 0.3)])
+    )
+    with pytest.raises(
+        InputError, match=r"a tracker's chart over 'Relative Time \(Wall\)'; export it with Step as its"
+    ):
+        import_logs(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [["step", "avg@1"], ["Step", "one - eval/reward"], ["Step", "baseline"], ["run", "metric", "step", "value"]],
+    ids=["rows", "tracker", "runs", "long"],
+)
+def test_parts_of_steps_are_refused(header: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    cells = {"run": "a", "metric": "eval/reward"}
+    rows = [[cells.get(c, step if c.lower() == "step" else 0.25) for c in header] for step in (1.0, 1.5, 2.0)]
+    path.write_text(made.table(header, rows))
+    with pytest.raises(InputError, match=r"column '[Ss]tep' is 1\.5 in row 2: a step is a whole number") as caught:
+        import_logs(path)
+    assert "\n" not in str(caught.value)
+    path.write_text(made.table(header, [row for row in rows if 1.5 not in row]))
+    (item,) = import_logs(path)
+    assert item.run.points["step"].to_list() == [1, 2]

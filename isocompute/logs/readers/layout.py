@@ -122,8 +122,10 @@ def layout_of(columns: Sequence[str], numeric: set[str]) -> Layout:
     used = {run, step, *compute.values(), *settings.values()}
     numbers = tuple(c for c in columns if c in numeric and c not in used and _plain(c) not in _IGNORED)
     tracked = [c for c in numbers if len(c) <= _LONGEST and _TRACKER.fullmatch(c)]
-    if step and not run and len(tracked) * 2 > len(numbers):
-        return Layout("tracker", step=step, numbers=tuple(tracked))
+    if not run and len(tracked) * 2 > len(numbers):
+        if step or compute:
+            return Layout("tracker", step=step, compute=compute, numbers=tuple(tracked))
+        return Layout("none", why=f"a tracker's chart over '{columns[0]}'; export it with Step as its x axis")
     problems = _PROBLEMS & set(plain)
     if (problems or any(c.endswith("pass_rate") for c in plain)) and not step and not compute and not run:
         reader = "isocompute split" if problems else "isocompute plan --pass-rates"  # split needs the questions

@@ -64,6 +64,7 @@ class Table:
         if layout.kind == "none":
             raise InputError(f"{log.name}: {layout.why}; the columns are {', '.join(frame.columns[:12])}.")
         frame = frame.drop(c for c, kind in frame.schema.items() if kind.is_nested())
+        _refuse_parts_of_steps(frame, layout, log)
         _tell_of_text(frame, layout, log)
         if layout.run and layout.kind in ("rows", "ends"):
             frame = _with_names(frame, layout.run, log)
@@ -75,6 +76,21 @@ def _layout(frame: pl.DataFrame) -> Layout:
     layout = layout_of(frame.columns, numeric)
     odd = odd_cells(frame, frame.columns) if layout.kind == "none" and not layout.other else []
     return replace(layout, why=f"{layout.why}; {listed(odd)}") if odd else layout
+
+
+def _refuse_parts_of_steps(frame: pl.DataFrame, layout: Layout, log: Log) -> None:
+    """A step that is no whole number would fall on its neighbour."""
+    if layout.step is None or not frame[layout.step].dtype.is_float():
+        return
+    numbered = frame.select(pl.col(layout.step), row=pl.int_range(1, pl.len() + 1)).filter(
+        pl.col(layout.step).is_finite() & (pl.col(layout.step) != pl.col(layout.step).floor())
+    )
+    if numbered.height:
+        step, row = numbered.row(0)
+        raise InputError(
+            f"{log.name}: column '{layout.step}' is {step:g} in row {row}: a step is a whole number; if it counts "
+            "compute, call the column rollouts, tokens or gpu_hours."
+        )
 
 
 def _tell_of_text(frame: pl.DataFrame, layout: Layout, log: Log) -> None:
@@ -133,31 +149,30 @@ def _add(rows: Rows, step: float, point: dict[str, float], layout: Layout, count
 
 
 def _tracker(frame: pl.DataFrame, layout: Layout, sink: Sink) -> None:
-    """`Step, RUN - METRIC, …` as a tracker's chart exports it."""
-    assert layout.step
+    """`Step, RUN - METRIC, …` as a tracker's chart exports it; over time there is no step."""
     columns: dict[str, dict[str, str]] = {}
     for column in layout.numbers:
         parts = split_tracked(column)
         if parts:
             columns.setdefault(parts[0], {})[column] = parts[1]
     for run, names in columns.items():
-        _columns(frame, layout.step, names, sink.run(run))
+        _columns(frame, layout, names, sink.run(run))
 
 
 def _runs(frame: pl.DataFrame, layout: Layout, sink: Sink) -> None:
     """`Step, RUN, RUN, …`: the chart's metric is not in the file."""
-    assert layout.step
     for column in layout.numbers:
         rows = sink.run(column)
-        _columns(frame, layout.step, {column: "value"}, rows)
+        _columns(frame, layout, {column: "value"}, rows)
         rows.notes.append("each column is taken for a run; its metric has no name in the file and is called 'value'")
 
 
-def _columns(frame: pl.DataFrame, step: str, names: dict[str, str], rows: Rows) -> None:
-    for at, *cells in frame.select(step, *names).iter_rows():
+def _columns(frame: pl.DataFrame, layout: Layout, names: dict[str, str], rows: Rows) -> None:
+    counter = layout.step or next(iter(layout.compute.values()))
+    for at, *cells in frame.select(counter, *names).iter_rows():
         found = {n: float(c) for n, c in zip(names.values(), cells, strict=True) if c is not None}
         if at is not None and found:
-            rows.add(at, tuple(found), list(found.values()))
+            _add(rows, at, found, layout, counter)
 
 
 def _rows(frame: pl.DataFrame, layout: Layout, sink: Sink) -> None:

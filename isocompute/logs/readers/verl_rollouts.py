@@ -42,7 +42,7 @@ class VerlRollouts:
         stem = PurePath(log.part).stem
         groups: dict[int, dict[str, list[float]]] = {}
         for value in objects(log):
-            score = as_number(value.get("acc", value.get("score"))) if value else None
+            score = _score(value) if value else None
             if value is None or score is None or "input" not in value:
                 rows.skipped_lines += 1
                 continue
@@ -54,8 +54,20 @@ class VerlRollouts:
                 continue
             groups.setdefault(int(step), {}).setdefault(_problem(value), []).append(score)
         held_out = _VALIDATION.search(PurePath(log.name).parent.name.lower()) is not None
+        if held_out:
+            rows.pass_rates_set = "validation"
         for step, scores in groups.items():
             _point(rows, step, scores, held_out)
+
+
+def _score(row: dict[str, Any]) -> float | None:
+    """Whether the response is right: `acc`, which some write as true or false, else `score`."""
+    for key in ("acc", "score"):
+        value = row.get(key)
+        number = float(value) if isinstance(value, bool) else as_number(value)
+        if number is not None:
+            return number
+    return None
 
 
 def _problem(row: dict[str, Any]) -> str:
