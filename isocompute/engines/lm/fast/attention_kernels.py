@@ -139,6 +139,7 @@ def attend_sequences(
     row, group = tl.program_id(0), tl.program_id(1)
     C: tl.constexpr = (H + 2 * G) * 2 * E
     scale = 1.0 / tl.sqrt(2.0 * E)
+    fold = scale * 1.4426950408889634  # scores in powers of two
     problem = row // per_prompt if PREFIX else row
     padding = tl.load(padding_ptr + problem)
     e_E = tl.arange(0, EP)
@@ -165,13 +166,13 @@ def attend_sequences(
         qa_TE, qb_TE = _turned(
             qkv_ptr + head * 2 * E, q_norm_ptr, cos_TE, sin_TE, at_TE, in_TE, e_E, E, epsilon, QK_NORM, TYPE
         )
-        own = _scores(qa_TE, qb_TE, ka_TE, kb_TE, scale, own_TT)
+        own = _scores(qa_TE, qb_TE, ka_TE, kb_TE, fold, own_TT)
         top_T = tl.max(own, axis=1)
         if PREFIX:
-            before = _scores(qa_TE, qb_TE, pa_SE, pb_SE, scale, before_TS)
+            before = _scores(qa_TE, qb_TE, pa_SE, pb_SE, fold, before_TS)
             top_T = tl.maximum(top_T, tl.max(before, axis=1))
-            before = tl.exp(before - top_T[:, None])
-        own = tl.exp(own - top_T[:, None])
+            before = tl.exp2(before - top_T[:, None])
+        own = tl.exp2(own - top_T[:, None])
         sum_T = tl.sum(own, axis=1)
         oa_TE, ob_TE = _weighted(own, va_TE, TYPE), _weighted(own, vb_TE, TYPE)
         if PREFIX:
@@ -179,8 +180,9 @@ def attend_sequences(
             oa_TE += _weighted(before, wa_SE, TYPE)
             ob_TE += _weighted(before, wb_SE, TYPE)
         to_TE = (first + t_T).to(tl.int64)[:, None] * (H * 2 * E) + head * 2 * E + e_E[None, :]
-        tl.store(out_ptr + to_TE, (oa_TE / sum_T[:, None]).to(TYPE), mask=in_TE)
-        tl.store(out_ptr + to_TE + E, (ob_TE / sum_T[:, None]).to(TYPE), mask=in_TE)
+        share_T = 1.0 / sum_T
+        tl.store(out_ptr + to_TE, (oa_TE * share_T[:, None]).to(TYPE), mask=in_TE)
+        tl.store(out_ptr + to_TE + E, (ob_TE * share_T[:, None]).to(TYPE), mask=in_TE)
 
 
 @triton.jit(do_not_specialize=[*_SIZES, "first_row"])
@@ -197,6 +199,7 @@ def attend_sequences_backward(  # noqa: PLR0915 - what a kernel keeps in registe
     row, group = tl.program_id(0), tl.program_id(1)
     C: tl.constexpr = (H + 2 * G) * 2 * E
     scale = 1.0 / tl.sqrt(2.0 * E)
+    fold = scale * 1.4426950408889634  # scores in powers of two
     problem = row // per_prompt if PREFIX else row
     padding = tl.load(padding_ptr + problem)
     e_E = tl.arange(0, EP)
@@ -227,18 +230,20 @@ def attend_sequences_backward(  # noqa: PLR0915 - what a kernel keeps in registe
         head = group * (H // G) + sub
         q_ptr = qkv_ptr + head * 2 * E
         qa_TE, qb_TE = _turned(q_ptr, q_norm_ptr, cos_TE, sin_TE, at_TE, in_TE, e_E, E, epsilon, QK_NORM, TYPE)
-        own = _scores(qa_TE, qb_TE, ka_TE, kb_TE, scale, own_TT)
+        own = _scores(qa_TE, qb_TE, ka_TE, kb_TE, fold, own_TT)
         top_T = tl.max(own, axis=1)
         if PREFIX:
-            before = _scores(qa_TE, qb_TE, pa_SE, pb_SE, scale, before_TS)
+            before = _scores(qa_TE, qb_TE, pa_SE, pb_SE, fold, before_TS)
             top_T = tl.maximum(top_T, tl.max(before, axis=1))
-            before = tl.exp(before - top_T[:, None])
-        own = tl.exp(own - top_T[:, None])
+            before = tl.exp2(before - top_T[:, None])
+        own = tl.exp2(own - top_T[:, None])
         sum_T = tl.sum(own, axis=1)
         if PREFIX:
             sum_T += tl.sum(before, axis=1)
-            before = before / sum_T[:, None]
-        own = own / sum_T[:, None]
+        share_T = 1.0 / sum_T
+        if PREFIX:
+            before *= share_T[:, None]
+        own *= share_T[:, None]
         to_TE = (first + t_T).to(tl.int64)[:, None] * (H * 2 * E) + head * 2 * E + e_E[None, :]
         ga_TE = tl.load(grad_ptr + to_TE, mask=in_TE, other=0.0)
         gb_TE = tl.load(grad_ptr + to_TE + E, mask=in_TE, other=0.0)

@@ -220,8 +220,9 @@ def _fold(q_K, m, l, o_K, key_SK, value_SK, seen_S):  # noqa: E741 - the softmax
 
 @triton.jit
 def _fold_all(q_K, m, l, o_K, k_ptr, v_ptr, low, high, k_K, in_K, K: tl.constexpr, S: tl.constexpr):  # noqa: E741
-    """Fold all the slots [low, high) of a cache."""
-    for start in tl.range(0, high, S, num_stages=2):
+    """Fold all the slots [low, high) of a cache. Asking for blocks ahead pays where heads are large alone."""
+    STAGES: tl.constexpr = 1 if K <= 64 else 2
+    for start in tl.range(0, high, S, num_stages=STAGES):
         key_SK, value_SK, seen_S = _block(k_ptr, v_ptr, start, low, high, k_K, in_K, K, S)
         m, l, o_K = _fold(q_K, m, l, o_K, key_SK, value_SK, seen_S)  # noqa: E741
     return m, l, o_K
