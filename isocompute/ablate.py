@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isocompute.engines.base import MeasuringEngine
 from isocompute.engines.drive import schedule
 from isocompute.errors import InputError
 from isocompute.law.ablation import Ablation, leave_one_out
@@ -14,6 +15,7 @@ from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.from_runs import UNITS, choose_metric, choose_unit, curves_of
 from isocompute.recipes import LEAVE_ONE_OUT
 from isocompute.runs import RunSet, files, load
+from isocompute.study.engines import load_engine
 from isocompute.study.progress import Progress, Report, Result
 from isocompute.study.spec import WHOLE, StudySpec, cells, parse_spec
 
@@ -54,7 +56,7 @@ def ablate(
 
     name = str(spec)
     data = with_variants(files.read_bytes(name), name=name)
-    check_spec(parse_spec(data, name=name), name=name, unit=unit, share=share)
+    check_spec(parse_spec(data, name=name), name=name, metric=metric, unit=unit, share=share)
     folder = Path(out) if out is not None else Path(files.last_part(name)).stem
     result = study.run_spec(data, name=name, out=folder, workers=workers, report=report)
     if result.failed or result.stopped or result.unwritable:
@@ -88,7 +90,7 @@ def with_variants(data: bytes, *, name: str) -> bytes:
     return data.rstrip() + ("\n\n" + "\n".join(lines) + "\n").encode()
 
 
-def check_spec(spec: StudySpec, *, name: str, unit: str | None, share: float) -> None:
+def check_spec(spec: StudySpec, *, name: str, metric: str | None, unit: str | None, share: float) -> None:
     """Refuse what could not be analysed in the end, before anything is run."""
     if not 0 < share < 1:
         raise InputError(f"--fit-share {share:g}: give a share of the compute between 0 and 1, such as .5.")
@@ -117,6 +119,25 @@ def check_spec(spec: StudySpec, *, name: str, unit: str | None, share: float) ->
         raise InputError(
             f"{name}: grid: '{many}' has {len(sides[many])} allocations; recipes are compared at one Bp and n."
         )
+    _refuse_unmeasured(spec, name=name, metric=metric, unit=unit)
+
+
+def _refuse_unmeasured(spec: StudySpec, *, name: str, metric: str | None, unit: str | None) -> None:
+    """A metric or unit that no run of the study will have; a command's are known from its log alone."""
+    engine = load_engine(spec.engine)
+    if not isinstance(engine, MeasuringEngine):
+        return
+    for cell in cells(spec):
+        try:
+            known = engine.measures(cell)
+        except InputError as error:
+            raise InputError(f"{name}: {error} (cell {cell.name})") from error
+        for option, asked, there in (("--metric", metric, known.metrics), ("--unit", unit, known.units)):
+            if asked is not None and asked not in there:
+                raise InputError(
+                    f"{option} {asked}: cell {cell.name} of {name} will have none; it is one of "
+                    f"{', '.join(sorted(there))}."
+                )
 
 
 def _toml(fields: dict[str, Any]) -> str:

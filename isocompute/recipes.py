@@ -13,22 +13,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError, model_validator
 
 from isocompute.errors import InputError
 
-__all__ = ["FOLLOWS_BATCH", "LEAVE_ONE_OUT", "RECIPES", "Recipe", "learning_rate", "make_recipe"]
+__all__ = [
+    "FOLLOWS_BATCH",
+    "LEAVE_ONE_OUT",
+    "RECIPES",
+    "Recipe",
+    "learning_rate",
+    "make_recipe",
+    "sampled_per_problem",
+]
 
 FOLLOWS_BATCH = ("learning_rate", "critic_learning_rate", "warmup_steps")
 """Fields whose logged values change with the batch by design: they tell recipes apart only at one batch size."""
+_Baseline = Annotated[int, Field(ge=2)]
+_BASELINE = TypeAdapter(_Baseline)
 
 
 class Recipe(BaseModel):
     """How a policy is updated from a batch of rollouts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     loss: Literal["reinforce", "clip", "gspo", "cispo"] = Field(
         default="clip", description="REINFORCE; PPO/GRPO clip; GSPO's sequence-level clip; CISPO's truncated ratio"
@@ -114,9 +124,8 @@ class Recipe(BaseModel):
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled decay")
     grad_clip: float | None = Field(default=1.0, gt=0, description="largest norm of a gradient")
-    baseline_rollouts: int | None = Field(
+    baseline_rollouts: _Baseline | None = Field(
         default=None,
-        ge=2,
         description="decoupled baseline (IsoCompute appendix G): sample this many, estimate the advantage on all, and "
         "train on rollouts_per_problem of them",
     )
@@ -146,6 +155,11 @@ class Recipe(BaseModel):
                 "it twice: use one of them"
             )
         off_policy = self.pipeline_steps or self.off_policy_steps > 1
+        if off_policy and self.loss == "reinforce" and self.tis_cap is None:
+            raise ValueError(
+                "off-policy updates need the probability that a token was sampled with, and loss = 'reinforce' has no "
+                "ratio that knows it: use tis_cap, or another loss"
+            )
         if off_policy and self.loss != "reinforce" and self.ratio_anchor == "trainer" and self.tis_cap is None:
             raise ValueError(
                 "off-policy updates need the probability that a token was sampled with: use ratio_anchor = 'sampler', "
@@ -245,7 +259,7 @@ def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None 
     """
     fields = dict(table)
     name = fields.pop("name", "grpo")
-    if name not in RECIPES:
+    if not isinstance(name, str) or name not in RECIPES:
         raise InputError(f"recipe.name: '{name}' is not one of {', '.join(sorted(RECIPES))}.")
     try:
         return Recipe(**{**RECIPES[name], **(defaults or {}), **_switched_off(fields)})
@@ -256,6 +270,20 @@ def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None 
         if first["type"] == "extra_forbidden":
             text = f"there is no such field; fields are {', '.join(Recipe.model_fields)}"
         raise InputError(f"recipe{where}: {text}.") from error
+
+
+def sampled_per_problem(table: Mapping[str, Any], *, rollouts_per_problem: int) -> int:
+    """Rollouts that are sampled of each problem: with a decoupled baseline, all that estimate it.
+
+    The table may be one that `make_recipe` will refuse: what is wrong there is told there.
+
+    >>> sampled_per_problem({"baseline_rollouts": 16}, rollouts_per_problem=4)
+    16
+    """
+    try:
+        return _BASELINE.validate_python(table.get("baseline_rollouts"))
+    except ValidationError:
+        return rollouts_per_problem
 
 
 def _switched_off(fields: dict[str, Any]) -> dict[str, Any]:

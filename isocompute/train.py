@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from isocompute.engines.base import CHECKPOINT, FINISHED, SPEED_ONLY, Cell
+from isocompute.engines.holder import RUNNING
 from isocompute.errors import InputError
+from isocompute.recipes import sampled_per_problem
 from isocompute.runs import files
 
 __all__ = ["TrainSpec", "Trained", "read_train_spec", "train"]
@@ -44,8 +47,8 @@ class TrainSpec(BaseModel):
     @property
     def rollouts_per_update(self) -> int:
         """What an update costs: with a decoupled baseline, all rollouts that estimate it."""
-        sampled = self.recipe.get("baseline_rollouts")
-        return self.problems_per_batch * (sampled if isinstance(sampled, int) else self.rollouts_per_problem)
+        n = sampled_per_problem(self.recipe, rollouts_per_problem=self.rollouts_per_problem)
+        return self.problems_per_batch * n
 
     def cell(self) -> Cell:
         """The run as an engine takes it."""
@@ -80,7 +83,10 @@ def read_train_spec(path: str | Path | None, overrides: Mapping[str, Any]) -> Tr
             raise InputError(f"{where}: not TOML: {error}.") from error
     for key, value in overrides.items():
         known = table.get(key, {})
-        table[key] = {**known, **value} if isinstance(value, Mapping) and isinstance(known, Mapping) else value
+        if not isinstance(value, Mapping):
+            table[key] = value
+        elif isinstance(known, Mapping):  # else the file's mistake is named below
+            table[key] = {**known, **value}
     for given, other in (("rollouts", "update_steps"), ("update_steps", "rollouts")):
         if given in overrides and other not in overrides:
             table.pop(other, None)  # what is given on the way replaces the file's
@@ -128,16 +134,18 @@ def train(
     _refuse_another_run(folder, spec)
     engine = LmEngine(on_point=on_point)
     engine.check(cell)
-    fresh = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode() + b"\n")
     if not (folder / FINISHED).exists():
-        try:
-            engine.run(cell, folder, _Alone(stopping))
-        except InputError:
-            if fresh and not (folder / CHECKPOINT).exists():
-                shutil.rmtree(folder)  # nothing to go on from
-            raise
+        fresh = not folder.exists()
+        with _claimed(folder):
+            _refuse_another_run(folder, spec)  # another process may have begun one since
+            files.write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode() + b"\n")
+            if not (folder / FINISHED).exists():
+                try:
+                    engine.run(cell, folder, _Alone(stopping))
+                except InputError:
+                    if fresh and not (folder / CHECKPOINT).exists():
+                        _clear(folder)  # nothing to go on from
+                    raise
     points = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
     finished = folder / FINISHED
     summary = json.loads(finished.read_text()) if finished.exists() else {}
@@ -161,10 +169,53 @@ def _refuse_another_run(folder: Path, spec: TrainSpec) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: there is a file of that name; give another --out.")
     if (folder / SPEC).exists():
-        if _identity(TrainSpec.model_validate_json((folder / SPEC).read_bytes())) != _identity(spec):
+        if _identity(_spec_at(folder / SPEC)) != _identity(spec):
             raise InputError(f"{folder}: holds a run with other settings ({SPEC}); give another --out, or remove it.")
     elif any((folder / name).exists() for name in ("run.json", CHECKPOINT, FINISHED)):
         raise InputError(f"{folder}: holds a run of something else; give another --out.")
+
+
+def _spec_at(path: Path) -> TrainSpec:
+    try:
+        return TrainSpec.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        why = str(error.errors()[0]["msg"])
+        raise InputError(f"{path}: damaged ({why}); give another --out, or remove the run's folder.") from error
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it, as a study holds its cells; one that is left empty goes again."""
+    from isocompute.study.claim import Claim, HeldError, LostError
+
+    claim = Claim(folder / RUNNING)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        claim.take()
+    except HeldError as error:
+        raise InputError(
+            f"{folder}: is being trained by {error}; wait for it, stop it, or give another --out."
+        ) from error
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror}); give another --out.") from error
+    try:
+        yield
+    except LostError as error:
+        raise InputError(f"{folder}: {error.strerror}; the same command goes on when it has ended.") from error
+    finally:
+        with suppress(LostError):
+            claim.release()
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _clear(folder: Path) -> None:
+    """Remove all but the claim, which falls last."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != RUNNING:
+            path.unlink()
 
 
 def _identity(spec: TrainSpec) -> TrainSpec:

@@ -35,8 +35,12 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Train a model by reinforcement learning, evaluate it on the way, and write the run and the weights."""
+    import math
+
     from isocompute.train import read_train_spec, train
 
+    if rollouts is not None and not math.isfinite(rollouts):
+        raise InputError(f"--rollouts {rollouts}: give a whole number, such as 2e6.")
     given: dict[str, Any] = {
         "problems_per_batch": problems_per_batch,
         "rollouts_per_problem": rollouts_per_problem,

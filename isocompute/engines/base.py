@@ -2,7 +2,8 @@
 
 A cell is one run of a study. Its folder is a run folder (`run.json`, `points.jsonl`) plus `checkpoint.npz` while it is
 under way and `finished.json` when it is done. A checkpoint remembers how long `points.jsonl` was: on resuming, what was
-appended after it is cut off and made again, so no point is lost and none stands twice.
+appended after it is cut off and made again, so no point is lost and none stands twice. A file that is shorter than that
+has lost what nobody can make again, and is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from isocompute.allocation import Spending
 from isocompute.engines.holder import Holding
 from isocompute.errors import InputError
+from isocompute.recipes import sampled_per_problem
 from isocompute.runs import files
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS, RunWriter
@@ -33,8 +35,12 @@ __all__ = [
     "Cell",
     "Control",
     "Engine",
+    "Measures",
+    "MeasuringEngine",
     "PackingEngine",
     "Recorder",
+    "appended",
+    "metric_names",
 ]
 
 CHECKPOINT = "checkpoint.npz"
@@ -62,6 +68,17 @@ class Cell(Spending):
     recipe: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rollouts_per_update(self) -> int:
+        """What an update costs: Bp · n; with a decoupled baseline, all rollouts that estimate it."""
+        n = sampled_per_problem(self.recipe, rollouts_per_problem=self.rollouts_per_problem)
+        return self.problems_per_batch * n
+
+    @property
+    def compute(self) -> int:
+        """C, in rollouts: all that are sampled."""
+        return self.rollouts_per_update * self.update_steps
 
 
 class Control(Protocol):
@@ -104,6 +121,30 @@ class PackingEngine(Engine, Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Measures:
+    """What the points of a cell will hold."""
+
+    metrics: frozenset[str]
+    units: frozenset[str]
+    """Of compute, in which the points can be counted."""
+
+
+@runtime_checkable
+class MeasuringEngine(Engine, Protocol):
+    """An engine that knows what a cell's points will hold before it has run."""
+
+    def measures(self, cell: Cell) -> Measures:
+        """Every metric and unit of the points."""
+        ...
+
+
+def metric_names(ks: Iterable[int], prefixes: Iterable[str]) -> set[str]:
+    """avg@k, best@k and worst@k of some problem sets, with their errors."""
+    plain = [f"{prefix}{name}@{k}" for prefix in prefixes for name in ("avg", "best", "worst") for k in ks]
+    return {*plain, *(f"{name}/error" for name in plain)}
+
+
 class Recorder:
     """Points and checkpoint of one cell. Where another process has taken its claimed folder over, nothing is written
     any more: every method that writes raises `LostError`.
@@ -121,8 +162,13 @@ class Recorder:
         """Open the folder; the last checkpoint's arrays and meta, or None to start from the beginning."""
         self.check_holding()
         state = self.last_checkpoint()
-        for name, key in _APPENDED.items():
-            length = state[1].pop(key, 0) if state else 0
+        lengths = appended(state[1] if state else {})
+        for key in _APPENDED.values():
+            if state:
+                state[1].pop(key, None)
+        for name, length in lengths.items():
+            _refuse_shorter(self.folder / name, length)
+        for name, length in lengths.items():
             if (self.folder / name).exists():
                 with (self.folder / name).open("r+b") as file:
                     file.truncate(length)
@@ -183,3 +229,18 @@ class Recorder:
         """Close without finishing."""
         if self._writer is not None:
             self._writer.close()
+
+
+def appended(meta: Mapping[str, Any]) -> dict[str, int]:
+    """How long the files that only grow were when a checkpoint was written, of which this is the meta."""
+    return {name: int(meta.get(key, 0)) for name, key in _APPENDED.items()}
+
+
+def _refuse_shorter(path: Path, length: int) -> None:
+    """A file that only grows has at least what its checkpoint counts."""
+    there = path.stat().st_size if path.exists() else 0
+    if there < length:
+        raise InputError(
+            f"{path}: {f'has {there:,} bytes' if path.exists() else 'is gone'}, {CHECKPOINT} counts {length:,}: lines "
+            "are lost; put the file back, or remove the run's folder to start it again."
+        )

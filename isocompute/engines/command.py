@@ -87,7 +87,7 @@ class CommandEngine:
         options = _options(cell)
         values = _values(cell, folder)
         _end_orphan(folder)
-        points = PointsFile(folder, _settings(cell), batch_size=cell.batch_size)
+        points = PointsFile(folder, _settings(cell), batch_size=cell.rollouts_per_update)
         tail = LogTail(
             Path(_fill(options.logs.path, values, "logs.path")),
             table=options.logs.format == "csv",

@@ -12,14 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from isocompute.arrays import Ints
 from isocompute.engines.base import Control, Recorder
 from isocompute.errors import InputError
+from isocompute.recipes import Recipe
 
-__all__ = ["Evaluation", "Training", "Turns", "drive", "make_turns", "schedule", "turns"]
+__all__ = ["Evaluation", "Training", "Turns", "all_retired", "drive", "make_turns", "schedule", "turns"]
 
 
 class Evaluation(BaseModel):
     """The `[evaluation]` table."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     points: int = Field(default=40, ge=2, description="evaluations, log-spaced in compute")
     samples: int = Field(default=16, ge=1, description="samples a problem")
@@ -75,6 +76,14 @@ def schedule(update_steps: int, points: int) -> Ints:
 Turns = Generator[None, bool, bool]
 """A run between its updates: it yields where one is due, is sent whether there was one, and returns whether it came to
 its end."""
+
+
+def all_retired(step: int, update_steps: int, recipe: Recipe) -> str:
+    """Why a run ended before its last update."""
+    return (
+        f"every problem is retired after {step} of {update_steps} updates: all have reached a pass rate of "
+        f"{recipe.no_positive_resampling}"
+    )
 
 
 def drive(training: Training, recorder: Recorder, control: Control, *, pulse: int, seconds: float) -> bool:

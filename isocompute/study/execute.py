@@ -20,7 +20,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from isocompute.engines.base import CHECKPOINT, ERROR, FINISHED, Cell, Control, Engine, PackingEngine
+from isocompute.engines.base import CHECKPOINT, ERROR, FINISHED, Cell, Control, Engine, PackingEngine, appended
 from isocompute.runs import files
 from isocompute.runs.writer import POINTS, SETTINGS
 from isocompute.study import remote
@@ -195,18 +195,18 @@ def _ended(cell: Cell, *, done: bool) -> Outcome:
 
 
 def _drop_unsound(folder: Path) -> None:
-    """Start over where a checkpoint is torn or counts more points than there are.
+    """Start over where a checkpoint is torn or counts more lines than there are.
 
-    A kill cannot do that: points are written before the checkpoint, which is renamed into place. A power cut or half an
+    A kill cannot do that: lines are written before the checkpoint, which is renamed into place. A power cut or half an
     upload can.
     """
-    checkpoint, points = folder / CHECKPOINT, folder / POINTS
+    checkpoint = folder / CHECKPOINT
     if not checkpoint.exists():
         return
     try:
         with checkpoint.open("rb") as file, np.load(file, allow_pickle=False) as data:
-            counted = int(json.loads(bytes(data["__meta__"]))["points_bytes"])
-        sound = counted <= points.stat().st_size
+            lengths = appended(json.loads(bytes(data["__meta__"])))
+        sound = all(length <= (folder / name).stat().st_size for name, length in lengths.items() if length)
     except (ValueError, KeyError, OSError, EOFError, BadZipFile):
         sound = False
     if not sound:

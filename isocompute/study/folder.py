@@ -41,7 +41,7 @@ class CellStatus:
     cell: Cell
     state: State
     rollouts: int
-    """Rollouts behind its last point; all of them when it is finished."""
+    """Rollouts behind its last point; when it is finished, all that it made."""
     error: str | None = None
     """What went wrong and its last lines, of a failed cell."""
     last: Mapping[str, Any] | None = None
@@ -159,7 +159,9 @@ class StudyFolder:
             cells = cells_of(self.spec())
         if self.is_remote:
             there = remote.listing(self.address)
-            return [_status(cell, _RemoteCell(self.at(cell.name), cell.name, there), points) for cell in cells]
+            ends = {name for cell in cells if (name := f"{cell.name}/{FINISHED}") in there}
+            told = remote.read_all(self.address, ends)
+            return [_status(cell, _RemoteCell(self.at(cell.name), cell.name, there, told), points) for cell in cells]
         top = Path(self.address)
         return [
             _status(cell, _LocalCell(folder), points) if folder.exists() else CellStatus(cell, "waiting", 0)
@@ -230,15 +232,17 @@ class _LocalCell:
 
 
 class _RemoteCell:
-    """A cell's files at an fsspec address: one listing for the whole study, then only what it shows is there."""
+    """A cell's files at an fsspec address: one listing and the ends of the whole study, then only what is there."""
 
-    def __init__(self, address: str, name: str, there: set[str]) -> None:
-        self._address, self._name, self._there = address, name, there
+    def __init__(self, address: str, name: str, there: set[str], told: Mapping[str, bytes]) -> None:
+        self._address, self._name, self._there, self._told = address, name, there, told
 
     def has(self, name: str) -> bool:
         return f"{self._name}/{name}" in self._there
 
     def tail(self, name: str) -> bytes:
+        if name == FINISHED:
+            return self._told.get(f"{self._name}/{name}", b"")
         return files.read_bytes(files.join(self._address, name))[-_TAIL:] if self.has(name) else b""
 
     def running(self) -> bool:
@@ -249,7 +253,7 @@ def _status(cell: Cell, at: _LocalCell | _RemoteCell, points: bool) -> CellStatu
     finished = at.has(FINISHED)
     last = None if finished and not points else _last_point(at.tail(POINTS))
     if finished:
-        return CellStatus(cell, "finished", cell.compute, last=last)
+        return CellStatus(cell, "finished", _spent(cell, at.tail(FINISHED)), last=last)
     done = _rollouts(cell, last)
     if at.running():
         return CellStatus(cell, "running", done, last=last)
@@ -271,9 +275,17 @@ def _last_point(tail: bytes) -> dict[str, Any] | None:
     return None
 
 
+def _spent(cell: Cell, finished: bytes) -> int:
+    """Rollouts of a finished cell as its summary tells them, else those it was given."""
+    try:
+        return int(json.loads(finished)["rollouts"])
+    except (ValueError, KeyError, TypeError):
+        return cell.compute
+
+
 def _rollouts(cell: Cell, last: Mapping[str, Any] | None) -> int:
     try:
-        told = last and (last.get("rollouts") or last.get("step", 0) * cell.batch_size)
+        told = last and (last.get("rollouts") or last.get("step", 0) * cell.rollouts_per_update)
         return min(cell.compute, int(told or 0))
     except (TypeError, ValueError):
         return 0

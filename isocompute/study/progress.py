@@ -79,7 +79,9 @@ class Tally:
         self.seconds = lambda: time.monotonic() - start
         self.skipped = sum(status.state == "finished" for status in self.statuses)
         self._before = sum(status.rollouts for status in self.statuses)
-        self._total = sum(status.cell.compute for status in self.statuses)
+        self._total = sum(
+            status.rollouts if status.state == "finished" else status.cell.compute for status in self.statuses
+        )
 
     def add(self, outcome: Outcome) -> None:
         """A cell has ended."""

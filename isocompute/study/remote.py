@@ -1,8 +1,8 @@
 """Studies at an fsspec address: a cell works in a scratch folder that is carried to and fro.
 
 Files go up in the order that keeps every moment resumable: points before the checkpoint that counts them, and
-`finished.json` last. An object store replaces an object whole or not at all; where a system leaves half a file, points
-and checkpoint do not agree and the cell starts over (`execute`).
+`finished.json` last. An object store replaces an object whole or not at all; where a system leaves half a checkpoint,
+the cell starts over (`execute`), and where it leaves half of the points that a checkpoint counts, it fails and says so.
 
 A holder beats, uploads and removes its claim only while that still names it; whoever was silent for too long, and was
 taken over, stops at its next upload. Nothing is locked: a claim that changes hands in the milliseconds between the look
@@ -16,7 +16,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -34,7 +34,7 @@ _FAILURES = 3
 _CARRY_SECONDS = 60.0
 """Engines without checkpoints of ours, such as outside trainers, are carried up this often."""
 
-__all__ = ["claim_age", "claimed", "listing", "scratch", "write"]
+__all__ = ["claim_age", "claimed", "listing", "read_all", "scratch", "write"]
 
 _LAST = (POINTS, CHECKPOINT, FINISHED)
 """Uploaded after everything else, in this order."""
@@ -69,6 +69,14 @@ def listing(address: str) -> set[str]:
     system, path = _system(address)
     system.invalidate_cache()
     return {str(found).removeprefix(path).lstrip("/") for found in system.find(path)}
+
+
+def read_all(address: str, names: Iterable[str]) -> dict[str, bytes]:
+    """Files below an address by their names, many at a time; without those that cannot be read."""
+    system, path = _system(address)
+    paths = {f"{path}/{name}": name for name in names}
+    found = system.cat(list(paths), on_error="omit") if paths else {}
+    return {paths[at]: data for at, data in found.items() if at in paths}
 
 
 def claim_age(address: str) -> float:

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from isocompute.allocation import grid
+from isocompute.allocation import Allocation, grid
 from isocompute.engines.base import Cell, Engine
 from isocompute.errors import InputError
+from isocompute.recipes import sampled_per_problem
 from isocompute.runs import files
 from isocompute.study.engines import check_name
 
@@ -45,7 +46,7 @@ Table = dict[str, Any]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Grid(_Strict):
@@ -62,7 +63,7 @@ class Grid(_Strict):
 
 
 class Budget(_Strict):
-    """What every cell may spend; its update steps are the budget over its batch, rounded down."""
+    """What every cell may spend; its update steps are the budget over what one of them samples, rounded down."""
 
     rollouts: Count = Field(description="C, in rollouts, of every cell")
 
@@ -233,16 +234,17 @@ def _cells_of(spec: StudySpec, variant: Variant, folder: str) -> list[Cell]:
         budget=spec.budget.rollouts,
         max_batch=spec.grid.max_batch,
     )
+    recipe = {**spec.recipe, **variant.recipe}
     evaluation = spec.evaluation.model_dump()
     return [
         Cell(
             name=f"{folder}{prefix}{a.problems_per_batch}x{a.rollouts_per_problem}-s{seed}",
             problems_per_batch=a.problems_per_batch,
             rollouts_per_problem=a.rollouts_per_problem,
-            update_steps=a.update_steps,
+            update_steps=_affordable(a, recipe, spec.budget.rollouts),
             seed=seed,
             problems={**problems, **variant.problems},
-            recipe={**spec.recipe, **variant.recipe},
+            recipe=recipe,
             evaluation=evaluation,
             engine=spec.engine_options,
         )
@@ -250,6 +252,18 @@ def _cells_of(spec: StudySpec, variant: Variant, folder: str) -> list[Cell]:
         for a in allocations
         for seed in spec.seeds
     ]
+
+
+def _affordable(allocation: Allocation, recipe: Table, budget: int) -> int:
+    """M: the updates that a budget pays for, a decoupled baseline's rollouts included."""
+    bp, n = allocation.problems_per_batch, allocation.rollouts_per_problem
+    sampled = sampled_per_problem(recipe, rollouts_per_problem=n)
+    if bp * sampled > budget:
+        raise InputError(
+            f"budget = {budget} is under one batch of {bp} × {sampled} = {bp * sampled} (baseline_rollouts); raise the "
+            "budget, or lower recipe.baseline_rollouts."
+        )
+    return budget // (bp * sampled)
 
 
 def check_cells(engine: Engine, of: list[Cell], *, name: str = "study.toml") -> None:

@@ -130,6 +130,9 @@ def test_a_recipe_without_a_list_of_parts_is_named():
         (("points = 20", "points = 3"), [], "a fit needs 4"),
         (("", ""), ["--fit-share", "2"], "--fit-share 2"),
         (("", ""), ["--unit", "euros"], "--unit euros"),
+        (("", ""), ["--unit", "tokens"], "--unit tokens: cell whole/easy/16x8-s0 of "),
+        (("", ""), ["--metric", "avg@8"], "--metric avg@8: cell whole/easy/16x8-s0 of "),
+        (("", ""), ["--metric", "reward"], "will have none; it is one of avg@4, "),
         (("[variants.slow]", "[variants]"), [], "variants"),
     ],
 )

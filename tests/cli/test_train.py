@@ -7,11 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import isocompute.engines.lm.training as training_module
+from isocompute.engines.holder import Holder, myself
+from isocompute.engines.processes import start_of
+from isocompute.errors import InputError
+from isocompute.train import TrainSpec, train
 from tests.commands import Call, fails
 from tests.study.tools import ROOT, finish, until
 
@@ -100,6 +105,47 @@ def test_a_folder_goes_on_with_its_own_run_only(call: Call, tmp_path: Path, swee
     fails(call("train", *SMALL, "--out", file), "there is a file of that name")
 
 
+def test_a_folder_that_another_process_trains_in_is_refused(call: Call, tmp_path: Path):
+    out, claim = tmp_path / "run", tmp_path / "run" / "running.json"
+    out.mkdir()
+    parent = asdict(Holder(myself().host, os.getppid(), start_of(os.getppid()) or ""))
+    claim.write_text(json.dumps(parent))
+    fails(call("train", *SMALL, "--out", out), rf"run: is being trained by process {os.getppid()} on .*; wait for it")
+    assert [path.name for path in out.iterdir()] == ["running.json"] and json.loads(claim.read_text()) == parent
+    claim.write_text(json.dumps({**parent, "started": "1"}))  # that process is gone
+    assert call("train", *SMALL, "--out", out, "--json").json["finished"]
+    assert not claim.exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, InputError])
+def test_a_run_holds_its_folder_and_gives_it_back_whatever_happens(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out = tmp_path / "run"
+
+    def fail(*_: object) -> None:
+        assert json.loads((out / "running.json").read_text()) == asdict(myself())
+        raise error("on the way")
+
+    monkeypatch.setattr("isocompute.engines.lm.engine.LmEngine.run", fail)
+    with pytest.raises(error, match="on the way"):
+        train(TrainSpec(engine_options={"device": "cpu"}), out=out)
+    assert not (out / "running.json").exists()
+    assert out.exists() == (error is not InputError)
+
+
+def test_a_run_whose_points_are_gone_does_not_go_on(call: Call, tmp_path: Path):
+    out = tmp_path / "run"
+    options = {"problems_per_batch": 4, "rollouts_per_problem": 4, "update_steps": 3}
+    tables = {"problems": {"size": 16, "validation": 8}, "engine_options": {"device": "cpu", "threads": 1}}
+    asked = iter([False, True])
+    assert not train(TrainSpec(**options, **tables), out=out, stopping=lambda: next(asked)).finished
+    (out / "points.jsonl").unlink()
+    before = {path.name for path in out.iterdir()}
+    fails(call("train", *SMALL[:4], SMALL[5], "--out", out), r"points\.jsonl: is gone, checkpoint\.npz counts")
+    assert {path.name for path in out.iterdir()} == before
+
+
 def test_ctrl_c_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path, call: Call):
     out = tmp_path / "stopped"
     few = [option for option in SMALL if "update-steps" not in option]
@@ -157,6 +203,14 @@ def test_divergence_is_code_1_and_leaves_json_alone(call: Call, tmp_path: Path):
         (["--model", "nowhere"], "nowhere: no checkpoint there"),
         (["nowhere.toml"], "nowhere.toml"),
         (["--set", "engine_options.micro=1"], "engine.micro: "),
+        (["--set", "recipe.learning_rate=inf"], "recipe.learning_rate: .* finite"),
+        (["--set", "recipe.kl_coef=inf"], "recipe.kl_coef: .* finite"),
+        (["--set", "recipe.clip_high=nan"], "recipe.clip_high: .* finite"),
+        (["--set", "evaluation.temperature=inf"], "evaluation.temperature: .* finite"),
+        (["--set", "recipe.baseline_rollouts=0", "--rollouts", 1000], "recipe.baseline_rollouts: .*equal to 2"),
+        (["--rollouts", "inf"], "--rollouts inf: give a whole number"),
+        (["--rollouts", "1e400"], "--rollouts inf: give a whole number"),
+        (["--set", "recipe.name=[1]"], r"recipe.name: '\[1\]' is not one of"),
     ],
 )
 def test_wrong_input_is_code_2_and_writes_nothing(options: list[object], message: str, call: Call, tmp_path: Path):
@@ -179,6 +233,19 @@ def test_wrong_files(content: str, message: str, call: Call, tmp_path: Path):
     spec.write_text(content)
     fails(call("train", spec, "--out", tmp_path / "run"), message)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_option_does_not_cover_what_is_wrong_in_the_file(call: Call, tmp_path: Path):
+    spec = tmp_path / "train.toml"
+    spec.write_text("recipe = 5")
+    fails(call("train", spec, "--recipe", "grpo", "--out", tmp_path / "run"), r"train\.toml: recipe: .*dictionary")
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"seed": "x"}', "[1]"])
+def test_a_damaged_record_of_the_settings_is_one_line(content: str, call: Call, tmp_path: Path):
+    (tmp_path / "train.json").write_text(content)
+    fails(call("train", *SMALL, "--out", tmp_path), r"train\.json: damaged \(.*\); give another --out")
+    assert (tmp_path / "train.json").read_text() == content
 
 
 def test_out_of_memory_is_code_2(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

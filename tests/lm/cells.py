@@ -72,9 +72,9 @@ def make_training(kind: type[LmTraining] = LmTraining, **changes: Any) -> LmTrai
     options = Options.of(cell.engine)
     model = load_model(options.model, dtype=options.torch_dtype, device=options.where)
     recipe = lm_recipe(cell)
-    interrupted = recipe.length_control == "interrupt"
+    controlled = recipe.length_control != "truncate"
     where = torch.device(options.where)
-    tasks = make_tasks(ProblemsSpec.of(cell.problems), model.folder, where, interrupted=interrupted)
+    tasks = make_tasks(ProblemsSpec.of(cell.problems), model.folder, where, controlled=controlled)
     sizes = choose_sizes(options, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
     return kind(cell, model, tasks, recipe, EvaluationSpec.of(cell.evaluation), sizes)
 

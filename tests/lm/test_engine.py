@@ -81,7 +81,7 @@ def test_the_evaluation_that_shows_a_collapse_is_kept(tmp_path: Path, monkeypatc
     monkeypatch.setattr("isocompute.engines.lm.update._FOREIGN", 1e-12)  # the first update is far from the base
     folder = run(make_cell(update_steps=8, evaluation={"points": 4}), tmp_path)
     summary, kept = json.loads((folder / "finished.json").read_text()), points(folder)
-    assert "collapsed (KL to the base" in summary["diverged"]
+    assert summary["diverged"].startswith("diverged at update 1: the policy has collapsed (KL to the base")
     assert [point["step"] for point in kept] == [0, 1] and kept[-1]["kl"] > 1e-12
     assert (summary["points"], summary["rollouts"]) == (2, kept[-1]["rollouts"])
     rates = [json.loads(line) for line in (folder / "pass_rates.jsonl").read_text().splitlines()]
@@ -101,7 +101,7 @@ def test_stopping_on_spoilt_weights_is_a_divergence(tmp_path: Path, monkeypatch:
     poison(monkeypatch, at=0)
     tmp_path.mkdir(exist_ok=True)
     assert LmEngine().run(make_cell(evaluation={"points": 2}), tmp_path, Control(stop_after=32))
-    assert "diverged" in json.loads((tmp_path / "finished.json").read_text())
+    assert json.loads((tmp_path / "finished.json").read_text())["diverged"].startswith("diverged at update 1: ")
 
 
 @pytest.mark.parametrize("rate", [1.0, 1e3, 1e6, 1e30])
@@ -334,6 +334,38 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
     (tmp_path / CHECKPOINT).write_bytes(b"PK\x03\x04 torn")
     with pytest.raises(InputError, match=r"damaged .*; remove the run's folder"):
         Recorder(tmp_path, RunSettings()).resume()
+
+
+@pytest.mark.parametrize("name", ["points.jsonl", "pass_rates.jsonl"])
+@pytest.mark.parametrize("left", [None, 20])
+def test_lost_lines_are_noticed_before_anything_is_cut(name: str, left: int | None, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, RunSettings())
+    recorder.resume()
+    for step in range(3):
+        recorder.append({"step": step, "rollouts": 8 * step})
+        recorder.append_rates({"step": step, "set": "train", "correct": [1, 2, 3]})
+    recorder.checkpoint({}, {"step": 2})
+    recorder.append({"step": 3, "rollouts": 24})
+    recorder.close()
+    if left is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:left])
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    there = "is gone" if left is None else "has 20 bytes"
+    with pytest.raises(InputError, match=rf"{name}: {there}, checkpoint\.npz counts \d+: lines are lost; put the file"):
+        Recorder(tmp_path, RunSettings()).resume()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("recipe", [{"name": "dapo", "zero_variance_filter": "refill"}, {"name": "scalerl"}])
+def test_an_engine_knows_what_its_points_will_hold(recipe: dict[str, Any], tmp_path: Path) -> None:
+    problems = {"source": None, "sources": {"a": "chain:2", "b": "chain:3"}, "out_of_distribution": {"far": "chain:7"}}
+    cell = make_cell(recipe=recipe, problems=problems, update_steps=2)
+    known, last = LmEngine().measures(cell), points(run(cell, tmp_path))[-1]
+    assert set(last) - {"step", "rollouts", "tokens"} <= known.metrics
+    assert {name for name in known.metrics if "@" in name and not name.endswith("/error")} <= set(last)
+    assert known.units == {"rollouts", "tokens", "steps"}
 
 
 def test_k3_does_not_go_below_zero_by_rounding() -> None:

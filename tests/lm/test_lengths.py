@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 from isocompute.engines.lm import training as training_module
 from isocompute.engines.lm.advantages import mixed_groups
 from isocompute.engines.lm.engine import LmEngine
-from isocompute.engines.lm.lengths import Interruption, length_penalty, plan_interruption
+from isocompute.engines.lm.lengths import Interruption, length_penalty, penalty_window, plan_interruption
+from isocompute.engines.lm.model import model_folder
 from isocompute.engines.lm.pipeline.pool import Pool, Records
 from isocompute.engines.lm.pipeline.training import PipelineTraining
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, sample
+from isocompute.engines.lm.setup import tasks_of
+from isocompute.engines.lm.spec import EngineSpec
+from isocompute.engines.lm.tasks import ProblemsSpec
 from isocompute.engines.lm.update import make_batch, objective, score_all
 from isocompute.errors import InputError
 from isocompute.recipes import Recipe, make_recipe
-from tests.lm.cells import make_cell, make_training, points, run
+from tests.lm.cells import make_cell, make_training, points, rates, run
 
 LONG = {"problems": {"source": "chain:4-8", "size": 32, "max_new_tokens": 14}}
 INTERRUPT = {"length_control": "interrupt", "interrupt_window": [3, 5], "answer_tokens": 2}
@@ -130,6 +134,16 @@ def test_what_is_left_open_follows_the_papers_proportions(budget: int, phrase: i
         ({}, {"sources": {"a": "chain:easy"}}, "leave one out"),
         ({"off_policy_steps": 5}, {}, "5 batches of 8 problems are sampled at once, the set has 32"),
         ({"tis_cap": 2.0}, {}, "tis_cap would do it twice"),
+        ({"name": "reinforce", "pipeline_steps": 8}, {}, "loss = 'reinforce' has no ratio .*use tis_cap"),
+        ({"loss": "reinforce", "off_policy_steps": 2}, {}, "loss = 'reinforce' has no ratio .*use tis_cap"),
+        ({}, {"out_of_distribution": {"train": "chain:2"}}, "out_of_distribution: 'train' is the name of another set"),
+        ({}, {"out_of_distribution": {"validation": "chain:2"}}, "'validation' is the name of another set"),
+        ({}, {"source": None, "sources": {"val": "chain:2"}}, "sources: 'val' is the name of another set"),
+        (
+            {},
+            {"source": None, "sources": {"a": "chain:2"}, "out_of_distribution": {"a": "chain:3"}},
+            "out_of_distribution: 'a' is the name of another set",
+        ),
         ({"advantage": "gae", "zero_variance_filter": "policy"}, {}, "needs a group baseline"),
     ],
 )
@@ -169,6 +183,19 @@ def test_whole_answers_are_left_alone_by_default(source: str):
     )  # as many results as operations, and the end
     assert interruption is not None
     assert interruption.window[0] >= longest and interruption.answer_tokens >= 2
+
+
+@pytest.mark.parametrize("source", ["chain:easy", "chain:hard", "chain:3-12", "chain:all"])
+def test_a_penalty_has_the_budget_of_an_interruption_and_spares_whole_answers(source: str):
+    engine, folder = EngineSpec(device="cpu"), model_folder("tiny")
+    problems = ProblemsSpec.of({"source": source, "size": 64, "validation": 8})
+    interrupted, penalised = (
+        tasks_of(problems, folder, engine, Recipe(length_control=how)) for how in ("interrupt", "penalty")
+    )
+    assert penalised.max_new_tokens == interrupted.max_new_tokens
+    longest, tolerance = penalty_window(Recipe(length_control="penalty"), budget=penalised.max_new_tokens)
+    whole = torch.tensor(max(len(prompt) for prompt in penalised.train.prompts) // 2)
+    assert float(length_penalty(torch.tensor(1.0), whole, longest=longest, tolerance=tolerance)) == 1.0
 
 
 def test_a_marker_after_the_phrase_gives_no_more_room():
@@ -227,6 +254,40 @@ def test_a_refilled_batch_holds_problems_that_say_something(steps: int, monkeypa
     assert training.rollouts > 3 * 8 * 4  # what was dropped has been sampled, and is counted
 
 
+@pytest.mark.parametrize(
+    ("more", "updates"), [({}, 1), ({}, 3), ({"off_policy_steps": 2}, 2), ({"pipeline_steps": 2}, 1)]
+)
+def test_a_refills_means_are_of_all_that_was_sampled(more: dict[str, int], updates: int):
+    training = make_training(
+        PipelineTraining if "pipeline_steps" in more else training_module.LmTraining,
+        problems={"source": "chain:hard", "size": 400},
+        recipe={"name": "dapo", "zero_variance_filter": "refill", "ratio_anchor": "sampler", **more},
+        update_steps=updates,
+    )
+    judged: list[list[Any]] = []
+    inner = training._judged
+
+    def keep(index_P: Any, rollouts: Any) -> Any:
+        judged[-1].append(inner(index_P, rollouts))
+        return judged[-1][-1]
+
+    training._judged = keep  # type: ignore[method-assign]
+    expected = []
+    for _ in range(updates):
+        judged.append([])
+        assert training.update()
+        if not judged[-1]:
+            continue  # the rollouts were there
+        rewards_PN = torch.cat([groups.rewards_PN for groups in judged[-1]])
+        waiting = training.ledger.complete() if isinstance(training, PipelineTraining) else []
+        right = float(rewards_PN.sum()) - sum(float(training._scores_QN[g.seat].sum()) for g in waiting)
+        sampled, mixed = len(rewards_PN) - len(waiting), int(mixed_groups(rewards_PN).sum()) - len(waiting)
+        expected.append((right / (4 * sampled), 1 - mixed / sampled))
+    found = training._since_last()
+    assert found["dropped_groups"] > 0
+    assert (found["train/avg"], found["zero_variance"]) == pytest.approx(np.mean(expected, axis=0), abs=1e-6)
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int, monkeypatch: pytest.MonkeyPatch):
     training = make_training(
@@ -268,7 +329,7 @@ def test_a_group_that_says_nothing_has_no_part_in_any_term():
 
 
 def test_rollouts_of_k_updates_are_sampled_at_once(monkeypatch: pytest.MonkeyPatch):
-    training = make_training(recipe={"name": "cispo", "off_policy_steps": 3})
+    training = make_training(recipe={"name": "cispo", "off_policy_steps": 3}, update_steps=6)
     drawn: list[int] = []
     inner = training._sample
 
@@ -284,6 +345,12 @@ def test_rollouts_of_k_updates_are_sampled_at_once(monkeypatch: pytest.MonkeyPat
     assert drawn == [24, 24]
     assert np.diff([0.0, *ages]).tolist() == [0, 1, 2, 0, 1, 2]
     assert training.rollouts == 6 * 8 * 4 and training.oldest == 2
+
+
+def test_nothing_is_sampled_that_no_update_will_train_on(tmp_path: Path):
+    folder = run(make_cell(recipe={"name": "cispo", "off_policy_steps": 3}, update_steps=5), tmp_path)
+    verified = sum(sum(row["samples"]) for row in rates(folder) if row["set"] == "train")
+    assert verified == points(folder)[-1]["rollouts"] == 5 * 8 * 4
 
 
 # Several sources

@@ -150,6 +150,17 @@ def test_group_advantages() -> None:
         group_advantages(rewards[:, :1], kind="group_std")
 
 
+@pytest.mark.parametrize("kind", ["group_std", "group_mean", "batch_std"])
+@pytest.mark.parametrize("reward", [0.1, 0.7, 0.8333333, 1 / 3])
+@pytest.mark.parametrize("n", [3, 7, 16])
+def test_equal_fractions_are_worth_nothing(kind: str, reward: float, n: int) -> None:
+    assert group_advantages(torch.full((2, n), reward), kind=kind).abs().max() == 0.0
+    beside_a_mixed_one = torch.full((2, n), reward)
+    beside_a_mixed_one[1, 0] = 1.0
+    advantages = group_advantages(beside_a_mixed_one, kind=kind)
+    assert advantages[0].abs().max() == 0.0 and advantages[1, 0] > 0
+
+
 def test_decoupled_baseline_uses_all_rollouts() -> None:
     rewards = torch.rand(50, 16, generator=torch.Generator().manual_seed(0))
     advantages, places = decoupled_advantages(rewards, train=4, kind="group_mean", seed=1)

@@ -311,6 +311,25 @@ def test_a_stop_loses_unfinished_responses_alone_and_says_how_many(tmp_path: Pat
     assert '"restarted"' in (folder / "finished.json").read_text()
 
 
+def test_a_pipeline_does_not_depend_on_how_many_rows_are_sampled_at_a_time(tmp_path: Path):
+    def trained(name: str, sample_batch: int | None) -> list[dict[str, Any]]:
+        cell = make_cell(**PIPELINE, update_steps=5, engine={"sample_batch": sample_batch})
+        return points(run(cell, tmp_path / name))
+
+    whole, parts = trained("whole", None), trained("parts", 8)
+    assert whole[-1]["staleness"] > 0
+    for mine, theirs in zip(whole, parts, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+def test_a_pipeline_goes_on_with_fewer_rows_at_a_time(tmp_path: Path):
+    assert not LmEngine().run(make_cell(**PIPELINE, update_steps=5), tmp_path, Control(64))
+    fewer = make_cell(**PIPELINE, update_steps=5, engine={"sample_batch": 4})
+    with pytest.warns(UserWarning, match="in flight begin again"):
+        assert LmEngine().run(fewer, tmp_path, Control())
+    assert points(tmp_path)[-1]["rollouts"] == 5 * 8 * 4
+
+
 def test_every_stop_names_the_responses_it_cost(tmp_path: Path):
     """Stopped twice: each resumption says its own number, the summary their sum."""
     cell = make_cell(**PIPELINE, update_steps=8)
@@ -337,7 +356,7 @@ def test_every_stop_names_the_responses_it_cost(tmp_path: Path):
     ],
 )
 def test_gpu_hours_count_the_gpu_that_samples(device: str, sampling: str | None, gpus: int | None):
-    assert session_module._gpus(EngineSpec(device=device, generation_device=sampling)) == gpus
+    assert session_module.gpus_of(EngineSpec(device=device, generation_device=sampling)) == gpus
 
 
 def test_a_killed_pipeline_goes_on_from_its_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

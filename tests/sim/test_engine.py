@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,13 @@ import pytest
 from isocompute.engines.base import CHECKPOINT, FINISHED
 from isocompute.engines.problem_sampler import ProblemSampler
 from isocompute.engines.sim import SimEngine
+from isocompute.engines.sim.evaluation import evaluate
+from isocompute.engines.sim.policy import Policy
+from isocompute.engines.sim.world import WorldSpec, log_softmax, make_world, softmax
 from isocompute.errors import InputError
+from isocompute.recipes import make_recipe
 from isocompute.runs import load
-from tests.sim.helpers import Patient, StopAfter, cell, run
+from tests.sim.helpers import SMALL, Patient, StopAfter, cell, run
 
 
 def test_same_cell_same_bytes(tmp_path: Path) -> None:
@@ -162,6 +167,41 @@ def test_decoupled_baseline_counts_all_rollouts(tmp_path: Path) -> None:
     assert points[-1]["rollouts"] == 50 * 16 * 32
 
 
+def test_a_run_that_retires_every_problem_says_so(tmp_path: Path) -> None:
+    spec = cell(steps=4000, problems={"size": 40}, recipe={"name": "grpo", "no_positive_resampling": 0.01})
+    last = run(tmp_path, spec)[-1]
+    summary = json.loads((tmp_path / FINISHED).read_text())
+    assert last["retired"] == 40 and summary["rollouts"] == last["rollouts"] < spec.compute
+    assert summary["ended"].startswith(f"every problem is retired after {last['step']} of 4000 updates")
+
+
+def test_base_probabilities_too_small_for_a_number_have_a_divergence(tmp_path: Path) -> None:
+    recipe = {"name": "grpo", "kl_coef": 0.1, "learning_rate": 20.0}
+    points = run(tmp_path, cell(steps=20, problems={"sharpness": 150.0, "set": "all"}, recipe=recipe))
+    assert points[0]["kl"] == 0.0 < points[-1]["kl"]
+
+
+def test_a_divergence_that_is_no_number_is_not_zero() -> None:
+    world = make_world(WorldSpec.of(SMALL))
+    policy = Policy(world.spec, len(world.train), make_recipe({"name": "grpo"}))
+    unknown_PK = np.full_like(world.train.base_PK, np.nan)
+    point = evaluate(policy, world, unknown_PK, samples=4, ks=[4], rng=np.random.default_rng(0))
+    assert np.isnan(point["kl"])
+
+
+def test_log_softmax_is_the_logarithm_of_softmax() -> None:
+    logits = np.random.default_rng(0).standard_normal((50, 8)) * 5
+    np.testing.assert_allclose(log_softmax(logits), np.log(softmax(logits)), rtol=1e-12, atol=1e-13)
+
+
+def test_the_engine_knows_what_its_points_will_hold(tmp_path: Path) -> None:
+    spec = cell(steps=20, evaluation={"points": 3, "k": [1, 4]})
+    known, last = SimEngine().measures(spec), run(tmp_path, spec)[-1]
+    assert set(last) - {"step", "rollouts", "train/pass_rates"} <= known.metrics
+    assert {name for name in known.metrics if not name.endswith("/error")} <= {*last, "interference"}
+    assert known.units == {"rollouts", "steps"}
+
+
 def test_solved_problems_are_retired_for_good(tmp_path: Path) -> None:
     spec = cell(steps=3000, problems={"size": 40, "noise": 0.0}, recipe={"name": "grpo", "no_positive_resampling": 0.6})
     control = Patient()
@@ -169,6 +209,7 @@ def test_solved_problems_are_retired_for_good(tmp_path: Path) -> None:
     retired = [p["retired"] for p in points]
     assert retired == sorted(retired)
     assert retired[-1] > 0
+    assert json.loads((tmp_path / FINISHED).read_text())["rollouts"] == control.rollouts
     # Batches shrink when few problems are left: what is counted is what was sampled.
     assert control.rollouts == points[-1]["rollouts"] <= points[-1]["step"] * 16 * 8
 
@@ -214,6 +255,7 @@ def test_a_pass_rate_of_so_many_in_a_hundred_is_reached_by_them(percent: int) ->
         ({"recipe": {"name": "grpo", "baseline_rollouts": 4}}, "recipe.baseline_rollouts"),
         ({"evaluation": {"k": [32]}}, "evaluation.k"),
         ({"evaluation": {"points": 1}}, "evaluation.points"),
+        ({"problems": {"sharpness": float("inf")}}, "problems.sharpness: .*finite"),
         ({"recipe": {"name": "cispo", "pipeline_steps": 2}}, "recipe.pipeline_steps: 2 needs engine = 'lm'"),
         ({"recipe": {"name": "cispo", "off_policy_steps": 2}}, "recipe.off_policy_steps: 2 needs engine = 'lm'"),
         ({"recipe": {"name": "grpo", "length_control": "penalty"}}, "recipe.length_control: 'penalty' needs engine"),

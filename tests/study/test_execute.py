@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from isocompute.study import claim
 from isocompute.study.claim import Claim, HeldError, Holder, LostError, is_alive, myself
 from isocompute.study.execute import execute
 from isocompute.study.folder import StudyFolder
+from isocompute.study.progress import Progress, Tally
 from tests.study.fake import FakeEngine
 from tests.study.tools import until
 
@@ -176,6 +178,20 @@ def test_a_folder_without_a_claim_is_written_freely(tmp_path: Path):
     folder.mkdir()
     assert FakeEngine().run(CELL, folder, StopAfter(float("inf")))
     assert (folder / "finished.json").exists()
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize(("told", "rollouts"), [(b'{"rollouts": 12, "ended": "early"}', 12), (b"{}", 48), (b"{", 48)])
+def test_a_finished_cell_has_spent_what_its_summary_says(told: bytes, rollouts: int, scheme: str, tmp_path: Path):
+    folder = tmp_path / CELL.name
+    folder.mkdir()
+    (folder / "finished.json").write_bytes(told)
+    waits = replace(CELL, name="2x2-s1")
+    statuses = StudyFolder(f"{scheme}{tmp_path}").status([CELL, waits])
+    assert [(s.state, s.rollouts) for s in statuses] == [("finished", rollouts), ("waiting", 0)]
+    seen: list[Progress] = []
+    Tally(statuses, seen.append, lambda: 0).tell()
+    assert (seen[0].rollouts, seen[0].total_rollouts) == (rollouts, rollouts + 48)
 
 
 def test_workers_have_one_thread_and_outside_programs_what_the_user_had(monkeypatch: pytest.MonkeyPatch):

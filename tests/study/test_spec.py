@@ -27,6 +27,18 @@ def test_cells_are_the_grid_under_the_largest_batch_for_every_seed():
     assert all(c.compute <= 40_000 < c.compute + c.batch_size for c in made)
 
 
+def test_a_budget_pays_for_the_rollouts_of_a_decoupled_baseline():
+    text = SPEC + "[recipe]\nbaseline_rollouts = 32\n[variants.plain]\nrecipe = {baseline_rollouts = 'none'}\n"
+    made = {c.name: c for c in cells(parse_spec(text.encode()))}
+    assert made["whole/32x8-s0"].update_steps == made["whole/32x16-s0"].update_steps == 40_000 // (32 * 32)
+    assert made["whole/32x8-s0"].compute == 32 * 32 * 39 and made["whole/32x8-s0"].batch_size == 32 * 8
+    assert made["plain/32x8-s0"].update_steps == 156
+    with pytest.raises(
+        InputError, match=r"budget = 40000 is under one batch of 64 × 1024 = 65536 \(baseline_rollouts\)"
+    ):
+        parse_spec(text.replace("= 32\n", "= 1024\n").encode())
+
+
 def test_every_named_set_has_a_folder():
     text = SPEC + '[[problems]]\nset = "easy"\nlow = 0.3\n[[problems]]\nset = "hard"\n'
     made = cells(parse_spec(text.encode()))
@@ -57,6 +69,7 @@ def test_defaults_and_free_tables_reach_the_cell():
         ("seeds", "seed", "seed: there is no such field; there are engine, problems"),
         ("[0, 1]", "[-1]", "seeds.0: input should be greater than or equal to 0"),
         ("4e4", "0", "budget.rollouts: input should be greater than or equal to 1"),
+        ("[budget]", "[resources]\ncpus = inf\n[budget]", "resources.cpus: input should be a finite number"),
         ("4e4", "1.5", "budget.rollouts: input should be a valid integer"),
         ("4e4", "300", "grid: budget = 300 is under one batch of 32 × 16"),
         ("512", "100", "grid: max_batch = 100 leaves no cell"),

@@ -23,13 +23,15 @@ def group_advantages(rewards_PN: Tensor, *, kind: str) -> Tensor:
     - `batch_std`: (r - mean) / (std of r - mean over the batch + 1e-6) (ScaleRL section 3.2);
     - `none`: r (plain REINFORCE).
 
-    A group of one has no mean to compare with and is refused.
+    Equal rewards of a group are worth 0. A group of one has no mean to compare with and is refused.
     """
     if kind == "none":
         return rewards_PN.clone()
     if rewards_PN.shape[1] < 2:
         raise InputError("one rollout a problem has no group to compare with; use n >= 2 or advantage = 'none'.")
-    centred_PN = rewards_PN - rewards_PN.mean(dim=1, keepdim=True)
+    # Equal fractions can lie a rounding error off their mean, which a division by their std would blow up.
+    same_P1 = ~mixed_groups(rewards_PN)[:, None]
+    centred_PN = (rewards_PN - rewards_PN.mean(dim=1, keepdim=True)).masked_fill(same_P1, 0.0)
     if kind == "group_mean":
         return centred_PN
     if kind == "group_std":

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isocompute.engines.base import Cell, Control
+from isocompute.engines.base import Cell, Control, Measures, metric_names
 from isocompute.engines.drive import make_turns
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.evaluation import EvaluationSpec
 from isocompute.engines.lm.lengths import penalty_window
 from isocompute.engines.lm.model import model_folder, stop_tokens
 from isocompute.engines.lm.phrases import interruption_of
-from isocompute.engines.lm.session import Session
+from isocompute.engines.lm.session import Session, gpus_of
 from isocompute.engines.lm.setup import can_share, set_up, tasks_of
 from isocompute.engines.lm.spec import EngineSpec, lm_recipe
 from isocompute.engines.lm.tasks import ProblemsSpec
-from isocompute.engines.lm.training import LmTraining
+from isocompute.engines.lm.training import OTHERS, LmTraining
 from isocompute.errors import InputError
 
 __all__ = ["LmEngine", "prepared_training"]
@@ -76,6 +76,14 @@ class LmEngine:
                 f"recipe.baseline_rollouts: {recipe.baseline_rollouts} is less than the {cell.rollouts_per_problem} "
                 "rollouts to train on."
             )
+
+    def measures(self, cell: Cell) -> Measures:
+        """What the points of a cell will hold."""
+        engine, problems = EngineSpec.of(cell.engine), ProblemsSpec.of(cell.problems)
+        sets = ["", *(f"{name}/" for name in (*problems.sources, *problems.out_of_distribution))]
+        names = metric_names(EvaluationSpec.of(cell.evaluation).k, sets)
+        hours = {"gpu_hours"} if gpus_of(engine) else set()
+        return Measures(frozenset({*names, *OTHERS}), frozenset({"rollouts", "tokens", "steps", *hours}))
 
     def run(self, cell: Cell, folder: Path, control: Control) -> bool:
         """Train the cell; True when it reached its last update, or diverged and stopped there."""

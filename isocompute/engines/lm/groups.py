@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +27,10 @@ class Groups:
     """The verifier's."""
     rewards_PN: Tensor
     """What is trained on: scores after length control."""
+    dropped: float = 0.0
+    """Groups that a refill dropped for each of these."""
+    dropped_score: float = 0.0
+    """Mean score of those."""
 
     def __len__(self) -> int:
         return len(self.index_P)
@@ -37,7 +41,19 @@ class Groups:
         at_P = torch.as_tensor(np.asarray(places), dtype=torch.long, device=device)
         rows_B = (at_P[:, None] * n + torch.arange(n, device=device)).reshape(-1)
         index_P = self.index_P[np.asarray(places, dtype=np.int64)]
-        return Groups(index_P, self.rollouts.take(rows_B), self.scores_PN[at_P], self.rewards_PN[at_P])
+        return replace(
+            self,
+            index_P=index_P,
+            rollouts=self.rollouts.take(rows_B),
+            scores_PN=self.scores_PN[at_P],
+            rewards_PN=self.rewards_PN[at_P],
+        )
+
+    def beside(self, scores_PN: Tensor | None) -> Groups:
+        """The same, sampled beside groups of these scores that a refill dropped."""
+        if scores_PN is None:
+            return self
+        return replace(self, dropped=len(scores_PN) / len(self), dropped_score=float(scores_PN.mean()))
 
     def split(self, size: int) -> list[Groups]:
         """In order, `size` problems each; the last may have fewer."""
@@ -47,14 +63,15 @@ class Groups:
 
     @classmethod
     def join(cls, parts: Sequence[Groups]) -> Groups:
-        """Several as one."""
+        """Several as one; what was dropped for them is what was dropped for the first."""
         if len(parts) == 1:
             return parts[0]
-        return cls(
-            np.concatenate([part.index_P for part in parts]),
-            Rollouts.join([part.rollouts for part in parts]),
-            torch.cat([part.scores_PN for part in parts]),
-            torch.cat([part.rewards_PN for part in parts]),
+        return replace(
+            parts[0],
+            index_P=np.concatenate([part.index_P for part in parts]),
+            rollouts=Rollouts.join([part.rollouts for part in parts]),
+            scores_PN=torch.cat([part.scores_PN for part in parts]),
+            rewards_PN=torch.cat([part.rewards_PN for part in parts]),
         )
 
     # As arrays of a checkpoint; prompts are the problems' own and are not stored.
@@ -64,7 +81,8 @@ class Groups:
         arrays = {name: getattr(self.rollouts, name) for name in _COLUMNS}
         arrays |= {"scores_PN": self.scores_PN, "rewards_PN": self.rewards_PN}
         out = {f"{prefix}{name}": array.cpu().numpy() for name, array in arrays.items() if array is not None}
-        return {**out, f"{prefix}index_P": self.index_P}
+        dropped = np.array([self.dropped, self.dropped_score])
+        return {**out, f"{prefix}index_P": self.index_P, f"{prefix}dropped": dropped}
 
     @classmethod
     def restore(
@@ -97,4 +115,5 @@ class Groups:
             array("forced_BT"),
             array("versions_BT"),
         )
-        return cls(index_P, rollouts, scores_PN, kept("rewards_PN"))
+        dropped, dropped_score = arrays.get(f"{prefix}dropped", np.zeros(2)).tolist()
+        return cls(index_P, rollouts, scores_PN, kept("rewards_PN"), dropped, dropped_score)

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from isocompute.engines.base import Cell, Control, Recorder
-from isocompute.engines.drive import Turns, turns
+from isocompute.engines.drive import Turns, all_retired, turns
 from isocompute.engines.lm.checkpoint import save_decoder
 from isocompute.engines.lm.evaluation import EvaluationSpec
 from isocompute.engines.lm.setup import set_up
@@ -24,7 +24,7 @@ from isocompute.errors import InputError
 from isocompute.recipes import Recipe
 from isocompute.runs.settings import RunSettings
 
-__all__ = ["MODEL", "Session"]
+__all__ = ["MODEL", "Session", "gpus_of"]
 
 MODEL = "model"
 """Folder of a finished run with its weights."""
@@ -42,7 +42,8 @@ class Session:
         settings = _settings(cell, made.engine, made.problems, made.recipe, made.sizes)
         self.recorder = Recorder(folder, settings, on_point=on_point)
         evaluation = EvaluationSpec.of(cell.evaluation)
-        with _named_memory_errors(made.sizes):
+        self.slots = (made.engine.slots or cell.rollouts_per_update) if made.recipe.pipeline_steps else None
+        with _named_memory_errors(made.sizes, self.slots):
             self.training = made.kind(
                 cell,
                 made.model,
@@ -76,12 +77,12 @@ class Session:
         """
         training, diverged = self.training, None
         try:
-            with _named_memory_errors(self.sizes):
+            with _named_memory_errors(self.sizes, self.slots):
                 finished = yield from turns(training, self.recorder, control, pulse=1, seconds=_SECONDS)
                 if not finished:
                     self.recorder.checkpoint(*training.state())
         except DivergedError as error:
-            diverged = f"diverged at update {training.step + 1}: {error}"
+            diverged = f"diverged at update {max(training.step, training.begun)}: {error}"
             if error.point is not None:  # without it the run would look as good as it last did
                 self.recorder.append(error.point)
             _back_to_the_last_good(training, self.recorder)
@@ -102,10 +103,7 @@ def _summary(training: LmTraining, diverged: str | None) -> dict[str, Any]:
     if diverged is not None:
         out["diverged"] = diverged
     elif training.step < training.update_steps:
-        out["ended"] = (
-            f"every problem is retired after {training.step} of {training.update_steps} updates: all have reached a "
-            f"pass rate of {training.recipe.no_positive_resampling}"
-        )
+        out["ended"] = all_retired(training.step, training.update_steps, training.recipe)
     return out
 
 
@@ -120,8 +118,8 @@ def _back_to_the_last_good(training: LmTraining, recorder: Recorder) -> None:
 
 
 @contextmanager
-def _named_memory_errors(sizes: Sizes) -> Iterator[None]:
-    """Out of memory is the user's to mend: say which number to set."""
+def _named_memory_errors(sizes: Sizes, slots: int | None) -> Iterator[None]:
+    """Out of memory is the user's to mend: say which number to set. `slots` are a pipeline's."""
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises a plain one
@@ -130,13 +128,14 @@ def _named_memory_errors(sizes: Sizes) -> Iterator[None]:
             raise
         raise InputError(
             f"out of memory with micro_batch = {sizes.micro_batch} and sample_batch = {sizes.sample_batch}"
-            f"{'' if sizes.slots is None else f', slots = {sizes.slots}'}; set "
+            f"{'' if slots is None else f', slots = {slots}'}; set "
             f"engine_options.micro_batch = {max(1, sizes.micro_batch // 2)} and sample_batch = "
-            f"{max(1, sizes.sample_batch // 2)} (the result does not depend on them)."
+            f"{max(1, sizes.sample_batch // 2)} (the result does not depend on them)"
+            f"{'' if slots is None else ', or begin with fewer slots (it does)'}."
         ) from error
 
 
-def _gpus(engine: EngineSpec) -> int | None:
+def gpus_of(engine: EngineSpec) -> int | None:
     """How many GPUs a run takes; None on a CPU."""
     devices = {torch.device(where) for where in (engine.where, engine.generation_device or engine.where)}
     return len({device.index or 0 for device in devices if device.type == "cuda"}) or None
@@ -148,7 +147,7 @@ def _settings(cell: Cell, engine: EngineSpec, problems: ProblemsSpec, recipe: Re
         rollouts_per_problem=cell.rollouts_per_problem,
         update_steps=cell.update_steps,
         seed=cell.seed,
-        gpus=_gpus(engine),
+        gpus=gpus_of(engine),
         engine="lm",
         model=engine.model,
         problems=problems.set or problems.source,

@@ -65,14 +65,14 @@ def _model(name: str, dtype: torch.dtype, device: str) -> Model:
 
 
 @lru_cache(maxsize=8)
-def _tasks(spec_json: str, folder: Path, device: str, interrupted: bool) -> Tasks:
+def _tasks(spec_json: str, folder: Path, device: str, controlled: bool) -> Tasks:
     spec = ProblemsSpec.model_validate_json(spec_json)
-    return make_tasks(spec, folder, torch.device(device), interrupted=interrupted)
+    return make_tasks(spec, folder, torch.device(device), controlled=controlled)
 
 
 def tasks_of(problems: ProblemsSpec, folder: Path, engine: EngineSpec, recipe: Recipe) -> Tasks:
     """The cell's problems as tokens, made once."""
-    return _tasks(problems.model_dump_json(), folder, engine.where, recipe.length_control == "interrupt")
+    return _tasks(problems.model_dump_json(), folder, engine.where, recipe.length_control != "truncate")
 
 
 def _kind_of_training(

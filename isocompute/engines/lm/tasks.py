@@ -22,6 +22,7 @@ __all__ = ["ProblemsSpec", "Task", "Tasks", "make_tasks", "whole_task"]
 
 _HELD_OUT = 7_000_003
 """Seed of validation problems: the same for every training set."""
+_RESERVED = ("", "train", "validation", "val")
 
 
 class ProblemsSpec(BaseModel):
@@ -57,6 +58,7 @@ class ProblemsSpec(BaseModel):
             first = error.errors()[0]
             known = f"; fields are {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else ""
             raise InputError(f"problems.{'.'.join(map(str, first['loc']))}: {first['msg']}{known}.") from error
+        spec._refuse_taken_names()
         if spec.sources:
             taken = [name for name in ("source", "validation_source") if getattr(spec, name) is not None]
             if taken:
@@ -66,6 +68,13 @@ class ProblemsSpec(BaseModel):
                 raise InputError(f"problems.source: say where '{spec.set}' comes from: chain:easy, gym:TASK or a file.")
             spec = spec.model_copy(update={"source": f"chain:{spec.set or 'easy'}"})
         return spec
+
+    def _refuse_taken_names(self) -> None:
+        """A set's name stands before its metrics, where others stand already."""
+        for table, also in (("sources", {}), ("out_of_distribution", self.sources)):
+            taken = [name for name in getattr(self, table) if name in _RESERVED or name in also]
+            if taken:
+                raise InputError(f"problems.{table}: '{taken[0]}' is the name of another set; give it another name.")
 
 
 @dataclass(frozen=True)
@@ -95,15 +104,16 @@ class Tasks:
     """Of several sources, where each has its validation problems."""
 
 
-def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, interrupted: bool = False) -> Tasks:
+def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool = False) -> Tasks:
     """Everything a run needs of its problems, checked against the model's context.
 
-    Where responses are `interrupted`, a budget that is left open is long enough for whole ones to end before.
+    Where the length of responses is `controlled` by an interruption or a penalty, a budget that is left open is long
+    enough for whole ones to feel neither.
     """
     if spec.sources:
-        tasks = _joined_tasks(spec, folder, device, interrupted=interrupted)
+        tasks = _joined_tasks(spec, folder, device, controlled=controlled)
     elif spec.source is not None and _is_chain(spec.source):
-        tasks = _chain_tasks(spec, folder, device, interrupted=interrupted)
+        tasks = _chain_tasks(spec, folder, device, controlled=controlled)
     else:
         tasks = _text_tasks(spec, folder)
     for task in (tasks.train, tasks.validation, *tasks.out_of_distribution.values()):
@@ -133,10 +143,10 @@ def _without_prompts(task: Task, measured: Set[tuple[int, ...]]) -> Task:
     return Task(task.name, ids, prompts, PartVerifier(task.verify, places))
 
 
-def _joined_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, interrupted: bool) -> Tasks:
+def _joined_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool) -> Tasks:
     """Several sources trained on together; validation problems stand together by source."""
     alone = [
-        make_tasks(spec.model_copy(update={"source": source, "sources": {}}), folder, device, interrupted=interrupted)
+        make_tasks(spec.model_copy(update={"source": source, "sources": {}}), folder, device, controlled=controlled)
         for source in spec.sources.values()
     ]
     ends = np.cumsum([len(tasks.validation) for tasks in alone]).tolist()
@@ -190,7 +200,7 @@ def _check_room(task: Task, max_new_tokens: int, folder: Path) -> None:
 # Chains
 
 
-def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, interrupted: bool) -> Tasks:
+def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool) -> Tasks:
     assert spec.source is not None
     validation = distinct_chains(parse_chain(spec.validation_source or spec.source), spec.validation, seed=_HELD_OUT)
     outside = {
@@ -203,7 +213,7 @@ def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, inte
         _chain_task("train", train, folder, device),
         _chain_task("validation", validation, folder, device),
         {name: _chain_task(name, chains, folder, device) for name, chains in outside.items()},
-        _chain_budget(spec, [train, *held_out], interrupted=interrupted),
+        _chain_budget(spec, [train, *held_out], controlled=controlled),
         _CHAIN_PHRASE,
     )
 
@@ -223,9 +233,9 @@ def _chain_task(name: str, chains: Chains, folder: Path, device: torch.device) -
     return Task(name, [f"chain-{i}" for i in range(len(chains))], prompts, verify)
 
 
-def _chain_budget(spec: ProblemsSpec, sets: Sequence[Chains], *, interrupted: bool = False) -> int:
+def _chain_budget(spec: ProblemsSpec, sets: Sequence[Chains], *, controlled: bool = False) -> int:
     longest = max(int(chains.steps_P.max()) for chains in sets) + 1  # every result, and the end
-    return spec.max_new_tokens or (budget_beyond(longest) if interrupted else longest + 2)
+    return spec.max_new_tokens or (budget_beyond(longest) if controlled else longest + 2)
 
 
 # Text

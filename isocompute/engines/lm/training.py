@@ -44,7 +44,7 @@ from isocompute.engines.lm.update import (
 from isocompute.engines.problem_sampler import ProblemSampler
 from isocompute.recipes import Recipe, learning_rate
 
-__all__ = ["MEANS", "REFILLS", "LmTraining", "Sizes"]
+__all__ = ["MEANS", "OTHERS", "REFILLS", "LmTraining", "Sizes"]
 
 _EVALUATION, _SEED_APART = 1 << 40, 1 << 20
 """Evaluations have random numbers of their own: not those of training, nor of another seed's evaluations."""
@@ -64,6 +64,18 @@ MEANS = (
 
 
 _MORE = ("interrupted", "staleness")
+OTHERS = (
+    *MEANS,
+    *_MORE,
+    "kl",
+    "val/response_length",
+    "val/truncated",
+    "val/zero_pass",
+    "retired",
+    "dropped_groups",
+    "sampler_busy",
+)
+"""Metrics of a point beside those of the problem sets; some recipes have no use for the last ones."""
 _WAITING = "waiting/"
 REFILLS = 10
 """Rounds of sampling after which a batch is trained on with the groups it has, as DAPO's own code has it."""
@@ -113,6 +125,8 @@ class LmTraining:
         self.step = self.rollouts = self.tokens = self.evaluated = 0
         self.seconds = 0.0
         self.last_evaluated = -1
+        self.begun = 0
+        """Number of the update that was begun last; where that one fails, it is not in `step`."""
         self.sampled_per_problem = recipe.baseline_rollouts or cell.rollouts_per_problem
         self.sampled = 0
         """Rollouts sampled so far, trained on or not: the numbers of the rows."""
@@ -143,6 +157,7 @@ class LmTraining:
     def update(self) -> bool:
         """One batch of rollouts and the updates it allows; False when no problem is left."""
         started = time.perf_counter()
+        self.begun = self.step + 1
         groups = self._gather()
         if groups is not None:
             self._learn(groups)
@@ -152,7 +167,8 @@ class LmTraining:
     def _gather(self) -> Groups | None:
         """What the next update trains on: freshly sampled, or waiting since an earlier update (PPO-off-policy-k)."""
         if not self._waiting:
-            fresh = self._sample_groups(self.cell.problems_per_batch * self.recipe.off_policy_steps)
+            batches = min(self.recipe.off_policy_steps, max(1, self.update_steps - self.step))
+            fresh = self._sample_groups(self.cell.problems_per_batch * batches)
             self._waiting = [] if fresh is None else fresh.split(self.cell.problems_per_batch)
         return self._waiting.pop(0) if self._waiting else None
 
@@ -179,7 +195,7 @@ class LmTraining:
             kept = [empty.pop()]
         for dropped in empty:
             self._drop(dropped)
-        return Groups.join(kept) if kept else None
+        return Groups.join(kept).beside(Groups.join(empty).scores_PN if empty else None) if kept else None
 
     def _drop(self, groups: Groups) -> None:
         """Count what was sampled and will not be trained on."""
@@ -230,8 +246,10 @@ class LmTraining:
     def _tally(self, groups: Groups, stats: UpdateStats) -> None:
         """Count an update and what it was made from."""
         rollouts = groups.rollouts
-        lengths, right = float(rollouts.lengths_B.float().mean()), float(groups.scores_PN.mean())
-        same = 1.0 - float(mixed_groups(groups.rewards_PN).float().mean())
+        lengths = float(rollouts.lengths_B.float().mean())
+        sampled = 1.0 + groups.dropped  # for each group that is trained on
+        right = (float(groups.scores_PN.mean()) + groups.dropped * groups.dropped_score) / sampled
+        same = 1.0 - float(mixed_groups(groups.rewards_PN).float().mean()) / sampled
         cut = float((~rollouts.stopped_B).float().mean())
         self._sums += (right, same, stats.grad_norm, stats.entropy, stats.logprob_gap, lengths, cut, stats.loss)
         self._more += (float(rollouts.interrupted_B.float().mean()), self._staleness(rollouts))

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from isocompute.arrays import Array, Ints
-from isocompute.engines.base import Cell, Control, Recorder
-from isocompute.engines.drive import Evaluation, drive
+from isocompute.engines.base import Cell, Control, Measures, Recorder, metric_names
+from isocompute.engines.drive import Evaluation, all_retired, drive
 from isocompute.engines.problem_sampler import ProblemSampler
 from isocompute.engines.sim.evaluation import evaluate, interference
 from isocompute.engines.sim.gradients import Batch, advantages, logit_gradient, subsample
 from isocompute.engines.sim.growth import growth
 from isocompute.engines.sim.policy import Policy
-from isocompute.engines.sim.world import World, WorldSpec, make_world, softmax
+from isocompute.engines.sim.world import World, WorldSpec, log_softmax, make_world
 from isocompute.errors import InputError
 from isocompute.recipes import Recipe, learning_rate, make_recipe
 from isocompute.runs.settings import RunSettings
@@ -32,6 +32,18 @@ SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
 
 _NO_SEQUENCES = ("pipeline_steps", "off_policy_steps", "length_control")
 """Fields that speak of sequences."""
+_OTHERS = {
+    "train/avg",
+    "train/exact",
+    "train/zero_pass",
+    "zero_variance",
+    "grad_norm",
+    "interference",
+    "retired",
+    "entropy",
+    "kl",
+}
+"""Metrics of a point beside those of the problem sets."""
 _PULSE = 128  # updates between looks at the runner
 _SECONDS = 3.0  # between checkpoints
 
@@ -78,6 +90,12 @@ class SimEngine:
             raise InputError("recipe.schedule: n cannot change under baseline_rollouts; leave one of them out.")
         growth(cell, recipe.schedule)
 
+    def measures(self, cell: Cell) -> Measures:
+        """What the points of a cell will hold."""
+        ood = ["ood/"] if WorldSpec.of(dict(cell.problems)).out_of_distribution else []
+        names = metric_names(Evaluation.of(cell.evaluation).k, ["", "exact/", *ood])
+        return Measures(frozenset(names | _OTHERS), frozenset({"rollouts", "steps"}))
+
     @staticmethod
     def _recipe(cell: Cell) -> Recipe:
         return make_recipe(cell.recipe, defaults=SIM_DEFAULTS)
@@ -92,7 +110,7 @@ class SimEngine:
             training.restore(*saved)
         finished = drive(training, recorder, control, pulse=_PULSE, seconds=_SECONDS)
         if finished:
-            recorder.finish({"points": training.evaluated})
+            recorder.finish(_summary(training))
         else:
             recorder.checkpoint(*training.state())
             recorder.close()
@@ -112,6 +130,14 @@ def _settings(cell: Cell, spec: WorldSpec, recipe: Recipe) -> RunSettings:
     ).model_copy(update={"world": spec.model_dump(exclude={"pass_rates"})})
 
 
+def _summary(training: _Training) -> dict[str, Any]:
+    """`finished.json`: what was done, and why it ended where it did not reach its last update."""
+    out: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
+    if training.step < training.update_steps:
+        out["ended"] = all_retired(training.step, training.update_steps, training.recipe)
+    return out
+
+
 class _Training:
     """The state of one cell and the two things done with it: `update` and `evaluate`."""
 
@@ -123,7 +149,7 @@ class _Training:
         self.growth = growth(cell, recipe.schedule)
         self.update_steps = self.growth.update_steps
         self.steps = self.growth.evaluated(evaluation.points)
-        self.base_log_PK = np.log(softmax(world.train.base_PK))
+        self.base_log_PK = log_softmax(world.train.base_PK)
         self.step = 0
         self.rollouts = 0
         """Sampled so far; a decoupled baseline's are all counted, and batches shrink when few problems are left."""

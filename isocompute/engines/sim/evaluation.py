@@ -55,7 +55,7 @@ def evaluate(
     policy_PK = policy.probabilities(train.features_PF, train.base_PK, np.arange(len(train)))
     log_PK = np.log(np.maximum(policy_PK, 1e-300))
     out["entropy"] = -float((policy_PK * log_PK).sum()) / len(train)
-    out["kl"] = max(0.0, float((policy_PK * (log_PK - base_log_PK)).sum()) / len(train))
+    out["kl"] = float(np.maximum(0.0, (policy_PK * (log_PK - base_log_PK)).sum() / len(train)))
     train_P = right_share(policy_PK, train.correct_P)
     out["train/exact"] = float(train_P.mean())
     out["train/zero_pass"] = float((train_P < _NEVER).mean())

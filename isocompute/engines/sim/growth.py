@@ -55,7 +55,9 @@ def growth(cell: Spending, schedule: Sequence[tuple[int, int]] | None) -> Growth
     ((0, 25, 38), (0, 1000, 2040), 50, 3960)
     """
     bp = cell.problems_per_batch
-    changes = [*(schedule or ()), (cell.compute, 0)]
+    if not schedule:
+        return Growth(bp, (0,), (cell.rollouts_per_problem,), (0,), cell.update_steps, cell.compute)
+    changes = [*schedule, (cell.compute, 0)]
     first, before, ns = [0], [0], [cell.rollouts_per_problem]
     step = made = 0
     for start, n in changes:

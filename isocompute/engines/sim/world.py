@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from isocompute.arrays import Array, Bools, Ints
 from isocompute.errors import InputError
 
-__all__ = ["BANDS", "Problems", "World", "WorldSpec", "make_world", "softmax"]
+__all__ = ["BANDS", "Problems", "World", "WorldSpec", "log_softmax", "make_world", "softmax"]
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 BANDS: dict[str, tuple[float, float]] = {
@@ -42,7 +42,7 @@ _MOST_POOLS = 400
 class WorldSpec(BaseModel):
     """The `[problems]` table of a study with the simulator."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     set: str = Field(
         default="easy", description="name of the set; one of the bands unless mixture or pass_rates is given"
@@ -118,6 +118,12 @@ def softmax(logits_PK: Array) -> Array:
     np.exp(shifted_PK, out=shifted_PK)
     shifted_PK /= shifted_PK.sum(axis=1, keepdims=True)
     return np.asarray(shifted_PK)
+
+
+def log_softmax(logits_PK: Array) -> Array:
+    """Logarithms of `softmax`, of probabilities too small for a number as well."""
+    shifted_PK = logits_PK - logits_PK.max(axis=1, keepdims=True)
+    return np.asarray(shifted_PK - np.log(np.exp(shifted_PK).sum(axis=1, keepdims=True)))
 
 
 def right_share(probabilities_PK: Array, correct_P: Ints) -> Array:

@@ -88,8 +88,11 @@ class Pool:
         slots: int,
         prompt_tokens: int,
         seed: int,
+        at_once: int | None = None,
     ) -> None:
         self.decoder, self.settings, self.records, self.seed, self.slots = decoder, settings, records, seed, slots
+        self.at_once = at_once or slots
+        """Rows whose logits are held at a time."""
         room = prompt_tokens + settings.max_new_tokens
         self.cache: NativeSlots | SlotCache
         if fits_native_decoding(decoder):
@@ -134,8 +137,7 @@ class Pool:
             hidden.append(self.cache.read(self.decoder, self._tokens_A))
         if self._new:
             hidden.append(self._read_prompts())
-        logits_AV = self.decoder.logits(torch.cat(hidden), fp32=self.settings.fp32_head)
-        tokens_A, chosen_A = draw(logits_AV, self.settings, uniform_at(self.seed, self._numbers_A, self._steps_A))
+        tokens_A, chosen_A = self._draw(torch.cat(hidden))
         forced_A, limit_A = torch.zeros_like(self._thought_A), None
         if (interruption := self.settings.interruption) is not None:
             tokens_A, forced_A = interruption.force(tokens_A, self._steps_A, self._starts_A, self._thought_A)
@@ -155,6 +157,17 @@ class Pool:
         self.worked += len(self.rows_A)
         self._tokens_A = tokens_A
         return self._leave(stopped_A, ended_A)
+
+    def _draw(self, hidden_AD: Tensor) -> tuple[Tensor, Tensor]:
+        """A token of every sequence and its log-prob."""
+        uniform_A = uniform_at(self.seed, self._numbers_A, self._steps_A)
+        parts = [
+            draw(self.decoder.logits(rows_AD, fp32=self.settings.fp32_head), self.settings, drawn_A)
+            for rows_AD, drawn_A in zip(
+                torch.split(hidden_AD, self.at_once), torch.split(uniform_A, self.at_once), strict=True
+            )
+        ]
+        return torch.cat([tokens_A for tokens_A, _ in parts]), torch.cat([chosen_A for _, chosen_A in parts])
 
     def _read_prompts(self) -> Tensor:
         """Keys and values of new sequences' prompts, each read once, and the hidden states they start from."""

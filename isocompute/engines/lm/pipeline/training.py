@@ -46,7 +46,8 @@ class PipelineTraining(LmTraining):
             self.sampling_decoder,
             self._settings(self.recipe.temperature),
             self.records,
-            slots=max(n, self.sizes.slots or min(bp * n, self.sizes.sample_batch)),
+            slots=max(n, self.sizes.slots or bp * n),
+            at_once=self.sizes.sample_batch,
             prompt_tokens=max(len(prompt) for prompt in self.tasks.train.prompts),
             seed=self.cell.seed,
         )
@@ -54,6 +55,8 @@ class PipelineTraining(LmTraining):
         self.drawn = 0
         self._dropped_since = 0
         """Groups dropped since the last batch; a set that says nothing is trained on in the end."""
+        self._dropped_scores = 0.0
+        """Sum of their mean scores."""
         self.version = 0
         """Of the weights that the pool samples with."""
         self._executor = ThreadPoolExecutor(max_workers=1) if self.overlap else None
@@ -82,9 +85,16 @@ class PipelineTraining(LmTraining):
         """Complete groups as a batch; their places are free again."""
         seats = torch.tensor([group.seat for group in taken], device=self._scores_QN.device)
         index_P = np.array([group.problem for group in taken])
-        groups = Groups(index_P, self._rollouts(taken), self._scores_QN[seats], self._rewards_QN[seats])
+        groups = Groups(
+            index_P,
+            self._rollouts(taken),
+            self._scores_QN[seats],
+            self._rewards_QN[seats],
+            dropped=self._dropped_since / len(taken),
+            dropped_score=self._dropped_scores / max(1, self._dropped_since),
+        )
         self.ledger.remove(taken)
-        self._dropped_since = 0
+        self._dropped_since, self._dropped_scores = 0, 0.0
         return groups
 
     def _learn(self, groups: Groups) -> None:
@@ -169,8 +179,10 @@ class PipelineTraining(LmTraining):
         if self.recipe.zero_variance_filter == "refill":
             same = np.flatnonzero(~mixed_groups(groups.rewards_PN).cpu().numpy())
             if len(same) and self._dropped_since < REFILLS * self.cell.problems_per_batch:
+                dropped = groups.take(same)
                 self._dropped_since += len(same)
-                self._drop(groups.take(same))
+                self._dropped_scores += float(dropped.scores_PN.mean(dim=1).sum())
+                self._drop(dropped)
                 self.ledger.remove([done[i] for i in same])
 
     def _rollouts(self, groups: list[Group]) -> Rollouts:
@@ -205,7 +217,7 @@ class PipelineTraining(LmTraining):
         arrays[f"{_FLIGHT}rewards"] = self._rewards_QN[seats_Q].cpu().numpy()
         told = [(group.number, group.problem, group.version) for group in groups]
         arrays[f"{_FLIGHT}groups"] = np.array(told, dtype=np.int64).reshape(-1, 3)
-        names = ("drawn", "restarted", "_dropped_since")
+        names = ("drawn", "restarted", "_dropped_since", "_dropped_scores")
         return arrays, {**meta, **{name: getattr(self, name) for name in names}}
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
