@@ -1,13 +1,15 @@
 """Where a run is going: an average of forecasters, weighted by how well each predicted this run's own past.
 
-The members are in `members`. Weights are 1 / (root mean squared error) over rolling origins: each member is fitted to
-35%…85% of the compute seen and predicts a later part at the same ratio of compute as the question asks for, as far as
-the data reach. After a fall (`falls.lasting_fall`, of two evaluations or more) neither the monotone families nor a
-trend through the fall have anything to say, and only `flat` votes, from what came after it: public runs that fell
-stayed low or came back about as often as they fell on. One low evaluation may be a glitch; there is no verdict then.
+The members are in `members`. Weights are by root mean squared error over rolling origins: each member is fitted to an
+earlier part of the compute seen and predicts a later one, some at the ratio of compute that the question asks for, some
+nearer by. An origin counts by the square of its compute: what a run did lately says more than how it began. After a
+fall (`falls.lasting_fall`, of two evaluations or more) neither the monotone families nor a trend through the fall have
+anything to say, and only `flat` votes, from what came after it: public runs that fell stayed low or came back about as
+often as they fell on. One low evaluation may be a glitch; there is no verdict then.
 
 The forecast's variance is the squared error that the weighted average itself made on the run's past plus the variance
-between its members now. Beyond twice the compute seen it grows with the log of the ratio.
+between its members now. Where the question is further ahead than the past could be asked, it grows with the log of the
+ratio.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ _TOO_FEW = 8  # points for a verdict
 _SURE = 0.8  # chance from which a change is called one
 _NEAR = 2.0
 """Up to so many times the compute seen an error that is too large is for want of points, not of nearness."""
+_DOUBT = 1.5
+"""Power of a member's error that divides its vote."""
 _PATH = 6  # points of a forecast that is drawn
 _FALLEN = 2  # evaluations that make a fall
 
@@ -139,15 +143,33 @@ def _expected(curve: Curve, at: float) -> _Expected:
     noise = noise_level(curve.values_C)
     fallen = _fall(curve) is not None
     votes_M = np.array([float(name == "flat" or not fallen) for name in members.names])
-    error_M = np.sqrt(np.mean(past_OM**2, axis=0) + noise**2) if len(past_OM) else np.ones_like(votes_M)
-    weights_M = votes_M / error_M
+    share_O = _shares(curve.compute_C[ends_O - 1])
+    error_M = np.sqrt(share_O @ past_OM**2 + noise**2) if len(past_OM) else np.ones_like(votes_M)
+    weights_M = votes_M / error_M**_DOUBT
     weights_M = weights_M / weights_M.sum()
     now_M = np.where(votes_M > 0, _now(curve), members.values_OM[-1]) if fallen else members.values_OM[-1]
     value = float(weights_M @ now_M)
     between = float(weights_M @ (now_M - value) ** 2)
-    own = float(np.mean((past_OM @ weights_M) ** 2)) if len(past_OM) else float(np.var(curve.values_C))
-    stretch = max(1.0, float(np.log(at / last) / np.log(2.0)))
+    own = float(share_O @ (past_OM @ weights_M) ** 2) if len(past_OM) else float(np.var(curve.values_C))
+    stretch = _stretch(at / last, ats_O / curve.compute_C[ends_O - 1], share_O)
     return _Expected(value, stretch * float(np.sqrt(own + between)) + 1e-12, members, weights_M)
+
+
+def _shares(compute_O: Array) -> Array:
+    """How much each origin counts."""
+    square_O = compute_O**2
+    return square_O / square_O.sum() if len(square_O) else square_O
+
+
+def _stretch(ratio: float, past_O: Array, share_O: Array) -> float:
+    """How much larger an error is than those of the past, which looked nearer ahead: by the doublings of compute, of
+    the past half-way from their mean to the most. Up to one doubling none are missing.
+    """
+    if not len(past_O):
+        return max(1.0, math.log2(ratio))
+    doublings_O = np.log2(past_O)
+    tested = 0.5 * float(share_O @ doublings_O + doublings_O.max())
+    return max(1.0, math.log2(ratio) / max(1.0, tested))
 
 
 def _fall(curve: Curve) -> int | None:
@@ -255,13 +277,14 @@ class Backtest:
         return self.forecast.interval[0] <= self.target <= self.forecast.interval[1]
 
 
-def backtest(curve: Curve, *, level: float = LEVEL) -> Backtest:
-    """Fit on the first half of the compute, predict the mean over the last tenth of it.
+def backtest(curve: Curve, *, level: float = LEVEL, ahead: float = 2.0) -> Backtest:
+    """Fit on the first half of the compute (or what lies so many times before its end), predict the mean over the last
+    tenth of it.
 
     The baselines are "the mean of the last three evaluations" and one Hill fit to all points of the first half.
     """
     last = float(curve.compute_C[-1])
-    end = int((curve.compute_C <= 0.5 * last * (1 + 1e-12)).sum())
+    end = int((curve.compute_C <= last / ahead * (1 + 1e-12)).sum())
     tail = curve.compute_C > 0.9 * last
     seen = curve.until(end)
     at = float(curve.compute_C[tail].mean())

@@ -5,8 +5,8 @@
   answer format says nothing about the slow climb that follows, but whether a run has such a jump is for its own past
   to say;
 - `flat`: the mean of the last three evaluations;
-- `drift`: the trend of the last three quarters in log compute, damped to .7 of its slope. Called `declining` when it
-  points down.
+- `drift`: the trend of the last three quarters of the compute, by its log, damped to .7 of its slope. Called
+  `declining` when it points down.
 
 No member may leave the range seen so far by more than that range for every doubling of compute: it keeps a fit to six
 noisy points from promising the sky.
@@ -25,9 +25,14 @@ from isocompute.law.solver import Batch, evaluate, solve
 
 __all__ = ["Members", "drift", "floor_of", "origins", "predict"]
 
-_ORIGINS = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85)
+_SHARES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85)
+"""Of the compute seen: origins that look a little ahead."""
+_HALVINGS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
+"""Origins that look as far ahead as the question does, to the compute seen, halved so often."""
 _EARLIEST = 5  # points before the first origin
 _DAMPING = 0.7
+_TREND = 0.25
+"""Share of the compute seen from which on points make the trend."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,19 @@ class Members:
 def origins(curve: Curve, at: float) -> tuple[Ints, Array, Array]:
     """Prefix lengths to forecast from, where each looks to, and what was there."""
     compute_C, values_C = curve.compute_C, curve.values_C
-    last, count = compute_C[-1], len(compute_C)
+    last, count = float(compute_C[-1]), len(compute_C)
+    far = [last / at * 0.5**halvings for halvings in _HALVINGS]
     ends: list[int] = []
     ats: list[float] = []
     targets: list[float] = []
-    for share in _ORIGINS:
+    for share in sorted({*_SHARES, *far}):
         end = int((compute_C <= share * last * (1 + 1e-12)).sum())
         if end < _EARLIEST or end >= count or (ends and ends[-1] == end):
             continue
-        look = min(float(compute_C[end - 1] * at / last), float(last))
+        look = min(float(compute_C[end - 1] * at / last), last)
         window = (np.arange(count) >= end) & (compute_C >= 0.8 * look) & (compute_C <= 1.1 * look)
         if not window.any():
-            window = np.arange(count) == count - 1
+            window = np.arange(count) == end + int(np.abs(compute_C[end:] - look).argmin())
         ends.append(end)
         ats.append(float(compute_C[window].mean()))
         targets.append(float(values_C[window].mean()))
@@ -108,10 +114,10 @@ def _credible(curve: Curve, at: float) -> tuple[float, float]:
 
 
 def drift(curve: Curve, at: float) -> float:
-    """The last three quarters' trend in log compute, continued at `_DAMPING` of its slope, inside the possible."""
+    """The trend since `_TREND` of the compute, by its log, goes on at `_DAMPING` of its slope, inside the possible."""
     positive = curve.compute_C > 0
     compute_C, values_C = curve.compute_C[positive], curve.values_C[positive]
-    size = min(len(values_C), max(_EARLIEST, 3 * len(curve.values_C) // 4))
+    size = min(len(values_C), max(_EARLIEST, int((compute_C >= _TREND * compute_C[-1]).sum())))
     x_C = np.log(compute_C[-size:] / compute_C[-1])
     spread = float(((x_C - x_C.mean()) ** 2).sum())
     slope = float((x_C - x_C.mean()) @ values_C[-size:]) / spread if spread > 0 else 0.0

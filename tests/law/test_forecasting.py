@@ -9,6 +9,7 @@ import pytest
 
 from isocompute.errors import InputError
 from isocompute.law import Curve, backtest, forecast
+from isocompute.law.members import drift, origins
 from tests.law.made_up import hill, noisy
 
 COMPUTE = np.arange(1.0, 41.0)
@@ -126,3 +127,36 @@ def test_bad_questions() -> None:
         forecast(curve, 30.0)
     with pytest.raises(InputError, match="needs 4"):
         forecast(curve.until(3), 30.0)
+
+
+def log_spaced(middle: float, *, noise: float = 0.004, seed: int = 0) -> Curve:
+    """A run evaluated at log-spaced compute, from a hundred-thousandth of its budget on, as studies do."""
+    compute_C = np.geomspace(1e2, 1e6, 24)
+    rng = np.random.default_rng(seed)
+    return Curve("log", compute_C, 0.3 + 0.5 / (1 + (middle / compute_C) ** 1.2) + noise * rng.standard_normal(24))
+
+
+def test_the_trend_is_that_of_the_last_three_quarters_of_the_compute() -> None:
+    compute_C = np.geomspace(1e2, 1e6, 24)
+    risen = Curve("risen", compute_C, np.where(compute_C < 2e4, 0.2, 0.7))  # long flat, by compute
+    assert drift(risen, 4e6) == pytest.approx(0.7)
+    linear_C = np.linspace(1, 40, 40)
+    line = Curve("line", linear_C, 0.2 + 0.1 * np.log(linear_C))
+    assert drift(line, 80.0) == pytest.approx(line.values_C[-1] + 0.7 * 0.1 * np.log(2))
+
+
+def test_a_far_question_is_asked_of_the_past_as_far_ahead() -> None:
+    curve = log_spaced(2e4)
+    ends_O, ats_O, _ = origins(curve, 8e6)
+    ratios = ats_O / curve.compute_C[ends_O - 1]
+    assert ratios.max() == pytest.approx(8, rel=0.4)
+    assert len(ends_O) == len(set(ends_O.tolist())) >= 6
+
+
+def test_far_forecasts_of_log_spaced_runs_are_near_and_their_intervals_not_wide() -> None:
+    tests = [backtest(log_spaced(middle, seed=seed), ahead=8) for seed, middle in enumerate([2e3, 5e3, 1e4, 2e4] * 5)]
+    errors = np.array([abs(test.forecast.value - test.target) for test in tests])
+    widths = np.array([test.forecast.interval[1] - test.forecast.interval[0] for test in tests])
+    assert np.median(errors) < np.median([abs(test.last_three - test.target) for test in tests])
+    assert np.mean([test.covered for test in tests]) >= 0.7
+    assert np.median(widths) < 0.3
