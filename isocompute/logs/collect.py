@@ -350,6 +350,8 @@ def _counters(data: Mapping[str, Array], steps: Any) -> dict[str, Array]:
         # The base model's validation (step 0) has no training step to be timed.
         if whole and ours not in out and found is not None and not np.isnan(found[1:]).any() and np.nanmin(found) >= 0:
             out[ours] = np.cumsum(np.nan_to_num(found))
-            if steps[0] == 0 and not np.isnan(found[0]):  # steps count from 0: a row stands before its own batch
+            made = data.get("rollouts")
+            after = made is not None and made[0] > 0
+            if steps[0] == 0 and not after and not np.isnan(found[0]):  # a row stands before its own batch
                 out[ours] -= found
     return out

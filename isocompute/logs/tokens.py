@@ -39,9 +39,9 @@ def with_tokens(points: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
 def _from_lengths(points: pl.DataFrame) -> Array | None:
     """Rollouts since the length before, each as long as the mean that was logged after them, summed up.
 
-    That is exact where every step is logged, or a mean over the steps since the row before. Where steps count from 0, a
-    row tells of the batch that comes after its rollouts. A log that begins in the middle of a run does not know what
-    came before.
+    That is exact where every step is logged, or a mean over the steps since the row before. Where steps and rollouts
+    count from 0, a row tells of the batch that comes after its rollouts. A log that begins in the middle of a run does
+    not know what came before.
     """
     rollouts_T, length_T = _column(points, "rollouts"), _column(points, "response_length")
     if rollouts_T is None or length_T is None:
@@ -51,7 +51,8 @@ def _from_lengths(points: pl.DataFrame) -> Array | None:
     if len(known) < 2 or made[0] < 0 or np.any(made[1:] <= 0) or made[0] > made[1:].max():
         return None
     length = length_T[known]
-    total = np.cumsum(made * (np.roll(length, 1) if _counts_from_0(points, known) else length))
+    before = made[0] == 0 and _counts_from_0(points, known)
+    total = np.cumsum(made * (np.roll(length, 1) if before else length))
     # Rows without a length, such as an evaluation's, lie between their neighbours; behind the last nothing is known.
     begin = np.zeros(1)
     at, counted = np.concatenate([begin, rollouts_T[known]]), np.concatenate([begin, total])
@@ -66,7 +67,7 @@ def _from_total(points: pl.DataFrame) -> Array | None:
         return None
     made_T = np.diff(total_T, prepend=0.0)
     share_T = length_T / (prompt_T + length_T)
-    if _counts_from_0(points, np.arange(points.height)):
+    if made_T[0] == 0 and _counts_from_0(points, np.arange(points.height)):
         share_T = np.roll(share_T, 1)
     added_T = np.where(made_T == 0, 0.0, made_T * share_T)
     return np.cumsum(added_T) if np.isfinite(added_T).all() else None

@@ -117,7 +117,7 @@ def _one(item: Imported, folder: Path) -> Path:
     rates = folder / "pass_rates.jsonl"
     if item.pass_rates:
         _in_pieces(rates, _pass_rates(item))
-    elif Path(item.sources[0]).resolve() != folder.resolve():  # a run folder may be written onto itself
+    elif not Path(item.sources[0]).resolve().is_relative_to(folder.resolve()):  # a run may be written onto itself
         rates.unlink(missing_ok=True)
     kept = ("format", "replaced", "skipped_lines", "notes", "sources")
     came_from = {k: v for k, v in summary(item).items() if k in kept}

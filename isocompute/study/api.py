@@ -53,7 +53,7 @@ def run_spec(
         raise InputError(f"--workers {workers}: give at least one.")
     parsed = parse_spec(data, name=name)
     all_cells = cells(parsed)
-    check_cells(load_engine(parsed.engine), all_cells, name=name)
+    check_cells(load_engine(parsed.engine), all_cells, budget=parsed.budget.rollouts, name=name)
     folder = StudyFolder(out if out is not None else Path(files.last_part(name)).stem)
     if fork:
         folder = folder.fork()

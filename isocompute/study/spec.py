@@ -255,20 +255,20 @@ def _cells_of(spec: StudySpec, variant: Variant, folder: str) -> list[Cell]:
 
 
 def _affordable(allocation: Allocation, recipe: Table, budget: int) -> int:
-    """M: the updates that a budget pays for, a decoupled baseline's rollouts included."""
-    bp, n = allocation.problems_per_batch, allocation.rollouts_per_problem
-    sampled = sampled_per_problem(recipe, rollouts_per_problem=n)
-    if bp * sampled > budget:
-        raise InputError(
-            f"budget = {budget} is under one batch of {bp} × {sampled} = {bp * sampled} (baseline_rollouts); raise the "
-            "budget, or lower recipe.baseline_rollouts."
-        )
-    return budget // (bp * sampled)
+    """M: the updates that a budget pays for, a decoupled baseline's rollouts included; one at least."""
+    n = sampled_per_problem(recipe, rollouts_per_problem=allocation.rollouts_per_problem)
+    return max(1, budget // (allocation.problems_per_batch * n))
 
 
-def check_cells(engine: Engine, of: list[Cell], *, name: str = "study.toml") -> None:
+def check_cells(engine: Engine, of: list[Cell], *, budget: int, name: str = "study.toml") -> None:
     """Ask the engine about every cell, so that a wrong one is known before the first has cost anything."""
     for cell in of:
+        if cell.rollouts_per_update > budget:
+            sampled = cell.rollouts_per_update // cell.problems_per_batch
+            raise InputError(
+                f"{name}: budget.rollouts = {budget} is under one batch of {cell.problems_per_batch} × {sampled} = "
+                f"{cell.rollouts_per_update}; raise it, or lower recipe.baseline_rollouts (cell {cell.name})."
+            )
         try:
             engine.check(cell)
         except InputError as error:

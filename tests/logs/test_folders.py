@@ -88,3 +88,17 @@ def test_another_run_leaves_no_pass_rates_behind(tmp_path: Path) -> None:
     with pytest.warns(RunWarning, match=r"replaced a different run of the same name: 'grid7' \(from "):
         write(import_logs(tmp_path / "grid7.csv"), tmp_path / "runs")
     assert not (folder / "pass_rates.jsonl").exists()
+
+
+def test_a_runs_own_points_keep_its_pass_rates(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"problems_per_batch": 2, "rollouts_per_problem": 2}')
+    (run / "points.jsonl").write_text(
+        "".join(f'{{"step": {s}, "rollouts": {4 * s}, "avg@1": 0.5}}\n' for s in range(3))
+    )
+    (run / "pass_rates.jsonl").write_text(
+        '{"step": 0, "set": "train", "problems": ["x"], "samples": [2], "correct": [1]}\n'
+    )
+    write(import_logs(run / "points.jsonl"), tmp_path / "runs")
+    assert (run / "pass_rates.jsonl").exists()

@@ -321,6 +321,12 @@ def test_tinker_counts_from_0(write: Write) -> None:
     assert column(item, "seconds") == [0, 10, 21, 33]
 
 
+def test_rows_from_step_0_that_count_their_own_batch(write: Write) -> None:
+    rows = "".join(f"{s},{64 * (s + 1)},{10 * (s + 1)},0.5\n" for s in range(4))
+    item = one(write("step,rollouts,response_length,avg@1\n" + rows, "a.csv"))
+    assert column(item, "tokens") == [640, 1920, 3840, 6400]
+
+
 def test_openrlhf(write: Write) -> None:
     item = one(write(made.openrlhf()))
     assert (item.run.points.height, item.validation_points) == (10, 2)

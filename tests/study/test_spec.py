@@ -7,6 +7,7 @@ import pytest
 from isocompute.errors import InputError
 from isocompute.study import cells, parse_spec
 from isocompute.study.engines import load_engine
+from isocompute.study.spec import check_cells
 
 SPEC = """
 engine = "sim"
@@ -33,10 +34,9 @@ def test_a_budget_pays_for_the_rollouts_of_a_decoupled_baseline():
     assert made["whole/32x8-s0"].update_steps == made["whole/32x16-s0"].update_steps == 40_000 // (32 * 32)
     assert made["whole/32x8-s0"].compute == 32 * 32 * 39 and made["whole/32x8-s0"].batch_size == 32 * 8
     assert made["plain/32x8-s0"].update_steps == 156
-    with pytest.raises(
-        InputError, match=r"budget = 40000 is under one batch of 64 × 1024 = 65536 \(baseline_rollouts\)"
-    ):
-        parse_spec(text.replace("= 32\n", "= 1024\n").encode())
+    dear = cells(parse_spec(text.replace("= 32\n", "= 1024\n").encode()))  # a study that is there can be read
+    with pytest.raises(InputError, match=r"budget.rollouts = 40000 is under one batch of 64 × 1024 = 65536"):
+        check_cells(load_engine("sim"), dear, budget=40_000)
 
 
 def test_every_named_set_has_a_folder():
