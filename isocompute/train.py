@@ -186,25 +186,14 @@ def _spec_at(path: Path) -> TrainSpec:
 @contextmanager
 def _claimed(folder: Path) -> Iterator[None]:
     """Make the folder and hold it, as a study holds its cells; one that is left empty goes again."""
-    from isocompute.study.claim import Claim, HeldError, LostError
+    from isocompute.study.claim import LostError, claimed
 
-    claim = Claim(folder / RUNNING)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        claim.take()
-    except HeldError as error:
-        raise InputError(
-            f"{folder}: is being trained by {error}; wait for it, stop it, or give another --out."
-        ) from error
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror}); give another --out.") from error
-    try:
-        yield
+        with claimed(folder / RUNNING, doing="is being trained", instead="give another --out"):
+            yield
     except LostError as error:
         raise InputError(f"{folder}: {error.strerror}; the same command goes on when it has ended.") from error
     finally:
-        with suppress(LostError):
-            claim.release()
         with suppress(OSError):
             folder.rmdir()
 

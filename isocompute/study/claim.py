@@ -18,12 +18,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from isocompute.engines.holder import RUNNING, Holder, LostError, holder_at, holder_of, myself
 from isocompute.engines.processes import start_of
+from isocompute.errors import InputError
 
 __all__ = [
     "BEAT_SECONDS",
@@ -33,6 +34,7 @@ __all__ = [
     "HeldError",
     "Holder",
     "LostError",
+    "claimed",
     "holder_of",
     "is_alive",
     "myself",
@@ -100,6 +102,26 @@ class Claim:
         except FileNotFoundError:
             holder = None
         raise LostError(self.path, holder)
+
+
+@contextmanager
+def claimed(path: Path, *, doing: str, instead: str) -> Iterator[None]:
+    """Hold the folder of a claim, which is made where there is none; it is refused at the door where another process
+    has it (what that is `doing`, and what to do `instead`) or nothing can be written there.
+    """
+    claim, folder = Claim(path), path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        claim.take()
+    except HeldError as error:
+        raise InputError(f"{folder}: {doing} by {error}; wait for it, stop it, or {instead}.") from error
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror}); give another --out.") from error
+    try:
+        yield
+    finally:
+        with suppress(LostError):  # what was taken over has said so where it was written
+            claim.release()
 
 
 @contextmanager

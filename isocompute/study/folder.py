@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.writer import POINTS
 from isocompute.study import remote
-from isocompute.study.claim import RUNNING, STALE_SECONDS, Claim, HeldError, LostError, holder_of, is_alive
+from isocompute.study.claim import RUNNING, STALE_SECONDS, claimed, holder_of, is_alive
 from isocompute.study.spec import StudySpec, parse_spec
 from isocompute.study.spec import cells as cells_of
 
@@ -90,20 +90,9 @@ class StudyFolder:
             with remote.claimed(self.at(RUNNER), what=f"{self.address}: the study", patience=0.0):
                 yield
             return
-        claim = Claim(Path(self.address) / RUNNER)
-        try:
-            claim.take()
-        except HeldError as error:
-            raise InputError(
-                f"{self.address}: the study is being run by {error}; wait for it, stop it, or use --fork."
-            ) from error
-        except OSError as error:
-            raise InputError(f"{self.address}: cannot be written ({error.strerror}); give another --out.") from error
-        try:
+        doing, instead = "the study is being run", "use --fork"
+        with claimed(Path(self.address) / RUNNER, doing=doing, instead=instead):
             yield
-        finally:
-            with suppress(LostError):  # the cells that were taken over have said so
-                claim.release()
 
     def adopt(self, spec: StudySpec, data: bytes) -> None:
         """Make this the study's spec, if what it has already computed still stands under it."""
