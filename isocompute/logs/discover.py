@@ -201,7 +201,7 @@ def _natural(name: str) -> tuple[object, ...]:
 
 def _standard_input() -> Log:
     """Standard input, kept on disk: it is looked at before it is read. The file goes when the log does."""
-    held = tempfile.NamedTemporaryFile(prefix="isocompute-", suffix=".log")  # noqa: SIM115
+    held = tempfile.NamedTemporaryFile(prefix="isocompute-", suffix=".log")  # noqa: SIM115 - the log holds it
     shutil.copyfileobj(sys.stdin.buffer, held)
     held.flush()
     log = Log(Path(held.name), "-")

@@ -100,7 +100,7 @@ def trl_callback(folder: str | Path) -> Any:
         def __init__(self) -> None:
             self.run: LiveRun | None = None
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002 - transformers' names
             """Every row that the trainer logs, but its closing summary."""
             if not state.is_world_process_zero or not logs or "train_runtime" in logs:
                 return
@@ -113,7 +113,7 @@ def trl_callback(folder: str | Path) -> Any:
             if any(key.startswith("eval_") for key in logs):
                 self.run.flush()
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - transformers' names
             """The last point."""
             if self.run is not None:
                 self.run.close()

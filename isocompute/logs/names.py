@@ -211,7 +211,7 @@ def our_names(names: Iterable[str], *, samples: int = 1) -> Names:
         overall = next((s for s in sets if s in _OVERALL or s == ""), None)
         if overall is not None or len(sets) == 1:
             out[sets[overall if overall is not None else next(iter(sets))]] = metric
-            sets = {s: name for s, name in sets.items() if name not in out}  # noqa: PLW2901
+            sets = {s: name for s, name in sets.items() if name not in out}  # noqa: PLW2901 - what is left of them
         for group, name in sets.items():
             if len(by_metric[metric]) > 1:
                 out[name] = f"{metric}/{group}"

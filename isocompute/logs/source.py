@@ -150,10 +150,10 @@ class Log:
         first = start == 0
         for block in self.blocks(start, most):
             if first:
-                block = block.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901
+                block = block.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901 - the block, less its mark
                 first = False
             if b"\r" in block:
-                block = block.replace(b"\r", b"\n")  # noqa: PLW2901
+                block = block.replace(b"\r", b"\n")  # noqa: PLW2901 - the block, as lines
             parts = (rest + block).split(b"\n")
             rest = parts.pop()
             if skipping and parts:
@@ -207,7 +207,7 @@ def _opened(file: BinaryIO) -> tuple[BinaryIO, str | None]:
     file.seek(0)
     stream: BinaryIO = file
     if start[:2] == b"\x1f\x8b":
-        stream = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
+        stream = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]  # a stream of bytes too
         try:
             start = stream.read(4)
             stream.seek(0)

@@ -257,7 +257,9 @@ def test_a_refilled_batch_holds_problems_that_say_something(steps: int, monkeypa
 @pytest.mark.parametrize(
     ("more", "updates"), [({}, 1), ({}, 3), ({"off_policy_steps": 2}, 2), ({"pipeline_steps": 2}, 1)]
 )
-def test_a_refills_means_are_of_all_that_was_sampled(more: dict[str, int], updates: int):
+def test_a_refills_means_are_of_all_that_was_sampled(
+    more: dict[str, int], updates: int, monkeypatch: pytest.MonkeyPatch
+):
     training = make_training(
         PipelineTraining if "pipeline_steps" in more else training_module.LmTraining,
         problems={"source": "chain:hard", "size": 400},
@@ -271,7 +273,7 @@ def test_a_refills_means_are_of_all_that_was_sampled(more: dict[str, int], updat
         judged[-1].append(inner(index_P, rollouts))
         return judged[-1][-1]
 
-    training._judged = keep  # type: ignore[method-assign]
+    monkeypatch.setattr(training, "_judged", keep)
     expected = []
     for _ in range(updates):
         judged.append([])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +41,8 @@ def decoder_like(model: torch.nn.Module, name: str) -> Decoder:
     return out
 
 
-def rolled(decoder: Decoder, **more: object) -> Rollouts:
-    asked = SamplingSettings(21, temperature=0.7, stop_tokens=(11, 12, 13), **more)  # type: ignore[arg-type]
+def rolled(decoder: Decoder, **more: Any) -> Rollouts:
+    asked = SamplingSettings(21, temperature=0.7, stop_tokens=(11, 12, 13), **more)
     return sample(decoder, PROMPTS, asked, seed=3, per_prompt=7)
 
 
@@ -72,7 +74,7 @@ def test_choices_against_float64(rows: int, vocabulary: int, temperature: float)
     check(lambda x: torch.stack(choose(x, tokens, temperature)), expected, (logits,), g)
 
 
-def check(ours, theirs, inputs: tuple[Tensor, ...], g: Tensor) -> None:  # type: ignore[no-untyped-def]
+def check(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: tuple[Tensor, ...], g: Tensor) -> None:
     """Values and gradients, to what FP32 can hold."""
     mine = [x.clone().requires_grad_() for x in inputs]
     wide = [x.double().requires_grad_() for x in inputs]

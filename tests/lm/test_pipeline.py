@@ -411,7 +411,7 @@ def test_nothing_is_begun_that_no_update_will_take():
     assert training.sampled == training.rollouts == 5 * 8 * 4 and not len(training.ledger)
 
 
-def test_two_groups_of_one_problem_are_both_counted():
+def test_two_groups_of_one_problem_are_both_counted(monkeypatch: pytest.MonkeyPatch):
     """Few problems and many groups: one problem ends twice in a tick, and its pass rate must know both."""
     training = make_pipeline(
         recipe={"name": "cispo", "pipeline_steps": 8, "no_positive_resampling": 1.0},
@@ -425,7 +425,7 @@ def test_two_groups_of_one_problem_are_both_counted():
         judged += len(rollouts)
         return inner(index_P, rollouts)
 
-    training._judged = counting  # type: ignore[method-assign]
+    monkeypatch.setattr(training, "_judged", counting)
     for _ in range(12):
         assert training.update()
     assert training.sampler.seen_P.sum() == judged == training._seen_P.sum()

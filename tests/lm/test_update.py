@@ -193,7 +193,7 @@ def test_end_to_end_from_the_equations(start: Decoder, rollouts: Rollouts) -> No
     named = dict(model.named_parameters())
     wanted = torch.cat(
         [
-            named[name if name == "lm_head.weight" else f"model.{name}"].grad.flatten()  # type: ignore[union-attr]
+            named[name if name == "lm_head.weight" else f"model.{name}"].grad.flatten()  # type: ignore[union-attr]  # it has one
             for name, _ in decoder.named_parameters()
         ]
     )

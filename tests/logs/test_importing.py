@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import isocompute
@@ -53,14 +54,10 @@ def test_run_folders_are_written_and_read_back(call: Call, tmp_path: Path) -> No
     assert set(runs) == set(imported) == {"a", "state"}
     for name, run in runs.items():
         assert run.settings == imported[name].settings
-        assert (
-            run.points.select(sorted(run.points.columns))
-            .cast(float)
-            .equals(  # type: ignore[arg-type]
-                imported[name].points.select(sorted(imported[name].points.columns)).cast(float),  # type: ignore[arg-type]
-                null_equal=True,
-            )
+        read, found = (
+            points.select(sorted(points.columns)).cast(pl.Float64) for points in (run.points, imported[name].points)
         )
+        assert read.equals(found, null_equal=True)
     origin = json.loads((tmp_path / "runs" / "a" / "import.json").read_text())
     assert (origin["format"], origin["replaced"]) == ("verl", 0)
     # Importing what was imported changes nothing.

@@ -153,7 +153,7 @@ def test_verls_tracking_with_one_logger_more(tmp_path: Path, monkeypatch: pytest
                 logger.log(data=data, step=step)
 
     module = types.ModuleType("verl.utils.tracking")
-    module.Tracking = Tracking  # type: ignore[attr-defined]
+    vars(module)["Tracking"] = Tracking
     for name in ("verl", "verl.utils"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "verl.utils.tracking", module)

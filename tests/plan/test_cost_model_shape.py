@@ -128,8 +128,8 @@ PUBLISHED: list[tuple[str, dict[str, Any], float, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "config", "total", "active"), PUBLISHED, ids=[p[0] for p in PUBLISHED])
-def test_published_totals(name: str, config: dict[str, Any], total: float, active: float) -> None:  # noqa: ARG001
+@pytest.mark.parametrize(("config", "total", "active"), [p[1:] for p in PUBLISHED], ids=[p[0] for p in PUBLISHED])
+def test_published_totals(config: dict[str, Any], total: float, active: float) -> None:
     shape = model_shape(config)
     assert shape.parameters == (total if isinstance(total, int) else pytest.approx(total, rel=0.005))
     assert shape.active_parameters == (active if isinstance(active, int) else pytest.approx(active, rel=0.03))

@@ -83,7 +83,7 @@ def test_the_three_ways_to_counts_agree(counted: Path, tmp_path: Path, monkeypat
         return list(rows), np.array([int(count) for count in rows.values()])
 
     engine = ModuleType("isocompute.engines.lm.difficulty")
-    engine.count_correct = count_correct  # type: ignore[attr-defined]
+    vars(engine)["count_correct"] = count_correct
     monkeypatch.setitem(sys.modules, engine.__name__, engine)
     source = str(counted / "problems.jsonl")
     by_question = tmp_path / "by_question.jsonl"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,8 @@ def test_exact_never_raises(response: str, answer: str) -> None:
 
 
 @given(st.fractions(), st.integers(1, 50))
-def test_equal_numbers_are_equal(number: object, factor: int) -> None:
-    top, bottom = number.numerator, number.denominator  # type: ignore[attr-defined]
+def test_equal_numbers_are_equal(number: Fraction, factor: int) -> None:
+    top, bottom = number.numerator, number.denominator
     assert same_answer(f"{top}/{bottom}", f"{top * factor}/{bottom * factor}")
     assert not same_answer(f"{top}/{bottom}", f"{top + bottom}/{bottom}")
 
@@ -164,7 +165,7 @@ def test_gym_source_reads_back() -> None:
 def test_file_that_names_a_gym_verifier(tmp_path: Path) -> None:
     made = load_problems("gym:chain_sum", size=5)
     path = tmp_path / "a.jsonl"
-    name = made.verify.name  # type: ignore[attr-defined]
+    name = made.verify.name  # type: ignore[attr-defined]  # a gym's verifier has one
     rows = [{"id": p.id, "question": p.question, "answer": p.answer, "verifier": name} for p in made.problems[2:4]]
     path.write_text("\n".join(json.dumps(row) for row in rows))
     again = load_problems(str(path))

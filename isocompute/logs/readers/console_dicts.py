@@ -65,10 +65,10 @@ class _StepAndDict:
                     yield step, None  # torn: the next one begins before it ended
                 held, depth, size = [], 0, 0
                 step, process, waiting = int(match["step"]), process_of(raw), True
-                text = text[match.end() :]  # noqa: PLW2901
+                text = text[match.end() :]  # noqa: PLW2901 - the rest of it
             elif not waiting or process_of(raw) != process:
                 continue
-            text = text.strip()  # noqa: PLW2901
+            text = text.strip()  # noqa: PLW2901 - the same line, trimmed
             if not text:
                 continue
             if not held:

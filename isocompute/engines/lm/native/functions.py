@@ -20,19 +20,19 @@ _ROWS = 1024
 
 def normalise(x_ND: Tensor, weight_D: Tensor, epsilon: float) -> Tensor:
     """w · x / √(mean x² + ε)."""
-    out: Tensor = _Norm.apply(x_ND, weight_D, epsilon)  # type: ignore[no-untyped-call]  # torch's gap, as below
+    out: Tensor = _Norm.apply(x_ND, weight_D, epsilon)  # type: ignore[no-untyped-call]  # torch's gap
     return out
 
 
 def swiglu(both_NF: Tensor) -> Tensor:
     """silu(gate) · up of rows that hold gate and up side by side."""
-    out: Tensor = _SwiGlu.apply(both_NF)  # type: ignore[no-untyped-call]
+    out: Tensor = _SwiGlu.apply(both_NF)  # type: ignore[no-untyped-call]  # torch's gap
     return out
 
 
 def choose(logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs of tokens and entropies of the distributions softmax(logits / temperature) that they come from."""
-    both: tuple[Tensor, Tensor] = _Choice.apply(logits_NV, tokens_N, temperature)  # type: ignore[no-untyped-call]
+    both: tuple[Tensor, Tensor] = _Choice.apply(logits_NV, tokens_N, temperature)  # type: ignore[no-untyped-call]  # torch's gap
     return both
 
 
@@ -63,7 +63,7 @@ def attend(
 ) -> Tensor:
     """Attention of every token to its prompt and to what precedes it; q and k are normed and rotated here."""
     shape = heads, key_heads, qkv_NC.shape[1] // (heads + 2 * key_heads)
-    out: Tensor = _Attention.apply(qkv_NC, norm_HK, rotation, layout, shape, epsilon)  # type: ignore[no-untyped-call]
+    out: Tensor = _Attention.apply(qkv_NC, norm_HK, rotation, layout, shape, epsilon)  # type: ignore[no-untyped-call]  # torch's gap
     return out
 
 
