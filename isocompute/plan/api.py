@@ -201,10 +201,12 @@ def _with_runs(law: LawSource, metric: str | None) -> tuple[LawSource, RunSet | 
 
 
 def _rates(given: str | Path | Sequence[float] | Array | None, column: str | None) -> Array | None:
-    if given is None:
-        return None
     if isinstance(given, str | Path):
         return read_pass_rates(str(given), column=column)
+    if column is not None:
+        raise InputError(f"--pass-rate-column {column}: it is a column of a file of pass rates; say --pass-rates FILE.")
+    if given is None:
+        return None
     rates_P = np.asarray(given, dtype=np.float64)
     if rates_P.ndim != 1 or not len(rates_P) or not ((rates_P >= 0) & (rates_P <= 1)).all():
         raise InputError("pass_rates: give a list of numbers in [0, 1].")

@@ -388,6 +388,7 @@ def test_wrong_pass_rates(call: Call, tmp_path: Path, name: str, text: str, mess
             ("--prompt-tokens", "200"),
             r"--prompt-tokens 200: the cost model alone counts them; say --model config\.json",
         ),
+        (("--pass-rate-column", "rate"), r"--pass-rate-column rate: .*; say --pass-rates FILE\.$"),
         (("--prompt-tokens", "200", *RATE), r"--prompt-tokens 200: the cost model alone counts them"),
     ],
 )

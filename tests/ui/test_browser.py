@@ -105,6 +105,23 @@ def test_the_plan_is_the_commands(address: str, new_page: NewPage, client: TestC
     assert numbers == [plan["problems_per_batch"], plan["rollouts_per_problem"], plan["update_steps"]]
 
 
+def test_the_plan_says_how_many_runs_of_a_setting_fell(runs: Path, new_page: NewPage, tmp_path: Path) -> None:
+    heads = []
+    for name, height in (("held", 0.6), ("fell", 0.05)):
+        folder = tmp_path / name
+        shutil.copytree(runs, folder)
+        points = [*rising(30, every=60_000)[:12], *({**p, "avg@4": height} for p in rising(30, every=60_000)[12:])]
+        write_points(folder / "more", points, problems_per_batch=32, rollouts_per_problem=16, seed=1)
+        with serving(folder) as url:
+            page = shown(new_page(), url, "/plan?budget=1e6", ".use")
+            expect(page.get_by_role("table", name="alternatives")).to_be_visible()
+            heads.append(page.get_by_role("table", name="alternatives").locator("thead").inner_text())
+            if name == "fell":
+                expect(page.get_by_role("table", name="alternatives")).to_contain_text("1 of 2")
+            page.close()
+    assert ["runs that fell" in head for head in heads] == [False, True]
+
+
 def test_every_figure_opens_or_says_what_it_needs(address: str, new_page: NewPage) -> None:
     page = shown(new_page(), address, "/study", "canvas")
     drawn = 0

@@ -77,6 +77,8 @@ export function alternatives(plan) {
     const bar = intervalBar(at, interval, span, { chosen: option === rows[0] });
     return h("span", { class: "with-bar" }, bar, h("span", {}, pair(interval)));
   };
+  const fell = all.some((option) => option.falls?.fallen);
+  const falls = ({ falls }) => (falls ? `${falls.fallen} of ${falls.runs}` : "");
   const remark = (option) => (option.cheapest ? "cheapest to run" : option.within_one_error ? "within one error" : "");
   const columns = [
     ["Bp × n × M", (o) => `${o.problems_per_batch} × ${o.rollouts_per_problem} × ${o.update_steps}`],
@@ -84,6 +86,7 @@ export function alternatives(plan) {
     [percent(plan.expected.level), spread],
     ["best", (o) => value(o.probability_best), "number"],
     ["regret", (o) => value(o.regret), "number"],
+    ...(fell ? [["runs that fell", falls, "number"]] : []),
     ["", remark],
   ];
   return [h("h2", {}, "Alternatives"), table(columns, rows, { caption: "The chosen allocation and its alternatives" })];
