@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 import typer
 
@@ -27,34 +28,62 @@ from isocompute.cli import (
     train,
     ui,
 )
+from isocompute.cli.sections import Sections
 from isocompute.errors import InputError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    help="How to spend compute on reinforcement learning of language models.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command("fit")(fit.command)
-app.command("forecast")(forecast.command)
-app.command("compare")(compare.command)
-app.command("claims")(claims.command)
-app.command("health")(health.command)
-app.command("plan")(plan.command)
-app.command("import")(import_.command)
-app.command("quickstart")(quickstart.command)
-app.command("report")(report.command)
-app.command("export")(export.command)
-app.command("explain")(explain.command)
-app.command("ablate")(ablate.command)
-app.command("split")(split.command)
-app.command("train")(train.command)
-app.command("ui")(ui.command)
-app.add_typer(study.app, name="study")
-app.add_typer(lm.app, name="lm")
+_COMMANDS: dict[str, dict[str, tuple[Any, str]]] = {
+    "Start": {
+        "quickstart": (quickstart, "The paper's sweep on the simulator, its law and a plan."),
+        "ui": (ui, "A study in the browser: plan, figures, runs, claims."),
+    },
+    "Your runs": {
+        "import": (import_, "Logs of veRL, TRL and others into run folders."),
+        "fit": (fit, "The law of runs: curves, frontier, n*(C), trade-offs."),
+        "forecast": (forecast, "Where runs are going, with an interval."),
+        "compare": (compare, "What two recipes differ in: where they end, or how fast."),
+        "health": (health, "What is wrong with a run, and since when."),
+        "claims": (claims, "The papers' claims, judged on these runs."),
+        "report": (report, "A page with the answer, figures, methods and runs."),
+    },
+    "Spend a budget": {
+        "plan": (plan, "Problems, rollouts, updates and a recipe, with error bars."),
+        "export": (export, "A plan as a trainer's config."),
+        "explain": (explain, "What Bp, n, M and C a trainer's config is."),
+    },
+    "Make runs": {
+        "study": (study, "Run a sweep, see how far it is, list its runs."),
+        "train": (train, "Train one model by reinforcement learning."),
+        "ablate": (ablate, "A recipe beside itself without each of its parts."),
+        "split": (split, "A problem set by difficulty: easy, hard, and beyond."),
+        "lm": (lm, "Base models and measurements of the engine."),
+    },
+}
+"""Where each command stands in the help, its module, and what it is in a line that a terminal does not cut."""
+_LM = ("torch", "safetensors", "tokenizers", "transformers")
+"""What the extra `lm` brings."""
+
+
+def _with_commands() -> typer.Typer:
+    out = typer.Typer(
+        cls=Sections,
+        help="How to spend compute on reinforcement learning of language models.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for panel, commands in _COMMANDS.items():
+        for name, (module, line) in commands.items():
+            if hasattr(module, "app"):
+                out.add_typer(module.app, name=name, short_help=line, rich_help_panel=panel)
+            else:
+                out.command(name, short_help=line, rich_help_panel=panel)(module.command)
+    return out
+
+
+app = _with_commands()
 
 
 def _version(asked: bool) -> None:
@@ -81,6 +110,11 @@ def main() -> None:
         app(prog_name="isocompute")
     except InputError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in _LM:
+            raise
+        print(f"error: this needs {error.name}; pip install 'isocompute[lm]'.", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; nothing is left to say

@@ -12,6 +12,9 @@ from isocompute.study.folder import CellStatus
 
 __all__ = ["Progress", "Report", "Result", "Tally", "longest_first"]
 
+_KNOWN = 0.01
+"""Share of the work after which the time for the rest is told."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -37,9 +40,10 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the rate so far; None before anything is known."""
+        """At the rate so far; None before that says anything: the first seconds go into starting up."""
         left = self.total_rollouts - self.rollouts
-        return left / self.rate if self.new_rollouts else None
+        known = self.new_rollouts > _KNOWN * (left + self.new_rollouts)
+        return left / self.rate if known else None
 
 
 Report = Callable[[Progress], None]

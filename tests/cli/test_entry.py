@@ -75,3 +75,36 @@ def test_start_up_is_light() -> None:
     loaded = set(re.findall(r"'(\w+)'", done.stderr))
     assert "isocompute" in loaded
     assert not loaded & {"numpy", "polars", "scipy", "altair", "pydantic", "vl_convert", "torch", "fsspec"}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("train", "--update-steps", "1"),
+        ("split", "chain:easy", "--model", "nowhere", "--out", "x"),
+        ("lm", "bench"),
+        ("lm", "pretrain", "x"),
+    ],
+)
+def test_an_extra_that_is_not_installed_is_named(tmp_path: Path, args: tuple[str, ...]) -> None:
+    script = (
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': raise ModuleNotFoundError('No module named torch', name=name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        "from isocompute.cli.main import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", script, *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: .*needs torch; pip install 'isocompute\[lm\]'\.\n", done.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_has_every_command_under_a_heading_and_cuts_none(call: Call) -> None:
+    out = call("--help").out
+    headings = re.findall(r"^(\w[\w ]*):$", out, re.MULTILINE)
+    assert headings == ["Options", "Start", "Your runs", "Spend a budget", "Make runs"]
+    assert out.count("\n  ") >= 17 and "..." not in out.split("Start:")[1]
