@@ -18,6 +18,8 @@ __all__ = ["about_problems", "about_spread"]
 _APART = (4, 16)
 """The two n compared for spread differ by a factor in this range; the paper's figure has 8 and 128."""
 _PAIRS = 3
+_Shares = tuple[str, Array, Array]
+"""A run's name, its compute, and the share of problems near a pass rate of 0 there."""
 
 
 def about_problems(study: Study) -> Iterator[Claim]:
@@ -33,7 +35,7 @@ def about_problems(study: Study) -> Iterator[Claim]:
         slices = law.slices if law else ()
         over_n = next((s for s in slices if s.varied == "rollouts_per_problem"), None)
         over_bp = next((s for s in slices if s.varied == "problems_per_batch"), None)
-        if over_n is None or over_bp is None:
+        if law is None or over_n is None or over_bp is None:
             continue
         found = True
         value = over_n.range - over_bp.range
@@ -54,7 +56,7 @@ def about_problems(study: Study) -> Iterator[Claim]:
             },
             interval=(low, high),
             needs="seeds: the two ranges are not told apart" if verdict == "undecided" else None,
-            runs=_runs_of(setup),
+            runs=tuple(run.curve.name for run in law.runs),
             where=study.where(setup),
         )
     if not found:
@@ -99,24 +101,25 @@ def about_spread(study: Study) -> Iterator[Claim]:
 
 
 def _spread_pairs(setup: Setup) -> list[tuple[float, tuple[str, str]]]:
-    """For every Bp and seed: the share near 0 of the smallest n less that of a larger, at the compute both have."""
-    groups: dict[tuple[int | None, int | None], list[Run]] = {}
+    """For every Bp and seed: the share near 0 of the smallest n less that of a larger, at the compute both have.
+
+    Repetitions that were given one seed, or none, are paired in their order: each run is in one pair.
+    """
+    groups: dict[tuple[int | None, int | None], dict[int, list[_Shares]]] = {}
     for run in setup.runs:
-        if run.settings.rollouts_per_problem is not None and _near_zero(run) is not None:
-            groups.setdefault((run.settings.problems_per_batch, run.settings.seed), []).append(run)
+        n, shares = run.settings.rollouts_per_problem, _near_zero(run)
+        if n is not None and shares is not None:
+            by_n = groups.setdefault((run.settings.problems_per_batch, run.settings.seed), {})
+            by_n.setdefault(n, []).append((run.name, *shares))
     out = []
-    for runs in groups.values():
-        ordered = sorted(runs, key=lambda run: run.settings.rollouts_per_problem or 0)
-        small, n = ordered[0], ordered[0].settings.rollouts_per_problem or 1
-        apart = [run for run in ordered if _APART[0] * n <= (run.settings.rollouts_per_problem or 0) <= _APART[1] * n]
-        if not apart:
-            continue
-        large = apart[-1]
-        curves = [_near_zero(run) for run in (small, large)]
-        (x_small, y_small), (x_large, y_large) = (c for c in curves if c is not None)
-        at = min(x_small[-1], x_large[-1])
-        difference = float(np.interp(at, x_small, y_small) - np.interp(at, x_large, y_large))
-        out.append((difference, (small.name, large.name)))
+    for by_n in groups.values():
+        small = min(by_n)
+        apart = [n for n in by_n if _APART[0] * small <= n <= _APART[1] * small]
+        for less, more in zip(by_n[small], by_n[max(apart)] if apart else (), strict=False):
+            (name_less, x_less, y_less), (name_more, x_more, y_more) = less, more
+            at = min(x_less[-1], x_more[-1])
+            difference = float(np.interp(at, x_less, y_less) - np.interp(at, x_more, y_more))
+            out.append((difference, (name_less, name_more)))
     return out
 
 
@@ -138,7 +141,3 @@ def _near_zero(run: Run) -> tuple[Array, Array] | None:
     if table.is_empty():
         return None
     return table["rollouts"].to_numpy().astype(np.float64), table["share"].to_numpy().astype(np.float64)
-
-
-def _runs_of(setup: Setup) -> tuple[str, ...]:
-    return tuple(run.name for run in setup.runs)

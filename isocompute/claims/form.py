@@ -30,7 +30,7 @@ def about_form(study: Study) -> Iterator[Claim]:
     for setup in study.setups:
         for run in setup.runs:
             made = study.curves([run])
-            gain = None if made is None else _gain(made[0][0])
+            gain = None if made is None else _gain(made[0][0], study)
             if gain is not None:
                 gains[run.name] = gain
     if len(gains) < _RUNS:
@@ -42,7 +42,7 @@ def about_form(study: Study) -> Iterator[Claim]:
         verdict,
         statistic={
             "value": difference.value,
-            "unit": "absolute error at the end: power law less sigmoid",
+            "unit": "error at the end, of the scale: power law less sigmoid",
             "sigmoid_better": sum(gain > 0 for gain in gains.values()),
             "curves": len(gains),
             "rule": f"{difference.rule} runs",
@@ -53,15 +53,15 @@ def about_form(study: Study) -> Iterator[Claim]:
     )
 
 
-def _gain(curve: Curve) -> float | None:
-    """Error of the power law less that of the sigmoid; None where a curve is too short to say."""
+def _gain(curve: Curve, study: Study) -> float | None:
+    """Error of the power law less that of the sigmoid, of the curve's scale; None where it is too short to say."""
     half = int((curve.compute_C <= 0.5 * curve.compute_C[-1]).sum())
     if len(curve.compute_C) < _POINTS or half < _POINTS // 2 or np.ptp(curve.values_C[:half]) == 0:
         return None
     last = curve.compute_C >= 0.9 * curve.compute_C[-1]
     truth = float(curve.values_C[last].mean())
     errors = [abs(_predict(curve, half, family) - truth) for family in (HILL, POWER)]
-    return errors[1] - errors[0]
+    return (errors[1] - errors[0]) / study.scale(curve.values_C)
 
 
 def _predict(curve: Curve, half: int, family: Family) -> float:

@@ -92,7 +92,7 @@ def _rises(what: Statement, study: Study, setup: Setup, law: Law, tradeoff: Trad
         verdict = "holds" if sure else "undecided"
         needs = None if sure else f"seeds: with one, a lead under {error:.3g} is not told from chance (here {lead:.3f})"
     elif interval[1] <= _MOVED:
-        needs = _edge(best)
+        needs = _at_edge(best)
         verdict = "undecided" if needs else "fails"
     return what.judged(
         verdict,
@@ -122,13 +122,20 @@ def _final_lead(fits: Sequence[CurveFit], best: Optimum) -> float:
     return float(last.at(end)[0] - first.at(end)[0])
 
 
-def _edge(best: Optimum) -> str | None:
-    """What to run where n* stood still at the edge of what was run."""
-    if best.floor_bound == best.ceiling_bound == "<=":
-        return f"n below {best.smallest:.0f}: the smallest n led at every compute"
-    if best.floor_bound == best.ceiling_bound == ">=":
-        return f"n above {best.largest:.0f}: the largest n led at every compute"
+def _at_edge(best: Optimum) -> str | None:
+    """What to run where n* may have risen unseen: from below the smallest n, or to one above what was run that far."""
+    if best.ceiling_bound == ">=":
+        return _past_the_end(best)
+    if best.floor_bound == "<=":
+        led = "every" if best.ceiling_bound == "<=" else "small"
+        return f"n below {best.smallest:.0f}: the smallest n led at {led} compute"
     return None
+
+
+def _past_the_end(best: Optimum) -> str:
+    """What to run where n* at the end is a lower bound, and why."""
+    leads = ": the largest n leads at the end" if best.estimate_C[-1] == best.largest else ""
+    return f"{beyond(best)}{leads}"
 
 
 def _levels_off(what: Statement, study: Study, setup: Setup, best: Optimum, rise: Claim) -> Claim:
@@ -136,8 +143,7 @@ def _levels_off(what: Statement, study: Study, setup: Setup, best: Optimum, rise
     verdict: Verdict = "undecided"
     needs: str | None = "a rise of n* to level off from: seeds, or a wider range of compute"
     if best.ceiling_bound == ">=":
-        leads = ": the largest n leads at the end" if best.estimate_C[-1] == best.largest else ""
-        needs = f"{beyond(best)}{leads}"
+        needs = _past_the_end(best)
     elif best.rises and not best.saturates:
         needs = "more compute: n* still rises in the last tenth of the range"
     elif best.saturates and rise.verdict == "holds":

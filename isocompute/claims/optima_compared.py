@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from isocompute.claims.model import Claim, Statement, Verdict
 from isocompute.claims.optima import SWEEP
 from isocompute.claims.setups import REPLICATES, Setup, Study
 from isocompute.claims.statistics import above, inside
+from isocompute.errors import InputError
 from isocompute.law import Curve
-from isocompute.law.curve import MINIMUM_POINTS, Setting, upper_bound
-from isocompute.law.falls import fallen_early
+from isocompute.law.curve import Setting, upper_bound
 from isocompute.law.fits import fit_groups, usable_points
 from isocompute.law.frontier import compared, frontier, luck_of
 from isocompute.law.intervals import percentiles
 from isocompute.law.optimum import Optimum, beyond
+from isocompute.runs.model import RunWarning
 
 __all__ = ["about_difficulty", "about_metrics", "about_sizes", "about_units"]
 
@@ -176,13 +178,20 @@ class _End:
 
 
 def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: str | None = None) -> _End | None:
-    """At the largest compute that settings share, on the frontier of all of them."""
-    made = study.curves(setup.runs, metric=metric, unit=unit)
+    """At the largest compute that settings share, on the frontier of all of them.
+
+    None where that cannot be read, which a warning says where something is wrong with it.
+    """
+    try:
+        made = study.fittable(setup, metric=metric, unit=unit)
+    except InputError as error:
+        warnings.warn(f"{error} A claim that reads it stays undecided.", RunWarning, stacklevel=2)
+        return None
     groups: dict[Setting, list[Curve]] = {}
-    for curve in (usable_points(c) for c in (made[0] if made else ()) if not fallen_early(c)):
-        if curve.rollouts_per_problem is None or len(curve.compute_C) < MINIMUM_POINTS:
+    for curve in made[0] if made else ():
+        if curve.rollouts_per_problem is None:
             return None
-        groups.setdefault(curve.setting, []).append(curve)
+        groups.setdefault(curve.setting, []).append(usable_points(curve))
     if len({n for _, n in groups}) < 2:
         return None
     values = np.concatenate([curve.values_C for group in groups.values() for curve in group])

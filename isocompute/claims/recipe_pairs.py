@@ -11,7 +11,7 @@ import numpy as np
 
 from isocompute.claims.model import Claim, Statement, Verdict
 from isocompute.claims.setups import Difficulty, Pair, Study
-from isocompute.claims.statistics import Difference, above, combined, inside, seed_difference
+from isocompute.claims.statistics import Difference, above, combined, no_better, seed_difference
 from isocompute.errors import InputError
 from isocompute.law import Curve, compare
 from isocompute.law.curve import noise_level, scale_of
@@ -23,21 +23,21 @@ _LAST = 3
 _FIGURE_3 = "IsoCompute section 3, figure 3"
 _REPLICATES = 200
 _LOSS_FIELDS = ("loss", "clip_low", "clip_high", "ratio_cap", "ratio_anchor")
-SAME = 0.04
-"""Rewards within it count as the same, of the scale: twice ScaleRL's error."""
+_MARGIN = 0.04
+"""A reward that is higher by less counts as no better, of the scale: twice ScaleRL's error."""
 _PACE = ("pipeline_steps", "off_policy_steps", "updates_per_batch")
 
 
 @dataclass(frozen=True)
 class _Contrast:
-    """A claim that one recipe beats, equals or outpaces another that differs in some fields alone."""
+    """A claim that one recipe beats, does not beat or outpaces another that differs in some fields alone."""
 
     statement: Statement
     fields: tuple[str, ...]
     is_a: _Test
     is_b: _Test
     needs: str
-    kind: Literal["reward", "ceiling", "speed", "same"]
+    kind: Literal["reward", "ceiling", "speed", "no_better"]
     difficulty: Difficulty | None = None
 
 
@@ -97,7 +97,7 @@ _CONTRASTS = (
         lambda recipe: bool(recipe.get("baseline_rollouts")),
         lambda recipe: "baseline_rollouts" in recipe and recipe["baseline_rollouts"] is None,
         "runs with and without recipe.baseline_rollouts at one n, three seeds each",
-        "same",
+        "no_better",
     ),
     *(
         _Contrast(
@@ -155,7 +155,7 @@ def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | 
             continue
         a, b = sides[0][0], sides[1][0]
         scale = scale_of(np.concatenate([c.values_C for c in (*a, *b)]))
-        if contrast.kind in ("reward", "same"):
+        if contrast.kind in ("reward", "no_better"):
             found.append((pair, _reward(a, b, scale)))
             continue
         difference, why = _by_fit(a, b, contrast.kind)
@@ -166,9 +166,11 @@ def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | 
     if not found:
         return None
     total = combined([difference for _, difference in found])
-    verdict: Verdict = inside(total.interval, SAME * scale) if contrast.kind == "same" else above(total.interval)
+    verdict: Verdict = (
+        no_better(total.interval, _MARGIN * scale) if contrast.kind == "no_better" else above(total.interval)
+    )
     needs = "more seeds: the difference is not told from chance" if verdict == "undecided" else None
-    if unsure and contrast.kind != "same":
+    if unsure:
         verdict, needs = "undecided", unsure[0]
     units = {"speed": "log2 of compute to half-way, the other over this", "ceiling": "ceiling, this less the other"}
     return contrast.statement.judged(
@@ -188,17 +190,25 @@ def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | 
 def _reward(a: Sequence[Curve], b: Sequence[Curve], scale: float) -> Difference:
     """At the compute that all of these runs have: what was measured, also of a run that has collapsed by then."""
     end = min(float(curve.compute_C[-1]) for curve in (*a, *b))
-    return seed_difference(_ends(a, end), _ends(b, end), scale=scale)
+    by_seed = _has_own_seeds(a) and _has_own_seeds(b)
+    return seed_difference(_ends(a, end, by_seed=by_seed), _ends(b, end, by_seed=by_seed), scale=scale)
 
 
-def _ends(curves: Sequence[Curve], end: float) -> dict[int | str, tuple[float, float]]:
-    """Mean of the last evaluations up to a compute, with its standard error, by seed."""
+def _has_own_seeds(curves: Sequence[Curve]) -> bool:
+    """Whether a seed says which run is meant: repetitions may all be given the same one, or none."""
+    seeds = [curve.seed for curve in curves]
+    return None not in seeds and len(set(seeds)) == len(seeds)
+
+
+def _ends(curves: Sequence[Curve], end: float, *, by_seed: bool) -> dict[int | str, tuple[float, float]]:
+    """Mean of the last evaluations up to a compute, with its standard error, by seed or by name."""
     out: dict[int | str, tuple[float, float]] = {}
     for curve in curves:
         values_C = curve.values_C[curve.compute_C <= end * (1 + 1e-9)]
         last_C = values_C[-_LAST:] if len(values_C) else curve.values_C[:1]
         error = noise_level(curve.values_C) / float(np.sqrt(len(last_C)))
-        out[curve.name if curve.seed is None else curve.seed] = float(last_C.mean()), error
+        key = curve.seed if by_seed and curve.seed is not None else curve.name
+        out[key] = float(last_C.mean()), error
     return out
 
 

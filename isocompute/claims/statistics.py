@@ -1,8 +1,9 @@
 """Differences with an interval, and what an interval decides.
 
 With seeds on both sides the spread between them is the error: paired where the seeds are the same (Student), else
-Welch's. With one seed on a side nothing in the data shows that spread; ScaleRL's ±.02 of the scale, what repetitions of
-one run gave them, then stands for each side, so √2 times as much for the difference.
+Welch's. With one seed on each side nothing in the data shows that spread; ScaleRL's ±.02 of the scale, what repetitions
+of one run gave them, then stands for each side, so √2 times as much for the difference. With one seed on one side alone
+the other's spread stands for both, and is never taken to be less than that.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from isocompute.arrays import Array
 from isocompute.claims.model import Verdict
 from isocompute.law.seeds import ONE_SEED_ERROR
 
-__all__ = ["ONE_SEED", "Difference", "above", "combined", "inside", "mean_of", "seed_difference"]
+__all__ = ["ONE_SEED", "Difference", "above", "combined", "inside", "mean_of", "no_better", "seed_difference"]
 
 ONE_SEED = math.sqrt(2.0) * ONE_SEED_ERROR
 """95% error of a difference between single runs, of the scale."""
@@ -48,6 +50,13 @@ def inside(interval: Interval, margin: float) -> Verdict:
     return "fails" if interval[0] > margin or interval[1] < -margin else "undecided"
 
 
+def no_better(interval: Interval, margin: float) -> Verdict:
+    """For a claim that one thing does no better than another: `holds` below the margin, `fails` above it."""
+    if interval[1] < margin:
+        return "holds"
+    return "fails" if interval[0] > margin else "undecided"
+
+
 def mean_of(values: Sequence[float]) -> Difference:
     """Mean with Student's interval; at least two values."""
     sample = np.asarray(values, dtype=np.float64)
@@ -72,15 +81,34 @@ def seed_difference(
         paired = mean_of([a[seed][0] - b[seed][0] for seed in shared])
         half, rule = (paired.interval[1] - paired.interval[0]) / 2, f"{len(shared)} seeds, paired"
     elif min(len(a), len(b)) >= 2:
-        parts = [float(v.var(ddof=1)) / len(v) for v in (value_a, value_b)]
-        total = sum(parts)
-        freedom = total**2 / sum(p**2 / (len(v) - 1) for p, v in zip(parts, (value_a, value_b), strict=True) if p > 0)
-        half = float(stats.t.ppf(0.975, freedom)) * float(np.sqrt(total)) if total > 0 else 0.0
-        rule = f"{len(a)} and {len(b)} seeds, Welch"
+        half, rule = _welch(value_a, value_b), f"{len(a)} and {len(b)} seeds, Welch"
     else:
-        half, rule = math.hypot(ONE_SEED * scale, noise), f"one seed: at least ±{ONE_SEED * scale:.3g}"
+        several = max(value_a, value_b, key=len)
+        half = max(_against_one(several), math.hypot(ONE_SEED * scale, noise))
+        rule = f"one seed: at least ±{ONE_SEED * scale:.3g}"
+        if len(several) > 1:
+            rule = f"{len(several)} seeds and one, with the spread of the {len(several)}, {rule}"
     half = max(half, noise)
     return Difference(difference, (difference - half, difference + half), rule)
+
+
+def _welch(value_a: Array, value_b: Array) -> float:
+    """Half of Welch's interval; 0 where no seed differs from another of its side."""
+    parts = [float(v.var(ddof=1)) / len(v) for v in (value_a, value_b)]
+    total = sum(parts)
+    if total <= 0:
+        return 0.0
+    freedom = 1.0 / sum((p / total) ** 2 / (len(v) - 1) for p, v in zip(parts, (value_a, value_b), strict=True))
+    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)
+
+
+def _against_one(several: Array) -> float:
+    """Half of Student's interval of the mean of several seeds less one seed of the same spread; 0 for a single seed."""
+    count = len(several)
+    if count < 2:
+        return 0.0
+    variance = float(several.var(ddof=1)) * (1.0 + 1.0 / count)
+    return float(stats.t.ppf(0.975, count - 1)) * math.sqrt(variance)
 
 
 def combined(parts: Sequence[Difference]) -> Difference:

@@ -19,7 +19,17 @@ from isocompute.recipes import FOLLOWS_BATCH
 from isocompute.runs.columns import said_by
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 
-__all__ = ["Condition", "algorithm", "conditions_of", "ingredients", "made_of", "set_size", "spelt", "warn_of_several"]
+__all__ = [
+    "Condition",
+    "algorithm",
+    "apart_from_batch",
+    "conditions_of",
+    "ingredients",
+    "made_of",
+    "set_size",
+    "spelt",
+    "warn_of_several",
+]
 
 _FIRST = ("problems", "model", "recipe.baseline_rollouts", "recipe.loss", "recipe.advantage")
 """Ingredients that name a condition before any other does."""
@@ -120,6 +130,11 @@ def ingredients(run: Run) -> dict[str, Any]:
         if key.lower() not in _ALLOCATION and not {ours.get(key), f"recipe.{ours.get(key)}"} & out.keys():
             out.setdefault(key, value)
     return out
+
+
+def apart_from_batch(run: Run) -> str:
+    """All ingredients but those that change with the batch by design, as text to compare by."""
+    return _text({key: value for key, value in ingredients(run).items() if key not in _FOLLOWS_BATCH})
 
 
 def spelt(name: str) -> list[tuple[str, str]]:

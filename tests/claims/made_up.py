@@ -10,10 +10,22 @@ import polars as pl
 
 from isocompute.runs import Run, RunSet, RunSettings
 
-__all__ = ["Truth", "sweep"]
+__all__ = ["Truth", "crossing", "same", "sweep"]
 
 Truth = Callable[[int, np.ndarray], np.ndarray]
 """(n, compute) → expected reward."""
+
+
+def crossing(n: int, compute_C: np.ndarray) -> np.ndarray:
+    """Small n is fast and ends low, large n slow and high: n* rises."""
+    ceiling = {8: 0.55, 32: 0.65, 128: 0.75, 512: 0.6}[n]
+    scale = {8: 1.5e4, 32: 6e4, 128: 2.5e5, 512: 1e6}[n]
+    return np.asarray(0.35 + (ceiling - 0.35) * (1 - np.exp(-compute_C / scale)))
+
+
+def same(_: int, compute_C: np.ndarray) -> np.ndarray:
+    """n makes no difference."""
+    return np.asarray(0.35 + 0.3 * (1 - np.exp(-compute_C / 4e5)))
 
 
 def sweep(

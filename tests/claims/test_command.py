@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -64,3 +65,21 @@ def test_runs_without_a_common_metric_are_read_as_the_report_reads_them(call: Ca
     assert Evidence.of(tmp_path).metric == "avg@4"
     code, _, err = call(tmp_path, "--metric", "avg@1")
     assert (code, err) == (0, "")
+
+
+def test_a_constant_run_is_left_out_and_said(call: Call, sweep: Path, tmp_path: Path) -> None:
+    runs = shutil.copytree(sweep / "runs", tmp_path / "runs")
+    write_points(runs / "flat", [point | {"avg@4": 0.0} for point in rising()])
+    code, out, err = call(runs, "--json")
+    said = f"{runs}: 1 of 4 runs left out, 1 with one value of 'avg@4' throughout: 'flat'."
+    assert (code, err) == (0, f"warning: {said}\n")
+    rises = next(claim for claim in json.loads(out)["claims"] if claim["code"] == "optimum_rises")
+    assert sorted(rises["runs"]) == ["easy-32x16", "easy-32x64", "easy-32x8"]
+
+
+def test_compute_that_goes_backwards_is_refused(call: Call, sweep: Path, tmp_path: Path) -> None:
+    runs = shutil.copytree(sweep / "runs", tmp_path / "runs")
+    write_points(runs / "back", [point | {"rollouts": 10**6 - point["rollouts"]} for point in rising()])
+    code, out, err = call(runs)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run 'back', column 'rollouts': compute goes backwards" in err

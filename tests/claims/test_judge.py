@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from isocompute.claims import Claim, judge
 from isocompute.claims.optima import about_optimum
 from isocompute.claims.recipe_pairs import about_recipes
 from isocompute.claims.setups import sort_runs
-from isocompute.claims.statistics import above, combined, inside, seed_difference
-from isocompute.runs import RunSet
-from tests.claims.made_up import Truth, sweep
+from isocompute.claims.statistics import above, combined, inside, no_better, seed_difference
+from isocompute.runs import Run, RunSet
+from tests.claims.made_up import Truth, crossing, same, sweep
 
 
 def _by_code(runs: RunSet) -> dict[str, Claim]:
@@ -24,16 +26,9 @@ def _join(*sets: RunSet) -> RunSet:
     return RunSet(tuple(run for runs in sets for run in runs))
 
 
-def crossing(n: int, compute_C: np.ndarray) -> np.ndarray:
-    """Small n is fast and ends low, large n slow and high: n* rises."""
-    ceiling = {8: 0.55, 32: 0.65, 128: 0.75, 512: 0.6}[n]
-    scale = {8: 1.5e4, 32: 6e4, 128: 2.5e5, 512: 1e6}[n]
-    return np.asarray(0.35 + (ceiling - 0.35) * (1 - np.exp(-compute_C / scale)))
-
-
-def same(_: int, compute_C: np.ndarray) -> np.ndarray:
-    """n makes no difference."""
-    return np.asarray(0.35 + 0.3 * (1 - np.exp(-compute_C / 4e5)))
+def hill(_: int, compute_C: np.ndarray) -> np.ndarray:
+    """A sigmoid in log compute: a power law through its first half overshoots."""
+    return np.asarray(0.3 + 0.3 / (1 + (2e5 / compute_C) ** 2.0))
 
 
 def test_a_rise_that_levels_off_is_found() -> None:
@@ -194,15 +189,20 @@ def test_problems_near_zero_are_compared_at_equal_compute() -> None:
 
 
 def test_the_form_is_tested_on_what_was_not_fitted() -> None:
-    """Curves that are sigmoids in log compute: a power law through the first half overshoots."""
-
-    def hill(_: int, compute_C: np.ndarray) -> np.ndarray:
-        return np.asarray(0.3 + 0.3 / (1 + (2e5 / compute_C) ** 2.0))
-
     runs = sweep(hill, rng=np.random.default_rng(11), ns=(8, 16, 32, 64, 128, 256), noise=0.002, points=60)
     claim = _by_code(runs)["sigmoid_beats_power"]
     assert claim.verdict == "holds"
     assert len(claim.runs) == 6
+
+
+def test_one_run_in_percent_does_not_decide_the_form() -> None:
+    """Errors are of the scale that each run's values lie on."""
+    runs = sweep(hill, rng=np.random.default_rng(11), ns=(8, 16, 32, 64, 128, 256), noise=0.002, points=60)
+    percent = replace(runs[0], points=runs[0].points.with_columns(pl.col("avg@4") * 100.0))
+    mixed = RunSet((replace(percent, settings=percent.settings.model_copy(update={"problems": "hard"})), *runs[1:]))
+    one, other = (_by_code(each)["sigmoid_beats_power"] for each in (runs, mixed))
+    assert other.verdict == one.verdict == "holds"
+    assert other.statistic["value"] == pytest.approx(one.statistic["value"], rel=0.01)
 
 
 def test_every_undecided_claim_says_what_it_needs_and_all_are_plain_data() -> None:
@@ -239,6 +239,122 @@ def test_paired_seeds_agree_with_scipy() -> None:
     assert seed_difference(sides[0], sides[1], scale=1.0).interval == pytest.approx((expected.low, expected.high))
 
 
+def test_seeds_that_all_end_alike_have_the_error_of_their_evaluations() -> None:
+    sides: list[dict[int | str, tuple[float, float]]] = [{0: (v, 0.01), 1: (v, 0.01)} for v in (0.6, 0.5)]
+    assert seed_difference(sides[0], sides[1], scale=1.0).interval == pytest.approx((0.0804, 0.1196))
+    nearly: dict[int | str, tuple[float, float]] = {0: (1e-120, 0.01), 1: (0.0, 0.01)}
+    assert seed_difference(nearly, nearly, scale=1.0).interval == pytest.approx((-0.0196, 0.0196))
+
+
+def test_recipes_that_all_end_at_the_top_are_judged() -> None:
+    rng = np.random.default_rng(12)
+    sides = [
+        sweep(same, rng=rng, ns=(32,), seeds=2, recipe={"lr_scaling": scaling}, prefix=f"{scaling}-")
+        for scaling in ("sqrt", "constant")
+    ]
+    full = pl.when(pl.int_range(pl.len()) < 18).then(pl.col("avg@4")).otherwise(1.0).alias("avg@4")
+    runs = RunSet(tuple(replace(run, points=run.points.with_columns(full)) for run in _join(*sides)))
+    claim = _by_code(runs)["sqrt_beats_constant"]
+    assert (claim.verdict, claim.statistic["value"], len(claim.runs)) == ("undecided", 0.0, 4)
+
+
+def test_the_spread_of_several_seeds_counts_against_a_single_one() -> None:
+    """The one is a draw like those of the other side: the mean of five lies off it by their spread and its own."""
+    from scipy import stats
+
+    values = (0.5, 0.6, 0.7, 0.55, 0.75)
+    several: dict[int | str, tuple[float, float]] = {i: (v, 0.001) for i, v in enumerate(values)}
+    one: dict[int | str, tuple[float, float]] = {0: (0.55, 0.001)}
+    half = float(stats.t.ppf(0.975, 4)) * float(np.std(values, ddof=1)) * 1.2**0.5
+    assert seed_difference(several, one, scale=1.0).interval == pytest.approx((0.07 - half, 0.07 + half))
+    assert seed_difference(one, several, scale=1.0).interval == pytest.approx((-0.07 - half, -0.07 + half))
+    alike: dict[int | str, tuple[float, float]] = dict.fromkeys(range(5), (0.6, 0.001))
+    assert seed_difference(alike, one, scale=1.0).interval[0] < 0.05 - 0.028
+
+
+def _repeats(levels: dict[str, tuple[float, ...]]) -> RunSet:
+    """Repetitions that were all given the seed 0."""
+    out: list[Run] = []
+    for scaling, shifts in levels.items():
+        for i, shift in enumerate(shifts):
+            (run,) = sweep(
+                lambda n, c, by=shift: same(n, c) + by,
+                rng=np.random.default_rng(i),
+                ns=(32,),
+                seed_spread=0.0,
+                recipe={"lr_scaling": scaling},
+            )
+            out.append(replace(run, name=f"{scaling}-{i}"))
+    return RunSet(tuple(out))
+
+
+def test_repetitions_with_one_seed_all_count() -> None:
+    """The same three levels on both sides, in another order: no side is better, whichever came last."""
+    claim = _by_code(_repeats({"sqrt": (-0.08, 0.0, 0.08), "constant": (0.08, 0.0, -0.08)}))["sqrt_beats_constant"]
+    assert (claim.verdict, claim.statistic["rule"]) == ("undecided", "3 and 3 seeds, Welch")
+    assert claim.statistic["value"] == pytest.approx(0.0, abs=0.01)
+
+
+def test_repetitions_with_one_seed_are_each_in_a_pair_for_spread() -> None:
+    near_zero = {"train/zero_pass": lambda n, c: 0.3 - 0.02 * np.log2(n) + 0.0 * c}
+    runs = sweep(same, rng=np.random.default_rng(10), ns=(8, 128), seeds=4, noise=0.003, metrics=near_zero)
+    alike = [replace(run, settings=run.settings.model_copy(update={"seed": 0})) for run in runs]
+    claim = _by_code(RunSet(tuple(alike)))["larger_n_spreads_progress"]
+    assert (claim.statistic["pairs"], len(claim.runs)) == (4, 8)
+
+
+def test_an_optimum_that_is_a_lower_bound_does_not_fail_to_rise() -> None:
+    """n = 128 ends early: that 32 leads from there on does not show that n* stands still."""
+
+    def middle(n: int, compute_C: np.ndarray) -> np.ndarray:
+        top, half = {8: (0.35, 6e4), 32: (0.5, 3e4), 128: (0.8, 8e5)}[n]
+        return np.asarray(0.05 + (top - 0.05) / (1 + (half / compute_C) ** 1.5))
+
+    runs = sweep(middle, rng=np.random.default_rng(1), seeds=3, noise=0.003, points=30)
+    cut = [
+        replace(run, points=run.points.filter(pl.col("rollouts") < 2.6e4))
+        if run.settings.rollouts_per_problem == 128
+        else run
+        for run in runs
+    ]
+    claim = _by_code(RunSet(tuple(cut)))["optimum_rises"]
+    assert claim.verdict == "undecided"
+    assert claim.needs == "n above 32 run to the end of the range: the next larger one ends before"
+
+
+@pytest.mark.parametrize(
+    ("sign", "needs"),
+    [
+        (1, "n above 128: the largest n leads at the end"),
+        (-1, "n below 8: the smallest n led at every compute"),
+    ],
+)
+def test_an_edge_that_leads_everywhere_asks_for_what_lies_beyond(sign: int, needs: str) -> None:
+    def tilted(n: int, compute_C: np.ndarray) -> np.ndarray:
+        return same(n, compute_C) + sign * 0.03 * np.log2(n / 32)
+
+    claim = _by_code(sweep(tilted, rng=np.random.default_rng(1), seeds=3))["optimum_rises"]
+    assert (claim.verdict, claim.needs) == ("undecided", needs)
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(-0.2, "holds"), (0.0, "holds"), (0.2, "fails")])
+def test_a_decoupled_baseline_may_be_worse_but_not_better(gain: float, verdict: str) -> None:
+    rng = np.random.default_rng(13)
+    runs = _join(
+        sweep(
+            lambda n, c: same(n, c) + gain * (1 - np.exp(-c / 1e5)),
+            rng=rng,
+            ns=(32,),
+            seeds=3,
+            seed_spread=0.003,
+            recipe={"baseline_rollouts": 64, "loss": "clip"},
+            prefix="more-",
+        ),
+        sweep(same, rng=rng, ns=(32,), seeds=3, seed_spread=0.003, recipe={"loss": "clip"}, prefix="alone-"),
+    )
+    assert _by_code(runs)["decoupled_baseline_same"].verdict == verdict
+
+
 def test_one_seed_is_never_surer_than_the_papers_error() -> None:
     difference = seed_difference({0: (0.61, 0.001)}, {0: (0.60, 0.001)}, scale=1.0)
     assert difference.interval[0] < -0.018
@@ -248,6 +364,7 @@ def test_one_seed_is_never_surer_than_the_papers_error() -> None:
 
 def test_what_intervals_decide() -> None:
     assert [above(i) for i in ((0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1))] == ["holds", "fails", "undecided"]
+    assert [no_better(i, 0.5) for i in ((-9.0, 0.2), (0.6, 0.9), (0.1, 0.9))] == ["holds", "fails", "undecided"]
     assert [inside(i, 0.5) for i in ((-0.1, 0.2), (0.6, 0.9), (0.1, 0.9))] == ["holds", "fails", "undecided"]
 
 
