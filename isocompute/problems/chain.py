@@ -7,6 +7,7 @@ operations: a model that errs once in a while errs more often on a longer chain.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,13 @@ SPECIAL = ("<pad>", "<eos>", "=")
 LEVELS = {"very-easy": (1, 2), "easy": (3, 5), "hard": (8, 10), "extremely-hard": (14, 16), "all": (1, 16)}
 """Operations of the chains of a level, from and to."""
 DEFAULT_SIZE = 2000
+MOST_STEPS = 1000
+LARGEST_MODULUS = 2**16
+"""A number is a token, and a product of two must not overflow."""
+_MOST_NUMBERS = 2**27
+"""Drawn at once; a GiB an array."""
+_STEPS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+_MODULUS = re.compile(r"modulus=(\d{1,18})")
 
 
 @dataclass(frozen=True)
@@ -34,10 +42,14 @@ class ChainSpec:
     longest: int = 16
 
     def __post_init__(self) -> None:
+        if self.modulus > LARGEST_MODULUS:
+            raise InputError(f"chain: modulus {self.modulus} is above {LARGEST_MODULUS:,}; try 23 or 97.")
         if self.modulus < 3 or any(self.modulus % d == 0 for d in range(2, int(self.modulus**0.5) + 1)):
             raise InputError(f"chain: modulus {self.modulus} is not a prime of at least 3; try 23 or 97.")
         if not 1 <= self.shortest <= self.longest:
             raise InputError(f"chain: steps {self.shortest}-{self.longest}; give the shorter first, at least 1.")
+        if self.longest > MOST_STEPS:
+            raise InputError(f"chain: steps {self.shortest}-{self.longest}; give at most {MOST_STEPS:,}.")
 
 
 @dataclass(frozen=True)
@@ -83,18 +95,18 @@ def parse_chain(source: str) -> ChainSpec:
     text, _, options = source.removeprefix("chain").removeprefix(":").partition("?")
     spec = ChainSpec()
     for option in filter(None, options.split("&")):
-        name, _, value = option.partition("=")
-        if name != "modulus" or not value.isdecimal():
+        modulus = _MODULUS.fullmatch(option)
+        if modulus is None:
             raise InputError(f"{source}: '{option}' is not an option of chain; there is modulus=PRIME.")
-        spec = replace(spec, modulus=int(value))
+        spec = replace(spec, modulus=int(modulus[1]))
     level = text or "all"
     if level in LEVELS:
         shortest, longest = LEVELS[level]
     else:
-        first, dash, last = level.partition("-")
-        if not (first.isdecimal() and (last.isdecimal() if dash else True)):
+        steps = _STEPS.fullmatch(level)
+        if steps is None:
             raise InputError(f"{source}: '{level}' is not one of {', '.join(LEVELS)} nor a range of steps such as 3-5.")
-        shortest, longest = int(first), int(last or first)
+        shortest, longest = int(steps[1]), int(steps[2] or steps[1])
     return replace(spec, shortest=shortest, longest=longest)
 
 
@@ -127,8 +139,11 @@ def make_chains(spec: ChainSpec, size: int, *, seed: int) -> Chains:
 
 def distinct_chains(spec: ChainSpec, size: int, *, seed: int, without: Sequence[Chains] = ()) -> Chains:
     """So many chains, none twice and none of `without`."""
+    draws = 4 * size + 64
+    if draws * spec.longest > _MOST_NUMBERS:
+        raise InputError(f"chain: {size:,} problems of up to {spec.longest} steps are too many to draw; ask for fewer.")
     taken = {chains.question(i) for chains in without for i in range(len(chains))}
-    drawn = make_chains(spec, 4 * size + 64, seed=seed)
+    drawn = make_chains(spec, draws, seed=seed)
     rows: list[int] = []
     for row in range(len(drawn)):
         question = drawn.question(row)

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isocompute.errors import InputError
-from isocompute.problems.answers import final_answer
+from isocompute.problems.answers import stated_answer
 from isocompute.problems.model import Problem, ProblemWarning, question_key
-from isocompute.problems.tables import Row, columns_of, lookup
+from isocompute.problems.tables import Row, columns_of, filled, lookup
 
-__all__ = ["choose", "distinct_index", "problems_of", "rate_of"]
+__all__ = ["choose", "distinct_index", "problems_of", "rate_of", "text_of"]
 
 QUESTIONS = ("question", "problem", "prompt", "input", "instruction", "messages", "query")
 ANSWERS = (
@@ -96,20 +96,19 @@ def problems_of(
     for row in _answered(rows, answer, path):
         asked = _given(row, question)
         chat = _chat(asked, row, question)
-        text = next(m["content"] for m in reversed(chat) if m["role"] == "user") if chat else _text(asked)
+        text = chat[-1]["content"] if chat else text_of(asked, row, question)
         if not text.strip():
             raise InputError(f"{row.place}: column '{question}' is empty; give every problem a question.")
         beside = lookup(row.values, chat_column) if chat_column else None
-        identity = lookup(row.values, id_column) if id_column else None
-        source = lookup(row.values, source_column) if source_column else None
+        identity = _optional_text(row, id_column)
         rate = lookup(row.values, pass_rate) if pass_rate else None
         out.append(
             Problem(
-                id=f"{question_key(text):016x}" if identity in (None, "") else str(identity),
+                id=identity or f"{question_key(text):016x}",
                 question=text,
                 answer=_answer(row, answer),
                 messages=chat or (_chat(beside, row, "messages") if beside else None),
-                source="" if source is None else str(source),
+                source=_optional_text(row, source_column),
                 pass_rate=None if rate in (None, "") else rate_of(rate, row, str(pass_rate)),
             )
         )
@@ -118,7 +117,7 @@ def problems_of(
 
 def _answered(rows: Sequence[Row], column: str, path: str) -> Sequence[Row]:
     """The rows that have an answer. A few gaps, as in public sets, are left out with a warning; more are an error."""
-    empty = [row for row in rows if lookup(row.values, column) in (None, "", [])]
+    empty = [row for row in rows if _sole(lookup(row.values, column)) in (None, "", [])]
     if not empty:
         return rows
     if len(empty) > MISSING_SHARE * len(rows):
@@ -153,38 +152,67 @@ def _given(row: Row, column: str) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any, row: Row, column: str) -> str:
     """A cell as text; a whole number in a float column is a whole number."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return value if isinstance(value, str) else str(value)
+    whole = isinstance(value, float) and value.is_integer()
+    text = str(int(value) if whole else value)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{row.place}: column '{column}' has half of a character, \\u{ord(text[error.start]):04x}, which cannot be "
+            "written as UTF-8; mend the text or leave the row out."
+        ) from error
+    return text
+
+
+def _optional_text(row: Row, column: str | None) -> str:
+    value = lookup(row.values, column) if column else None
+    return "" if value is None else text_of(value, row, str(column))
 
 
 def _chat(value: Any, row: Row, column: str) -> tuple[dict[str, str], ...] | None:
     """A list of messages up to the last one of the user; None for plain text."""
     if not isinstance(value, list):
         return None
-    messages = []
-    for message in value:
-        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise InputError(
-                f"{row.place}: column '{column}' is a list, but not of messages with 'role' and 'content'."
-            )
-        messages.append({"role": str(message["role"]), "content": str(message["content"])})
-    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if not all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in value):
+        raise InputError(f"{row.place}: column '{column}' is a list, but not of messages with 'role' and 'content'.")
+    last = max((i for i, message in enumerate(value) if message["role"] == "user"), default=None)
     if last is None:
         raise InputError(f"{row.place}: column '{column}' has no message of the user; give the prompt as one.")
-    return tuple(messages[: last + 1])
+    return tuple(
+        {"role": text_of(message["role"], row, column), "content": _content(message["content"], row, column)}
+        for message in value[: last + 1]
+    )
+
+
+def _content(content: Any, row: Row, column: str) -> str:
+    """What a message says; parts `{"type": "text", "text": …}` (OpenAI's layout) are joined."""
+    if content is None:
+        raise InputError(f"{row.place}: column '{column}' has a message that says nothing; give its content as text.")
+    if not isinstance(content, list):
+        return text_of(content, row, column)
+    for part in content:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise InputError(
+                f"{row.place}: column '{column}' has a message with a part of type '{kind}'; only parts of type 'text' "
+                "can be asked, so leave the row out."
+            )
+    return text_of("".join(part["text"] for part in content), row, column)
+
+
+def _sole(value: Any) -> Any:
+    """The cell itself, or the only item of a list."""
+    return filled(value[0]) if isinstance(value, list) and len(value) == 1 else value
 
 
 def _answer(row: Row, column: str) -> str:
-    value = lookup(row.values, column)
+    value = _sole(lookup(row.values, column))
     if isinstance(value, list):
-        if len(value) != 1:
-            raise InputError(f"{row.place}: column '{column}' has {len(value)} answers; give one.")
-        value = value[0]
-    text = _text(value).strip()
-    found = final_answer(text) if "####" in text or "boxed" in text else None
+        raise InputError(f"{row.place}: column '{column}' has {len(value)} answers; give one.")
+    text = text_of(value, row, column).strip()
+    found = stated_answer(text) if "####" in text or "boxed" in text else None
     if not (found or text):
         raise InputError(f"{row.place}: column '{column}' has no answer in it; leave the row out.")
     return found or text

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from isocompute.arrays import Ints
 from isocompute.errors import InputError
-from isocompute.problems.columns import IDS, QUESTIONS, RATES, choose, distinct_index, rate_of
+from isocompute.problems.columns import IDS, QUESTIONS, RATES, choose, distinct_index, rate_of, text_of
 from isocompute.problems.model import Problem
 from isocompute.problems.tables import Row, columns_of, lookup, read_rows
 
@@ -52,7 +51,8 @@ def read_counts(
     rate = None if correct else choose(rows, RATES, path=path, what="pass rate", named=pass_rate)
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
-        named = _words(lookup(row.values, key))
+        given = lookup(row.values, key)
+        named = "" if given is None else _words(text_of(given, row, key))
         if not named:
             raise InputError(f"{row.place}: column '{key}' is empty; say which problem the counts are of.")
         if named in found:
@@ -90,8 +90,8 @@ def _key(rows: Sequence[Row], path: str, question: str | None) -> tuple[str, boo
     return choose(rows, QUESTIONS, path=path, what="question", named=known, instead=instead), False
 
 
-def _words(value: Any) -> str:
-    return "" if value is None else " ".join(str(value).split())
+def _words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _count(row: Row, column: str) -> int:

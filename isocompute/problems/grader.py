@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from isocompute.errors import InputError
+from isocompute.problems.answers import LONGEST_RESPONSE
 from isocompute.problems.model import Problem
 
 __all__ = ["TIMEOUT_SECONDS", "GradingError", "GymVerifier", "MathVerifier", "ask", "needs"]
@@ -28,7 +29,6 @@ TIMEOUT_SECONDS = 5.0
 """Of processor time for one response, so that rewards do not depend on how busy a machine is."""
 _PATIENCE = 20
 """Waits for an answer end after so many times that, should the grading process sleep for ever."""
-_LONGEST = 200_000
 
 
 class GradingError(Exception):
@@ -117,7 +117,7 @@ class MathVerifier:
 
     def __call__(self, problem: Problem, response: str) -> float:
         """The reward of a response."""
-        return _reward("grade_math", answer=problem.answer, response=response[-_LONGEST:])
+        return _reward("grade_math", answer=problem.answer, response=response[-LONGEST_RESPONSE:])
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class GymVerifier:
     def __call__(self, problem: Problem, response: str) -> float:
         """The reward of a response."""
         index = int(problem.id.rsplit("-", 1)[1])
-        return _reward("grade_gym", spec=self.spec, index=index, response=response[-_LONGEST:])
+        return _reward("grade_gym", spec=self.spec, index=index, response=response[-LONGEST_RESPONSE:])
 
 
 def _reward(do: str, **request: Any) -> float:

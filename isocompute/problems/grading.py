@@ -24,7 +24,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
-from isocompute.problems.answers import final_answer, marked_answer, same_answer
+from isocompute.problems.answers import another_amount, marked_answer, plain, same_answer, stated_answer
 
 __all__ = ["serve"]
 
@@ -40,6 +40,8 @@ def grade_math(*, answer: str, response: str) -> float:
     found = marked_answer(response)
     if found is not None and same_answer(found, answer):
         return 1.0
+    if another_amount(stated_answer(response) or "", answer):  # math-verify drops the words of `12 \text{ thousand}`
+        return 0.0
     gold = _parsed(answer if "$" in answer or "\\boxed" in answer else f"${answer}$")
     said = math_verify.parse(f"\\boxed{{{found}}}" if found is not None else response[-_TAIL:], parsing_timeout=None)
     return float(bool(gold) and bool(said) and math_verify.verify(gold, said, timeout_seconds=None))
@@ -98,10 +100,14 @@ def gym_tasks() -> list[str]:
 
 
 def grade_gym(*, spec: str, index: int, response: str) -> float:
-    """The task's own score of the response's marked answer, or of the whole response where none is marked."""
-    found = final_answer(response)
-    answer = response.strip() if found is None else found
-    return float(_dataset(spec).score_answer(answer, _entry(spec, index)))
+    """The task's own score of the response's final answer, or of the whole response where it names none.
+
+    The better of the answer as it stands and without markup: tasks differ in whether a full stop belongs to it.
+    """
+    stated = stated_answer(response)
+    answer = response.strip() if stated is None else stated
+    dataset, entry = _dataset(spec), _entry(spec, index)
+    return max(float(dataset.score_answer(text, entry)) for text in {answer, plain(answer)})
 
 
 def load(*, library: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 from isocompute.errors import InputError
 
-__all__ = ["SUFFIXES", "Row", "columns_of", "lookup", "read_rows"]
+__all__ = ["SUFFIXES", "Row", "columns_of", "filled", "lookup", "read_rows"]
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _LONGEST_FIELD = 2**30
@@ -71,9 +73,13 @@ def _text(text: str, suffix: str, path: str) -> list[Row]:
 def _json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep"
-        raise InputError(f"{place}: not JSON ({reason}).") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"{place}: not JSON ({error.msg}, column {error.colno}).") from error
+    except RecursionError as error:
+        raise InputError(f"{place}: not JSON (too deep).") from error
+    except ValueError as error:  # Python reads no longer ones
+        digits = f"{sys.get_int_max_str_digits():,} digits"
+        raise InputError(f"{place}: a whole number of over {digits}; write it as text, between quotes.") from error
 
 
 def _object(value: Any, place: str) -> Row:
@@ -94,10 +100,15 @@ def _parquet(file: Path, path: str) -> list[Row]:
     return [Row(f"{path}, row {i + 1}", row) for i, row in enumerate(table.to_pylist())]
 
 
+def filled(value: Any) -> Any:
+    """A cell; None where it is NaN, since tables of numbers have no other mark for an empty one."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def lookup(values: Mapping[str, Any], name: str) -> Any:
     """A column, or `outer.inner` of a nested one; names may hold dots themselves. None where there is none."""
     if name in values:
-        return values[name]
+        return filled(values[name])
     for cut in range(len(name)):
         if name[cut] == "." and isinstance(inner := values.get(name[:cut]), Mapping):
             return lookup(inner, name[cut + 1 :])

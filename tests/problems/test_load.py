@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -108,6 +109,35 @@ def test_a_few_gaps_are_left_out(tmp_path: Path) -> None:
         assert len(load_problems(write(tmp_path / "a.jsonl", rows))) == 199
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize("gap", [math.nan, [math.nan], [None]])
+def test_nan_is_a_gap(tmp_path: Path, suffix: str, gap: Any) -> None:
+    answers = [[i + 1.0] if isinstance(gap, list) else i + 1.0 for i in range(200)]
+    rows = [{"question": f"{i} + 1", "answer": answer} for i, answer in enumerate(answers)]
+    rows[7]["answer"] = gap
+    with pytest.warns(ProblemWarning, match=r"1 of 200 rows have no answer in 'answer', first .*(line 15|row 8)"):
+        found = load_problems(write(tmp_path / f"a.{suffix}", rows))
+    assert [p.answer for p in found.problems[5:8]] == ["6", "7", "9"]
+    with pytest.raises(InputError, match=r"(line 1|row 1): column 'answer' has no answer, one of 1 such rows of 3"):
+        load_problems(write(tmp_path / f"b.{suffix}", rows[7:10]))
+
+
+def test_numbers_and_gaps_in_other_columns(tmp_path: Path) -> None:
+    rows = [{"question": f"{i} + 1", "answer": i + 0.5, "id": i + 1.0, "pass_rate": i / 4} for i in range(3)]
+    rows[1] |= {"id": math.nan, "pass_rate": math.nan}
+    first, second, _ = load_problems(write(tmp_path / "a.parquet", rows)).problems
+    assert (first.id, first.answer, first.pass_rate) == ("1", "0.5", 0)
+    assert (len(second.id), second.answer, second.pass_rate) == (16, "1.5", None)
+
+
+def test_messages_in_parts(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "1 + 1"}, {"type": "text", "text": " = ?"}]
+    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": None}], "answer": "2"}
+    (problem,) = load_problems(write(tmp_path / "a.jsonl", [row])).problems
+    assert problem.question == "1 + 1 = ?"
+    assert problem.messages == ({"role": "user", "content": "1 + 1 = ?"},)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -128,6 +158,19 @@ def test_a_few_gaps_are_left_out(tmp_path: Path) -> None:
         ("a.jsonl", '{"prompt": [{"role": "x"}], "answer": 1}\n', "not of messages"),
         ("a.jsonl", '{"prompt": [{"role": "system", "content": "x"}], "answer": 1}\n', "no message of the user"),
         ("a.jsonl", '{"question": "x", "answer": ["1", "2"]}\n', "has 2 answers"),
+        ("a.jsonl", f'{{"question": "x", "answer": {"1" * 5000}}}\n', "line 1: a whole number of over 4,300 digits"),
+        ("a.json", f'[{{"question": "x", "answer": {"1" * 5000}}}]', "a whole number of over 4,300 digits"),
+        ("a.jsonl", '\n{"question": "q \\ud800", "answer": 1}\n', r"line 2: column 'question' has half of .* \\ud800"),
+        ("a.jsonl", '{"question": "q", "answer": "\\udfff"}\n', "line 1: column 'answer' has half of a character"),
+        ("a.json", '[{"question": "q", "answer": 1, "id": "\\ud800"}]', "item 1: column 'id' has half of a character"),
+        ("a.jsonl", '{"prompt": [{"role": "user", "content": "\\ud800"}], "answer": 1}\n', "'prompt' has half of a"),
+        (
+            "a.jsonl",
+            '{"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "answer": 1}\n',
+            "line 1: column 'prompt' has a message with a part of type 'image_url'",
+        ),
+        ("a.jsonl", '{"prompt": [{"role": "user", "content": ["x"]}], "answer": 1}\n', "with a part of type 'str'"),
+        ("a.jsonl", '{"prompt": [{"role": "user", "content": null}], "answer": 1}\n', "a message that says nothing"),
     ],
 )
 def test_what_cannot_be_read(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -187,6 +230,22 @@ def test_chain_source() -> None:
     assert found.verify(problem, problem.answer) == 1.0
     with pytest.raises(InputError, match="this source has its own"):
         load_problems("chain:easy", verifier="math")
+
+
+@pytest.mark.parametrize(
+    ("source", "size", "message"),
+    [
+        ("chain:1-99999999", None, "steps 1-99999999; give at most 1,000"),
+        ("chain:1-" + "9" * 5000, None, "nor a range of steps"),
+        ("chain:easy?modulus=" + "9" * 5000, None, "is not an option of chain"),
+        ("chain:easy?modulus=1000000007", None, "modulus 1000000007 is above 65,536"),
+        ("chain:easy", 10**10, "10,000,000,000 problems of up to 5 steps are too many to draw"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_chains_that_are_too_large(source: str, size: int | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_problems(source, size=size)
 
 
 def test_nothing_heavy_is_imported() -> None:

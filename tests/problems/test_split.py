@@ -206,6 +206,14 @@ def test_counts_join_by_the_rows_number(numbered: Path) -> None:
         isocompute.split(source, pass_rates="v2.5_rate", **shared)
 
 
+def test_counts_join_by_ids_that_a_table_keeps_as_floats(tmp_path: Path) -> None:
+    problems, counts = tmp_path / "problems.jsonl", tmp_path / "counts.jsonl"
+    problems.write_text("".join(f'{{"id": {i}, "question": "{i} + 1", "answer": {i + 1}}}\n' for i in range(9)))
+    counts.write_text("".join(f'{{"id": {i}.0, "correct": {i}, "samples": 16}}\n' for i in range(9)))
+    made = isocompute.split(str(problems), counts=str(counts), replicates=2)
+    assert [row["correct"] for row in made.to_json()["posterior"]] == list(range(9))
+
+
 def test_a_number_that_repeats_is_no_id(numbered: Path) -> None:
     path = numbered / "problems.jsonl"
     path.write_text(path.read_text().replace('"index": 101', '"index": 100'))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from isocompute.errors import InputError
 from isocompute.problems import Problem, load_problems
 from isocompute.problems import grader as grader_module
-from isocompute.problems.answers import ExactVerifier, final_answer, same_answer
+from isocompute.problems.answers import LONGEST_RESPONSE, ExactVerifier, final_answer, same_answer
 from isocompute.problems.grader import MathVerifier
 from isocompute.problems.gym import parse_gym
 
@@ -33,7 +33,13 @@ def problem(answer: str) -> Problem:
         (r"\boxed{2} and an open \boxed{3", "2"),
         ("<answer> 7 </answer>", "7"),
         ("12 apples\n#### 1,200\n", "1,200"),
-        ("The answer is: 5.", "5."),
+        ("The answer is: 5.", "5"),
+        ("The answer is **-14282**.", "-14282"),
+        (r"The answer is \(7\).", "7"),
+        ("**Answer**: .5", ".5"),
+        ("The answer is −5", "-5"),
+        ("<answer>1 <Answer>2</ANSWER> 3</answer>", "2"),
+        (r"\boxed{1 \boxed {2}} } \fbox{{3}", "2"),
         ("**Answer:** 42", "42"),
         ("nothing here", None),
         ("", None),
@@ -41,6 +47,69 @@ def problem(answer: str) -> Problem:
 )
 def test_final_answer(text: str, answer: str | None) -> None:
     assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\boxed{" * 300_000,
+        "\\boxed{}" * 300_000,
+        "<answer>" * 300_000,
+        "</answer>" * 300_000,
+        "answer is" + "\n" * 300_000,
+        "answer is 5" + " " * 300_000 + "5 ",
+        "answer is " + "ab " * 300_000 + "5",
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_repeated_token_takes_linear_time(text: str) -> None:
+    """In quadratic time each of these takes minutes, if not hours."""
+    final_answer(text)
+    assert EXACT(problem("18"), text[:LONGEST_RESPONSE]) == 0
+
+
+def test_only_the_end_of_a_response_is_read() -> None:
+    assert EXACT(problem("42"), "42" + " " * LONGEST_RESPONSE) == 0
+    assert EXACT(problem("42"), " " * LONGEST_RESPONSE + "42") == 1
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("5", "5 million", False),
+        ("5", "5 pi", False),
+        ("3", "3 dozen", False),
+        ("12", r"12 \text{ thousand}", False),
+        ("3", r"3 \text{ or more}", False),
+        ("5", "5 and a half", False),
+        ("5", "5 feet six inches", False),
+        ("5", "5 squared", False),
+        ("5", "5 times x", False),
+        ("5", "5 xy", False),
+        ("5", "5 sin x", False),
+        ("5", "5 dollars", True),
+        ("12", "12 apples", True),
+        ("3", "3 cm", True),
+        ("3", "3 cm squared", True),
+        ("3", "3 square units", True),
+        ("3", "3 times", True),
+        ("50", "50 percent", True),
+        ("5 million", "5 million", True),
+        ("-5", "−5", True),
+        ("(1,234)", "(1234)", False),
+        ("[1,234]", "[1234]", False),
+        ("1,234, 5", "1234, 5", False),
+        ("0,500", "500", False),
+        ("1,234", "1234", True),
+        ("1,234,567 apples", "1234567", True),
+        ("x = 1,234", "x = 1234", True),
+        (r"\frac{12}{5,\!525}", r"\frac{12}{5525}", True),
+        (r"11,\! 111,\! 100", "11111100", True),
+        ("(1{,}234)", "(1234)", True),
+    ],
+)
+def test_same_answer(a: str, b: str, same: bool) -> None:
+    assert same_answer(a, b) == same_answer(b, a) == same
 
 
 @pytest.mark.parametrize(
@@ -61,6 +130,33 @@ def test_final_answer(text: str, answer: str | None) -> None:
         ("18 minutes", "#### 18 hours", 0),
         ("2", r"\boxed{(1, 2)}", 0),
         ("5", r"\boxed{5x}", 0),
+        ("7", "The answer is **7**.", 1),
+        ("7", r"The answer is \(7\).", 1),
+        ("-5", "The answer is −5", 1),
+        ("-5", "so x = −5", 1),
+        ("18", "The answer is 18 (eggs).", 1),
+        ("42", "**Answer:** x = 42", 1),
+        ("42", "The answer is 42, so we are done.", 1),
+        ("42", "The answer is 42 because 6*7=42.", 1),
+        ("42", "The answer is 42. Indeed, 6 * 7 = 42.", 1),
+        ("42", "The answer is equal to 42.", 1),
+        ("18", "Answer: Janet's hens earn $18 every day.", 1),
+        ("42", "The answer is not 42 but 43", 0),
+        ("42", "The answer is not 42, but less.", 0),
+        ("42", "The answer isn't 42", 0),
+        ("3", "The answer is between 3 and 5", 0),
+        ("3", "The answer is between 3 and five", 0),
+        ("2", "The answer is 2 or 3", 0),
+        ("3", "The answer is 3, 4 and 5", 0),
+        ("5", "The answer is 5 million, so we are rich", 0),
+        ("5", "The answer is less than 5", 0),
+        ("5", "The answer is negative 5", 0),
+        ("5", "The answer is x > 5", 0),
+        ("-5", "The answer is x -5", 0),
+        ("5", "The answer is x^5", 0),
+        ("16", "The answer is the square root of 16", 0),
+        ("18 minutes", "The answer is 18 hours, as I said.", 0),
+        ("1234", "The answer is (1,234)", 0),
     ],
 )
 def test_exact(answer: str, response: str, reward: float) -> None:
@@ -92,6 +188,14 @@ def test_equal_numbers_are_equal(number: Fraction, factor: int) -> None:
         ("x^2+2x+1", r"\boxed{(x+1)^2}", 1),
         ("18", r"\boxed{19}", 0),
         (r"\text{Monday}", r"\boxed{\text{Tuesday}}", 0),
+        ("12", r"\boxed{12 \text{ thousand}}", 0),
+        (r"12 \text{ thousand}", r"\boxed{12}", 0),
+        (r"12 \text{ thousand}", r"\boxed{12\text{ thousand}}", 1),
+        ("3", r"\boxed{3 \text{ or more}}", 0),
+        ("5", r"\boxed{5 million}", 0),
+        ("5", "The answer is 5 million.", 0),
+        ("5", r"\boxed{5 \text{ apples}}", 1),
+        ("(1,234)", r"\boxed{(1234)}", 0),
         ("18", "I do not know", 0),
         ("18", "", 0),
     ],
@@ -146,6 +250,16 @@ def test_gym() -> None:
         assert found.verify(p, "<answer>x</answer>") < 0.1
     assert load_problems("gym:chain_sum?min_terms=2&max_terms=2", size=5, seed=5).problems == found.problems[:5]
     assert load_problems("gym:chain_sum?min_terms=2&max_terms=2", size=5, seed=6).problems != found.problems[:5]
+
+
+def test_gym_reads_an_answer_with_and_without_its_markup() -> None:
+    sums = load_problems("gym:chain_sum", size=1)
+    assert sums.verify(sums.problems[0], f"The answer is **{sums.problems[0].answer}**.") == 1.0
+    assert sums.verify(sums.problems[0], f"<answer>{sums.problems[0].answer.replace('-', '−')}</answer>") == 1.0
+    sentences = load_problems("gym:sentence_reordering", size=5)
+    ending = [p for p in sentences.problems if p.answer.endswith(".")]
+    assert ending
+    assert {sentences.verify(p, f"The answer is {p.answer}") for p in ending} == {1.0}
 
 
 @pytest.mark.parametrize("task", ["word_ladder", "ransom_note"])
