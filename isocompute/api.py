@@ -31,7 +31,7 @@ from isocompute.law import (
 )
 from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.forecasting import LEVEL, VERDICTS
-from isocompute.law.from_runs import choose_metric, warn_of_scales
+from isocompute.law.from_runs import choose_metric, warn_of_pooling, warn_of_scales
 from isocompute.law.intervals import check_replicates
 from isocompute.law.records import DEFAULT_BIN
 from isocompute.plan.api import plan
@@ -249,6 +249,8 @@ def compare(
         raise InputError(f"{sides[0].source} counts compute in {unit_a}, {sides[1].source} in {unit_b}; say --unit.")
     if metric_a != metric_b:
         raise InputError(f"{sides[0].source} has '{metric_a}', {sides[1].source} '{metric_b}'; say --metric.")
+    for side in sides:
+        warn_of_pooling(side)
     warn_of_scales([*curves_a, *curves_b], metric=metric_a, source=" and ".join(side.source for side in sides))
     return _compare(curves_a, curves_b, replicates=replicates, seed=seed)
 

@@ -28,11 +28,11 @@ def present_level(curve: Curve) -> float:
 
     `health` watches a run from its first point and begins with a guess of the noise, which makes the mean of a short
     run a long one; here the whole curve says how noisy it is. After a fall only what came after it counts, be it one
-    value.
+    value, and where the run broke the last three: `forecast` expects no more of it.
     """
     values_T = curve.values_C
     fall = lasting_fall(values_T, shortest=1)
-    if fall is not None:
-        return float(values_T[fall:][-_FEWEST:].mean())
+    if fall is not None or curve.lost:
+        return float(values_T[fall or 0 :][-_FEWEST:].mean())
     series = Series(curve.name, np.arange(len(values_T)), values_T)
     return float(reward_of(series, prior=noise_level(values_T) / scale_of(values_T)).level_T[-1])

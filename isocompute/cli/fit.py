@@ -53,13 +53,13 @@ def command(
         law = api.fit(
             loaded, metric=metric, unit=unit, points=points, bin_width=bin_width, replicates=replicates, seed=seed
         )
-    if out:
-        write_law(law, out)
     if chart:
         from isocompute.report.charts import law_chart
         from isocompute.report.style import save
 
-        save(law_chart(law), chart)
+        save(law_chart(law), chart)  # first: where it fails nothing is written
+    if out:
+        write_law(law, out)
     if json:
         options.print_json(law_to_json(law), said=said)
     else:

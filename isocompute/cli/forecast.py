@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["backtest_json", "command", "draw", "forecast_json", "forecasts_json", "show"]
 
+_TO = "2x"
 _REASONS = 10
 """Reasons to leave runs out that are told."""
 
@@ -23,8 +24,8 @@ _REASONS = 10
 def command(
     runs: Annotated[list[str], typer.Argument(help="A run, a folder of runs, a table, or PATH::NAME.")],
     to: Annotated[
-        str, typer.Option(help="How far: a factor of the last fitted compute (2x) or a compute (4e6).")
-    ] = "2x",
+        str | None, typer.Option(help="How far: a factor of the last fitted compute (2x, if not said) or a compute.")
+    ] = None,
     fit_until: Annotated[
         float | None, typer.Option(help="Use the points up to here only: a share up to 1, or a compute.")
     ] = None,
@@ -50,8 +51,9 @@ def command(
         from isocompute.report.style import check_format
 
         check_format(chart)
-        if backtest:
-            raise InputError("--chart draws one forecast; leave it out with --backtest.")
+    if backtest:
+        _check_backtest({"--to": to, "--fit-until": fit_until, "--chart": chart})
+    to = to or _TO
     with options.heard() as said:
         loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
         if chart and len(loaded) > 1:
@@ -73,6 +75,20 @@ def command(
         show_it(data)
         if chart:
             typer.echo(f"wrote {chart}")
+
+
+def _check_backtest(said: dict[str, str | float | None]) -> None:
+    """A backtest has ends of its own, and is no one forecast."""
+    from isocompute.errors import InputError
+
+    for option, value in said.items():
+        if value is not None:
+            why = (
+                "draws one forecast"
+                if option == "--chart"
+                else "has no say in a backtest, from half of a run to its end"
+            )
+            raise InputError(f"{option} {why}; leave it out with --backtest.")
 
 
 def _as_read(loaded: RunSet, *, metric: str | None, unit: str | None) -> dict[str, str]:

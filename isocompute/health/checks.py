@@ -67,9 +67,10 @@ def check(run: Run, *, paths: Sequence[str] = ()) -> Health:
     checks = []
     for code, (names, needs, look) in _CHECKS.items():
         found = look(watched)
-        ran = found is not None
-        checks.append(Check(code, _metrics(watched, names), ran=ran, needs=None if ran else needs))
-        findings += [(row, _finding(run, code, row, severity, text)) for row, severity, text in found or ()]
+        missing = found if isinstance(found, str) else needs if found is None else None
+        checks.append(Check(code, _metrics(watched, names), ran=missing is None, needs=missing))
+        rows = found if isinstance(found, list) else []
+        findings += [(row, _finding(run, code, row, severity, text)) for row, severity, text in rows]
     ordered = tuple(finding for _, finding in sorted(findings, key=lambda pair: pair[0]))
     severities = {finding.severity for finding in ordered}
     known = any(each.ran for each in checks if each.code != "non_finite")  # that they are numbers is no sign of health
@@ -199,4 +200,4 @@ _CHECKS: dict[str, tuple[tuple[str, ...], str, Look]] = {
     ),
     "train_validation_gap": ((TRAINED,), "train/avg and 4 points of a reward on held-out problems", look_at_gap),
 }
-"""Code → the metrics it reads, what to log for it to run, and the check: rows found, or None where it cannot run."""
+"""Code → the metrics it reads, what to log for it to run, and the check: rows found, or why it cannot run."""

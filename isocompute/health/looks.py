@@ -1,4 +1,4 @@
-"""Each check of a run as one function: from a watched run to what was found, or None where it cannot run."""
+"""Each check of a run as one function: from a watched run to what was found, or why it cannot run (`watched.Look`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isocompute.health.rewards import (
     sets_seen,
 )
 from isocompute.health.series import Series, first_not_finite, series_of
-from isocompute.health.shares import WINDOW, first_above, first_excess, first_given_up, near_zero
+from isocompute.health.shares import WINDOW, as_share, first_above, first_excess, first_given_up, near_zero
 from isocompute.health.watched import Found, Look, Watched
 
 __all__ = [
@@ -179,11 +179,11 @@ def _drifting(watched: Watched, name: str) -> Series | None:
     return series_of(watched.run, name, fewest=FEWEST_FOR_DRIFT)
 
 
-def look_at_truncation(watched: Watched) -> list[Found] | None:
+def look_at_truncation(watched: Watched) -> list[Found] | str | None:
     """Cut responses, at ScaleRL's 5, 10 and 15%."""
-    series = series_of(watched.run, "truncated", fewest=WINDOW)
-    if series is None:
-        return None
+    series = _share(watched, "truncated", fewest=WINDOW)
+    if not isinstance(series, Series):
+        return series
     found: dict[int, Found] = {}  # marks that are passed at one point are one finding, the highest
     for mark, severity in _TRUNCATION:
         at = first_above(series, mark)
@@ -195,14 +195,24 @@ def look_at_truncation(watched: Watched) -> list[Found] | None:
     return list(found.values())
 
 
-def look_at_zero_variance(watched: Watched) -> list[Found] | None:
+def _share(watched: Watched, name: str, *, fewest: int) -> Series | str | None:
+    """A share, of percent by the hundred; in words why it is none."""
+    series = series_of(watched.run, name, fewest=fewest)
+    share = None if series is None else as_share(series)
+    if series is None or share is not None:
+        return share
+    low, high = (f"{extreme:.3g}" for extreme in (series.values_T.min(), series.values_T.max()))
+    return f"{name} as a share (0 to 1) or in percent; here it goes from {low} to {high}"
+
+
+def look_at_zero_variance(watched: Watched) -> list[Found] | str | None:
     """Groups that score all the same: against the pass rates where they are known, else most of all groups."""
     settings = watched.run.settings
     n, problems = settings.rollouts_per_problem, settings.problems_per_batch
     fewest = WINDOW if watched.rates and n and problems else _MOSTLY_POINTS
-    series = series_of(watched.run, "zero_variance", fewest=fewest)
-    if series is None:
-        return None
+    series = _share(watched, "zero_variance", fewest=fewest)
+    if not isinstance(series, Series):
+        return series
     if watched.rates and n and problems:
         excess = first_excess(series, watched.rates, n=n, problems=problems)
         if excess is None:

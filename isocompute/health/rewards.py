@@ -20,6 +20,7 @@ import numpy as np
 
 from isocompute.arrays import Array, Ints
 from isocompute.health.series import Series, counter_noise, records, trailing_mean
+from isocompute.law.curve import PERCENT, are_percent
 
 __all__ = [
     "FEWEST_FOR_FALL",
@@ -118,15 +119,16 @@ def reward_of(series: Series, *, prior: float, floor: float = 0.0) -> Reward:
 
 def binomial_scale(values_T: Array, *, rate_T: Array) -> Array:
     """What a difference is measured by: `law.curve.scale_of` of the values so far (1 for rates, 2 for [-1, 1], 100 for
-    percent, else the range), for rates by the spread of a binomial at a rate p, √(4 p (1 - p)): on a hard set .03 of
-    .06 is half of all there is.
+    percent, else the range), for rates and percent by the spread of a binomial at a rate p, √(4 p (1 - p)): on a hard
+    set .03 of .06 is half of all there is.
     """
     low_T, high_T = np.minimum.accumulate(values_T), np.maximum.accumulate(values_T)
-    rates_T = (low_T >= -1.0) & (high_T <= 1.0)
-    percent_T = (low_T >= 0.0) & (high_T > 20.0) & (high_T <= 100.0)
-    other_T = np.where(percent_T, 100.0, np.maximum(high_T - low_T, 1e-12))
-    binomial_T = np.sqrt(np.clip(4.0 * rate_T * (1.0 - rate_T), _RAREST**2, 1.0))
-    return np.where(rates_T, np.where(low_T >= 0.0, binomial_T, 2.0), other_T)
+    rates_T, percent_T = (low_T >= -1.0) & (high_T <= 1.0), are_percent(low_T, high_T)
+    whole_T = np.where(percent_T, PERCENT, 1.0)
+    rate_T = rate_T / whole_T
+    binomial_T = whole_T * np.sqrt(np.clip(4.0 * rate_T * (1.0 - rate_T), _RAREST**2, 1.0))
+    other_T = np.where(rates_T, 2.0, np.maximum(high_T - low_T, 1e-12))
+    return np.where(percent_T | (rates_T & (low_T >= 0.0)), binomial_T, other_T)
 
 
 def first_fall(reward: Reward, *, looks_T: Ints) -> Fall | None:

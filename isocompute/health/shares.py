@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,7 +12,7 @@ from isocompute.health.series import Series, trailing_mean
 from isocompute.plan.difficulty import zero_variance_share
 from isocompute.runs.pass_rates import BINS, PassRates
 
-__all__ = ["first_above", "first_excess", "first_given_up", "near_zero"]
+__all__ = ["as_share", "first_above", "first_excess", "first_given_up", "near_zero"]
 
 WINDOW = 5
 """Points a share is averaged over: one bad batch is no state of a run."""
@@ -20,6 +21,8 @@ EXCESS = 0.1
 GIVEN_UP = 0.05
 """Problems that have newly come near a pass rate of 0, that count."""
 SIGMAS = 3.0
+_WHOLE, _PERCENT = 1.0 + 1e-6, 100.0 * (1.0 + 1e-6)
+"""The most that a share is, of 1 and of 100, with what rounding adds."""
 
 
 def near_zero(rates: PassRates) -> float:
@@ -38,6 +41,14 @@ def _same_scores_of_bins(n: int) -> Array:
     low_K = np.arange(BINS) / BINS
     edge_K = np.where(low_K < 0.5, low_K, low_K + 1.0 / BINS)
     return np.array([zero_variance_share(edge_K[k : k + 1], n) for k in range(BINS)])
+
+
+def as_share(series: Series) -> Series | None:
+    """A share of 1; None where it is none. What goes beyond 1 is in percent, also where it does not."""
+    low, high = float(series.values_T.min()), float(series.values_T.max())
+    if low < 0.0 or high > _PERCENT:
+        return None
+    return series if high <= _WHOLE else replace(series, values_T=series.values_T / 100.0)
 
 
 def first_above(series: Series, mark: float, *, window: int = WINDOW) -> int | None:

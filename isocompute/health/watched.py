@@ -53,7 +53,8 @@ class Watched:
         return f"point {row + 1}" if number is None else f"step {number:.0f}"
 
 
-Look = Callable[[Watched], list[Found] | None]
+Look = Callable[[Watched], list[Found] | str | None]
+"""What is found; None where what the check needs is not logged, and in words where what is logged cannot be read."""
 
 
 def number_at(run: Run, column: str, row: int) -> float | None:

@@ -22,9 +22,15 @@ class Batch:
     group_R: Ints
     values_RC: Array
     weights_RC: Array
-    upper: float = np.inf
+    upper: float | Array = np.inf
+    """What ceilings may be at most: of all groups, or of each."""
     pinned: bool = False
     """Hold every ceiling at `upper` instead of at or below it."""
+
+    @property
+    def upper_R(self) -> Array:
+        """The bound of every row."""
+        return np.broadcast_to(np.asarray(self.upper, dtype=np.float64), self.span_G.shape)[self.group_R]
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def bootstrap(
     *,
     seeds: Sequence[Mapping[int, Array]],
     luck: Sequence[Mapping[int, Luck]],
-    upper: float,
+    upper_G: Array,
     replicates: int,
     rng: np.random.Generator,
 ) -> list[Ensemble]:
@@ -70,7 +70,7 @@ def bootstrap(
                 for g, count in zip(part.tolist(), drawn_GB.sum(axis=1).tolist(), strict=True)
                 if count
             ]
-            solved = _solve(family, rows, few, resampled, upper)
+            solved = _solve(family, rows, few, resampled, upper_G)
             where = np.zeros_like(family_GB, dtype=np.bool_)
             where[part] = drawn_GB
             theta_GBK[where, : len(family.parameters)] = solved.theta_RK
@@ -87,21 +87,22 @@ def _draw_families(weights_F: Array, replicates: int, rng: np.random.Generator) 
     return np.asarray(rng.permutation(drawn), dtype=np.int64)
 
 
-def seed_curves(rows: Rows, plain_F: Sequence[Fits], upper: float) -> list[dict[int, Array]]:
+def seed_curves(rows: Rows, plain_F: Sequence[Fits], upper_G: Array) -> list[dict[int, Array]]:
     """For groups of several seeds: each seed's own curve at its own points, by family and group.
 
     `plain_F` are the groups' unweighted fits: a seed that is also a group of its own has its curve there.
     """
     several = {g: group for g, group in enumerate(rows.groups) if len(group) > 1}
     alone = {id(group[0]): g for g, group in enumerate(rows.groups) if len(group) == 1}
-    new = [curve for group in several.values() for curve in group if id(curve) not in alone]
-    places = alone | {id(curve): len(rows.groups) + i for i, curve in enumerate(new)}
+    new = [(curve, g) for g, group in several.items() for curve in group if id(curve) not in alone]
+    places = alone | {id(curve): len(rows.groups) + i for i, (curve, _) in enumerate(new)}
     out: list[dict[int, Array]] = [{} for _ in FAMILIES]
     for family, plain, curves in zip(FAMILIES, plain_F, out, strict=True):
         at_points = list(rows.at(family, plain))
         if new:
-            extra = Rows.of([[curve] for curve in new])
-            at_points += list(extra.at(family, extra.solve(family, extra.real_GN.astype(np.float64), upper)))
+            extra = Rows.of([[curve] for curve, _ in new])
+            held_G = upper_G[[g for _, g in new]]
+            at_points += list(extra.at(family, extra.solve(family, extra.real_GN.astype(np.float64), held_G)))
         for g, group in several.items():
             curves[g] = np.concatenate([at_points[places[id(c)]][: len(c.compute_C)] for c in group])
     return out
@@ -162,15 +163,15 @@ def _mean(values_S: list[Array]) -> Array:
     return values_S[0] if len(values_S) == 1 else np.asarray(np.mean(values_S, axis=0))
 
 
-def _solve(family: Family, rows: Rows, few: _Few, resampled: list[_Resampled], upper: float) -> Fits:
+def _solve(family: Family, rows: Rows, few: _Few, resampled: list[_Resampled], upper_G: Array) -> Fits:
     """Fit replicates to the condensed points, and those that are too steep for them to all points."""
     group_R = np.concatenate([np.full(len(each), each.group) for each in resampled])
-    solved = solve(family, Batch(few.compute_GM, rows.span_G, group_R, *_condensed(rows, few, resampled), upper))
+    solved = solve(family, Batch(few.compute_GM, rows.span_G, group_R, *_condensed(rows, few, resampled), upper_G))
     steep = np.flatnonzero(family.steepness(solved.theta_RK.T) > few.steepest_G[group_R])
     if not len(steep):
         return solved
     whole = _whole(rows, resampled, steep)
-    return solved.updated(steep, solve(family, Batch(rows.compute_GC, rows.span_G, group_R[steep], *whole, upper)))
+    return solved.updated(steep, solve(family, Batch(rows.compute_GC, rows.span_G, group_R[steep], *whole, upper_G)))
 
 
 def _condensed(rows: Rows, few: _Few, resampled: list[_Resampled]) -> tuple[Array, Array]:

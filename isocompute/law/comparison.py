@@ -4,8 +4,9 @@ ScaleRL's reading of a pair of curves: the ceilings first; then, since ceiling a
 efficiency of both at one common ceiling (section 4: B is compared after refitting at the mean A). Seeds are pooled on
 each side.
 
-With one seed a side the bootstrap cannot see the spread between seeds. The error of a ceiling's difference, and of the
-lead at the present, is then at least ScaleRL's ±.02 of the scale, what three repetitions of one run gave them, and a
+A side of one seed is drawn as far off as the other side's seeds say (`seeds.of_one`). With one seed on both
+the bootstrap cannot see the spread between seeds. Wherever a side has one, the error of a ceiling's difference, and of
+the lead at the present, is at least ScaleRL's ±.02 of the scale, what three repetitions of one run gave them, and a
 ratio of midpoints must exceed 1.5 either way: midpoints of repetitions differ by about 15%, their ratio by √2 of that,
 and two standard errors are a factor of 1.5. A ceiling that a curve has not come near is a guess by its form: then the
 question which is higher stays undecided, as it does where a side that was run for less has not begun to rise.
@@ -144,7 +145,7 @@ def compare(
                 )
     values = np.concatenate([c.values_C for side in (a, b) for c in side])
     upper = upper_bound(values)
-    fit_a, fit_b = fit_groups(sides, replicates=replicates, seed=seed, upper=upper)
+    fit_a, fit_b = fit_groups(sides, replicates=replicates, seed=seed, upper=upper, lone_luck=True)
     difference = fit_a.ceiling - fit_b.ceiling
     interval = around(difference, fit_a.ensemble.ceiling_B - fit_b.ensemble.ceiling_B, level)
     alone = min(len(side) for side in sides) == 1
@@ -160,6 +161,8 @@ def compare(
     if alone:
         speed = min(speed[0], float(speed_B[0]) / ONE_SEED_FACTOR), max(speed[1], float(speed_B[0]) * ONE_SEED_FACTOR)
     falls = tuple(fall for name, side in (("a", a), ("b", b)) for fall in _falls(name, side))
+    fits = fit_a, fit_b
+    ahead = _ahead_by_values((a, b), fits, floor, level) if falls else _ahead(*fits, floor, level)
     unrisen = _unrisen(fit_a, fit_b, ONE_SEED_ERROR * scale_of(values))
     seen = unrisen is None and min(fit_a.rise_done, fit_b.rise_done) >= SEEN
     return Comparison(
@@ -178,7 +181,7 @@ def compare(
         overtakings=_overtakings(fit_a, fit_b, level),
         higher=_sign(interval, 0.0) if seen else "undecided",
         faster="undecided" if _unseen(fit_a, theta_a) or _unseen(fit_b, theta_b) else _sign(speed, 1.0),
-        ahead_now=_ahead_by_values(a, b, floor, level) if falls else _ahead(fit_a, fit_b, floor, level),
+        ahead_now=ahead,
         sides=(tuple(a), tuple(b)),
         falls=falls,
         unrisen=unrisen,
@@ -250,21 +253,27 @@ def _sign(interval: tuple[float, float], even: float) -> str:
     return "b" if interval[1] < even else "same"
 
 
-def _ahead_by_values(a: Sequence[Curve], b: Sequence[Curve], floor: float, level: float) -> str:
+def _ahead_by_values(
+    sides: tuple[Sequence[Curve], Sequence[Curve]], fits: Sequence[CurveFit], floor: float, level: float
+) -> str:
     """Who leads by the last three values of each run up to the compute that all have."""
-    at = min(float(curve.compute_C[-1]) for curve in (*a, *b))
-    (lead_a, error_a), (lead_b, error_b) = (_level(side, at) for side in (a, b))
+    at = min(float(curve.compute_C[-1]) for side in sides for curve in side)
+    (lead_a, error_a), (lead_b, error_b) = (
+        _level(side, at, of_one=fit.seed_error) for side, fit in zip(sides, fits, strict=True)
+    )
     half = max(NormalDist().inv_cdf(0.5 + level / 2.0) * math.hypot(error_a, error_b), floor)
     return _sign((lead_a - lead_b - half, lead_a - lead_b + half), 0.0)
 
 
-def _level(side: Sequence[Curve], at: float) -> tuple[float, float]:
-    """Mean over runs of the last three values up to a compute, or of those since a fall, and its standard error."""
+def _level(side: Sequence[Curve], at: float, *, of_one: float) -> tuple[float, float]:
+    """Mean over runs of the last three values up to a compute, or of those since a fall, and its standard error;
+    `of_one` is what the spread between seeds adds to it where there is one run.
+    """
     lately = [_lately(curve, at) for curve in side]
     levels = [float(values_C.mean()) for values_C in lately]
     noises = [noise_level(c.values_C) / math.sqrt(len(values_C)) for c, values_C in zip(side, lately, strict=True)]
     noise = math.hypot(*noises) / len(side)
-    between = float(np.std(levels, ddof=1)) / math.sqrt(len(side)) if len(side) > 1 else 0.0
+    between = float(np.std(levels, ddof=1)) / math.sqrt(len(side)) if len(side) > 1 else of_one
     return float(np.mean(levels)), math.hypot(noise, between)
 
 

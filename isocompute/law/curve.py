@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.arrays import Array, Bools
 
 __all__ = [
     "MINIMUM_POINTS",
     "Curve",
     "Setting",
+    "are_percent",
     "median",
     "noise_level",
     "on_one_scale",
@@ -22,6 +23,9 @@ __all__ = [
 ]
 
 MINIMUM_POINTS = 4
+PERCENT = 100.0
+_LARGEST_SUM = 10.0
+"""Rewards that are sums of a few parts lie between 0 and so much; values that begin at 0 and go beyond are percent."""
 _ONE_SCALE = 2.0
 """Lengths of scales may differ so much: a reward from -1 to 1 looks like a rate where it never was negative."""
 
@@ -106,23 +110,28 @@ def noise_level(values_C: Array) -> float:
     return max(floor, 1.4826 * median(np.abs(second_C)) / math.sqrt(6.0))
 
 
+def are_percent(low: Array, high: Array) -> Bools:
+    """Which of these ranges are of values in percent: from 0 to 100, and beyond what a sum of rewards gives."""
+    return (low >= 0.0) & (high > _LARGEST_SUM) & (high <= PERCENT)
+
+
 def upper_bound(values: Array) -> float:
-    """What a ceiling may be at most: 1 for values in [0, 1] or [-1, 1], 100 for what looks like percent or points, and
-    never further above the best value than ten times the range seen.
+    """What a ceiling may be at most: 1 for values in [0, 1] or [-1, 1], 100 for percent, and never further above the
+    best value than ten times the range seen.
     """
-    low, high = float(values.min()), float(values.max())
+    low, high = values.min(), values.max()
     if low >= -1.0 and high <= 1.0:
         return 1.0
-    far = high + 10.0 * max(high - low, 1e-12)
-    return min(100.0, far) if low >= 0.0 and high <= 100.0 else far
+    far = float(high + 10.0 * max(high - low, 1e-12))
+    return min(PERCENT, far) if are_percent(low, high) else far
 
 
 def scale_of(values: Array) -> float:
     """The length of the scale that values lie on: 1 for rates, 2 for [-1, 1], 100 for percent, else the range seen."""
-    low, high = float(values.min()), float(values.max())
+    low, high = values.min(), values.max()
     if low >= -1.0 and high <= 1.0:
         return 1.0 if low >= 0.0 else 2.0
-    return 100.0 if low >= 0.0 and 20.0 < high <= 100.0 else max(high - low, 1e-12)
+    return PERCENT if are_percent(low, high) else max(float(high - low), 1e-12)
 
 
 def on_one_scale(curves: Sequence[Curve]) -> bool:

@@ -26,7 +26,7 @@ from isocompute.law.families import FAMILIES, Family
 from isocompute.law.intervals import around
 from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.rows import Rows
-from isocompute.law.seeds import Luck, Spread, moderated
+from isocompute.law.seeds import Luck, Spread, moderated, of_one
 from isocompute.law.solver import Fits, evaluate
 from isocompute.words import number, value
 
@@ -61,7 +61,9 @@ class CurveFit:
     """Where the curve is known from: `first`, or before it where a published curve is."""
     ensemble: Ensemble
     seed_error: float = 0.0
-    """Standard error of its level between repetitions of all its seeds, as the ensemble has it; 0 where it has one."""
+    """Standard error of its level between repetitions of all its seeds, as the ensemble has it; 0 where it has none."""
+    seed_spread: float = 0.0
+    """Where the ensemble has none: what the other settings' seeds say of it; 0 where no setting has several."""
 
     def __repr__(self) -> str:
         more = f" and {len(self.curves) - 1} more" if len(self.curves) > 1 else ""
@@ -150,28 +152,35 @@ def fit_groups(
     *,
     replicates: int = 1000,
     seed: int = 0,
-    upper: float | None = None,
+    upper: float | Sequence[float] | None = None,
+    lone_luck: bool = False,
 ) -> list[CurveFit]:
-    """Fit every group of curves (the seeds of one setting) with all families, and bootstrap all of them at once."""
+    """Fit every group of curves (the seeds of one setting) with all families, and bootstrap all of them at once.
+
+    Ceilings are at most `upper`, one bound for all groups or one for each. With `lone_luck` a group of one is drawn as
+    far off as the seeds of the others say; else it is a run of its own.
+    """
     rows = Rows.of(groups)
     if upper is None:
         upper = upper_bound(rows.values_GN[rows.real_GN])
-    plain_F = fits_F = [rows.solve(family, rows.real_GN.astype(np.float64), upper) for family in FAMILIES]
+    upper_G = np.broadcast_to(np.asarray(upper, dtype=np.float64), len(groups))
+    plain_F = fits_F = [rows.solve(family, rows.real_GN.astype(np.float64), upper_G) for family in FAMILIES]
     for _ in range(_HUBER_PASSES):
         weights_GN = _huber(rows, fits_F)
-        fits_F = [rows.solve(family, weights_GN, upper) for family in FAMILIES]
+        fits_F = [rows.solve(family, weights_GN, upper_G) for family in FAMILIES]
     points_G = rows.real_GN.sum(axis=1)
     floor_G = np.array([(0.05 * min(noise_level(c.values_C) for c in group)) ** 2 for group in rows.groups])
     weights_FG = akaike_weights(np.stack([f.sse_R for f in fits_F]), points_G, variance_floor_R=floor_G)
-    seeds_F = seed_curves(rows, plain_F, upper)
-    luck_F = [_luck(rows, family, fits, own) for family, fits, own in zip(FAMILIES, fits_F, seeds_F, strict=True)]
+    seeds_F = seed_curves(rows, plain_F, upper_G)
+    found_F = [_luck(rows, family, fits, own) for family, fits, own in zip(FAMILIES, fits_F, seeds_F, strict=True)]
+    luck_F = [luck | (lone if lone_luck else {}) for luck, lone in found_F]
     ensembles = bootstrap(
         rows,
         fits_F,
         weights_FG,
         seeds=seeds_F,
         luck=luck_F,
-        upper=upper,
+        upper_G=upper_G,
         replicates=replicates,
         rng=np.random.default_rng(seed),
     )
@@ -179,7 +188,7 @@ def fit_groups(
     out = []
     for g, group in enumerate(rows.groups):
         best = int(weights_FG[:, g].argmax())
-        fit = fits_F[best]
+        fit, luck, lone = fits_F[best], luck_F[best].get(g), found_F[best][1].get(g)
         out.append(
             CurveFit(
                 curves=group,
@@ -194,17 +203,22 @@ def fit_groups(
                 last=max(float(c.compute_C[-1]) for c in group),
                 starts=float(rows.unit_G[g]),
                 ensemble=ensembles[g],
-                seed_error=luck_F[best][g].level if g in luck_F[best] else 0.0,
+                seed_error=luck.level if luck else 0.0,
+                seed_spread=lone.level if lone and not luck else 0.0,
             )
         )
     return out
 
 
-def _luck(rows: Rows, family: Family, fits: Fits, own: Mapping[int, Array]) -> dict[int, Luck]:
-    """How far groups of several seeds may lie off, by group."""
+def _luck(rows: Rows, family: Family, fits: Fits, own: Mapping[int, Array]) -> tuple[dict[int, Luck], dict[int, Luck]]:
+    """How far groups of several seeds may lie off, by group, and how far, by the others, those of one."""
     pooled_GN = rows.at(family, fits)
+    scale = scale_of(rows.values_GN[rows.real_GN])
     spreads = [Spread.of(rows.groups[g], pooled_GN[g, : len(own_N)], own_N) for g, own_N in own.items()]
-    return dict(zip(own, moderated(spreads, scale_of(rows.values_GN[rows.real_GN])), strict=True))
+    level = of_one(spreads, scale)
+    single = {g: pooled_GN[g, : len(group[0].compute_C)] for g, group in enumerate(rows.groups) if len(group) == 1}
+    lone = {g: Luck.of_level(level, mine_N) for g, mine_N in single.items()} if level else {}
+    return dict(zip(own, moderated(spreads, scale), strict=True)), lone
 
 
 def _residuals(rows: Rows, fits_F: Sequence[Fits]) -> Array:

@@ -5,7 +5,8 @@ earlier part of the compute seen and predicts a later one, some at the ratio of 
 nearer by. An origin counts by the square of its compute: what a run did lately says more than how it began. After a
 fall (`falls.lasting_fall`, of two evaluations or more) neither the monotone families nor a trend through the fall have
 anything to say, and only `flat` votes, from what came after it: public runs that fell stayed low or came back about as
-often as they fell on. One low evaluation may be a glitch; there is no verdict then.
+often as they fell on. One low evaluation may be a glitch; there is no verdict then. Where a run broke, its last
+evaluations no numbers, only `flat` votes too: nothing rises ahead.
 
 The forecast's variance is the squared error that the weighted average itself made on the run's past plus the variance
 between its members now. Where the question is further ahead than the past could be asked, it grows with the log of the
@@ -141,7 +142,7 @@ def _expected(curve: Curve, at: float) -> _Expected:
     members = predict(curve, np.append(ends_O, len(curve.compute_C)), np.append(ats_O, at))
     past_OM = members.values_OM[:-1] - targets_O[:, None]
     noise = noise_level(curve.values_C)
-    fallen = _fall(curve) is not None
+    fallen = _is_over(curve)
     votes_M = np.array([float(name == "flat" or not fallen) for name in members.names])
     share_O = _shares(curve.compute_C[ends_O - 1])
     error_M = np.sqrt(share_O @ past_OM**2 + noise**2) if len(past_OM) else np.ones_like(votes_M)
@@ -173,8 +174,14 @@ def _stretch(ratio: float, past_O: Array, share_O: Array) -> float:
 
 
 def _fall(curve: Curve) -> int | None:
-    """Where a fall begins that more than one evaluation shows."""
-    return lasting_fall(curve.values_C, shortest=_FALLEN, deep=_FALLEN)
+    """Where a fall begins that more than one evaluation shows, or one and what is no number after it."""
+    least = 1 if curve.lost else _FALLEN
+    return lasting_fall(curve.values_C, shortest=least, deep=least)
+
+
+def _is_over(curve: Curve) -> bool:
+    """Whether the run fell or broke: its curve says nothing of what comes."""
+    return curve.lost or _fall(curve) is not None
 
 
 def _now(curve: Curve) -> float:
@@ -245,8 +252,8 @@ def _fallen(curve: Curve, fall: int, now: float, noise: float, unit: str) -> tup
 
 
 def _fit(curve: Curve, seed: int) -> CurveFit | None:
-    """The curve that `fit` would draw, for its ceiling; a run that fell has no ceiling ahead of it."""
-    if _fall(curve) is not None:
+    """The curve that `fit` would draw, for its ceiling; a run that fell or broke has no ceiling ahead of it."""
+    if _is_over(curve):
         return None
     usable = usable_points(curve)
     if len(usable.compute_C) < MINIMUM_POINTS or np.ptp(usable.values_C) == 0:

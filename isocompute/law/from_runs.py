@@ -12,17 +12,16 @@ import polars as pl
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.law.curve import MINIMUM_POINTS, Curve, scale_of
+from isocompute.law.curve import MINIMUM_POINTS, PERCENT, Curve, scale_of
 from isocompute.runs.cells import odd_cells
-from isocompute.runs.conditions import made_of
+from isocompute.runs.conditions import conditions_of, made_of
 from isocompute.runs.finite import ends_marked
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 from isocompute.runs.rewards import REWARDS, TRAINED, rank
 
-__all__ = ["UNITS", "choose_metric", "choose_unit", "curves_of", "warn_of_scales"]
+__all__ = ["UNITS", "choose_metric", "choose_unit", "curves_of", "warn_of_pooling", "warn_of_scales"]
 
 UNITS = ("rollouts", "tokens", "gpu_hours", "steps")
-_PERCENT = 100.0
 _LARGEST = 1e100  # squares of anything larger overflow; nothing real is
 
 
@@ -50,7 +49,7 @@ def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = Non
 def warn_of_scales(curves: Sequence[Curve], *, metric: str, source: str) -> None:
     """One law through rates and percent compares what does not compare."""
     tops = {curve.name: float(curve.values_C.max()) for curve in curves}
-    percent = [curve.name for curve in curves if scale_of(curve.values_C) == _PERCENT]
+    percent = [curve.name for curve in curves if scale_of(curve.values_C) == PERCENT]
     rates = [name for name, top in tops.items() if 0.0 < top <= 1.0]
     if percent and rates:
         one, other = percent[0], rates[0]
@@ -58,6 +57,18 @@ def warn_of_scales(curves: Sequence[Curve], *, metric: str, source: str) -> None
             f"{source}: {metric} of {len(percent)} of {len(curves)} runs looks like percent ('{one}' goes up to "
             f"{tops[one]:.3g}), of others like a rate ('{other}': {tops[other]:.3g}): what follows compares them as "
             "they are; write one of them on the other's scale.",
+            RunWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_pooling(side: RunSet) -> None:
+    """Runs that are taken as seeds of one recipe, and are not: what tells them apart is named."""
+    found = conditions_of(side)
+    if len(found) > 1:
+        warnings.warn(
+            f"{side.source}: its runs differ in more than their seed ({listing([c.name for c in found], 3)}): what "
+            "follows pools them as seeds of one recipe; name those of one as PATH::NAME or with --where.",
             RunWarning,
             stacklevel=3,
         )

@@ -129,13 +129,16 @@ def reached(fit: CurveFit, compute_C: Array) -> Array:
 def luck_of(fits: Sequence[CurveFit], *, seed: int) -> Array:
     """How far another seed of a setting (rows) might lie from the one that was run, by replicate.
 
-    With one seed nothing in the data says it, so it is `compare`'s margin, of the scale of the points that were fitted;
-    with several the replicates show it, and there is nothing to add.
+    With one seed the others' seeds say it (`seeds.of_one`), and where no setting has several it is `compare`'s margin,
+    of the scale of the points that were fitted; with several the replicates show it, and there is nothing to add.
     """
     rng = np.random.default_rng([seed, 2])
     scale = scale_of(np.concatenate([curve.values_C for fit in fits for curve in fit.curves]))
-    spread = one_seed_spread(scale * ONE_SEED_ERROR)
-    return np.stack([spread * (len(fit.curves) == 1) * rng.standard_normal(len(fit.ensemble.base_B)) for fit in fits])
+    margin = one_seed_spread(scale * ONE_SEED_ERROR)
+    spread_S = [(fit.seed_spread or margin) * (len(fit.curves) == 1) for fit in fits]
+    return np.stack(
+        [spread * rng.standard_normal(len(fit.ensemble.base_B)) for spread, fit in zip(spread_S, fits, strict=True)]
+    )
 
 
 def frontier(fits: Sequence[CurveFit], compute_C: Array | None = None, *, luck_SB: Array | None = None) -> Frontier:

@@ -88,6 +88,8 @@ _NAMED = 3
 _CHANCE = 0.05
 """How often n* may be said to move where all n are equal at the end."""
 
+_CURVES_HOLD = "intervals of curves hold evaluation noise and the doubt about the form alone"
+
 _Competition = tuple[str | None, int | None, tuple[CurveFit, ...]]
 """What is held fixed, its value, and the settings that compete."""
 
@@ -151,15 +153,19 @@ def fit_law(
     """
     early = [EarlyFall(c, float(c.compute_C[usable_end(c.values_C) - 1])) for c in curves if fallen_early(c)]
     curves = [curve for curve in curves if not fallen_early(curve)] or curves  # all of them are refused below
-    values = np.concatenate([curve.values_C for curve in curves] or [np.zeros(1)])  # no curves are refused below
+    values = _values(curves) if curves else np.zeros(1)  # no curves are refused below
     upper = upper_bound(values)
     bin_width *= scale_of(values)
     usable = usable_curves(curves, metric=metric, points=points, bin_width=bin_width)
     settings = settings_of(usable)
     several = [group for group in settings if len(group) > 1]
     singles = [[index] for index in range(len(usable))]
+    groups = singles + several
     fitted = fit_groups(
-        [[usable[i] for i in group] for group in singles + several], replicates=replicates, seed=seed, upper=upper
+        [[usable[i] for i in group] for group in groups],
+        replicates=replicates,
+        seed=seed,
+        upper=upper if _comparable(curves) else [upper_bound(_values([curves[i] for i in group])) for group in groups],
     )
     single, pooled = fitted[: len(usable)], iter(fitted[len(usable) :])
     setting_fits = tuple(next(pooled) if len(group) > 1 else single[group[0]] for group in settings)
@@ -202,6 +208,15 @@ def fit_law(
         notes=(*_notes(runs, settings, joint, unit), *_early_notes(early, unit)),
         early=tuple(early),
     )
+
+
+def _values(curves: Sequence[Curve]) -> Array:
+    return np.concatenate([curve.values_C for curve in curves])
+
+
+def _comparable(curves: Sequence[Curve]) -> bool:
+    """Whether the runs may be of one study: what bounds one of them bounds the others."""
+    return all(curve.rollouts_per_problem is not None for curve in curves) and on_one_scale(curves)
 
 
 def _falls_after(curve: Curve) -> float | None:
@@ -294,12 +309,7 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
         out.append("the runs' values lie on different scales: a frontier through them compares what does not compare")
     shared = [group for group in settings if len(group) > 1]
     if len(settings) > 1 and not shared:
-        scale = scale_of(np.concatenate([c.values_C for run in runs for c in run.fit.curves]))
-        margin = f"{ONE_SEED_ERROR * scale:.2g}".removeprefix("0")
-        out.append(
-            f"one seed a setting: n* allows for ±{margin} between seeds (ScaleRL's margin), which may be more; "
-            "intervals of curves hold evaluation noise and the doubt about the form alone"
-        )
+        out.append(f"one seed a setting: {_margin(runs) if joint.rollouts is not None else ''}{_CURVES_HOLD}")
     unnamed = [group for group in shared if any(runs[i].curve.seed is None for i in group)]
     if unnamed:
         names = " and ".join(f"'{runs[i].curve.name}'" for i in unnamed[0][:2])
@@ -308,6 +318,12 @@ def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tra
         out.append("several recipes share a Bp and n; the frontier takes the best of them: fit one with --where")
     out += _left_out(runs, unit)
     return out
+
+
+def _margin(runs: Sequence[RunFit]) -> str:
+    scale = scale_of(_values([curve for run in runs for curve in run.fit.curves]))
+    margin = f"{ONE_SEED_ERROR * scale:.2g}".removeprefix("0")
+    return f"n* allows for ±{margin} between seeds (ScaleRL's margin), which may be more; "
 
 
 def _left_out(runs: Sequence[RunFit], unit: str) -> list[str]:

@@ -31,7 +31,7 @@ class Work:
     level_R: Array
     power_R: Array
     """Σ w y², of the centred values."""
-    upper: float
+    upper_R: Array
     pinned: bool
 
     @classmethod
@@ -43,11 +43,11 @@ class Work:
         y_CR = batch.values_RC.T - level_R
         x_CR = np.ascontiguousarray(family.coordinate(batch.compute_GC).T[:, batch.group_R])
         power_R = np.einsum("cr,cr,cr->r", w_CR, y_CR, y_CR)
-        return cls(x_CR, y_CR, w_CR, total_R, level_R, power_R, batch.upper, batch.pinned)
+        return cls(x_CR, y_CR, w_CR, total_R, level_R, power_R, batch.upper_R, batch.pinned)
 
     def keep(self, rows: Bools) -> Work:
         """Some of the rows."""
-        arrays = ("x_CR", "y_CR", "w_CR", "total_R", "level_R", "power_R")
+        arrays = ("x_CR", "y_CR", "w_CR", "total_R", "level_R", "power_R", "upper_R")
         return replace(self, **{name: getattr(self, name)[..., rows] for name in arrays})
 
 
@@ -80,10 +80,10 @@ def linear(work: Work, g_CR: Array, wg_CR: Array) -> Linear:
     gain = rising / variance
     base = -gain * mean
     sse = work.power_R - gain * rising
-    over = (base + gain + work.level_R > work.upper) | work.pinned
+    over = (base + gain + work.level_R > work.upper_R) | work.pinned
     if over.any():
         # A pinned at the bound: y - U = -gain (1 - g), one linear parameter left.
-        room = work.upper - work.level_R
+        room = work.upper_R - work.level_R
         overlap = np.maximum(room * (w - sg) + sgy, 0.0)
         pinned = overlap / rest
         gain, base = np.where(over, pinned, gain), np.where(over, room - pinned, base)

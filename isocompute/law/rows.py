@@ -52,7 +52,7 @@ class Rows:
             padded([_columns(mine) for mine in strands_G], 0.0).astype(np.int64),
         )
 
-    def solve(self, family: Family, weights_GN: Array, upper: float) -> Fits:
+    def solve(self, family: Family, weights_GN: Array, upper_G: Array) -> Fits:
         """Fit every group, its points weighted. Points at the same compute are fitted as their mean, which is the same
         up to the squares around it.
         """
@@ -66,7 +66,7 @@ class Rows:
         weights_GC = total(weights_GN)
         mean_GC = total(weights_GN * self.values_GN) / np.where(weights_GC > 0, weights_GC, 1.0)
         every = np.arange(len(self.groups), dtype=np.int64)
-        fits = solve(family, Batch(self.compute_GC, self.span_G, every, mean_GC, weights_GC, upper))
+        fits = solve(family, Batch(self.compute_GC, self.span_G, every, mean_GC, weights_GC, upper_G))
         around_GN = self.values_GN - np.take_along_axis(mean_GC, self.column_GN, axis=1)
         within_G = np.einsum("gn,gn,gn->g", weights_GN, around_GN, around_GN)
         return Fits(fits.theta_RK, fits.base_R, fits.ceiling_R, fits.sse_R + within_G)

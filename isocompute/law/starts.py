@@ -18,6 +18,7 @@ __all__ = ["best_starts"]
 def best_starts(family: Family, batch: Batch) -> Array:
     """The grid point with the smallest sum of squares, for every row; groups with the same compute share the work."""
     starts_RK = np.empty((len(batch.group_R), len(family.parameters)))
+    upper_R = batch.upper_R
     rows_by_grid: dict[bytes, list[Ints]] = {}
     order_R = np.argsort(batch.group_R, kind="stable")
     groups, first = np.unique(batch.group_R[order_R], return_index=True)
@@ -29,12 +30,12 @@ def best_starts(family: Family, batch: Batch) -> Array:
         group = batch.group_R[rows[0]]
         grid_SK = family.grid(float(batch.span_G[group]))
         g_SC = family.shape(family.coordinate(batch.compute_GC[group])[None, :], grid_SK.T[:, :, None])
-        best_R = _best_of_grid(g_SC, batch.values_RC[rows], batch.weights_RC[rows], batch.upper, batch.pinned)
+        best_R = _best_of_grid(g_SC, batch.values_RC[rows], batch.weights_RC[rows], upper_R[rows], batch.pinned)
         starts_RK[rows] = grid_SK[best_R]
     return starts_RK
 
 
-def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper: float, pinned: bool) -> Ints:
+def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper_R: Array, pinned: bool) -> Ints:
     """Which shape saves most of the sum of squares.
 
     The upper bound enters by capping the gain of a line through the means, which is exact enough for a start.
@@ -49,7 +50,7 @@ def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper: float
     pull_RC = weights_RC * (values_RC - level_R1)
     if pinned:
         covariance_RS = product(pull_RC, g_CS)
-        room_R1 = upper - level_R1
+        room_R1 = upper_R[:, None] - level_R1
         rest_RS = np.maximum(variance_RS + total_R1 * (1.0 - mean_RS) ** 2, 1e-12 * total_R1)
         overlap_RS = np.maximum(room_R1 * total_R1 * (1.0 - mean_RS) + covariance_RS, 0.0)
         return np.asarray((overlap_RS**2 / rest_RS).argmax(axis=1))
@@ -64,14 +65,14 @@ def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper: float
     each_R = np.arange(len(best_R))
     score_R, of_R = score_RS[each_R, best_R], each_R if len(weights_RC) > 1 else 0 * each_R
     best_R[score_R <= 0] = 0
-    if not np.isfinite(upper):
+    if not np.isfinite(upper_R).any():
         return np.asarray(best_R)
     reach_R = (1.0 - mean_RS[of_R, best_R]) * score_R / deviation_RS[of_R, best_R]
-    over = np.flatnonzero(level_R1[:, 0] + reach_R > upper)
+    over = np.flatnonzero(level_R1[:, 0] + reach_R > upper_R)
     if len(over):
         of = over if len(weights_RC) > 1 else of_R[:1]
         covariance_RS = np.maximum(score_RS[over], 0.0) * deviation_RS[of]
-        room_RS = (upper - level_R1[over]) / np.maximum(1.0 - mean_RS[of], 1e-9)
+        room_RS = (upper_R[over, None] - level_R1[over]) / np.maximum(1.0 - mean_RS[of], 1e-9)
         gain_RS = np.minimum(covariance_RS / variance_RS[of], room_RS)
         best_R[over] = (gain_RS * (2.0 * covariance_RS - gain_RS * variance_RS[of])).argmax(axis=1)
     return np.asarray(best_R)

@@ -11,7 +11,7 @@ import pytest
 from isocompute.cli import quickstart
 from isocompute.law import read_law
 from tests.cli.tools import QUICK
-from tests.commands import Call
+from tests.commands import Call, fails
 
 MAGIC = {".html": b"<!DOCTYPE html>", ".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<svg", ".pdf": b"%PDF-"}
 
@@ -60,6 +60,36 @@ def test_a_chart_with_json_prints_json_only(call: Call, sweep: Path, tmp_path: P
     assert f"{made['value']:.3f}" in path.read_text()
 
 
+def test_a_quickstart_that_is_interrupted_does_not_begin_the_next_sweep(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the Ctrl-C came when the last cells of this one were running to their end."""
+    from isocompute import study
+
+    swept: list[str] = []
+
+    def run(*, out: Path, **_: object) -> study.Result:
+        swept.append(out.name)
+        return study.Result(
+            folder=str(out),
+            cells=1,
+            finished=1,
+            skipped=0,
+            failed={},
+            stopped=False,
+            interrupted=True,
+            unwritable=None,
+            seconds=1.0,
+            new_rollouts=1,
+        )
+
+    monkeypatch.setattr(study, "run", run)
+    result = call("quickstart", "--out", tmp_path / "q", "--budget", "1M")
+    assert (result.code, result.out) == (130, "")
+    assert result.err == "stopped in the easy sweep; the same command goes on from here.\n"
+    assert swept == ["easy"]
+
+
 def test_quickstart(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a corner of its grid and a small part of its budget."""
     grid = "problems_per_batch = [32, 64]\nrollouts_per_problem = [8, 32, 128]\n"
@@ -84,3 +114,10 @@ def test_quickstart(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert f"{plan['set']}: {plan['problems_per_batch']} problems × {plan['rollouts_per_problem']}" in result.out
     for rule in data["rules"]:
         assert rule["rule"] in result.out
+
+
+def test_a_chart_that_cannot_be_written_leaves_no_law(call: Call, sweep: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    law, chart = tmp_path / "law.json", tmp_path / "file" / "chart.svg"
+    fails(call("fit", sweep / "runs", *QUICK, "--out", law, "--chart", chart), "cannot be written")
+    assert not law.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,3 +76,27 @@ def test_compare_on_a_terminal_says_that_a_run_has_not_begun_to_rise(call: Call,
     told = call("compare", sweep / "runs" / "easy-32x8", write_points(tmp_path / "new", started), *QUICK).out
     said = "which ceiling is higher is undecided: new was run for less and has not begun to rise"
     assert said in " ".join(told.split())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            [{"recipe": {"learning_rate": rate}} for rate in (1e-6, 1e-4)],
+            "'learning_rate 1e-06', 'learning_rate 0.0001'",
+        ),
+        ([{"model": model} for model in ("8b", "17b")], "'8b', '17b'"),
+        ([{"problems": problems} for problems in ("easy", "hard")], "'easy', 'hard'"),
+    ],
+    ids=["recipe", "model", "problems"],
+)
+def test_runs_that_are_no_seeds_of_one_recipe_are_named(
+    call: Call, tmp_path: Path, settings: list[dict[str, Any]], said: str
+) -> None:
+    for seed, different in enumerate(settings):
+        write_points(tmp_path / "mixed" / f"{seed}", rising(14 + seed), seed=seed, **different)
+        write_points(tmp_path / "seeds" / f"{seed}", rising(14 + seed), seed=seed, **settings[0])
+    mixed = call("compare", tmp_path / "mixed", tmp_path / "seeds", *QUICK)
+    assert mixed.code == 0 and mixed.err.count("warning:") == 1
+    assert f"mixed: its runs differ in more than their seed ({said})" in mixed.err
+    assert call("compare", tmp_path / "seeds", tmp_path / "seeds", *QUICK).err == ""

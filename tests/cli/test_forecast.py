@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tools import RUNS
-from tests.commands import Call
+from tests.commands import Call, fails
 from tests.conftest import CEILINGS, rising, write_points
 
 
@@ -89,3 +89,10 @@ def test_backtest_on_a_terminal(call: Call, sweep: Path, tmp_path: Path) -> None
     assert (result.code, result.err) == (0, "")
     assert re.search(r"80% intervals hold \d+% of 3 runs", result.out)
     assert "too short and skipped: short" in result.out
+
+
+@pytest.mark.parametrize("option", [("--to", "4x"), ("--to", "2x"), ("--fit-until", "0.5"), ("--chart", "a.svg")])
+def test_a_backtest_refuses_what_it_would_not_heed(call: Call, sweep: Path, option: tuple[str, str]) -> None:
+    fails(
+        call("forecast", "--backtest", sweep / "runs", *option), f"^error: {option[0]} .* leave it out with --backtest"
+    )

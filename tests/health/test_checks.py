@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isocompute.health import Finding, Health, check, checks
+from isocompute.health.rewards import binomial_scale
 from isocompute.runs import RunSettings
 from tests.health.made_up import rising, run_of
 
@@ -296,3 +297,36 @@ def _kept(health: Health) -> list[Finding]:
 def test_the_example() -> None:
     """The docstring's example runs, in the folder that it speaks of."""
     assert doctest.testmod(checks).failed == 0
+
+
+@pytest.mark.parametrize(("metric", "code"), [("truncated", "truncation"), ("zero_variance", "zero_variance")])
+def test_shares_in_percent_are_read_as_shares(metric: str, code: str) -> None:
+    share = np.linspace(0.5, 0.95, 40)
+    found = [check(run_of(**{metric: by * share})) for by in (1.0, 100.0)]
+    assert found[0].findings == found[1].findings != ()
+    small = check(run_of(**{metric: np.full(40, 2.5)}))
+    assert small.findings == () and next(c for c in small.checks if c.code == code).ran
+
+
+@pytest.mark.parametrize(("metric", "code"), [("truncated", "truncation"), ("zero_variance", "zero_variance")])
+@pytest.mark.parametrize(
+    "values", [np.linspace(0.0, 400.0, 40), np.linspace(-0.5, 0.5, 40)], ids=["counts", "negative"]
+)
+def test_what_is_no_share_is_not_checked_and_says_so(metric: str, code: str, values: np.ndarray) -> None:
+    health = check(run_of(**{metric: values}))
+    (one,) = [c for c in health.checks if c.code == code]
+    assert not one.ran and one.needs is not None
+    assert f"here it goes from {values[0]:.3g} to {values[-1]:.3g}" in one.needs
+    assert health.findings == ()
+
+
+@pytest.mark.parametrize("low", [0.05, 0.3])
+def test_rates_and_percent_are_measured_by_the_same_scale(low: float) -> None:
+    rate_T = low + np.linspace(0.06, 0.3, 30)
+    of_rates, of_percent = (binomial_scale(by * rate_T, rate_T=by * rate_T) for by in (1.0, 100.0))
+    assert of_percent == pytest.approx(100.0 * of_rates)
+
+
+def test_sums_of_rewards_are_measured_by_their_range() -> None:
+    assert binomial_scale(np.array([0.0, 5.0]), rate_T=np.array([0.0, 5.0]))[1] == 5.0
+    assert binomial_scale(np.array([-10.0, 10.0]), rate_T=np.zeros(2))[1] == 20.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isocompute.law import fit_law, law_to_json
-from isocompute.law.curve import Curve
+from isocompute.law.curve import Curve, scale_of, upper_bound
 from isocompute.law.frontier import bounds, ended
 from isocompute.law.law import Law
 from isocompute.law.optimum import beyond
@@ -110,3 +110,50 @@ def test_what_to_run_where_the_end_is_a_bound() -> None:
     assert cut is not None and edge is not None
     assert beyond(cut) == "n above 32 run to the end of the range: the next larger one ends before"
     assert beyond(edge) == "n above 512"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "upper"),
+    [
+        (0.05, 0.13, 1.0, 1.0),
+        (-0.2, 0.9, 2.0, 1.0),
+        (5.0, 13.0, 100.0, 93.0),  # a hard set in percent
+        (20.0, 70.0, 100.0, 100.0),
+        (0.0, 5.0, 5.0, 55.0),  # sums of rewards
+        (0.7, 8.7, 8.0, 88.7),
+        (-10.0, 10.0, 20.0, 210.0),
+        (50.0, 400.0, 350.0, 3900.0),
+    ],
+)
+def test_the_scale_and_the_bound_agree_on_what_is_percent(low: float, high: float, scale: float, upper: float) -> None:
+    values = np.array([low, high])
+    assert (scale_of(values), upper_bound(values)) == (pytest.approx(scale), pytest.approx(upper))
+
+
+def test_a_ceiling_is_bounded_by_what_its_own_runs_can_reach() -> None:
+    """A rate that has only begun to rise, beside rewards of another kind, or of runs that may be of another kind."""
+    compute_C = np.geomspace(1e2, 1e4, 20)
+    rate_C = 0.1 + 0.05 * compute_C / 1e4 + 0.005 * np.random.default_rng(0).standard_normal(20)
+    for n, top in ((None, 9.0), (8, 9.0), (None, 1.5)):
+        other = Curve("sum", compute_C, top * np.asarray(hill(compute_C, 0.2, 0.8, 1e3, 1.0)), 32, n)
+        law = fit_law([Curve("rate", compute_C, rate_C, 32, n), other], metric="train/avg", unit="steps", replicates=60)
+        assert law.runs[0].fit.ensemble.ceiling_B.max() <= 1.0 < law.runs[1].fit.ceiling
+
+
+def test_seeds_share_a_bound_of_their_own() -> None:
+    compute_C = np.geomspace(1e2, 1e4, 20)
+    rates = [Curve(f"rate-{s}", compute_C, 0.1 + (0.05 + 0.01 * s) * compute_C / 1e4, 32, 8, s) for s in range(3)]
+    other = Curve("sum", compute_C, 9 * np.asarray(hill(compute_C, 0.2, 0.8, 1e3, 1.0)), 32, 16)
+    law = fit_law([*rates, other], metric="train/avg", replicates=60)
+    assert law.settings[0].ensemble.ceiling_B.max() <= 1.0
+
+
+def test_an_allowance_for_n_is_told_only_where_there_is_an_n() -> None:
+    compute_C = np.geomspace(1e2, 1e4, 20)
+    for n, told in ((None, False), (8, True)):
+        curves = [
+            Curve(f"{i}", compute_C, np.asarray(hill(compute_C, 0.2, 0.8, 1e3, 1.0)), 32, None if n is None else n * i)
+            for i in (1, 2)
+        ]
+        (note,) = [note for note in fit_law(curves, metric="avg@4", replicates=60).notes if "one seed a" in note]
+        assert ("n* allows for" in note) == told and "intervals of curves hold" in note

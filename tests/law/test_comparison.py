@@ -166,3 +166,14 @@ def test_the_chart_draws_the_curve_of_a_side_that_fell_up_to_there() -> None:
     lines = [row for rows in data.values() for row in rows if "low" in row]
     ends = {name: max(row["compute"] for row in lines if row["side"] == name) for name in ("steady", "fallen")}
     assert ends["fallen"] == pytest.approx(COMPUTE[39]) and ends["steady"] > COMPUTE[-1]
+
+
+def test_the_answer_of_a_hard_set_does_not_depend_on_the_scale_either() -> None:
+    """Pass rates from .05 to .13, as shares and in percent."""
+    low = [[replace(c, values_C=0.4 * (c.values_C - 0.18)) for c in side(top, 6.0)] for top in (0.5, 0.53)]
+    rates, percent = (
+        compare(*([replace(c, values_C=by * c.values_C) for c in mine] for mine in low), replicates=100)
+        for by in (1.0, 100.0)
+    )
+    assert (rates.error_rule, percent.error_rule) == ("one seed: at least ±0.02", "one seed: at least ±2")
+    assert (rates.higher, rates.ahead_now) == (percent.higher, percent.ahead_now)

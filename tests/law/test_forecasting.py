@@ -9,7 +9,9 @@ import pytest
 
 from isocompute.errors import InputError
 from isocompute.law import Curve, backtest, forecast
+from isocompute.law.forecasting import path
 from isocompute.law.members import drift, origins
+from isocompute.present import present_level
 from tests.law.made_up import hill, noisy
 
 COMPUTE = np.arange(1.0, 41.0)
@@ -160,3 +162,24 @@ def test_far_forecasts_of_log_spaced_runs_are_near_and_their_intervals_not_wide(
     assert np.median(errors) < np.median([abs(test.last_three - test.target) for test in tests])
     assert np.mean([test.covered for test in tests]) >= 0.7
     assert np.median(widths) < 0.3
+
+
+def test_nothing_rises_ahead_of_a_run_that_broke() -> None:
+    """Its evaluations rise, and then are no numbers."""
+    rng = np.random.default_rng(0)
+    compute_C = np.arange(1.0, 41.0)
+    rising = Curve("broke", compute_C, 0.3 + 0.01 * compute_C + 0.03 * rng.standard_normal(40))
+    assert forecast(rising, 80.0).value > 0.75
+    broke = replace(rising, lost=True)
+    made = forecast(broke, 80.0)
+    assert made.verdict == "declining" and made.asymptote is None
+    assert made.value == pytest.approx(made.now) == pytest.approx(present_level(broke))
+    assert made.weights["flat"] == pytest.approx(1.0)
+    assert {round(value, 9) for _, value, _, _ in path(broke, 80.0)} == {round(made.now, 9)}
+
+
+def test_one_low_value_before_a_run_breaks_is_where_it_is() -> None:
+    values_C = np.append(0.3 + 0.01 * np.arange(40.0), 0.05)
+    broke = Curve("broke", np.arange(1.0, 42.0), values_C, lost=True)
+    made = forecast(broke, 80.0)
+    assert made.value == made.now == present_level(broke) == pytest.approx(0.05)

@@ -11,7 +11,8 @@ from scipy import stats
 from isocompute.law.comparison import compare
 from isocompute.law.curve import Curve
 from isocompute.law.fits import fit_groups
-from isocompute.law.seeds import ONE_SEED_ERROR, Spread, moderated, one_seed_spread
+from isocompute.law.frontier import luck_of
+from isocompute.law.seeds import ONE_SEED_ERROR, Spread, moderated, of_one, one_seed_spread
 from isocompute.law.surface_fit import fit_surface
 
 GRID = np.geomspace(1e4, 1e6, 25)
@@ -143,3 +144,94 @@ def test_two_seeds_a_side_that_agree_by_chance_are_no_proof() -> None:
         for c in (0.6, 0.612)
     ]
     assert compare(*sides, replicates=200).higher == "same"
+
+
+def test_a_seed_counts_by_its_points() -> None:
+    """A fit weighs points: a seed of most of them is nearly alone, where all have as many each counts the same."""
+    few, many = np.geomspace(1e4, 1e6, 10), np.geomspace(1e4, 1e6, 200)
+    assert spread_of([0.58, 0.6, 0.65]).share == 1 / 3
+    assert spread_of([0.58, 0.6, 0.65], [many, few, few]).share == pytest.approx((200**2 + 2 * 10**2) / 220**2)
+
+
+def test_seeds_that_ended_leave_the_curve_to_those_that_go_on() -> None:
+    early, late = np.linspace(1e4, 2e5, 20), np.linspace(1e4, 1e6, 100)
+    spread = spread_of([0.58, 0.6, 0.65], [late, early, early])
+    assert spread.share == 1.0
+    assert spread.share_N[0] == pytest.approx(1 / 3)  # with one more point up to there they would weigh as much
+    assert spread.variance == pytest.approx(np.var([0.58, 0.6, 0.65], ddof=1), rel=0.1)
+    (luck,) = moderated([spread], 1.0)
+    assert luck.draw(20_000, np.random.default_rng(0))[:, 99].std() == pytest.approx(luck.level, rel=0.03)
+
+
+def test_seeds_that_ended_before_the_rise_do_not_speak_for_all_of_it() -> None:
+    """They differ by noise of .005, where a hundredth of the rise is done."""
+    rng = np.random.default_rng(0)
+    grids = [GRID, GRID[:5], GRID[:5]]
+    curves, pooled_N = seeds_of([0.6] * 3, grids)
+    own_N = pooled_N + 0.005 * np.repeat(rng.standard_normal(3), [25, 5, 5])
+    assert np.sqrt(Spread.of(curves, pooled_N, own_N).variance) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("points", "last"), [((120, 6, 6), (1e6, 1e6, 1e6)), ((30, 6, 6), (1e6, 2e5, 2e5))], ids=["points", "length"]
+)
+def test_intervals_of_unequal_seeds_hold_the_mean_of_many(points: tuple[int, ...], last: tuple[float, ...]) -> None:
+    """Nominal 95%, of 60 settings; as if each seed counted the same they hold 70 to 75%."""
+    rng = np.random.default_rng(0)
+
+    def run(name: str, seed: int) -> Curve:
+        compute_C = np.linspace(1e4, last[seed], points[seed])
+        values_C = rising(CEILING + 0.02 * rng.standard_normal(), compute_C)
+        return Curve(name, compute_C, values_C + 0.005 * rng.standard_normal(len(compute_C)), 32, 8, seed)
+
+    truth, held = rising(CEILING)[-1], 0
+    groups = [[run(f"{i}-{s}", s) for s in range(len(points))] for i in range(60)]
+    for fit in fit_groups(groups, replicates=200, upper=1.0):
+        low, high = np.percentile(fit.ensemble.at(GRID[-1:])[:, 0], [2.5, 97.5])
+        held += bool(low <= truth <= high)
+    assert held >= 53
+
+
+def test_a_setting_of_one_seed_learns_from_those_of_several() -> None:
+    several = [spread_of([0.56, 0.6, 0.64]), spread_of([0.57, 0.6, 0.63])]
+    assert of_one([], 1.0) == 0.0
+    assert 0.03 < of_one(several, 1.0) < 0.08  # their spread of .035, with Student's t of five degrees
+    assert of_one([spread_of([0.6, 0.6])], 1.0) > one_seed_spread(ONE_SEED_ERROR)  # two that agree say next to nothing
+
+
+def test_which_setting_is_best_allows_for_what_the_seeds_of_others_show() -> None:
+    single = [Curve("8-0", GRID, rising(0.6), 32, 8, 0)]
+    several = [Curve(f"16-{s}", GRID, rising(c), 32, 16, s) for s, c in enumerate((0.56, 0.6, 0.64))]
+    fits = fit_groups([single, several], replicates=2000, upper=1.0)
+    luck_SB = luck_of(fits, seed=0)
+    assert luck_SB[0].std() == pytest.approx(fits[0].seed_spread, rel=0.05) and fits[0].seed_spread > 0.03
+    assert not luck_SB[1].any()
+    alone = luck_of(fit_groups([single], replicates=2000, upper=1.0), seed=0)
+    assert alone.std() == pytest.approx(one_seed_spread(ONE_SEED_ERROR), rel=0.05)
+
+
+def test_one_run_beside_seeds_that_differ_is_not_told_apart() -> None:
+    """5 against 1, all of one recipe; by ScaleRL's margin alone a third of such pairs are."""
+    rng = np.random.default_rng(0)
+
+    def side(count: int) -> list[Curve]:
+        tops = CEILING + 0.02 * rng.standard_normal(count)
+        return [Curve(f"{s}", GRID, rising(c) + 0.005 * rng.standard_normal(25), 32, 8, s) for s, c in enumerate(tops)]
+
+    found = [compare(side(5), side(1), replicates=100) for _ in range(40)]
+    assert sum(one.higher in ("a", "b") for one in found) <= 5
+    assert sum(one.ahead_now in ("a", "b") for one in found) <= 5
+
+
+def test_after_a_fall_one_run_is_as_uncertain_as_the_seeds_beside_it() -> None:
+    """All end at a tenth, its own evaluations without noise."""
+
+    def fallen(name: str, ceiling: float, end: float) -> Curve:
+        values_C = rising(ceiling)
+        values_C[-5:] = end
+        return Curve(name, GRID, values_C, 32, 8)
+
+    several = [fallen(f"{i}", c, 0.1 + c - CEILING) for i, c in enumerate((0.55, 0.6, 0.65))]
+    apart = [fallen("one", 0.6, 0.2)]
+    assert compare(several, apart, replicates=100).ahead_now == "same"
+    assert compare(several[1:2], apart, replicates=100).ahead_now == "b"
