@@ -57,11 +57,10 @@ def ablate(
     name = str(spec)
     data = with_variants(files.read_bytes(name), name=name)
     check_spec(parse_spec(data, name=name), name=name, metric=metric, unit=unit, share=share)
-    folder = Path(out) if out is not None else Path(files.last_part(name)).stem
-    result = study.run_spec(data, name=name, out=folder, workers=workers, report=report)
+    result = study.run_spec(data, name=name, out=out, workers=workers, report=report)
     if result.failed or result.stopped or result.unwritable:
         raise IncompleteError(result)
-    found = analyse(folder, metric=metric, unit=unit, share=share, replicates=replicates, seed=seed)
+    found = analyse(result.folder, metric=metric, unit=unit, share=share, replicates=replicates, seed=seed)
     return Ablated(found.folder, found.metric, found.unit, found.ablation, found.tasks, result)
 
 

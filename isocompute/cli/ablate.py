@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isocompute.cli import options
-from isocompute.cli.study import STOPPED
+from isocompute.cli.study import end, watched
 
 if TYPE_CHECKING:
     from isocompute.ablate import Ablated
@@ -29,11 +29,9 @@ def command(
 ) -> None:
     """Run a recipe and, beside it, the recipe without each of its parts; fit half, predict the rest, compare."""
     from isocompute.ablate import IncompleteError, ablate
-    from isocompute.cli.study import show_result
-    from isocompute.cli.study_display import display
 
     try:
-        with display(quiet=json) as report:
+        with watched(quiet=json) as report:
             found = ablate(
                 spec=spec,
                 out=out,
@@ -45,16 +43,13 @@ def command(
                 seed=seed,
                 report=report,
             )
-    except KeyboardInterrupt:
-        typer.echo("stopped at once; the same command goes on from the last checkpoints.", err=True)
-        raise typer.Exit(STOPPED) from None
     except IncompleteError as error:
-        show_result(error.result)
-        raise typer.Exit(STOPPED if error.result.stopped else 1) from None
-    if json:
-        options.print_json(ablated_json(found))
+        end(error.result, json=json)
     else:
-        _show(found)
+        if json:
+            options.print_json(ablated_json(found))
+        else:
+            _show(found)
 
 
 def ablated_json(found: Ablated) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isocompute.cli import options
+from isocompute.cli.study import STOPPED
 from isocompute.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _SETS = ("easy", "hard")
 _LEAST = 1_000_000
 """Rollouts of a cell: 15 updates of the largest batch."""
 _LEAST_PLANNED = 10_000
+_MOST = 10**15
+"""Rollouts that `plan` plans for at most."""
 
 
 def command(
@@ -59,10 +62,12 @@ def command(
     from isocompute.report.evidence import Evidence
     from isocompute.report.style import save
     from isocompute.report.writing import write_report
-    from isocompute.runs import load
+    from isocompute.runs import files, load
 
     rollouts = _rollouts("--budget", budget, least=_LEAST)
     spend = rollouts / 2 if plan_for is None else _rollouts("--plan-for", plan_for, least=_LEAST_PLANNED)
+    if files.is_remote(out):
+        raise InputError(f"--out {out}: the quickstart writes to a folder of this machine; give a path.")
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {out}: there is a file of that name; give another folder.")
@@ -99,6 +104,8 @@ def _rollouts(option: str, text: str, *, least: int) -> int:
         asked = Budget(0.0, "rollouts")
     if asked.unit != "rollouts" or asked.amount < least:
         raise InputError(f"{option} {text}: give rollouts, at least {least:,}, such as 2e6 or 2M.")
+    if asked.amount > _MOST:
+        raise InputError(f"{option} {text}: no run makes so many; give at most {_MOST:,}, such as 2e6 or 2M.")
     return round(asked.amount)
 
 
@@ -112,10 +119,13 @@ def _sweep(folder: Path, name: str, *, budget: int, seed: int, workers: int | No
         result = study.run(spec=spec, out=folder, workers=workers, report=_reporter(name, quiet=quiet))
     finally:
         spec.unlink()  # the study keeps its own copy
-    if result.failed or result.stopped or result.unwritable:
-        first = next(iter(result.failed.items()), ("", result.unwritable or "it was stopped"))
+    if result.failed or result.unwritable:
+        first = next(iter(result.failed.items()), ("", result.unwritable))
         typer.echo(f"error: the {name} sweep did not finish: {first[0]} {first[1]}; run the command again.", err=True)
         raise typer.Exit(1)
+    if result.stopped or (result.interrupted and name != _SETS[-1]):
+        typer.echo(f"stopped in the {name} sweep; the same command goes on from here.", err=True)
+        raise typer.Exit(STOPPED)
     rate = result.new_rollouts / max(result.seconds, 1e-9)
     cells = f"{result.cells} cells" if not result.skipped else f"{result.cells} cells, {result.skipped} done before"
     if not quiet:

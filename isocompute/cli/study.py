@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,8 +13,9 @@ from isocompute.cli import options
 
 if TYPE_CHECKING:
     from isocompute.study import CellStatus, Result
+    from isocompute.study.progress import Report
 
-__all__ = ["app"]
+__all__ = ["app", "end", "watched"]
 
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -33,18 +36,31 @@ def run(
 ) -> None:
     """Run what is left of a study; the same command goes on after a stop, a crash or a kill."""
     from isocompute import study
+
+    with watched(quiet=json) as report:
+        result = study.run(spec=spec, out=out, workers=workers, on=on, fork=fork, report=report)
+    end(result, json=json)
+
+
+@contextmanager
+def watched(*, quiet: bool) -> Iterator[Report]:
+    """Show the progress of a study that is run inside; a second Ctrl-C ends it with one line."""
     from isocompute.cli.study_display import display
 
     try:
-        with display(quiet=json) as report:
-            result = study.run(spec=spec, out=out, workers=workers, on=on, fork=fork, report=report)
+        with display(quiet=quiet) as report:
+            yield report
     except KeyboardInterrupt:
         typer.echo("stopped at once; the same command goes on from the last checkpoints.", err=True)
         raise typer.Exit(STOPPED) from None
+
+
+def end(result: Result, *, json: bool) -> None:
+    """Say how a study ended, and exit with the code for it where not all is finished."""
     if json:
         options.print_json(run_json(result))
     else:
-        show_result(result)
+        _show_result(result)
     if result.unwritable:
         typer.echo(
             f"error: {result.unwritable}; what is written stays: see to that and run the same command.", err=True
@@ -70,7 +86,7 @@ def run_json(result: Result) -> dict[str, Any]:
     }
 
 
-def show_result(result: Result) -> None:
+def _show_result(result: Result) -> None:
     from isocompute.cli.study_display import duration
     from isocompute.words import number, plural
 
@@ -109,7 +125,7 @@ def status(folder: Folder, json: options.Json = False) -> None:
         options.print_json(data)
         return
     counts = ", ".join(f"{data[state]} {state}" for state in _STATES if data[state])
-    share = data["rollouts"] / data["total_rollouts"]
+    share = data["rollouts"] / data["total_rollouts"] if data["total_rollouts"] else 1.0
     typer.echo(f"{folder}: {plural(data['cells'], 'cell')}: {counts}")
     typer.echo(f"{number(data['rollouts'])} of {number(data['total_rollouts'])} rollouts ({share:.1%})")
     if data["errors"]:
@@ -128,7 +144,7 @@ def status_json(folder: str, cells: list[CellStatus]) -> dict[str, Any]:
         "cells": len(cells),
         **{state: counts[state] for state in _STATES},
         "rollouts": sum(cell.rollouts for cell in cells),
-        "total_rollouts": sum(cell.cell.compute for cell in cells),
+        "total_rollouts": sum(cell.total for cell in cells),
         "errors": [{"cell": c.cell.name, "error": c.error or ""} for c in cells if c.state == "failed"],
     }
 
@@ -150,10 +166,10 @@ def runs(folder: Folder, json: options.Json = False) -> None:
         [
             cell.cell.name,
             str(cell.cell.problems_per_batch),
-            str(cell.cell.rollouts_per_problem),
-            str(cell.cell.update_steps),
+            str(cell.rollouts_per_problem or "–"),
+            str(cell.update_steps),
             cell.state,
-            f"{number(cell.rollouts)} of {number(cell.cell.compute)}",
+            f"{number(cell.rollouts)} of {number(cell.total)}",
             value((cell.last or {}).get(metric)),
         ]
         for cell in cells
@@ -173,10 +189,10 @@ def run_row(cell: CellStatus) -> dict[str, Any]:
         "run": cell.cell.name,
         "set": cell.cell.problems.get("set"),
         "problems_per_batch": cell.cell.problems_per_batch,
-        "rollouts_per_problem": cell.cell.rollouts_per_problem,
-        "update_steps": cell.cell.update_steps,
+        "rollouts_per_problem": cell.rollouts_per_problem,
+        "update_steps": cell.update_steps,
         "seed": cell.cell.seed,
-        "compute": cell.cell.compute,
+        "compute": cell.total,
         "state": cell.state,
         "rollouts": cell.rollouts,
         "error": cell.error,

@@ -57,6 +57,11 @@ def run_spec(
     folder = StudyFolder(out if out is not None else Path(files.last_part(name)).stem)
     if fork:
         folder = folder.fork()
+    elif out is None and files.exists(folder.address) and not files.is_folder(folder.address):
+        raise InputError(
+            f"{name}: the study's folder is by default the spec's name without its ending, and {folder.address} is a "
+            "file; give --out."
+        )
     folder.create()
     with folder.locked():
         folder.adopt(parsed, data)

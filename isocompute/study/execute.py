@@ -25,6 +25,7 @@ from isocompute.runs import files
 from isocompute.runs.writer import POINTS, SETTINGS
 from isocompute.study import remote
 from isocompute.study.claim import RUNNING, STALE_SECONDS, Claim, HeldError
+from isocompute.study.summary import is_finished
 
 __all__ = ["Outcome", "execute", "execute_pack", "headline", "write_error"]
 
@@ -86,7 +87,7 @@ def execute_pack(
             began(cell)
             try:
                 folder, carried = held.enter_context(_folder(address, cell.name, control))
-                done = (folder / FINISHED).exists()
+                done = is_finished(folder)
                 if not done:
                     _make_ready(folder)
             except Exception as error:
@@ -165,7 +166,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _attempt(engine: Engine, cell: Cell, folder: Path, control: Control) -> Outcome:
-    if (folder / FINISHED).exists():
+    if is_finished(folder):
         return Outcome(cell.name, "finished")  # done by the attempt whose end we waited for
     try:
         _make_ready(folder)
@@ -177,7 +178,8 @@ def _attempt(engine: Engine, cell: Cell, folder: Path, control: Control) -> Outc
 
 def _make_ready(folder: Path) -> None:
     """Leave nothing of an earlier attempt but what can be gone on from."""
-    (folder / ERROR).unlink(missing_ok=True)
+    for name in (ERROR, FINISHED):  # the second is torn, or the cell would not be run
+        (folder / name).unlink(missing_ok=True)
     _drop_unsound(folder)
 
 

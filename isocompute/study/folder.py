@@ -19,19 +19,21 @@ from typing import Any, Literal
 from isocompute.engines.base import CHECKPOINT, ERROR, FINISHED, SPEED_ONLY, Cell
 from isocompute.errors import InputError
 from isocompute.runs import files
-from isocompute.runs.writer import POINTS
+from isocompute.runs.writer import POINTS, SETTINGS
 from isocompute.study import remote
 from isocompute.study.claim import RUNNING, STALE_SECONDS, claimed, holder_of, is_alive
-from isocompute.study.spec import StudySpec, parse_spec
+from isocompute.study.spec import IDENTITY, RUNNER, SPEC, StudySpec, parse_spec
 from isocompute.study.spec import cells as cells_of
+from isocompute.study.summary import object_in
 
-__all__ = ["IDENTITY", "SPEC", "CellStatus", "State", "StudyFolder"]
+__all__ = ["CellStatus", "State", "StudyFolder"]
 
-SPEC = "study.toml"
-IDENTITY = "identity.json"
-RUNNER = "runner.json"
 State = Literal["finished", "failed", "running", "stopped", "waiting"]
 _TAIL = 1 << 16
+_EARLY = ("ended", "diverged")
+"""Keys of a summary that say why a cell ended before its last update."""
+_ELSEWHERE = "another --out (`study run` has --fork for it)"
+"""Where a study goes that cannot go on here; every command that runs one has --out."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,37 @@ class CellStatus:
     """What went wrong and its last lines, of a failed cell."""
     last: Mapping[str, Any] | None = None
     """Its last point, where it was asked for."""
+    settings: Mapping[str, Any] | None = None
+    """Its `run.json`, where its last point was asked for; None before there is one."""
+    summary: Mapping[str, Any] | None = None
+    """Its `finished.json`, of a finished cell."""
+
+    @property
+    def total(self) -> int:
+        """Rollouts that it will have made in the end: those it may make; of a finished cell, those it made."""
+        return self.rollouts if self.state == "finished" else self.cell.compute
+
+    @property
+    def rollouts_per_problem(self) -> int | None:
+        """n as its run has it, None where that changes on the way; as the spec has it before there is a run."""
+        if self.settings is None:
+            return self.cell.rollouts_per_problem
+        return _whole(self.settings.get("rollouts_per_problem"))
+
+    @property
+    def update_steps(self) -> int:
+        """M as its run has it, else as the spec; of a cell that ended early, the updates it made."""
+        early = self.summary is not None and any(name in self.summary for name in _EARLY)
+        made = _whole((self.last or {}).get("step")) if early else None
+        planned = _whole((self.settings or {}).get("update_steps"))
+        return next((known for known in (made, planned) if known is not None), self.cell.update_steps)
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number that a file tells, else None."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 class StudyFolder:
@@ -73,6 +106,8 @@ class StudyFolder:
 
     def create(self) -> None:
         """Make the folder; one that holds something else is refused, so that no foreign file is ever touched."""
+        if files.exists(self.address) and not files.is_folder(self.address):
+            raise InputError(f"{self.address}: there is a file of that name; give another --out.")
         if files.exists(self.address) and not files.exists(self.at(SPEC)):
             inside = {files.last_part(child) for child in files.children(self.address)} - {RUNNER, IDENTITY}
             if inside:
@@ -90,7 +125,7 @@ class StudyFolder:
             with remote.claimed(self.at(RUNNER), what=f"{self.address}: the study", patience=0.0):
                 yield
             return
-        doing, instead = "the study is being run", "use --fork"
+        doing, instead = "the study is being run", f"give {_ELSEWHERE}"
         with claimed(Path(self.address) / RUNNER, doing=doing, instead=instead):
             yield
 
@@ -98,7 +133,7 @@ class StudyFolder:
         """Make this the study's spec, if what it has already computed still stands under it."""
         new = _identity(spec)
         if files.exists(self.at(IDENTITY)):
-            old: dict[str, Any] = json.loads(files.read_bytes(self.at(IDENTITY)))
+            old = self._begun_with()
             self._refuse_moving(old, new)
             for table in _MAY_GROW:
                 before = old.setdefault(table, {})  # studies begun before there were variants have none
@@ -108,11 +143,21 @@ class StudyFolder:
             if changes:
                 raise InputError(
                     f"{self.address}: the spec has changed under this study ({'; '.join(changes)}). Set it back, or "
-                    "start a new study with --fork; only sets, variants, seeds, the grid, resources and what changes "
+                    f"give {_ELSEWHERE}; only sets, variants, seeds, the grid, resources and what changes "
                     f"speed alone ({', '.join(SPEED_ONLY)}) may change."
                 )
         self._write(IDENTITY, json.dumps(new, indent=1).encode() + b"\n")
         self._write(SPEC, data)
+
+    def _begun_with(self) -> dict[str, Any]:
+        """What the points that are there depend on."""
+        told = object_in(files.read_bytes(self.at(IDENTITY)))
+        if told is None or not isinstance(told.get("problems"), dict):
+            raise InputError(
+                f"{self.at(IDENTITY)}: damaged, so nobody can say whether the cells are of this spec; put it back, or "
+                f"give {_ELSEWHERE}."
+            )
+        return told
 
     def _refuse_moving(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """A first variant or a name for the only set moves every cell: all would be run again, and what there is be
@@ -125,7 +170,7 @@ class StudyFolder:
             if before != after:
                 raise InputError(
                     f"{self.address}: this study was begun {'with' if before else 'without'} {what}; its cells would "
-                    "move to other folders and all be run again. Set it back, or start a new study with --fork."
+                    f"move to other folders and all be run again. Set it back, or give {_ELSEWHERE}."
                 )
 
     def _write(self, name: str, data: bytes) -> None:
@@ -143,13 +188,14 @@ class StudyFolder:
         return parse_spec(files.read_bytes(self.at(SPEC)), name=self.at(SPEC))
 
     def status(self, cells: list[Cell] | None = None, *, points: bool = False) -> list[CellStatus]:
-        """The state of every cell of the spec, or of these; with `points`, the last point of each too."""
+        """The state of every cell of the spec, or of these; with `points`, the last point and settings of each too."""
         if cells is None:
             cells = cells_of(self.spec())
         if self.is_remote:
             there = remote.listing(self.address)
-            ends = {name for cell in cells if (name := f"{cell.name}/{FINISHED}") in there}
-            told = remote.read_all(self.address, ends)
+            small = (FINISHED, SETTINGS) if points else (FINISHED,)
+            names = {f"{cell.name}/{name}" for cell in cells for name in small}
+            told = remote.read_all(self.address, names & there)
             return [_status(cell, _RemoteCell(self.at(cell.name), cell.name, there, told), points) for cell in cells]
         top = Path(self.address)
         return [
@@ -211,6 +257,18 @@ class _LocalCell:
         except FileNotFoundError:
             return b""
 
+    def settings(self) -> dict[str, Any] | None:
+        return object_in(self._whole(SETTINGS))
+
+    def summary(self) -> dict[str, Any] | None:
+        return object_in(self._whole(FINISHED))
+
+    def _whole(self, name: str) -> bytes:
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return b""
+
     def running(self) -> bool:
         path = self._folder / RUNNING
         try:
@@ -221,7 +279,7 @@ class _LocalCell:
 
 
 class _RemoteCell:
-    """A cell's files at an fsspec address: one listing and the ends of the whole study, then only what is there."""
+    """A cell's files at an fsspec address: one listing and the study's small files, then only what is there."""
 
     def __init__(self, address: str, name: str, there: set[str], told: Mapping[str, bytes]) -> None:
         self._address, self._name, self._there, self._told = address, name, there, told
@@ -230,46 +288,55 @@ class _RemoteCell:
         return f"{self._name}/{name}" in self._there
 
     def tail(self, name: str) -> bytes:
-        if name == FINISHED:
-            return self._told.get(f"{self._name}/{name}", b"")
         return files.read_bytes(files.join(self._address, name))[-_TAIL:] if self.has(name) else b""
+
+    def settings(self) -> dict[str, Any] | None:
+        return object_in(self._told.get(f"{self._name}/{SETTINGS}", b""))
+
+    def summary(self) -> dict[str, Any] | None:
+        """One that is there and cannot be read for a moment tells nothing, and the cell is finished all the same."""
+        told = self._told.get(f"{self._name}/{FINISHED}")
+        if told is None:
+            return {} if self.has(FINISHED) else None
+        return object_in(told)
 
     def running(self) -> bool:
         return self.has(RUNNING) and remote.claim_age(files.join(self._address, RUNNING)) < STALE_SECONDS
 
 
 def _status(cell: Cell, at: _LocalCell | _RemoteCell, points: bool) -> CellStatus:
-    finished = at.has(FINISHED)
-    last = None if finished and not points else _last_point(at.tail(POINTS))
-    if finished:
-        return CellStatus(cell, "finished", _spent(cell, at.tail(FINISHED)), last=last)
-    done = _rollouts(cell, last)
+    summary = at.summary()
+    settings = at.settings() if points else None
+    if summary is not None:
+        last = _last_point(at.tail(POINTS)) if points else None
+        spent = _spent(cell, summary)
+        return CellStatus(cell, "finished", spent, last=last, settings=settings, summary=summary)
+    last = _last_point(at.tail(POINTS))
+    state, error = _unfinished(at, begun=last is not None)
+    return CellStatus(cell, state, _rollouts(cell, last), error, last, settings)
+
+
+def _unfinished(at: _LocalCell | _RemoteCell, *, begun: bool) -> tuple[State, str | None]:
+    """State and error of a cell that is not finished."""
     if at.running():
-        return CellStatus(cell, "running", done, last=last)
+        return "running", None
     if at.has(ERROR):
-        return CellStatus(cell, "failed", done, at.tail(ERROR).decode(errors="replace").strip(), last)
-    begun = last is not None or at.has(CHECKPOINT)
-    return CellStatus(cell, "stopped" if begun else "waiting", done, last=last)
+        return "failed", at.tail(ERROR).decode(errors="replace").strip()
+    return "stopped" if begun or at.has(CHECKPOINT) else "waiting", None
 
 
 def _last_point(tail: bytes) -> dict[str, Any] | None:
     """The last whole line of `points.jsonl`."""
     for line in reversed(tail.splitlines()):
-        try:
-            point = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(point, dict):
+        if (point := object_in(line)) is not None:
             return point
     return None
 
 
-def _spent(cell: Cell, finished: bytes) -> int:
+def _spent(cell: Cell, summary: Mapping[str, Any]) -> int:
     """Rollouts of a finished cell as its summary tells them, else those it was given."""
-    try:
-        return int(json.loads(finished)["rollouts"])
-    except (ValueError, KeyError, TypeError):
-        return cell.compute
+    told = _whole(summary.get("rollouts"))
+    return cell.compute if told is None else told
 
 
 def _rollouts(cell: Cell, last: Mapping[str, Any] | None) -> int:

@@ -61,7 +61,7 @@ def run_local(
             pool.run(deque(jobs), tally)
         finally:
             pool.kill()
-    return tally.result(folder=address, stopped=pool.stopping and tally.unwritable is None)
+    return tally.result(folder=address, stopping=pool.stopping)
 
 
 class _Worker:

@@ -60,6 +60,9 @@ class Result:
     """Cells that were finished before."""
     failed: dict[str, str]
     stopped: bool
+    """Whether a stop was asked for and has left cells to go on with."""
+    interrupted: bool
+    """Whether one was asked for, all the same if the cells had ended by then."""
     unwritable: str | None
     seconds: float
     new_rollouts: int
@@ -83,9 +86,7 @@ class Tally:
         self.seconds = lambda: time.monotonic() - start
         self.skipped = sum(status.state == "finished" for status in self.statuses)
         self._before = sum(status.rollouts for status in self.statuses)
-        self._total = sum(
-            status.rollouts if status.state == "finished" else status.cell.compute for status in self.statuses
-        )
+        self._total = sum(status.total for status in self.statuses)
 
     def add(self, outcome: Outcome) -> None:
         """A cell has ended."""
@@ -116,15 +117,18 @@ class Tally:
             )
         )
 
-    def result(self, *, folder: str, stopped: bool) -> Result:
-        """The end."""
+    def result(self, *, folder: str, stopping: bool) -> Result:
+        """The end; `stopping`: the cells were asked to stop, by the user unless nothing could be written any more."""
+        interrupted = stopping and self.unwritable is None
+        ended = self.skipped + self.finished + len(self.failed)
         return Result(
             folder=folder,
             cells=len(self.statuses),
             finished=self.skipped + self.finished,
             skipped=self.skipped,
             failed=dict(sorted(self.failed.items())),
-            stopped=stopped,
+            stopped=interrupted and ended < len(self.statuses),
+            interrupted=interrupted,
             unwritable=self.unwritable,
             seconds=self.seconds(),
             new_rollouts=self.rollouts(),

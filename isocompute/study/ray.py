@@ -61,7 +61,7 @@ def run_ray(
         tally = Tally(statuses, report, lambda: watch.rollouts)
         with watch.stops_on_signal():
             _drive(ray, watch, tally, longest_first(statuses), engine=engine, address=address, resources=resources)
-        return tally.result(folder=address, stopped=watch.stopping and tally.unwritable is None)
+        return tally.result(folder=address, stopping=watch.stopping)
     finally:
         if ours:
             ray.shutdown()

@@ -17,6 +17,9 @@ from isocompute.runs import files
 from isocompute.study.engines import check_name
 
 __all__ = [
+    "IDENTITY",
+    "RUNNER",
+    "SPEC",
     "WHOLE",
     "Budget",
     "Evaluation",
@@ -30,7 +33,19 @@ __all__ = [
     "read_spec",
 ]
 
-_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+SPEC, IDENTITY, RUNNER = "study.toml", "identity.json", "runner.json"
+"""Files of a study's folder, beside the folders of its sets, variants and cells."""
+_MOST = 2**53
+"""Of anything that is counted: beyond it a float no longer tells two whole numbers apart."""
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FOLDER_RULE = f"use letters, digits, '.', '_' and '-', and none of {SPEC}, {IDENTITY}, {RUNNER}"
+
+
+def _names_folder(name: Any) -> bool:
+    """Whether a folder of the study may have this name."""
+    if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
+        return False
+    return name.casefold() not in (SPEC, IDENTITY, RUNNER)  # not every disk tells capitals apart
 
 
 def _whole(value: Any) -> Any:
@@ -41,7 +56,7 @@ def _whole(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=_MOST)]
 Table = dict[str, Any]
 
 
@@ -129,8 +144,8 @@ class StudySpec(_Strict):
     @classmethod
     def _folders(cls, variants: dict[str, Variant]) -> dict[str, Variant]:
         for name in variants:
-            if not _SET_NAME.fullmatch(name) or name == WHOLE:
-                raise ValueError(f"'{name}' names a folder; use letters, digits, '.', '_' and '-', and not '{WHOLE}'")
+            if not _names_folder(name) or name == WHOLE:
+                raise ValueError(f"'{name}' names a folder; {_FOLDER_RULE}, {WHOLE}")
         return variants
 
     @field_validator("problems", mode="before")
@@ -146,8 +161,8 @@ class StudySpec(_Strict):
             if name is None:
                 if len(sets) > 1:
                     raise ValueError(f"table {i + 1} has no set; with several tables give each a name: set = 'easy'")
-            elif not isinstance(name, str) or not _SET_NAME.fullmatch(name):
-                raise ValueError(f"set = {name!r} names a folder; use letters, digits, '.', '_' and '-'")
+            elif not _names_folder(name):
+                raise ValueError(f"set = {name!r} names a folder; {_FOLDER_RULE}")
             elif names.index(name) != i:
                 raise ValueError(f"set = '{name}' comes twice; give every table its own name")
         return sets

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from isocompute.ablate import analyse, with_variants
+from isocompute.ablate import ablate, analyse, with_variants
 from isocompute.cli.main import app
 from isocompute.errors import InputError
 from isocompute.recipes import LEAVE_ONE_OUT, make_recipe
-from isocompute.study import parse_spec
+from isocompute.study import Progress, parse_spec
+from tests.commands import Call
 from tests.conftest import write_points
+from tests.study.tools import points, write_spec
 
 SPEC = """
 engine = "sim"
@@ -41,6 +46,62 @@ def test_a_spec_becomes_a_table(tmp_path: Path):
     assert low <= slow["predicted"] <= high
     again = CliRunner().invoke(app, arguments)  # nothing is run twice
     assert again.exit_code == 0 and "slow" in again.stdout and "predicted" in again.stdout
+
+
+def fake(path: Path, **options: Any) -> Path:
+    """A recipe and a variant of it on the fake engine, one cell each."""
+    return write_spec(
+        path,
+        seeds=[11],  # a walk that rises, so that there is something to fit
+        grid={"problems_per_batch": [2], "rollouts_per_problem": [2]},
+        variants={"less": {"recipe": {"kl_coef": 0.0}}},
+        engine_options=options,
+    )
+
+
+def test_the_folder_may_be_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    address = f"file://{tmp_path}/out"
+    found = ablate(spec=fake(tmp_path / "spec.toml"), out=address, replicates=20)
+    assert found.folder == address
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "spec.toml"]
+    assert ablate(spec=tmp_path / "spec.toml", replicates=20).folder == "spec"
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+@pytest.mark.parametrize(("fault", "failed"), [("full", 0), ("crash", 1)])
+def test_a_study_that_did_not_finish_says_why(call: Call, tmp_path: Path, fault: str, failed: int, json_too: bool):
+    spec = fake(tmp_path / "spec.toml", **{fault: ["less/2x2-s11"]})
+    said = call("ablate", spec, "--out", tmp_path / "out", "--workers", "1", *["--json"] * json_too)
+    assert said.code == 1
+    assert ("No space left on device; what is written stays" in said.err) == (fault == "full")
+    if not json_too:
+        assert ("ZeroDivisionError: told to crash" in said.out) == (fault == "crash")
+        return
+    told = json.loads(said.out)
+    assert (told["folder"], told["cells"], told["stopped"], len(told["failed"])) == (
+        str(tmp_path / "out"),
+        2,
+        False,
+        failed,
+    )
+    assert (told["unwritable"] is None) == (fault == "crash")
+
+
+def test_ctrl_c_while_the_last_cells_run_to_their_end_leaves_the_analysis(tmp_path: Path):
+    out, both = tmp_path / "out", ["whole/2x2-s11", "less/2x2-s11"]
+    spec = fake(tmp_path / "spec.toml", wait=both, deaf=both)
+    sent: list[int] = []
+
+    def interrupt(_: Progress) -> None:
+        if not sent and all(len(points(out).get(name, b"").splitlines()) == 2 for name in both):
+            sent.append(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    found = ablate(spec=spec, out=out, workers=2, replicates=20, report=interrupt)
+    assert sent and found.study is not None
+    assert (found.study.finished, found.study.stopped, found.study.interrupted) == (2, False, True)
+    assert [part.name for part in found.ablation.parts] == ["less"]
 
 
 SOURCES = """

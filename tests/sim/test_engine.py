@@ -42,6 +42,20 @@ def test_resumed_cells_are_identical(tmp_path: Path, recipe: dict) -> None:
     assert whole == pieces
 
 
+def test_a_cell_that_is_resumed_before_its_last_problem_retires_is_identical(tmp_path: Path) -> None:
+    """Its last point is off the evaluation grid: no update before it was watched for `interference`."""
+    spec = cell(bp=2, n=4, steps=5000, problems={"size": 150}, recipe={"name": "grpo", "no_positive_resampling": 0.5})
+    whole = run(tmp_path / "whole", spec)
+    last, before = whole[-1]["step"], whole[-2]["step"]
+    assert whole[-1]["retired"] == 150 and last < 5000
+    assert "interference" in whole[-2] and "interference" not in whole[-1]
+    looks = before // 128 + 2  # the first look after the last evaluation of the grid
+    assert before < 128 * (looks - 1) < last
+    run(tmp_path / "pieces", spec, StopAfter(looks - 1))
+    assert (tmp_path / "pieces" / CHECKPOINT).exists()
+    assert run(tmp_path / "pieces", spec) == whole
+
+
 def test_points_after_the_checkpoint_are_made_again(tmp_path: Path) -> None:
     spec = cell(steps=700)
     run(tmp_path / "whole", spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isocompute.engines.sim.world import BANDS, WorldSpec, make_world, softmax
+from isocompute.engines.sim.world import BANDS, WorldSpec, _counts, make_world, softmax
 from isocompute.errors import InputError
 from tests.sim.helpers import SMALL
 
@@ -33,6 +33,29 @@ def test_mixture_has_its_shares() -> None:
     for name, share in (("hard", 0.5), ("easy", 0.25), ("very_easy", 0.25)):
         low, high = BANDS[name]
         assert np.mean((rates >= low) & (rates <= high)) == pytest.approx(share, abs=0.01)
+
+
+def test_a_share_of_nothing_has_no_problem() -> None:
+    """151 problems in halves: the odd one goes to one of the halves."""
+    table = {"set": "m", "mixture": {"extremely_hard": 0.0, "easy": 0.5, "very_easy": 0.5}}
+    world = make_world(WorldSpec.of({**SMALL, **table, "size": 100, "validation": 51}))
+    for part in (world.train, world.validation, world.out_of_distribution):
+        assert part.base_pass_rates().min() >= BANDS["easy"][0]
+
+
+@pytest.mark.parametrize(
+    ("shares", "count", "counts"),
+    [
+        ([0.5, 0.25, 0.25], 400, [200, 100, 100]),
+        ([0.71, 0.29], 100, [71, 29]),  # .29 × 100 is 28.999999999999996 to a computer
+        ([1 / 3, 1 / 3, 1 / 3], 100, [34, 33, 33]),
+        ([0.05, 0.95], 10, [1, 9]),
+        ([0.04, 0.96], 10, [0, 10]),
+        ([0.5000004, 0.5000004], 4_000_000, [2_000_000, 2_000_000]),
+    ],
+)
+def test_shares_are_rounded_by_largest_remainder(shares: list[float], count: int, counts: list[int]) -> None:
+    assert _counts(shares, count) == counts
 
 
 def test_own_pass_rates_are_matched_exactly() -> None:

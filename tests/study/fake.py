@@ -21,7 +21,8 @@ from isocompute.runs.model import RunSettings
 class FakeEngine:
     """Options: `every` steps a checkpoint, `pause` seconds a step, and `crash`, `die`, `full`, `wait`: lists of cells.
 
-    `die` kills the worker at its third step, `die_once` only in the first attempt, `wait` waits until stopped.
+    `die` kills the worker at its third step, `die_once` only in the first attempt, `wait` waits until stopped;
+    `deaf` are those that then go on to their end all the same. `ends` are updates after which a cell has no more to do.
     """
 
     def check(self, cell: Cell) -> None:
@@ -58,7 +59,10 @@ class FakeEngine:
             walk = walk + rng.standard_normal(3)
             recorder.append({"step": step, "rollouts": step * cell.batch_size, "avg@4": float(np.tanh(walk).mean())})
             control.advanced(cell.batch_size)
-            stopping = control.stopping()
+            if step == int(options.get("ends", 0)):
+                recorder.finish({"rollouts": step * cell.batch_size, "ended": "no more to do"})
+                return True
+            stopping = control.stopping() and cell.name not in options.get("deaf", ())
             if (step % every == 0 or stopping) and step < cell.update_steps:
                 recorder.checkpoint({"walk": walk}, {"step": step, "rng": rng.bit_generator.state})
                 if stopping:

@@ -10,12 +10,12 @@ import pytest
 
 from isocompute.engines.base import CHECKPOINT, Cell
 from isocompute.engines.threads import outside, single_threaded
-from isocompute.study import claim
+from isocompute.study import claim, remote
 from isocompute.study.claim import Claim, HeldError, Holder, LostError, is_alive, myself
-from isocompute.study.execute import execute
+from isocompute.study.execute import Outcome, execute, execute_pack
 from isocompute.study.folder import StudyFolder
 from isocompute.study.progress import Progress, Tally
-from tests.study.fake import FakeEngine
+from tests.study.fake import FakeEngine, PackingFake
 from tests.study.tools import until
 
 CELL = Cell(name="2x2-s0", problems_per_batch=2, rollouts_per_problem=2, update_steps=12, seed=0)
@@ -181,7 +181,7 @@ def test_a_folder_without_a_claim_is_written_freely(tmp_path: Path):
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-@pytest.mark.parametrize(("told", "rollouts"), [(b'{"rollouts": 12, "ended": "early"}', 12), (b"{}", 48), (b"{", 48)])
+@pytest.mark.parametrize(("told", "rollouts"), [(b'{"rollouts": 12, "ended": "early"}', 12), (b"{}", 48)])
 def test_a_finished_cell_has_spent_what_its_summary_says(told: bytes, rollouts: int, scheme: str, tmp_path: Path):
     folder = tmp_path / CELL.name
     folder.mkdir()
@@ -192,6 +192,62 @@ def test_a_finished_cell_has_spent_what_its_summary_says(told: bytes, rollouts: 
     seen: list[Progress] = []
     Tally(statuses, seen.append, lambda: 0).tell()
     assert (seen[0].rollouts, seen[0].total_rollouts) == (rollouts, rollouts + 48)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("left", [b"", b'{"roll', b"null"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_cell_whose_end_was_torn_by_a_power_cut_is_run_again(tmp_path: Path, left: bytes, scheme: str, packed: bool):
+    assert run(tmp_path / "whole") == "finished"
+    folder = tmp_path / "out" / CELL.name
+    folder.mkdir(parents=True)
+    for name in ("finished.json", "points.jsonl"):
+        (folder / name).write_bytes(left)
+    address = f"{scheme}{tmp_path}/out"
+    assert [s.state for s in StudyFolder(address).status([CELL])] == ["waiting"]
+    ended: list[Outcome] = []
+    control = StopAfter(float("inf"))
+    if packed:
+        execute_pack(
+            engine=PackingFake(), cells=[CELL], address=address, control=control, began=print, ended=ended.append
+        )
+    else:
+        ended = [execute(engine=FakeEngine(), cell=CELL, address=address, control=control)]
+    assert [(one.name, one.state) for one in ended] == [(CELL.name, "finished")]
+    assert contents(folder) == contents(tmp_path / "whole" / CELL.name)
+    assert [s.state for s in StudyFolder(address).status([CELL])] == ["finished"]
+
+
+def test_a_torn_end_is_gone_while_its_cell_runs_again(tmp_path: Path):
+    folder = tmp_path / CELL.name
+    folder.mkdir()
+    (folder / "finished.json").touch()
+    assert run(tmp_path, 28) == "stopped"
+    assert {path.name for path in folder.iterdir()} == {"run.json", "points.jsonl", CHECKPOINT}
+
+
+def test_a_remote_end_that_cannot_be_read_for_a_moment_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run(tmp_path)
+    monkeypatch.setattr(remote, "read_all", lambda *_: {})
+    (status,) = StudyFolder(f"file://{tmp_path}").status([CELL])
+    assert (status.state, status.rollouts) == ("finished", 48)
+
+
+def test_cells_that_all_ended_are_not_stopped(tmp_path: Path):
+    """A Ctrl-C while the last ones run to their end has stopped nothing."""
+    cells = [CELL, replace(CELL, name="2x2-s1"), replace(CELL, name="2x2-s2")]
+    tally = Tally(StudyFolder(tmp_path).status(cells), lambda _: None, lambda: 0)
+    tally.add(Outcome("2x2-s0", "finished"))
+    tally.add(Outcome("2x2-s1", "failed", "why"))
+    assert tally.result(folder="x", stopping=True).stopped
+    tally.add(Outcome("2x2-s2", "stopped"))
+    assert tally.result(folder="x", stopping=True).stopped
+    tally.add(Outcome("2x2-s2", "finished"))
+    ended = tally.result(folder="x", stopping=True)
+    assert (ended.stopped, ended.interrupted) == (False, True)
+    tally.add(Outcome("2x2-s2", "unwritable", "full"))
+    ended = tally.result(folder="x", stopping=True)
+    assert (ended.stopped, ended.interrupted, ended.unwritable) == (False, False, "full")
 
 
 def test_workers_have_one_thread_and_outside_programs_what_the_user_had(monkeypatch: pytest.MonkeyPatch):

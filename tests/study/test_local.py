@@ -16,6 +16,7 @@ from isocompute import study
 from isocompute.errors import InputError
 from isocompute.runs import load
 from isocompute.study.progress import Progress
+from tests.commands import Call
 from tests.study.tools import PATIENCE, ROOT, files_in, finish, points, start, until, write_spec
 
 
@@ -94,7 +95,7 @@ def test_what_would_move_every_cell_is_refused(tmp_path: Path, before: Any, afte
     """They would all be run again, and both copies be taken for seeds."""
     spec, out = tmp_path / "study.toml", tmp_path / "out"
     study.run(spec=write_spec(spec, seeds=[0], **before), out=out)
-    with pytest.raises(InputError, match=f"this study was begun {what}; its cells would move .* --fork"):
+    with pytest.raises(InputError, match=f"this study was begun {what}; its cells would move .* give another --out"):
         study.run(spec=write_spec(spec, seeds=[0], **after), out=out)
 
 
@@ -121,6 +122,7 @@ def test_a_changed_spec_is_refused_with_the_fields_that_differ(tmp_path: Path):
     for change in ("budget.rollouts: 80 → 90", "recipe.kl_coef: 0.1 → 0.2", 'recipe.loss: absent → "clip"'):
         assert change in str(caught.value)
     assert "resources.cpus" not in str(caught.value)
+    assert "or give another --out (`study run` has --fork for it)" in str(caught.value)
     assert (points(out), (out / "study.toml").read_bytes()) == before
     forks = [study.run(spec=spec, out=out, fork=True).folder for _ in range(2)]
     assert forks == [f"{out}-2", f"{out}-3"]
@@ -233,7 +235,7 @@ def test_ctrl_c_writes_checkpoints_and_the_study_goes_on(tmp_path: Path, whole: 
     process = start("run", spec, "--out", out, "--workers", "2")
     until(lambda: all(len(points(out).get(name, b"").splitlines()) == 2 for name in ("2x2-s0", "2x2-s1")))
     assert {state for name, state in states(out).items() if name.startswith("2x2")} == {"running"}
-    with pytest.raises(InputError, match=f"being run by process {process.pid}"):
+    with pytest.raises(InputError, match=f"being run by process {process.pid} .*, or give another --out "):
         study.run(spec=spec, out=out)
     process.send_signal(number)
     code, text, err = finish(process)
@@ -245,6 +247,87 @@ def test_ctrl_c_writes_checkpoints_and_the_study_goes_on(tmp_path: Path, whole: 
     result = study.run(spec=spec, out=out, workers=2)
     assert result.finished == 4
     assert points(out) == points(whole)
+
+
+def test_ctrl_c_while_the_last_cells_run_to_their_end_has_stopped_nothing(tmp_path: Path):
+    out, both = tmp_path / "out", ["2x2-s0", "2x4-s0"]
+    spec = write_spec(tmp_path / "study.toml", seeds=[0], engine_options={"wait": both, "deaf": both})
+    process = start("run", spec, "--out", out, "--workers", "2")
+    until(lambda: all(len(points(out).get(name, b"").splitlines()) == 2 for name in both))
+    process.send_signal(signal.SIGINT)
+    code, text, err = finish(process)
+    assert (code, "stopped" in text, "Traceback" in err) == (0, False, False)
+    assert "2 of 2 cells finished" in text
+    assert set(states(out).values()) == {"finished"}
+
+
+def test_a_study_whose_cells_ended_early_is_all_done(tmp_path: Path, call: Call):
+    out = tmp_path / "out"
+    study.run(spec=write_spec(tmp_path / "study.toml", seeds=[0], engine_options={"ends": 4}), out=out)
+    told = call("study", "status", out, "--json").json
+    assert (told["finished"], told["rollouts"], told["total_rollouts"]) == (2, 4 * 4 + 4 * 8, 4 * 4 + 4 * 8)
+    assert "48 of 48 rollouts (100.0%)" in call("study", "status", out).out
+    rows = call("study", "runs", out, "--json").json["runs"]
+    assert [(row["update_steps"], row["rollouts"], row["compute"]) for row in rows] == [(4, 16, 16), (4, 32, 32)]
+    assert "16 of 16" in call("study", "runs", out).out
+
+
+def test_a_study_of_cells_that_made_nothing_is_all_done(tmp_path: Path, call: Call):
+    out = tmp_path / "out"
+    study.run(spec=write_spec(tmp_path / "study.toml", seeds=[0], engine_options={"ends": 4}), out=out)
+    for name in ("2x2-s0", "2x4-s0"):
+        (out / name / "finished.json").write_text('{"rollouts": 0, "diverged": "at update 0"}')
+    assert "0 of 0 rollouts (100.0%)" in call("study", "status", out).out
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_runs_are_listed_with_the_n_and_updates_that_they_have(tmp_path: Path, call: Call, scheme: str):
+    """Under a schedule n is nobody's, and M is not the budget over the first batch; `run.json` knows."""
+    problems = {"set": "easy", "size": 50, "validation": 20, "features": 4, "responses": 4}
+    spec = write_spec(
+        tmp_path / "study.toml",
+        engine="sim",
+        problems=[problems],
+        seeds=[0],
+        grid={"problems_per_batch": [8], "rollouts_per_problem": [4]},
+        budget={"rollouts": 640},
+        recipe={"schedule": [[320, 8]]},
+        evaluation={"points": 3},
+    )
+    study.run(spec=spec, out=tmp_path / "out", workers=1)
+    settings = json.loads((tmp_path / "out" / "easy" / "8x4-s0" / "run.json").read_text())
+    (row,) = call("study", "runs", f"{scheme}{tmp_path}/out", "--json").json["runs"]
+    assert (row["rollouts_per_problem"], row["update_steps"]) == (None, 15)
+    assert settings.get("rollouts_per_problem") is None and settings["update_steps"] == row["last"]["step"] == 15
+    (listed,) = (line for line in call("study", "runs", tmp_path / "out").out.splitlines() if "8x4-s0" in line)
+    assert listed.split()[:4] == ["easy/8x4-s0", "8", "–", "15"]
+    (tmp_path / "out" / "easy" / "8x4-s0" / "run.json").write_bytes(b"")  # a power cut: then as the spec has it
+    (row,) = call("study", "runs", f"{scheme}{tmp_path}/out", "--json").json["runs"]
+    assert (row["rollouts_per_problem"], row["update_steps"]) == (4, 20)
+
+
+@pytest.mark.parametrize("left", [b"", b"{", b"[]", b"{}"])
+def test_an_identity_that_a_power_cut_left_empty_is_named(tmp_path: Path, left: bytes):
+    spec, out = write_spec(tmp_path / "study.toml", seeds=[0]), tmp_path / "out"
+    study.run(spec=spec, out=out)
+    before = points(out)
+    (out / "identity.json").write_bytes(left)
+    with pytest.raises(
+        InputError, match=r"out/identity\.json: damaged.*; put it back, or give another --out \(.*--fork"
+    ):
+        study.run(spec=spec, out=out)
+    assert (points(out), (out / "identity.json").read_bytes()) == (before, left)
+    assert study.run(spec=spec, out=out, fork=True).finished == 2
+
+
+def test_a_spec_without_an_ending_does_not_take_itself_for_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    write_spec(Path("study"), seeds=[0])
+    with pytest.raises(InputError, match="study: the study's folder is by default the spec's name without its ending"):
+        study.run(spec="study")
+    with pytest.raises(InputError, match="study: there is a file of that name; give another --out"):
+        study.run(spec="study", out="study")
+    assert study.run(spec="study", fork=True).folder == "study-2"
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):

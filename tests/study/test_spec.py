@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +79,13 @@ def test_defaults_and_free_tables_reach_the_cell():
         ("4e4", "4e4\n[evaluation]\nsamples = 2", "evaluation: k = 4 needs at least as many samples"),
         ("4e4", "4e4\n[[problems]]\n[[problems]]", "problems: table 1 has no set"),
         ("4e4", "4e4\n[problems]\nset = '../x'", "problems: set = '../x' names a folder"),
+        *(
+            ("4e4", f"4e4\n[problems]\nset = '{name}'", f"problems: set = '{name}' names a folder; use letters")
+            for name in ("runner.json", "identity.json", "study.toml", "Study.toml")
+        ),
+        ("4e4", "1000000000000000000000", "budget.rollouts: input should be less than or equal to 9007199254740992"),
+        ("4e4", "1e17", "budget.rollouts: input should be less than or equal to 9007199254740992"),
+        ("4e4", "4e4\n[evaluation]\nsamples = 1e17", "evaluation.samples: input should be less than or equal to 9"),
         ("4e4", "4e4\n[[problems]]\nset = 'a'\n[[problems]]\nset = 'a'", "problems: set = 'a' comes twice"),
         ("4e4", "4e4\n[resources]\ngpus = -1", "resources.gpus: input should be greater than or equal to 0"),
     ],
@@ -93,9 +102,55 @@ def test_bytes_that_are_no_text():
 
 
 def test_an_engine_that_cannot_be_loaded():
-    for name in ("tests.study.nothing:Engine", "tests.study.fake:Nothing"):
-        with pytest.raises(InputError, match=f"engine '{name}' cannot be loaded"):
+    for name, error in (
+        ("tests.study.nothing:Engine", "ModuleNotFoundError: No module named 'tests.study.nothing'"),
+        ("tests.study.fake:Nothing", "AttributeError: module 'tests.study.fake' has no attribute 'Nothing'"),
+        ("json:loads", "TypeError: loads() missing 1 required positional argument: 's'"),
+    ):
+        with pytest.raises(InputError, match=re.escape(f"engine '{name}' cannot be loaded: {error}.")):
             load_engine(name)
+
+
+class Refusing:
+    """An engine that says itself what it needs."""
+
+    def __init__(self) -> None:
+        raise InputError("set TRAINER_HOME first.")
+
+
+def test_an_engine_of_ones_own_may_say_itself_what_it_needs():
+    with pytest.raises(InputError, match=r"^set TRAINER_HOME first\.$"):
+        load_engine(f"{__name__}:Refusing")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = (\n", "cannot be loaded: SyntaxError: '(' was never closed ({name}.py, line 1)."),
+        ("import sys\nsys.exit(3)\n", "cannot be loaded: SystemExit: 3 ({path}, line 2)."),
+        ("import not_there\n", "cannot be loaded: ModuleNotFoundError: No module named 'not_there' ({path}, line 1)."),
+        (
+            "class Engine:\n    def __init__(self):\n        {}['a']\n",
+            "cannot be loaded: KeyError: 'a' ({path}, line 3).",
+        ),
+        ("class Engine:\n    check = 1\n", "has no method check and no run; an engine is a class with check and run"),
+        (
+            "class Engine:\n    def check(self, cell): ...\n",
+            "has no method run; an engine is a class with check and run",
+        ),
+    ],
+)
+def test_an_engine_of_ones_own_that_is_wrong_is_told_of_with_its_place(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    name = f"{tmp_path.name}_engine".replace("-", "_")
+    path = tmp_path / f"{name}.py"
+    path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    says = says.replace("{name}", name).replace("{path}", str(path))
+    with pytest.raises(InputError, match=re.escape(f"engine '{name}:Engine' {says}")):
+        load_engine(f"{name}:Engine")
 
 
 # Variants
@@ -128,6 +183,10 @@ def test_variants_are_the_same_study_with_another_recipe():
     ("line", "says"),
     [
         ('[variants.whole]\nrecipe = {loss = "clip"}', "names a folder"),
+        (
+            '[variants."identity.json"]\nrecipe = {}',
+            "'identity.json' names a folder; .* identity.json, runner.json, whole",
+        ),
         ('[variants."../x"]\nrecipe = {}', "names a folder"),
         ("[variants.a]\nreceipe = {}", "there is no such field; there are recipe, problems"),
     ],

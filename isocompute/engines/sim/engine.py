@@ -222,6 +222,7 @@ class _Training:
                 point["interference"] = float(self._spread)
         point["retired"] = self.sampler.retired
         self._sums[:] = 0.0
+        self._spread = np.nan  # of one update: a later point without its own has none, resumed or not
         self.evaluated += 1
         self.last_evaluated = self.step
         return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}

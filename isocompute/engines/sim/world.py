@@ -37,6 +37,7 @@ BANDS: dict[str, tuple[float, float]] = {
 _SETS = (*BANDS, "extremely_hard")
 _POOL = 16384
 _MOST_POOLS = 400
+_ROUNDING = 1e-9
 
 
 class WorldSpec(BaseModel):
@@ -167,10 +168,22 @@ def _select(spec: WorldSpec, count: int, draw: Callable[[int], Problems], rng: n
     if spec.pass_rates is not None:
         return _matched(np.asarray(spec.pass_rates, dtype=np.float64), count, draw, rng)
     shares = spec.mixture or {spec.set: 1.0}
-    counts = np.floor(np.array(list(shares.values())) * count).astype(int)
-    counts[: count - counts.sum()] += 1
-    parts = [_band(name, int(c), draw, rng) for name, c in zip(shares, counts, strict=True) if c]
+    counts = _counts(list(shares.values()), count)
+    parts = [_band(name, c, draw, rng) for name, c in zip(shares, counts, strict=True) if c]
     return _joined(parts).take(rng.permutation(count))
+
+
+def _counts(shares: Sequence[float], count: int) -> list[int]:
+    """Problems of each set: whole numbers that add up to `count`, by largest remainder, so that a share of 0 has none.
+
+    >>> _counts([0.0, 0.5, 0.5], 151), _counts([0.3, 0.7], 11)
+    ([0, 76, 75], [3, 8])
+    """
+    exact = np.array(shares) / sum(shares) * count
+    counts = np.floor(exact + _ROUNDING).astype(int)
+    most_left = np.argsort(counts - exact, kind="stable")
+    counts[most_left[: count - counts.sum()]] += 1
+    return [int(c) for c in counts]
 
 
 def _band(name: str, count: int, draw: Callable[[int], Problems], rng: np.random.Generator) -> Problems:
