@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import numpy as np
@@ -15,6 +16,9 @@ import pytest
 
 from isocompute.runs import RunSettings, RunWriter
 from tests.commands import Call, Result
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 os.environ["TRITON_INTERPRET"] = "1"  # GPU kernels run on the CPU; Triton asks when it is first imported
 
@@ -24,6 +28,9 @@ hypothesis.settings.load_profile("repeatable")
 PROBLEMS = 32
 CEILINGS = {8: 0.54, 16: 0.60, 64: 0.68}
 """Ceiling of each n; larger n also learn later, so that n* rises with compute."""
+
+PATIENCE = 60_000
+"""Milliseconds that a browser waits for something that will happen, on a machine that is busy."""
 
 WriteRun = Callable[..., Path]
 
@@ -91,3 +98,21 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         return Result(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """A real browser, one for all tests of a process, in which playwright starts only once. Root, as CI is, has no
+    sandbox to use.
+    """
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        pytest.skip("no Chromium on PATH; `make test-ui` installs one")
+    from playwright.sync_api import expect, sync_playwright
+
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        expect.set_options(timeout=PATIENCE)
+        yield browser
+        browser.close()

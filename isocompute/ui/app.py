@@ -71,6 +71,12 @@ def _pages() -> APIRouter:
     def vega_script() -> Response:
         return Response(vega.script(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
 
+    @router.get("/dark.json")
+    def dark_colours() -> Response:
+        from isocompute.report.style import DARK
+
+        return json_answer(DARK)
+
     @router.get("/favicon.ico")
     def icon() -> Response:
         return FileResponse(_STATIC / "icon.svg", media_type="image/svg+xml")

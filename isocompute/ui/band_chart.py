@@ -34,4 +34,6 @@ def band_chart(
         ),
         mark.mark_point(color=ACCENT, filled=True, size=90, opacity=1).encode(x=x, y=y),
         title="",
-    ).properties(width=640, height=230)
+        width=640,
+        height=230,
+    )

@@ -1,8 +1,9 @@
 """What stands between a browser and the app: only this machine's names, only small requests, and a strict policy.
 
 The app listens on 127.0.0.1, but a page on the internet can make its own name point there and read the answers (DNS
-rebinding). So a request must name a local host. The content policy lets a page load nothing but the app's own files:
-no inline script, no eval, no other machine.
+rebinding). So a request must name a local host. Nor may a page from elsewhere ask for anything that makes the app work,
+though it could not read the answer. The content policy lets a page load nothing but the app's own files: no inline
+script, no eval, no other machine.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Guard:
         headers = Headers(scope=scope)
         if _without_port(headers.get("host", "")) not in self._hosts:
             return 403, "this app answers requests to 127.0.0.1 and localhost only."
+        if scope["path"].startswith("/api/") and headers.get("sec-fetch-site") == "cross-site":
+            return 403, "this app answers its own pages only, not those of another site."
         if len(scope.get("query_string", b"")) > _MOST_QUERY:
             return 414, f"the address is too long; at most {_MOST_QUERY} bytes of query are read."
         length = headers.get("content-length", "0")

@@ -1,8 +1,8 @@
 """What is served: a folder of runs or a table, its parts, and a fingerprint that says whether it has changed.
 
 A part is a folder inside the study whose runs belong together, such as the easy and the hard set. Requests name a part
-and a run by the names listed here, and nothing else ever becomes a path: what lies outside the study cannot be asked
-for.
+and a run by the names listed here, and nothing else ever becomes a path: what lies outside the study, and is not linked
+into it, cannot be asked for.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ POINTS = "points.jsonl"
 _DEPTH = 6
 """Run folders lie at most four deep (`runs.load`), in a study that may lie one or two deeper."""
 _MOST_FILES = 100_000
+"""And folders."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Snapshot:
         if name is None:
             return self.parts[0].name
         if name not in {part.name for part in self.parts}:
-            raise InputError(f"part '{name}': the study has no such part; ask /api/about for their names.")
+            names = ", ".join(f"'{part.name}'" if part.name else "'' (everything)" for part in self.parts)
+            raise InputError(f"part '{name}': the study has no such part; its parts are {names}.")
         return name
 
     def spec_of(self, part: str) -> str | None:
@@ -111,26 +113,36 @@ class Source:
 
 
 def _files(top: Path) -> Iterator[tuple[str, str, int, int]]:
-    """Folder (from the top), name, size and time of every file, in a fixed order; hidden ones are nobody's data."""
+    """Folder (from the top), name, size and time of every file, in a fixed order; hidden ones are nobody's data.
+
+    Links to folders are followed, as `runs.load` does, but not out of a run, which may lead to anything, and not to a
+    folder around them. They come last: whatever they lead to, the study's own files are seen.
+    """
     left = _MOST_FILES
-    waiting = [("", str(top), 0)]
-    while waiting:
-        folder, path, depth = waiting.pop()
+    waiting: list[tuple[str, str, frozenset[tuple[int, int]]]] = [("", str(top), frozenset())]
+    while waiting and left > 0:
+        folder, path, around = waiting.pop()
+        left -= 1
         try:
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+            itself = Path(path).stat()
         except OSError:
             if not folder:
                 raise
             continue  # removed while we looked
+        here = (itself.st_dev, itself.st_ino)
+        if here in around:
+            continue
+        is_run = any(entry.name == POINTS for entry in entries)
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             try:
-                if entry.is_dir(follow_symlinks=False):
-                    if depth < _DEPTH:
-                        waiting.append((f"{folder}/{entry.name}".strip("/"), entry.path, depth + 1))
-                    continue
-                if entry.is_symlink() and entry.is_dir():
+                if entry.is_dir():
+                    linked = entry.is_symlink()
+                    if len(around) < _DEPTH and not (linked and is_run):
+                        inner = (f"{folder}/{entry.name}".strip("/"), entry.path, around | {here})
+                        waiting.insert(0 if linked else len(waiting), inner)
                     continue
                 found = entry.stat()
             except OSError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +14,6 @@ from tests.report.made_up import evidence, study
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed; make test-ui installs one")
-
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -28,16 +22,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_report(evidence(runs), out=out).path.as_uri()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-def test_the_page_works_from_disk(browser: Browser, address: str) -> None:
-    page = browser.new_page(viewport={"width": 390, "height": 844})
+def test_the_page_works_from_disk(chromium: Browser, address: str) -> None:
+    page = chromium.new_page(viewport={"width": 390, "height": 844})
     requests, complaints = [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: complaints.append(message.text))
@@ -65,11 +51,11 @@ def test_the_page_works_from_disk(browser: Browser, address: str) -> None:
     page.close()
 
 
-def test_long_names_and_titles_of_axes_have_room(browser: Browser, tmp_path: Path) -> None:
+def test_long_names_and_titles_of_axes_have_room(chromium: Browser, tmp_path: Path) -> None:
     """The charts are laid out in one font and shown in the reader's, which may be wider."""
     names = ("short", "sft_grpo_e1_tb256_ga64_ckpt20", "sft_grpo_e1_tb256_ga64_ckpt20_of_the_second_week")
     runs = [Run(name, RunSettings(), each.points) for name, each in zip(names, study(), strict=True)]
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
     page.goto(write_report(evidence(runs), out=tmp_path / "report.html").path.as_uri())
     page.add_style_tag(content="svg text { font-family: 'DejaVu Sans', Verdana, sans-serif; }")
     assert page.locator("#fig-recipes").count() == 1
@@ -90,9 +76,9 @@ def test_long_names_and_titles_of_axes_have_room(browser: Browser, tmp_path: Pat
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_accessible(browser: Browser, address: str, scheme: str) -> None:
+def test_accessible(chromium: Browser, address: str, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    page = browser.new_page(color_scheme=scheme)
+    page = chromium.new_page(color_scheme=scheme)
     page.goto(address)
     found = axe.Axe().run(page).response["violations"]
     assert [(v["id"], v["impact"], v["nodes"][0]["html"]) for v in found] == []

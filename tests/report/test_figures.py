@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 from scipy.optimize import brentq
 
 from isocompute.errors import InputError
+from isocompute.law.frontier import Switch
+from isocompute.report.charts import marks
+from isocompute.report.charts.competition import of_tradeoff, reward_panel, shades_of
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import FIGURES, Figure, draw
 from isocompute.runs import Run, RunSet, RunSettings
@@ -336,3 +340,24 @@ def test_units_that_runs_do_not_share() -> None:
     assert known.unit == "rollouts"
     assert set(known.left_out) == {"hours"}
     assert known.notes == ["1 of 4 runs give no curve; Methods says why."]
+
+
+@pytest.mark.parametrize(("times", "names"), [((8.0, 40.0), 2), ((20.0, 70.0), 2), ((20.0, 90.0), 3)])
+def test_names_of_leaders_do_not_meet(times: tuple[float, float], names: int) -> None:
+    """The first stands right of its dot, the others left of theirs: between those two there must be room for both."""
+    ((_, law),) = evidence(study(bps=(32, 64))).laws()
+    assert law.joint is not None
+    found = of_tradeoff("all runs", law, law.joint)
+    start = float(found.frontier.compute_C[0])
+    switches = tuple(Switch(start * far, i, i + 1, 0.4, crosses=True) for i, far in enumerate(times))
+    end = replace(found.frontier, switches=switches)
+    spec = reward_panel(replace(found, frontier=end), shades=shades_of(found.fits), leaders=True).to_dict()
+    texts = [layer["data"]["name"] for layer in spec["layer"] if layer["mark"]["type"] == "text"]
+    assert sum(len(spec["datasets"][name]) for name in texts) == names
+
+
+def test_a_long_title_is_cut_and_a_long_subtitle_goes_on_below() -> None:
+    panel = marks.panel(marks.chart([{"x": 1}]).mark_point(), title="a" * 200, subtitle="some words " * 20)
+    heading = panel.to_dict()["title"]
+    assert heading["limit"] <= 400
+    assert len(heading["subtitle"]) > 1 and max(map(len, heading["subtitle"])) <= 66

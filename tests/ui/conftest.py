@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,21 +12,17 @@ from typing import Any
 import pytest
 import uvicorn
 from fastapi.testclient import TestClient
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route
 
 from isocompute.ui.app import create_app
 from isocompute.ui.reading import Reading
 from isocompute.ui.results import Results
 from isocompute.ui.server import bind
 from isocompute.ui.source import Source
-from tests.conftest import rising, write_points
+from tests.conftest import PATIENCE, rising, write_points
 from tests.study.tools import write_spec
 
 LOCAL = "http://127.0.0.1"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-PATIENCE = 60_000
-"""Milliseconds to wait for something that will happen, on a machine that is busy."""
 
 
 @pytest.fixture(scope="session")
@@ -113,19 +107,6 @@ def address(runs: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    """A real browser; root, as CI is, has no sandbox to use."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on PATH; `make test-ui` installs one")
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        expect.set_options(timeout=PATIENCE)
-        yield browser
-        browser.close()
-
-
 class Watched:
     """A page, everything it complained about, and every address it asked for."""
 
@@ -154,6 +135,27 @@ class Watched:
         """Requests that left the machine."""
         local = (LOCAL, "data:", "blob:")
         return [url for url in self.asked if not url.startswith(local)]
+
+
+class Held:
+    """Requests of a page that wait until all of them are let through."""
+
+    def __init__(self, page: Page, pattern: str) -> None:
+        self._waiting: list[Route] = []
+        self._let = False
+        page.route(pattern, self._come)
+
+    def _come(self, route: Route) -> None:
+        if self._let:
+            route.continue_()
+        else:
+            self._waiting.append(route)
+
+    def let(self) -> None:
+        """Those that wait, and those to come."""
+        self._let = True
+        for route in self._waiting:
+            route.continue_()
 
 
 @pytest.fixture

@@ -139,6 +139,12 @@ def test_this_machines_names_are_answered(client: TestClient, host: str) -> None
     assert client.get("/plan", headers={"Host": host}).status_code == 200
 
 
+def test_pages_of_another_site_cannot_make_the_app_work(client: TestClient) -> None:
+    for site, status in (("cross-site", 403), ("same-origin", 200), ("none", 200)):
+        assert client.get("/api/about", headers={"Sec-Fetch-Site": site}).status_code == status
+    assert client.get("/plan", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200  # a link to the app
+
+
 def test_every_answer_forbids_scripts_from_elsewhere(client: TestClient) -> None:
     for path in ("/", "/plan", "/api/about", "/api/nothing", "/static/app.js", "/static/missing.js"):
         policy = client.get(path).headers["Content-Security-Policy"]

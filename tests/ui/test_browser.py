@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -155,6 +156,8 @@ def test_a_runs_forecast_follows_its_controls(address: str, new_page: NewPage) -
     page = shown(new_page(), address, "/run?run=easy-32x8", "canvas")
     forecast = page.get_by_label("Forecast", exact=True)
     before = forecast.inner_text()
+    assert re.search(r"avg@4 \.\d+ at [\d.]+M rollouts", before)
+    assert re.search(r"points up to [\d.]+M rollouts", before)
     page.get_by_label("Forecast to").select_option("8x")
     expect(forecast.get_by_label("the same on the command line")).to_contain_text("--to 8x")
     assert forecast.inner_text() != before
@@ -177,6 +180,8 @@ def test_two_runs_are_compared(address: str, new_page: NewPage) -> None:
     watched.forgive(REFUSED)
     page = shown(watched, address, "/compare?a=easy-32x8&b=easy-32x64", "canvas")
     expect(page.get_by_label("Answer")).to_contain_text("easy-32x64 has the higher ceiling")
+    for words in ("Difference in avg@4", "midpoint (rollouts)", "midpoint are at the common ceiling ."):
+        expect(page.get_by_label("Answer")).to_contain_text(words)
     page.get_by_label("The other").select_option("easy-32x8")
     expect(page.get_by_label("Answer")).to_contain_text("two different runs")
 

@@ -59,14 +59,43 @@ def test_what_is_not_a_part_is_refused(tmp_path: Path, name: str) -> None:
         Source(str(tmp_path)).snapshot().part(name)
 
 
-def test_a_link_out_of_the_study_is_not_followed(tmp_path: Path) -> None:
-    _run(tmp_path / "outside" / "secret")
-    _run(tmp_path / "study" / "a")
-    (tmp_path / "study" / "link").symlink_to(tmp_path / "outside")
+def test_runs_that_are_linked_are_watched_as_they_are_read(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        _run(tmp_path / "elsewhere" / name)
+    (tmp_path / "study").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "study" / name).symlink_to(tmp_path / "elsewhere" / name)
     source = Source(str(tmp_path / "study"))
     before = source.snapshot()
-    _run(tmp_path / "outside" / "other")
-    assert source.snapshot() == before
+    assert [(part.name, part.runs) for part in before.parts] == [("", len(source.load("").runs))] == [("", 2)]
+    with (tmp_path / "elsewhere" / "one" / "points.jsonl").open("a") as file:
+        file.write('{"step": 2}\n')
+    assert source.snapshot().version != before.version
+
+
+def test_links_to_a_folder_around_them_end(tmp_path: Path) -> None:
+    for name in ("a/one", "b/one"):
+        _run(tmp_path / name)
+    for name, other in (("a/up", ""), ("a/b", "b"), ("b/a", "a")):
+        (tmp_path / name).symlink_to(tmp_path / other)
+    assert Source(str(tmp_path)).snapshot().parts[-1].runs == 4  # a/one, a/b/one, b/one, b/a/one
+
+
+def test_the_studys_own_runs_are_seen_before_what_links_lead_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(20):
+        _run(tmp_path / "data" / f"{i}")
+    _run(tmp_path / "study" / "one")
+    (tmp_path / "study" / "zero").symlink_to(tmp_path / "data")
+    (tmp_path / "study" / "one" / "data").symlink_to(tmp_path / "data")  # a run's own links are nobody's runs
+    monkeypatch.setattr("isocompute.ui.source._MOST_FILES", 6)
+    source = Source(str(tmp_path / "study"))
+    before = source.snapshot()
+    assert before.parts[-1].runs == 2  # "one", and the first that the allowance is left for
+    with (tmp_path / "study" / "one" / "points.jsonl").open("a") as file:
+        file.write('{"step": 2}\n')
+    assert source.snapshot().version != before.version
 
 
 def test_addresses_elsewhere_are_refused(tmp_path: Path) -> None:

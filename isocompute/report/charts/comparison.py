@@ -44,4 +44,4 @@ def comparison_chart(result: Comparison, *, metric: str, unit: str, names: tuple
     if fell:
         gone = " and ".join(names["ab".index(side)] for side in sorted(fell))
         subtitle = f"{gone} fell for good: the curve is of what came before"
-    return panel(*layers, title=f"{names[0]} against {names[1]}", subtitle=subtitle).properties(width=520, height=320)
+    return panel(*layers, title=f"{names[0]} against {names[1]}", subtitle=subtitle, width=520, height=320)

@@ -149,7 +149,9 @@ def _leaders(c: Competition, x: alt.X, y: alt.Y) -> list[Any]:
     lasting = [row for row, end in zip(rows, ends, strict=True) if end > 1.5 * row["compute"]]
     named: list[dict[str, Any]] = []
     for row in lasting:
-        if not named or row["compute"] > 4.0 * named[-1]["compute"]:
+        # The first name stands right of its dot, the others left of theirs.
+        apart = 16.0 if named and named[-1] is rows[0] else 4.0
+        if not named or row["compute"] > apart * named[-1]["compute"]:
             named.append(row)
     dots = chart(lasting or rows).mark_point(color=INK, size=26, filled=True, opacity=1).encode(x=x, y=y)
     first = named[:1] if named and named[0] is rows[0] else []

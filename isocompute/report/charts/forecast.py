@@ -43,7 +43,9 @@ def forecast_chart(curve: Curve, made: Forecast, *, metric: str, unit: str, late
         end,
         title=f"Forecast of {curve.name}",
         subtitle=subtitle,
-    ).properties(width=520, height=320)
+        width=520,
+        height=320,
+    )
 
 
 def _point(compute: float, value: float, kind: str) -> dict[str, Any]:

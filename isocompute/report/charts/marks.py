@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,10 @@ __all__ = [
 
 WIDTH, HEIGHT = 330, 225
 """A panel with its axis fits a telephone's width at its own size."""
+_BESIDE = 30
+"""At least so much of a panel's width is axis."""
+_LETTER = 6
+"""Pixels of a subtitle."""
 _LARGE = "abs(datum.value) >= 1e4 ? replace(format(datum.value, '.3~s'), 'G', 'B') : datum.label"
 """Large rewards as `words.value` has them."""
 Rows = Sequence[Mapping[str, Any]]
@@ -39,10 +44,11 @@ def chart(rows: Rows) -> alt.Chart:
     return alt.Chart(pl.DataFrame(list(rows), infer_schema_length=None))
 
 
-def panel(*layers: Any, title: str, subtitle: str | Sequence[str] = "", height: int = HEIGHT) -> Any:
-    """Layers as one panel with a heading."""
-    heading = alt.TitleParams(title, subtitle=subtitle if isinstance(subtitle, str) else list(subtitle))
-    return alt.layer(*layers).properties(width=WIDTH, height=height, title=heading)
+def panel(*layers: Any, title: str, subtitle: str = "", width: int = WIDTH, height: int = HEIGHT) -> Any:
+    """Layers as one panel with a heading: a title that is cut where the panel ends, and lines below it."""
+    limit = max(width, WIDTH) + _BESIDE
+    heading = alt.TitleParams(title, subtitle=textwrap.wrap(subtitle, limit // _LETTER) or "", limit=limit)
+    return alt.layer(*layers).properties(width=width, height=height, title=heading)
 
 
 def value_axis(metric: str, field: str = "value") -> alt.Y:

@@ -202,7 +202,7 @@ def _forest(rows: Sequence[dict[str, Any]], axis: str, title: str, subtitle: str
         layers.insert(0, chart([{"value": even}]).mark_rule(color=GREY, strokeDash=[3, 3]).encode(x=x))
     # Narrower than other panels: names of recipes take the rest.
     width = min(200, max(140, 390 - room))
-    return panel(*layers, title=title, subtitle=subtitle, height=max(60, 26 * len(rows))).properties(width=width)
+    return panel(*layers, title=title, subtitle=subtitle, width=width, height=max(60, 26 * len(rows)))
 
 
 def leave_one_out(evidence: Evidence) -> Drawing | Needs:

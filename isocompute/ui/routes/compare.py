@@ -40,17 +40,13 @@ def compare_chart(results: Shared, scope: Scoped, a: Name, b: Name, format: Char
 
     found = _compare(results, scope, a, b)
     side = _side(scope, a)
-    chart = comparison_chart(
-        found.value,
-        metric=choose_metric(side, scope.metric),
-        unit=choose_unit(side, scope.unit),
-        names=(a, b),
-    )
+    metric, unit = choose_metric(side, scope.metric), choose_unit(side, scope.unit)
+    chart = comparison_chart(found.value, metric=metric, unit=unit, names=(a, b))
     return chart_answer(
         chart,
         form=format,
         name="compare",
-        more={"title": f"{a} against {b}", "caption": ""},
+        more={"title": f"{a} against {b}", "caption": "", "metric": metric, "unit": unit},
         command=_command(results, scope, a, b),
         fresh=found.fresh,
     )

@@ -61,7 +61,7 @@ def forecast_chart(
         chart,
         form=format,
         name=f"forecast-{_file(run)}",
-        more={"title": f"Forecast of {run}", "caption": made.value.reason},
+        more={"title": f"Forecast of {run}", "caption": made.value.reason, "metric": metric, "unit": unit},
         command=_command(results, scope, run, to, fit_until),
         fresh=made.fresh,
     )

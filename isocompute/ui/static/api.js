@@ -2,16 +2,23 @@
 
 export class ApiError extends Error {}
 
-/** `/api/path?…` of parameters; empty ones are left out, a list is repeated. */
-export function address(path, parameters = {}) {
+/** `?…` of parameters; a list is repeated, and what is empty is left out, but for the part: the whole study's name is
+ * empty. */
+export function search(parameters) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(parameters)) {
-    for (const one of Array.isArray(value) ? value : [value]) {
-      if (one !== null && one !== undefined && one !== "" && one !== false) query.append(name, one);
+    for (const one of [value].flat()) {
+      const empty = one === null || one === undefined || one === false || (one === "" && name !== "part");
+      if (!empty) query.append(name, one);
     }
   }
   const text = query.toString();
-  return `/api/${path}${text ? `?${text}` : ""}`;
+  return text ? `?${text}` : "";
+}
+
+/** `/api/path?…` of parameters. */
+export function address(path, parameters = {}) {
+  return `/api/${path}${search(parameters)}`;
 }
 
 /** "50/200" as numbers. */

@@ -1,6 +1,6 @@
 // The shell: which page an address means, the part of the study it is about, and the pulse of a study that runs.
 
-import { get } from "./api.js";
+import { ApiError, get, search } from "./api.js";
 import { fill, h } from "./dom.js";
 import { plural } from "./format.js";
 import { notice } from "./widgets.js";
@@ -10,7 +10,7 @@ const PAGES = ["plan", "study", "run", "claims", "compare", "api"];
 const main = document.querySelector("#main");
 const live = document.querySelector("#live");
 
-let page = null; // {refresh?, leave: AbortController}
+let page = null; // {leave: AbortController, refresh?, settled?: drawn, or failed to be}
 let about = null;
 let version = null;
 let shown = null; // the address that is on the screen
@@ -28,21 +28,18 @@ function parameters() {
 
 /** Write the page's state into its address, so that it can be kept, sent and gone back to. */
 function remember(changes) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries({ ...parameters(), ...changes })) {
-    for (const one of [value].flat()) {
-      if (one !== null && one !== undefined && one !== "" && one !== false) query.append(name, one);
-    }
-  }
-  const text = query.toString();
-  history.replaceState(null, "", `${location.pathname}${text ? `?${text}` : ""}`);
+  history.replaceState(null, "", location.pathname + search({ ...parameters(), ...changes }));
   shown = here();
 }
 
-/** Go to another address of the app without loading it anew. */
-function go(href) {
+/** Go to another address of the app without loading it anew. A control that led there and is on the new page too has
+ * the focus again. */
+async function go(href) {
+  const label = document.activeElement?.labels?.[0]?.textContent;
   history.pushState(null, "", href);
-  return show();
+  await show();
+  if (!label || document.activeElement !== document.body) return;
+  [...main.querySelectorAll("select")].find((control) => control.labels[0]?.textContent === label)?.focus();
 }
 
 async function show() {
@@ -51,17 +48,16 @@ async function show() {
   const leave = new AbortController();
   const mine = (page = { leave });
   let name = location.pathname.slice(1);
-  if (PAGES.includes(name)) announce(name);
+  const part = parameters().part;
+  announce(name, part);
   try {
-    const part = parameters().part;
-    if (about === null || (part !== undefined && about.part !== part))
-      about = (await get("about", { part }, { signal: leave.signal })).data;
+    if (about === null || about.part !== (part ?? about.parts[0].part)) await learn(part, leave.signal);
     header();
     if (!PAGES.includes(name)) {
       name = about.unplanned ? "study" : "plan"; // begin where there is something to see
       history.replaceState(null, "", `/${name}${location.search}`);
       shown = here();
-      announce(name);
+      announce(name, part);
     }
     const { render } = await import(`./pages/${name}.js`);
     if (page !== mine) return;
@@ -79,15 +75,30 @@ async function show() {
     if (error.name === "AbortError") return;
     fill(main, h("h1", {}, document.title.split(" ·")[0]), notice(error.message, "empty"));
   }
+  mine.settled = true;
+}
+
+/** What is served of a part. Where there is no such part, of the first one, so that another can be chosen: parts come,
+ * go and get other names while a study runs. */
+async function learn(part, signal) {
+  try {
+    about = (await get("about", { part }, { signal })).data;
+  } catch (error) {
+    if (part === undefined || !(error instanceof ApiError)) throw error;
+    about = (await get("about", {}, { signal })).data;
+    announce(location.pathname.slice(1));
+    header();
+    throw error;
+  }
 }
 
 /** Say which page this is, and keep the part in the links to the others. */
-function announce(name) {
-  const part = parameters().part;
+function announce(name, part) {
+  if (!PAGES.includes(name)) return;
   for (const link of document.querySelectorAll("[data-page]")) {
     if (link.dataset.page === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
-    link.href = `/${link.dataset.page}${part ? `?part=${encodeURIComponent(part)}` : ""}`;
+    link.href = `/${link.dataset.page}${search({ part })}`;
   }
   document.title = `${name[0].toUpperCase()}${name.slice(1)} · isocompute`;
 }
@@ -107,19 +118,22 @@ function header() {
 
 document.querySelector("#part").addEventListener("change", (event) => {
   // Runs, budgets and figures of one part mean nothing in another.
-  go(`${location.pathname}?part=${encodeURIComponent(event.target.value)}`);
+  go(location.pathname + search({ part: event.target.value }));
 });
 
-/** Ask whether the files have changed; a page that shows them draws itself again. */
+/** Ask whether the files have changed; a page that shows them draws itself again. What is asked for a page ends with
+ * it: an answer that comes late is of another part. */
 async function pulse() {
-  if (document.hidden) return;
+  if (document.hidden || !page.settled) return;
+  const { signal } = page.leave;
   try {
-    const { data } = await get("pulse", { part: about?.part });
+    const data = await state(signal);
+    if (data === null) return void (await show());
     beat(data.status);
     if (version !== null && version !== data.version) {
-      about = (await get("about", { part: about?.part })).data;
+      about = (await get("about", { part: about?.part }, { signal })).data;
       header();
-      await (page?.refresh ?? show)(about);
+      await (page.refresh ?? show)(about);
     }
     version = data.version;
   } catch (error) {
@@ -128,6 +142,19 @@ async function pulse() {
     live.textContent = "not there";
     live.title = error.message;
     version = "gone"; // whatever comes back is new
+  }
+}
+
+/** The state of the part that is shown; null where the study is there and the part is not, or not any more. */
+async function state(signal) {
+  try {
+    return (await get("pulse", { part: about?.part }, { signal })).data;
+  } catch (error) {
+    if (!about || !(error instanceof ApiError)) throw error;
+    const { parts } = (await get("about", {}, { signal })).data; // which fails where the study is gone
+    if (parts.some(({ part }) => part === about.part)) throw error;
+    about = null;
+    return null;
   }
 }
 

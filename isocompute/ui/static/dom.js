@@ -19,10 +19,35 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Put these in the place of what is there. */
+/** Put these in the place of what is there. What a reader did to it (a focus, details that were opened, a table that
+ * was scrolled) is done to what stands in its place. */
 export function fill(element, ...children) {
+  const again = doneTo(element);
   element.replaceChildren(
     ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
   );
+  again();
   return element;
+}
+
+/** What an element is called: a link by where it leads, all else by its words, in which numbers may change. */
+function called(element) {
+  const words = element.labels?.[0]?.textContent ?? element.getAttribute("aria-label") ?? element.textContent;
+  const name = element.dataset.key ?? element.getAttribute("href") ?? words.replaceAll(/\d+/g, "0");
+  return `${element.tagName} ${name}`;
+}
+
+function doneTo(element) {
+  const focused = document.activeElement;
+  const focus = focused !== element && element.contains(focused) ? called(focused) : null;
+  const all = (selector) => [...element.querySelectorAll(selector)];
+  const opened = new Map(all("details").map((details) => [called(details.firstChild), details.open]));
+  const moved = all(".scroll").filter((region) => region.scrollLeft);
+  const scrolled = new Map(moved.map((region) => [called(region), region.scrollLeft]));
+  return () => {
+    for (const details of all("details")) details.open = opened.get(called(details.firstChild)) ?? details.open;
+    if (moved.length) for (const region of all(".scroll")) region.scrollLeft = scrolled.get(called(region)) ?? 0;
+    if (focus === null || element.contains(document.activeElement)) return;
+    all(focus.split(" ")[0]).find((one) => called(one) === focus)?.focus({ preventScroll: true });
+  };
 }

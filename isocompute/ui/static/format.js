@@ -29,3 +29,5 @@ export const percent = (x) => `${Math.round(100 * x)}%`;
 export const rate = (x) =>
   x === null || x === undefined ? "–" : x === 0 ? "0" : x < 0.001 ? x.toExponential(1) : `${Number(x.toPrecision(3))}`;
 export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
+/** A unit of compute as a reader says it. */
+export const unitName = (unit) => ({ gpu_hours: "GPU-hours", steps: "update steps" })[unit] ?? unit;

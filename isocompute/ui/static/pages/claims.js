@@ -1,6 +1,6 @@
 // Claims: what the two papers say, and what these runs say of it.
 
-import { get } from "../api.js";
+import { get, search } from "../api.js";
 import { fill, h } from "../dom.js";
 import { plural, value } from "../format.js";
 import { chip, commandLine, downloads, failure, metricSelect, notice, withCode } from "../widgets.js";
@@ -12,9 +12,39 @@ export async function render(root, { about, parameters, remember, go, signal }) 
   let verdict = VERDICTS.includes(parameters.verdict) ? parameters.verdict : "";
   let claims = [];
   const query = { part: about.part, metric: parameters.metric };
-  const summary = h("section", { class: "card", "aria-live": "polite", "aria-label": "Verdicts" });
+  const filters = h("div", { class: "filters", role: "group", "aria-label": "Show" });
+  const told = h("div"); // where the claims come from, or why there are none
+  const metric = metricSelect(about, parameters.metric, (name) =>
+    go(`/claims${search({ part: about.part, metric: name })}`),
+  );
+  const summary = h(
+    "section",
+    { class: "card", "aria-live": "polite", "aria-label": "Verdicts" },
+    h("div", { class: "fields row" }, filters, metric),
+    told,
+  );
   const list = h("div", { class: "stack" });
   fill(root, h("h1", {}, "Claims"), summary, list);
+
+  function drawFilters() {
+    const count = (name) => claims.filter((claim) => claim.verdict === name).length;
+    const choose = (name) => {
+      verdict = name;
+      remember({ verdict });
+      drawFilters();
+      drawList();
+    };
+    fill(
+      filters,
+      [["", `all ${claims.length}`], ...VERDICTS.map((name) => [name, `${name} ${count(name)}`])].map(([name, text]) =>
+        h(
+          "button",
+          { type: "button", "aria-pressed": String(name === verdict), onclick: () => choose(name) },
+          text,
+        ),
+      ),
+    );
+  }
 
   function drawList() {
     const place = (claim) => (claim.verdict === "undecided" ? (claim.runs.length ? 1 : 2) : 0); // what is decided first
@@ -39,7 +69,7 @@ export async function render(root, { about, parameters, remember, go, signal }) 
                   h(
                     "details",
                     { class: "inline" },
-                    h("summary", {}, plural(claim.runs.length, "run")),
+                    h("summary", { "data-key": claim.code }, plural(claim.runs.length, "run")),
                     claim.runs.join(", "),
                   ),
                 ]
@@ -52,44 +82,14 @@ export async function render(root, { about, parameters, remember, go, signal }) 
 
   async function update() {
     const pending = (text) => {
-      if (!claims.length)
-        fill(summary, h("p", { class: "muted" }, `Making the ${text}… the first time takes a while.`));
+      if (!claims.length) fill(told, h("p", { class: "muted" }, `Making the ${text}… the first time takes a while.`));
     };
     try {
       const { data, command, stale } = await get("claims", query, { signal, pending });
       claims = data.claims;
-      const count = (name) => claims.filter((claim) => claim.verdict === name).length;
+      drawFilters();
       fill(
-        summary,
-        h(
-          "div",
-          { class: "fields row" },
-          h(
-            "div",
-            { class: "filters", role: "group", "aria-label": "Show" },
-            [["", `all ${claims.length}`], ...VERDICTS.map((name) => [name, `${name} ${count(name)}`])].map(
-              ([name, text]) =>
-                h(
-                  "button",
-                  {
-                    type: "button",
-                    "aria-pressed": String(name === verdict),
-                    onclick: (event) => {
-                      verdict = name;
-                      remember({ verdict });
-                      for (const button of event.currentTarget.parentElement.children)
-                        button.setAttribute("aria-pressed", String(button === event.currentTarget));
-                      drawList();
-                    },
-                  },
-                  text,
-                ),
-            ),
-          ),
-          metricSelect(about, parameters.metric, (metric) =>
-            go(`/claims?${new URLSearchParams({ part: about.part, ...(metric ? { metric } : {}) })}`),
-          ),
-        ),
+        told,
         commandLine(command),
         downloads([
           ["JSON", "claims", query],
@@ -99,7 +99,7 @@ export async function render(root, { about, parameters, remember, go, signal }) 
       drawList();
       if (stale) setTimeout(() => summary.isConnected && update(), 3000);
     } catch (error) {
-      fill(summary, failure(error));
+      fill(told, failure(error));
     }
   }
 

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { draw } from "../chart.js";
 import { fill, h } from "../dom.js";
-import { number, pair, percent, value } from "../format.js";
+import { number, pair, percent, unitName, value } from "../format.js";
 import { commandLine, downloads, failure, metricSelect, notice, select, table } from "../widgets.js";
 
 export async function render(root, { about, parameters, remember, again, signal }) {
@@ -49,11 +49,12 @@ export async function render(root, { about, parameters, remember, again, signal 
   async function update() {
     const mine = ++asked;
     try {
-      const { data, command } = await get("compare", query(), { signal });
+      const [{ data, command }, { data: chart }] = await Promise.all([
+        get("compare", query(), { signal }),
+        get("compare/chart", query(), { signal }),
+      ]);
       if (mine !== asked) return;
-      drawAnswer(data, command);
-      const { data: chart } = await get("compare/chart", query(), { signal });
-      if (mine !== asked) return;
+      drawAnswer(data, command, chart.metric, unitName(chart.unit));
       const place = figure.querySelector(".chart") ?? h("div");
       fill(
         figure,
@@ -70,7 +71,7 @@ export async function render(root, { about, parameters, remember, again, signal 
     }
   }
 
-  function drawAnswer(data, command) {
+  function drawAnswer(data, command, metric, unit) {
     const name = { a: state.a, b: state.b };
     const higher =
       {
@@ -95,11 +96,11 @@ export async function render(root, { about, parameters, remember, again, signal 
       h(
         "p",
         {},
-        `Difference ${value(data.difference)} (${data.interval.map(value).join(" to ")}, ${data.error_rule}). ${faster}`,
+        `Difference in ${metric} ${value(data.difference)} (${data.interval.map(value).join(" to ")}, ${data.error_rule}). ${faster}`,
       ),
       data.falls.map((fall) =>
         notice(
-          `${name[fall.side]} fell for good after ${number(fall.after)} and is at ${value(fall.value)}: ceilings and speeds are of what came before.`,
+          `${name[fall.side]} fell for good after ${number(fall.after)} ${unit} and is at ${value(fall.value)}: ceilings and speeds are of what came before.`,
         ),
       ),
       data.falls.length
@@ -107,17 +108,18 @@ export async function render(root, { about, parameters, remember, again, signal 
         : null,
       table(
         [
-          ["run", (s) => s.name],
+          ["run", (s) => s.name, "name"],
           ["form", (s) => s.form],
           ["ceiling", (s) => value(s.asymptote), "number"],
           ["95%", (s) => pair(s.asymptote_interval), "number"],
           ["rise done", (s) => percent(s.rise_done), "number"],
           ["efficiency", (s) => s.efficiency.toFixed(2), "number"],
-          ["midpoint", (s) => number(s.midpoint), "number"],
+          [`midpoint (${unit})`, (s) => number(s.midpoint), "number"],
         ],
         sides,
         { caption: "The two runs" },
       ),
+      h("p", { class: "muted" }, `Efficiency and midpoint are at the common ceiling ${value(data.common_ceiling)}.`),
       data.overtakes.length
         ? h(
             "ul",
@@ -126,7 +128,7 @@ export async function render(root, { about, parameters, remember, again, signal 
               h(
                 "li",
                 {},
-                `${name[o.winner]} overtakes at ${number(o.compute)}${o.extrapolated ? " (beyond the data)" : ""}, 95% ${number(o.interval[0])}–${number(o.interval[1])}, in ${percent(o.probability)} of replicates`,
+                `${name[o.winner]} overtakes at ${number(o.compute)} ${unit}${o.extrapolated ? " (beyond the data)" : ""}, 95% ${number(o.interval[0])}–${number(o.interval[1])}, in ${percent(o.probability)} of replicates`,
               ),
             ),
           )

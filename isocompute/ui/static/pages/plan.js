@@ -1,7 +1,7 @@
 // Plan: a budget and constraints in, an allocation and what to expect of it out, while the controls move.
 
 import { ApiError, get } from "../api.js";
-import { draw, move } from "../chart.js";
+import { draw } from "../chart.js";
 import { fill, h } from "../dom.js";
 import { number } from "../format.js";
 import { commandLine, downloads, failure, field, preliminary, select } from "../widgets.js";
@@ -17,7 +17,7 @@ export async function render(root, { about, parameters, remember, signal }) {
   let query = { ...parameters, part: about.part, n: [parameters.n ?? []].flat() };
   let laws = [];
   let plan = null; // the last one
-  let views = null; // of its chart
+  let move = null; // what is marked on its chart
   let asked = 0; // requests so far: only the answer to the last one is drawn
   let following = null; // the request that waits for the final law, while there is a rough one
 
@@ -116,7 +116,7 @@ export async function render(root, { about, parameters, remember, signal }) {
       if (mine !== asked) return;
       plan = data;
       drawPlan(command, rough);
-      if (budgetOnly && views) mark();
+      if (budgetOnly && move) mark();
       else drawBand(mine);
       if (stale) setTimeout(() => mine === asked && update(), STALE);
       if (rough) follow();
@@ -124,7 +124,8 @@ export async function render(root, { about, parameters, remember, signal }) {
       if (mine !== asked) return;
       plan = null;
       for (const place of Object.values(places)) if (place !== places.figure || !budgetOnly) fill(place);
-      if (!budgetOnly) views = null;
+      if (!budgetOnly) move = null;
+      config.hide();
       fill(places.answer, failed(error));
     } finally {
       if (mine === asked) root.removeAttribute("aria-busy");
@@ -173,7 +174,7 @@ export async function render(root, { about, parameters, remember, signal }) {
         fill(figure, h("h2", {}, data.title), h("div", { class: "chart" }), h("figcaption"));
       }
       figure.querySelector("figcaption").textContent = data.caption;
-      views = await draw(figure.querySelector(".chart"), data.panels, { label: data.caption, wide: true });
+      move = await draw(figure.querySelector(".chart"), data.panels, { label: data.caption, wide: true });
       if (plan) mark();
     } catch (error) {
       if (error.name !== "AbortError" && mine === asked) fill(figure, failed(error));
@@ -184,7 +185,7 @@ export async function render(root, { about, parameters, remember, signal }) {
   function mark() {
     const compute = computeOf(plan);
     const { value, interval } = plan.expected;
-    if (compute) move(views[0], "chosen", [{ compute, value, low: interval[0], high: interval[1] }]);
+    if (compute) move("chosen", [{ compute, value, low: interval[0], high: interval[1] }]);
   }
 
   drawLaw();
@@ -208,14 +209,16 @@ function failed(error) {
   return failure(error instanceof ApiError ? new ApiError(inLabels(error.message)) : error);
 }
 
-/** The plan through `isocompute export`, which writes the config itself. */
+/** The plan through `isocompute export`, which writes the config itself; there where there is a plan and a command. */
 function exportBox() {
   let trainer = TRAINERS[0];
-  let plan = "";
+  let plan = null;
   const place = h("div");
   const show = (command) => {
     plan = command;
-    fill(place, commandLine(`${plan} --json | isocompute export ${trainer} -`, "the plan as a trainer's config"));
+    element.hidden = !command;
+    const whole = plan && `${plan} --json | isocompute export ${trainer} -`;
+    fill(place, commandLine(whole, "the plan as a trainer's config"));
   };
   const choose = (name) => {
     trainer = name;
@@ -223,10 +226,10 @@ function exportBox() {
   };
   const element = h(
     "details",
-    { class: "export" },
+    { class: "export", hidden: true },
     h("summary", {}, "As your trainer's config"),
     h("div", { class: "fields row" }, select("Trainer", TRAINERS, trainer, choose)),
     place,
   );
-  return { element, show };
+  return { element, show, hide: () => show(null) };
 }

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { draw } from "../chart.js";
 import { fill, h } from "../dom.js";
-import { number, pair, percent, value } from "../format.js";
+import { number, pair, percent, unitName, value } from "../format.js";
 import {
   chip,
   commandLine,
@@ -94,13 +94,15 @@ export async function render(root, { about, parameters, remember, again, signal 
       work().catch((error) => {
         if (mine === asked) fill(place, failure(error));
       });
+    const chart = get("forecast/chart", query(), { signal });
     await Promise.all([
       each(forecast, async () => {
         const { data, command } = await get("forecast", query(), { signal });
-        if (mine === asked) drawForecast(data, command);
+        const { metric, unit } = (await chart).data; // which the command does not say
+        if (mine === asked) drawForecast({ ...data, metric, unit: unitName(unit) }, command);
       }),
       each(figure, async () => {
-        const { data } = await get("forecast/chart", query(), { signal });
+        const { data } = await chart;
         if (mine !== asked) return;
         const place = figure.querySelector(".chart") ?? h("div");
         fill(
@@ -131,7 +133,7 @@ export async function render(root, { about, parameters, remember, again, signal 
         "p",
         { class: "headline" },
         chip(data.verdict),
-        ` ${value(data.value)} at ${number(data.at)} `,
+        ` ${data.metric} ${value(data.value)} at ${number(data.at)} ${data.unit} `,
         h("span", { class: "muted" }, `(${percent(data.level)}: ${pair(data.interval)}); now ${value(data.now)}`),
       ),
       h("p", {}, data.reason),
@@ -141,7 +143,7 @@ export async function render(root, { about, parameters, remember, again, signal 
         data.asymptote === null
           ? ""
           : `ceiling ${value(data.asymptote)} (95%: ${pair(data.asymptote_interval)}), form ${data.form}; `,
-        `from ${data.fitted_points} points up to ${number(data.fitted_until)}`,
+        `from ${data.fitted_points} points up to ${number(data.fitted_until)} ${data.unit}`,
       ),
       commandLine(command),
       downloads([["JSON", "forecast", query()]]),

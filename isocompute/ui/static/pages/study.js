@@ -1,6 +1,6 @@
 // Study: how far the cells are, the first figures that can be drawn, every other figure by name, and the runs.
 
-import { ApiError, get } from "../api.js";
+import { ApiError, get, search } from "../api.js";
 import { draw } from "../chart.js";
 import { fill, h } from "../dom.js";
 import { number } from "../format.js";
@@ -17,16 +17,15 @@ export async function render(root, { about, parameters, go, signal }) {
   } = await get("figures", {}, { signal });
   let known = about;
   const query = () => ({ part: known.part, metric: parameters.metric, unit: parameters.unit });
-  const progress = h("section", { class: "card", "aria-label": "Progress" });
+  const progress = h(
+    "section",
+    { class: "card progress", "aria-label": "Progress", hidden: !about.study },
+    h("progress", { "aria-label": "rollouts done" }),
+  );
   const shown = h("div", { class: parameters.figure ? "stack" : "stack pair" });
   const table = h("section", { class: "card", "aria-label": "Runs" });
   const runs = runsTable(table, { query, signal });
-  const link = (changes) => {
-    const next = new URLSearchParams(
-      Object.entries({ ...query(), figure: parameters.figure, ...changes }).filter(([, v]) => v),
-    );
-    return `/study?${next}`;
-  };
+  const link = (changes) => `/study${search({ ...query(), figure: parameters.figure, ...changes })}`;
   const list = figureList(figures, { link: (figure) => link({ figure }), chosen: parameters.figure ?? null });
   const needs = () => needsOf(known.runs, query());
   const reading = h(
@@ -80,10 +79,12 @@ export async function render(root, { about, parameters, go, signal }) {
     );
   }
 
-  const waitIn = (card) => (text) => {
-    if (!card.childElementCount)
+  const waitIn =
+    (card) =>
+    (text = "figure") => {
+      if (!card.classList.contains("waiting")) return;
       fill(card, h("p", { class: "muted" }, `Making the ${text}… the first time takes a while.`));
-  };
+    };
 
   /** One figure with its sentence, its command and its files, in a place of its own. */
   async function drawFigure(card, name, { final = false } = {}) {
@@ -92,6 +93,7 @@ export async function render(root, { about, parameters, go, signal }) {
       const how = { signal, pending: waitIn(card) };
       const { data, command, stale, rough } = await get(path, { ...query(), final }, how);
       needs().set(name, data.needs ?? null);
+      card.classList.remove("waiting");
       if (data.panels.length === 0) {
         fill(card, h("h2", {}, data.title), notice(`This figure needs: ${data.needs}`, "empty"));
       } else {
@@ -113,7 +115,9 @@ export async function render(root, { about, parameters, go, signal }) {
       if (stale) setTimeout(() => card.isConnected && drawFigure(card, name), 3000);
       else if (rough) await drawFigure(card, name, { final: true });
     } catch (error) {
-      fill(card, h("h2", {}, figures.find((figure) => figure.name === name)?.title ?? name), failure(error));
+      const said = failure(error);
+      card.classList.remove("waiting");
+      fill(card, h("h2", {}, figures.find((figure) => figure.name === name)?.title ?? name), said);
     }
   }
 
@@ -157,8 +161,9 @@ export async function render(root, { about, parameters, go, signal }) {
           "No metric is in all runs: the figures take the one that most of them have. Choose another, or evaluate one in all of them.",
         );
       if (known.unplanned && !parameters.figure) hints.push(known.unplanned);
-      let cards = [...shown.querySelectorAll(":scope > figure")];
-      if (cards.length !== count) cards = Array.from({ length: count }, () => h("figure", { class: "card" }));
+      const cards = [...shown.querySelectorAll(":scope > figure")];
+      while (cards.length < count) cards.push(h("figure", { class: "card waiting" }));
+      for (const card of cards) waitIn(card)();
       fill(
         shown,
         hints.map((text) => notice(text)),
