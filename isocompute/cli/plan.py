@@ -74,15 +74,23 @@ def command(
                 "--laws": laws,
                 "--difficulty": difficulty,
                 "--pass-rates": pass_rates,
+                "--pass-rate-column": pass_rate_column,
                 "--problems": problems,
                 "--batch": batch,
                 "--n": n,
                 "--stable-problems": stable_problems,
                 "--max-batch": max_batch,
                 "--min-updates": min_updates > 1,
+                "--lr-anchor": lr_anchor,
+                "--truncated": truncated is not None,
                 "--gpus": gpus,
-                "--prompt-tokens": prompt_tokens,
-                "--price-per-gpu-hour": price_per_gpu_hour,
+                "--gpu": gpu,
+                "--model": model,
+                "--prompt-tokens": prompt_tokens is not None,
+                "--response-tokens": response_tokens is not None,
+                "--rollouts-per-second": rollouts_per_second is not None,
+                "--throughput-from": throughput_from,
+                "--price-per-gpu-hour": price_per_gpu_hour is not None,
                 "--extrapolate": extrapolate,
                 "--next": next_,
                 "--out": out,
@@ -228,7 +236,7 @@ def _range(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     low, dash, high = text.partition("-")
-    if not (dash and low.strip().isdigit() and high.strip().isdigit() and int(low) >= 1):
+    if not (dash and low.strip().isdecimal() and high.strip().isdecimal() and int(low) >= 1):
         raise InputError(f"--stable-problems {text}: give the smallest and the largest Bp, such as 32-256.")
     return int(low), int(high)
 
@@ -264,29 +272,17 @@ def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Prop
     from pathlib import Path
 
     from isocompute.plan.api import next_cells
-    from isocompute.plan.study_file import study_of, study_text
+    from isocompute.plan.study_file import next_recipe, study_for, study_text
     from isocompute.runs import files
 
     proposals = next_cells(plan, count)
     if proposals:
         text = study_text(
             proposals,
-            before=study_of(law),
-            recipe=_recipe(plan),
+            before=study_for(plan, law),
+            recipe=next_recipe(plan),
             seed=seed,
             why=f"What to run to plan {plan.budget} better (law: {plan.law.name}); `isocompute study run {out}`.",
         )
         files.write_atomically(Path(out), text.encode())
     return proposals
-
-
-def _recipe(plan: Plan) -> dict[str, Any]:
-    """What the law's runs were trained with, as far as they say and agree; the paper's for those that say nothing."""
-    from isocompute.recipes import make_recipe
-
-    runs = plan.law.runs_recipe
-    if runs is None or not runs.fields:
-        return {"name": f"isocompute-{plan.difficulty or 'easy'}"}
-    plain = make_recipe({}).model_dump()
-    own = {key: "none" if value is None else value for key, value in runs.fields.items() if value != plain[key]}
-    return {"name": "grpo", **own}  # `grpo` is what a recipe without a name is

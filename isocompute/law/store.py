@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.curve import Curve
-from isocompute.law.families import FAMILIES
+from isocompute.law.families import FAMILIES, Family
 from isocompute.law.fits import CurveFit, Ensemble
 from isocompute.law.frontier import bounds
 from isocompute.law.law import Law, Tradeoff
@@ -274,12 +275,113 @@ def read_law(path: str | Path) -> StoredLaw:
         raise InputError(
             f"{path}: version {data.get('version')} of a law; this isocompute reads {_VERSION}: fit again."
         )
+    again = f"write it again with isocompute fit RUNS --out {path}."
     try:
-        settings = tuple(_read_setting(s) for s in data.pop("settings"))
+        checked = _LawFile.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field, text = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "model_type":
+            text = "it should be an object"
+        raise InputError(f"{path}: {field}: {text[:1].lower() + text[1:]}; {again}") from error
+    try:
         surface = _read_surface(data["surface"]) if data.get("surface") else None
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"{path}: its settings are damaged ({error}); fit again.") from error
-    return StoredLaw(data, settings, surface)
+        raise InputError(f"{path}: surface: it is damaged ({error}); {again}") from error
+    del data["settings"]
+    return StoredLaw(data, tuple(map(_read_setting, checked.settings)), surface)
+
+
+_Count = Annotated[int, Field(ge=1)]
+
+
+class _Part(BaseModel):
+    """Of a `law.json` what a law is read from; numbers are finite and what else stands there is left alone."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+
+
+class _EnsembleFile(_Part):
+    families: list[str]
+    family: list[Annotated[int, Field(ge=0)]]
+    theta: list[list[float]]
+    base: list[float]
+    ceiling: list[float]
+
+    @field_validator("families")
+    @classmethod
+    def _known(cls, names: list[str]) -> list[str]:
+        for name in names:
+            _family(name)
+        return names
+
+    @model_validator(mode="after")
+    def _whole(self) -> _EnsembleFile:
+        widths = {len(row) for row in self.theta}
+        if len({len(self.family), len(self.theta), len(self.base), len(self.ceiling)}) > 1 or len(widths) > 1:
+            raise ValueError("its replicates differ in length")
+        if any(i >= len(self.families) for i in self.family):
+            raise ValueError(f"a replicate's family is none of its {len(self.families)}")
+        if widths and max(len(_family(name).parameters) for name in self.families) > min(widths):
+            raise ValueError("its replicates lack parameters of their forms")
+        return self
+
+
+class _SettingFile(_Part):
+    problems_per_batch: _Count | None
+    rollouts_per_problem: _Count | None
+    runs: list[str] = Field(min_length=1)
+    recipes: list[str] | None = None  # older files do not have them
+    form: str
+    form_weights: dict[str, float]
+    theta: list[float]
+    base: float
+    ceiling: float
+    rmse: float = Field(ge=0)
+    unit: float = Field(gt=0)
+    first: float = Field(gt=0)
+    last: float
+    starts: float = Field(ge=0)
+    ensemble: _EnsembleFile
+
+    @model_validator(mode="after")
+    def _whole(self) -> _SettingFile:
+        if len(self.theta) != len(_family(self.form).parameters):
+            raise ValueError(
+                f"theta has {len(self.theta)} numbers, {self.form} has {len(_family(self.form).parameters)}"
+            )
+        if self.first > self.last:
+            raise ValueError(f"first = {self.first:g} is after last = {self.last:g}")
+        if self.recipes and len(self.recipes) != len(self.runs):
+            raise ValueError(f"{len(self.recipes)} recipes of {len(self.runs)} runs")
+        return self
+
+
+class _CurveFile(_Part):
+    run: str
+    falls_after: float | None = None
+
+
+class _EarlyFallFile(_Part):
+    problems_per_batch: _Count | None
+    rollouts_per_problem: _Count | None
+    falls_after: float
+
+
+class _LawFile(_Part):
+    metric: str = Field(min_length=1)
+    unit: Literal["rollouts", "tokens", "gpu_hours", "steps"]
+    settings: list[_SettingFile] = Field(min_length=1)
+    curves: list[_CurveFile] = []
+    early_falls: list[_EarlyFallFile] = []
+
+
+def _family(name: object) -> Family:
+    """The curves' form of this name."""
+    known = {family.name: family for family in FAMILIES}
+    if name not in known:
+        raise ValueError(f"form '{name}' is not one of {', '.join(known)}")
+    return known[str(name)]
 
 
 def _finite(value: float) -> float | None:
@@ -293,45 +395,49 @@ def _read_surface(s: dict[str, Any]) -> Surface:
             name: tuple((int(i), int(j)) for i, j in s["terms"][name]) for name in ("ceiling", "midpoint", "efficiency")
         },
     )
+    coefficients_Q = np.array(s["coefficients"], dtype=np.float64)
+    replicates_BQ = np.array(s["replicates"], dtype=np.float64)
+    if replicates_BQ.shape != (len(replicates_BQ), len(coefficients_Q)):
+        raise ValueError("its replicates differ in length from its coefficients")
+    if not (np.isfinite(coefficients_Q).all() and np.isfinite(replicates_BQ).all()):
+        raise ValueError("a coefficient is no finite number")
     return Surface(
-        family=next(f for f in FAMILIES if f.name == s["form"]),
+        family=_family(s["form"]),
         terms=terms,
         unit=float(s["unit"]),
-        coefficients_Q=np.array(s["coefficients"], dtype=np.float64),
-        replicates_BQ=np.array(s["replicates"], dtype=np.float64),
+        coefficients_Q=coefficients_Q,
+        replicates_BQ=replicates_BQ,
         rmse=float(s["rmse"]),
         left_out=tuple(LeftOut(**left) for left in s["leave_one_out"]),
         upper=np.inf if s["upper"] is None else float(s["upper"]),
     )
 
 
-def _read_setting(s: dict[str, Any]) -> CurveFit:
-    family = next(f for f in FAMILIES if f.name == s["form"])
-    e = s["ensemble"]
-    order = [[f.name for f in FAMILIES].index(name) for name in e["families"]]
+def _read_setting(s: _SettingFile) -> CurveFit:
+    e = s.ensemble
+    order = [FAMILIES.index(_family(name)) for name in e.families]
     empty = np.empty(0)
-    recipes = s.get("recipes") or [""] * len(s["runs"])  # older files do not have them
     curves = tuple(
-        Curve(name, empty, empty, s["problems_per_batch"], s["rollouts_per_problem"], recipe=str(recipe))
-        for name, recipe in zip(s["runs"], recipes, strict=True)
+        Curve(name, empty, empty, s.problems_per_batch, s.rollouts_per_problem, recipe=recipe)
+        for name, recipe in zip(s.runs, s.recipes or [""] * len(s.runs), strict=True)
     )
     return CurveFit(
         curves=curves,
-        family=family,
-        theta_K=np.array(s["theta"], dtype=np.float64),
-        base=float(s["base"]),
-        ceiling=float(s["ceiling"]),
-        rmse=float(s["rmse"]),
-        weights=s["form_weights"],
-        unit=float(s["unit"]),
-        first=float(s["first"]),
-        last=float(s["last"]),
-        starts=float(s["starts"]),
+        family=_family(s.form),
+        theta_K=np.array(s.theta, dtype=np.float64),
+        base=s.base,
+        ceiling=s.ceiling,
+        rmse=s.rmse,
+        weights=s.form_weights,
+        unit=s.unit,
+        first=s.first,
+        last=s.last,
+        starts=s.starts,
         ensemble=Ensemble(
-            float(s["unit"]),
-            np.array(order, dtype=np.int64)[np.array(e["family"], dtype=np.int64)],
-            np.array(e["theta"], dtype=np.float64),
-            np.array(e["base"], dtype=np.float64),
-            np.array(e["ceiling"], dtype=np.float64),
+            s.unit,
+            np.array(order, dtype=np.int64)[np.array(e.family, dtype=np.int64)],
+            np.array(e.theta, dtype=np.float64),
+            np.array(e.base, dtype=np.float64),
+            np.array(e.ceiling, dtype=np.float64),
         ),
     )

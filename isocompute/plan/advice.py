@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
-from isocompute.plan.difficulty import Mix, zero_variance_share
+from isocompute.plan.difficulty import HARD, Mix, zero_variance_share
 
 __all__ = ["FEW_UPDATES", "Warned", "data_advice", "metric_advice", "run_advice"]
 
@@ -69,9 +69,15 @@ def run_advice(allocation: Allocation, *, problems: int | None, warmup_steps: in
 
 
 def data_advice(
-    *, allocation: Allocation, mix: Mix | None, rates_P: Array | None, truncated: float | None, filtered: bool
+    *,
+    allocation: Allocation,
+    mix: Mix | None,
+    difficulty: str | None,
+    rates_P: Array | None,
+    truncated: float | None,
+    filtered: bool,
 ) -> list[Warned]:
-    """Zero-variance groups, hard-only and very easy sets, truncation."""
+    """Zero-variance groups, hard-only and very easy sets, a difficulty that is not the mix's, truncation."""
     out = []
     if rates_P is not None:
         n = allocation.rollouts_per_problem
@@ -94,6 +100,14 @@ def data_advice(
                 )
             )
     if mix is not None:
+        if difficulty != mix.difficulty:
+            out.append(
+                Warned(
+                    "difficulty_contradicts",
+                    f"--difficulty {difficulty}, but with {mix.shares['hard']:.0%} of the pass rates up to {HARD} "
+                    f"the set is {mix.difficulty}: KL and entropy follow --difficulty; without it, the pass rates",
+                )
+            )
         if mix.shares["hard"] > 0.9:
             out.append(
                 Warned(

@@ -18,7 +18,7 @@ from isocompute.plan.recipe_lines import FEW_UPDATES, Line, law_lines, paper_lin
 from isocompute.plan.runs_recipe import RunsRecipe
 from isocompute.recipes import Recipe, learning_rate, make_recipe
 
-__all__ = ["PAPER_ANCHOR", "AdvisedRecipe", "Anchor", "Line", "advise_recipe", "parse_anchor"]
+__all__ = ["PAPER_ANCHOR", "AdvisedRecipe", "Anchor", "Line", "advise_recipe", "anchored", "parse_anchor"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ def parse_anchor(text: str | None) -> Anchor:
     return Anchor(rate, int(batch))
 
 
+def anchored(anchor: Anchor) -> dict[str, Any]:
+    """A recipe's fields with a learning rate that the user anchored."""
+    return {"learning_rate": anchor.learning_rate, "lr_batch": anchor.batch_size, "lr_scaling": "sqrt"}
+
+
 def advise_recipe(
     *,
     allocation: Allocation,
@@ -87,14 +92,19 @@ def advise_recipe(
         table |= runs.fields
         if runs.fields.get("kl_coef") == 0.0 and "entropy_coef" not in runs.fields:
             table["entropy_coef"] = 0.0  # the paper never has an entropy bonus without KL
-    if anchor.given or (own is None and "learning_rate" not in table):
-        table |= {"learning_rate": anchor.learning_rate, "lr_batch": anchor.batch_size}
     if anchor.given:
-        table["lr_scaling"] = "sqrt"
+        table |= anchored(anchor)
+    elif own is None and "learning_rate" not in table:
+        table |= {"learning_rate": anchor.learning_rate, "lr_batch": anchor.batch_size}
     recipe = make_recipe(table)
     if updates < FEW_UPDATES:
         recipe = recipe.model_copy(update={"warmup_steps": min(recipe.warmup_steps, updates // 4)})
     rate = learning_rate(recipe, batch_size=allocation.batch_size, step=recipe.warmup_steps)
+    if not math.isfinite(rate):
+        raise InputError(
+            f"--lr-anchor {recipe.learning_rate:g}@{recipe.lr_batch}: the learning rate at a batch of "
+            f"{allocation.batch_size:,} is not finite; give one that works, such as 1e-6@1024."
+        )
     if own is not None:
         lines = law_lines(allocation, recipe, rate, given=anchor.given, source=own_source)
     else:

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
+from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.from_runs import choose_metric
 from isocompute.law.intervals import check_replicates
 from isocompute.plan.advised_recipe import parse_anchor
-from isocompute.plan.budget import Budget, parse_budget
+from isocompute.plan.budget import Budget, Rates, parse_budget
 from isocompute.plan.candidates import Constraints, allowed_rollouts
 from isocompute.plan.curves import Curves
 from isocompute.plan.difficulty import read_pass_rates
-from isocompute.plan.grid import values
+from isocompute.plan.grid import columns, values
 from isocompute.plan.load_law import LawSource, load_law
 from isocompute.plan.model import PlanningLaw
-from isocompute.plan.next_cells import Proposal, candidate_cells, propose
+from isocompute.plan.next_cells import Proposal, candidate_cells, common_targets, propose
 from isocompute.plan.one_condition import one_condition
 from isocompute.plan.planner import Plan, make_plan
 from isocompute.plan.regime import diagnose
@@ -143,36 +144,40 @@ def plan(
 
 def stages(plan: Plan) -> Schedule:
     """The plan as a run whose n grows along the law's frontier (docs/schedule.md says whether that helps)."""
-    a, recipe = plan.allocation, plan.recipe.recipe
+    bp, recipe = plan.allocation.problems_per_batch, plan.recipe.recipe
     return schedule(
         law=plan.law,
-        budget=plan.budget_rollouts,
-        problems_per_batch=a.problems_per_batch,
+        budget=plan.budget.amount,
+        problems_per_batch=bp,
         constraints=plan.constraints,
-        unit_per_rollout=plan.law.per_rollout(plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem)),
+        price=lambda n: plan.prices.rates(bp, n).amount(1.0, plan.budget.unit),
+        unit_per_rollout=lambda n: plan.law.per_rollout(plan.prices.rates(bp, n)),
         learning_rate=lambda b: learning_rate(recipe, batch_size=b, step=recipe.warmup_steps),
     )
 
 
 def next_cells(plan: Plan, count: int) -> list[Proposal]:
-    """The `count` cells whose results would improve this plan's decision most for each rollout they cost."""
+    """The `count` cells whose results would improve this plan's decision most for each rollout they cost.
+
+    Where the budget buys different settings different numbers of rollouts, those of the study that teaches most.
+    """
     model = plan.law.model
     if not isinstance(model, Curves):
         raise InputError(
             f"--next: {plan.law.name} knows where n* is, not what single settings reach, so it cannot say what a run "
             "would teach; use a law of curves, such as isocompute/bp32-easy or your own runs."
         )
-    a = plan.allocation
-    per_unit = plan.law.per_rollout(plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem))
-    cells = candidate_cells(model, plan.targets, per_unit=per_unit)
+    bought = [_rates_of(plan, target).rollouts(plan.budget) for target in plan.targets]
+    studies = [_proposals(plan, model, group, count) for group in common_targets(plan.targets, bought)]
+    return max(studies, key=lambda proposals: sum(p.gain for p in proposals))
+
+
+def _proposals(plan: Plan, model: Curves, targets: Sequence[Allocation], count: int) -> list[Proposal]:
+    """The best cells among these settings, to shares of what they are given here."""
+    cells = candidate_cells(model, targets, per_unit=lambda a: plan.law.per_rollout(_rates_of(plan, a)))
     if not cells:
         return []
-    looks_EB = values(
-        plan.law,
-        np.array([float(c.problems_per_batch) for c in cells]),
-        np.array([float(c.rollouts_per_problem) for c in cells]),
-        np.array([c.compute * per_unit for c in cells]),
-    )
+    looks_EB = values(plan.law, *columns(plan.law, plan.prices, cells))
     # A setting with one seed is off by what that seed gave, at every compute; another seed shows it, and its own.
     rng, members = np.random.default_rng(0), looks_EB.shape[1]
     keys = {(a.problems_per_batch, a.rollouts_per_problem) for a in (*plan.targets, *cells)}
@@ -187,6 +192,10 @@ def next_cells(plan: Plan, count: int) -> list[Proposal]:
         count=count,
         noise=float(np.hypot(max(_NOISE, model.noise()), plan.law.seed_spread)),
     )
+
+
+def _rates_of(plan: Plan, a: Allocation) -> Rates:
+    return plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem)
 
 
 def _with_runs(law: LawSource, metric: str | None) -> tuple[LawSource, RunSet | None]:

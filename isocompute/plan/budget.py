@@ -121,6 +121,8 @@ class Rates:
         return True
 
     def _per_rollout(self, unit: str, what: str) -> float:
+        if unit not in (*_UNITS.values(), "money"):
+            raise InputError(f"{what}: it is none of {', '.join(_UNITS.values())} and money; say one of them.")
         if unit == "rollouts":
             return 1.0
         if unit == "tokens":

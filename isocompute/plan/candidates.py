@@ -127,13 +127,15 @@ def allocations(
     constraints: Constraints | None = None,
     asked: Budget | None = None,
     least: float = 0.0,
+    most: float = math.inf,
     problems_between: tuple[int, int] | None = None,
 ) -> list[Allocation]:
     """The allocations of a grid of (Bp, n) that keep to the constraints, with the most updates the budget allows.
 
     `budget` is in rollouts; a function of (Bp, n) where GPU-hours or money buy more rollouts in one batch than another.
-    The rest is for the messages, so that what they suggest works: `asked` is the budget as the user has it, `least` the
-    fewest rollouts that the law plans, `problems_between` the Bp that it answers for without having run them.
+    The rest is for the messages, so that what they suggest works: `asked` is the budget as the user has it, `least` and
+    `most` the rollouts that the law plans without being asked to extrapolate, `problems_between` the Bp that it answers
+    for without having run them.
 
     >>> allocations(budget=2e6, settings=[(32, 256), (32, 512)], constraints=Constraints(max_batch=8192))
     [Allocation(problems_per_batch=32, rollouts_per_problem=256, update_steps=244)]
@@ -155,6 +157,7 @@ def allocations(
     asked = asked or Budget(exact, "rollouts")
     buys = f"{asked}" if asked.unit == "rollouts" else f"{asked} ({have:,} rollouts)"
     enough = asked.times(max(held.min_updates * b, least) / exact)
+    enough += " with --extrapolate" if held.min_updates * b > most else ""
     if have < b:
         raise InputError(
             f"--budget: {buys} is under one batch of {bp} × {n} = {b:,} rollouts; the smallest that works is {enough}"
@@ -201,7 +204,11 @@ def _nothing_left(pairs: Sequence[tuple[int, int]], held: Constraints, between: 
         "--problems": f"at least {bp} problems",
     }
     needed = " and ".join(changes[option.split()[0]] for option in broken)
-    other = None if broken != [f"--gpus {held.gpus}"] else _divided(bp, n, held, between)
+    other = None
+    if broken == [f"--gpus {held.gpus}"]:
+        other = _divided(bp, n, held, between)
+    elif broken == [f"--problems {held.problems}"]:
+        other = _smaller(n, held, between)
     instead = "" if other is None else f", or {other} × {n} with --problems-per-batch {other}"
     return f"no setting of the law keeps to {' and '.join(names)}; {bp} × {n} would with {needed}{instead}."
 
@@ -219,6 +226,13 @@ def _divided(bp: int, n: int, held: Constraints, between: tuple[int, int] | None
     sizes = [odd * 2**k for k in range(high.bit_length()) if low <= odd * 2**k <= high]
     kept = [x for x in sizes if not replace(held, problems_per_batch=x).broken_by(x, n)]
     return min(kept, key=lambda x: abs(math.log(x / bp)), default=None)
+
+
+def _smaller(n: int, held: Constraints, between: tuple[int, int] | None) -> int | None:
+    """The largest Bp that the law answers for and that the set fills."""
+    low, high = between or (1, 0)
+    sizes = range(min(high, held.problems or 0), low - 1, -1)
+    return next((x for x in sizes if not replace(held, problems_per_batch=x).broken_by(x, n)), None)
 
 
 def _distance(pair: tuple[int, int], held: Constraints) -> tuple[int, float]:

@@ -7,13 +7,14 @@ given, or a default below.
 - *Prefill*: a prompt is computed once for its n rollouts (prefix caching, on by default in vLLM and SGLang).
 - *Decode*: every step reads the weights (of a mixture of experts, those that the batch is expected to meet,
   E · (1 - (1 - k/E)^b) of E) and the cache of every running response. How many run at once is limited by what memory
-  the weights leave to the cache; responses beyond that wait for a place.
+  the weights leave to the cache; responses beyond that wait for a place. A copy of the model is spread over the power
+  of two of GPUs at which decoding takes the least time: more of them leave more room for the cache, `SPREAD` is what
+  they lose to one another.
 - *Training*: three forward passes' worth of FLOPs (one forward, two backward), one more where activations are
   recomputed, and one for each scoring pass (old log-probs, a reference model), over prompt and response.
 
-Weights, cache and activations are bf16. Generation shards the model over as few GPUs as hold it and copies it over
-the rest; training splits everything over all of them. Communication between GPUs is not modelled: it is part of the
-efficiency.
+Weights, cache and activations are bf16. Training splits everything over all GPUs. Other communication between GPUs is
+not modelled: it is part of the efficiency.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ ELEMENT = 2
 """Bytes of a bf16 number."""
 USABLE = 0.9
 """Share of a GPU's memory for weights and cache while generating, vLLM's default `gpu_memory_utilization`."""
+SPREAD = 0.8
+"""Share of the decoding speed that is left each time a copy is spread over twice as many GPUs, which add up their
+activations twice a layer. A rule of thumb, as `Efficiency`'s defaults are."""
+MACHINE = 8
+"""GPUs of a machine: a copy is spread over more only where one machine does not hold it."""
 TRAINING_PASSES = 4
 """Forward passes' worth of an update: forward, backward (twice a forward), and a second forward, because gradient
 checkpointing is on in TRL and in veRL's examples."""
@@ -175,16 +181,9 @@ def step_cost(
         raise InputError(f"gpus = {gpus}; give at least 1.")
     if not (0 <= prompt_tokens < math.inf and 0 < response_tokens < math.inf):
         raise InputError(f"{prompt_tokens:g} prompt and {response_tokens:g} response tokens; give at least 0 and 1.")
-    per_response = (response_tokens + prompt_tokens / allocation.rollouts_per_problem) * _cache_bytes(shape)
-    copy = _gpus_per_copy(shape, gpu, gpus, per_response)
-    copies = gpus // copy
-    room = (USABLE * gpu.memory * copy - ELEMENT * shape.parameters) / per_response
-    mine = allocation.batch_size / copies
-    concurrent = max(1.0, min(mine, room))
+    generation = _generation(shape, gpu, gpus, allocation, (prompt_tokens, response_tokens), efficiency.decode)
+    copy, copies, decode = generation.gpus_per_copy, generation.copies, generation.decode
     prefill = _prefill(shape, gpu, copy, copies, allocation, prompt_tokens, efficiency.prefill)
-    decode = _decode(
-        shape, gpu, copy * copies, copies, mine, concurrent, (prompt_tokens, response_tokens), efficiency.decode
-    )
     training = _training(
         shape,
         gpu,
@@ -194,7 +193,6 @@ def step_cost(
         (scoring_passes, updates_per_batch),
         efficiency.training,
     )
-    waiting = concurrent < mine
     return StepCost(
         allocation=allocation,
         gpu=gpu,
@@ -206,9 +204,9 @@ def step_cost(
         decode=decode,
         training=training,
         gpus_per_copy=copy,
-        concurrent=concurrent,
-        waiting=waiting,
-        bound=_bound(prefill, decode, training, waiting),
+        concurrent=generation.concurrent,
+        waiting=generation.waiting,
+        bound=_bound(prefill, decode, training, generation.waiting),
     )
 
 
@@ -216,8 +214,47 @@ def _cache_bytes(shape: ModelShape) -> float:
     return float(ELEMENT * shape.cache_elements)
 
 
-def _gpus_per_copy(shape: ModelShape, gpu: Gpu, count: int, per_response: float) -> int:
-    """The smallest power of two of GPUs that holds the weights and one response."""
+@dataclass(frozen=True)
+class _Generation:
+    """How the GPUs share the sampling of a step."""
+
+    gpus_per_copy: int
+    copies: int
+    concurrent: float
+    waiting: bool
+    decode: Phase
+
+
+def _generation(
+    shape: ModelShape, gpu: Gpu, count: int, allocation: Allocation, tokens: tuple[float, float], efficiency: float
+) -> _Generation:
+    """The spread of a copy at which decoding takes the least time; of equals the smallest."""
+    prompt, response = tokens
+    held = _held_tokens(shape, response + prompt / allocation.rollouts_per_problem)
+    per_response = held * _cache_bytes(shape)
+
+    def spread(copy: int) -> _Generation:
+        copies = min(count // copy, allocation.batch_size)  # a copy without a response does nothing
+        mine = allocation.batch_size / copies
+        room = (USABLE * gpu.memory * copy - ELEMENT * shape.parameters) / per_response
+        concurrent = max(1.0, min(mine, room))
+        left = efficiency * SPREAD ** math.log2(copy)
+        decode = _decode(shape, gpu, copy * copies, copies, mine, concurrent, tokens, left)
+        return _Generation(copy, copies, concurrent, concurrent < mine, decode)
+
+    able = [spread(copy) for copy in _copy_sizes(shape, gpu, count, per_response)]
+    return min(able, key=lambda generation: generation.decode.seconds)
+
+
+def _held_tokens(shape: ModelShape, tokens: float) -> float:
+    """Tokens that a response has in the cache, averaged over layers: those with a window keep no more than it."""
+    if shape.window is None:
+        return tokens
+    return tokens - shape.windowed_share * max(tokens - shape.window, 0.0)
+
+
+def _copy_sizes(shape: ModelShape, gpu: Gpu, count: int, per_response: float) -> list[int]:
+    """The powers of two of GPUs that hold the weights and one response; within a machine where one does."""
     needed = ELEMENT * shape.parameters + per_response
     copy = 1
     while copy * USABLE * gpu.memory < needed:
@@ -229,7 +266,8 @@ def _gpus_per_copy(shape: ModelShape, gpu: Gpu, count: int, per_response: float)
             f"{count} × {gpu.name}: {shape.parameters / 1e9:.1f}B parameters do not fit for generation; "
             f"use at least {copy}{other}."
         )
-    return copy
+    most = min(count, max(copy, MACHINE))
+    return [copy * 2**i for i in range((most // copy).bit_length())]
 
 
 def _phase(gpu: Gpu, count: int, flops: float, moved: float, efficiency: float) -> Phase:

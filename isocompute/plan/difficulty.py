@@ -75,12 +75,10 @@ def zero_variance_share(rates_P: Array, rollouts_per_problem: int) -> float:
 def read_pass_rates(path: str, *, column: str | None = None) -> Array:
     """Pass rates from a CSV, JSON-lines or parquet table (a column of rates, or `correct` and `samples`), a JSON list
     or a text file of one number a line."""
-    import polars as pl
-
     table = _read(path, files.read_bytes(path))
     if all(cells.null_count() == len(cells) for cells in table):  # a blank line is a row of nulls
         raise InputError(f"{path}: the table has no rows; write the pass rate of every problem, one a line.")
-    rates = _rates(table, path, column).cast(pl.Float64, strict=False)
+    rates = _as_numbers(_rates(table, path, column), path)
     if rates.null_count():
         row = rates.is_null().arg_max() or 0
         raise InputError(f"{path}: row {row + 1} of '{rates.name}' is not a number; mend or delete it.")
@@ -109,7 +107,7 @@ def _read(path: str, data: bytes) -> pl.DataFrame:
             return pl.DataFrame({_ALONE: _numbers(json.loads(data))}, schema={_ALONE: pl.Float64})
         if suffix == "txt":
             return pl.DataFrame({_ALONE: data.decode().split()}, schema={_ALONE: pl.String})
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError, OverflowError) as error:
         raise InputError(f"{path}: not a readable {suffix} file ({str(error).splitlines()[0]}).") from error
     raise InputError(f"{path}: pass rates are read from .csv, .tsv, .jsonl, .parquet, .json or .txt.")
 
@@ -117,7 +115,16 @@ def _read(path: str, data: bytes) -> pl.DataFrame:
 def _numbers(listed: object) -> list[float]:
     if not isinstance(listed, list) or not all(type(x) in (int, float) for x in listed):
         raise ValueError("it is no list of numbers; write a table as .jsonl, an object a line")
-    return listed
+    return [float(x) for x in listed]
+
+
+def _as_numbers(cells: pl.Series, path: str) -> pl.Series:
+    """A column as numbers, null where a cell is none."""
+    import polars as pl
+
+    if cells.dtype.is_nested():
+        raise InputError(f"{path}: '{cells.name}' holds lists, not numbers; write one number a row.")
+    return cells.cast(pl.Float64, strict=False)
 
 
 def _flat(table: pl.DataFrame) -> pl.DataFrame:
@@ -154,7 +161,8 @@ def _rates(table: pl.DataFrame, path: str, column: str | None) -> pl.Series:
     if column is not None:
         return table[_asked_for(column, table.columns, path)]
     if {"correct", "samples"} <= set(table.columns):
-        return (table["correct"].cast(pl.Float64) / table["samples"].cast(pl.Float64)).alias("correct / samples")
+        correct, samples = (_as_numbers(table[name], path) for name in ("correct", "samples"))
+        return (correct / samples).alias("correct / samples")
     numeric = [name for name, kind in table.schema.items() if kind.is_numeric() and not name.startswith("__")]
     words = ("pass_rate", "passrate", "pass@1", "solve_rate", "accuracy", "avg@")
     text = [name for name, kind in table.schema.items() if kind == pl.String]  # with a cell that is no number

@@ -15,6 +15,7 @@ import numpy as np
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.errors import InputError
+from isocompute.plan.advice import Warned
 from isocompute.plan.beyond import centred
 from isocompute.plan.candidates import Constraints
 from isocompute.plan.model import PlanningLaw
@@ -25,6 +26,7 @@ __all__ = [
     "begun",
     "columns",
     "figure_10",
+    "left_out_rollouts",
     "only_problems",
     "problems_between",
     "started",
@@ -91,6 +93,18 @@ def asked_settings(law: PlanningLaw, held: Constraints) -> list[tuple[int, int]]
             biggest = law.max_batch or max(bp * n for bp, n in known)
             return [(x, n) for x in sorted(problems | other) for n in sorted(rollouts | more) if x * n <= biggest]
     return known
+
+
+def left_out_rollouts(law: PlanningLaw, held: Constraints, settings: Sequence[tuple[int, int]]) -> list[Warned]:
+    """Say which n were asked for that the law knows nothing about; `settings` are those it was asked about."""
+    known = {n for _, n in settings}
+    missing = [n for n in held.rollouts_per_problem or () if n not in known]
+    if not missing:
+        return []
+    listed, there = (", ".join(map(str, each)) for each in (missing, sorted({n for _, n in law.model.settings()})))
+    return [
+        Warned("n_not_in_law", f"n = {listed} of --n was left out: {law.name} says nothing of it; it has n = {there}")
+    ]
 
 
 def _too_far(law: PlanningLaw, bp: int, between: tuple[int, int]) -> str:

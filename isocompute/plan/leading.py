@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from isocompute.errors import InputError
+from isocompute.law.curve import Curve
 from isocompute.law.fits import CurveFit
 from isocompute.recipes import FOLLOWS_BATCH
 
-__all__ = ["check_one_setup", "leading_recipe"]
+__all__ = ["check_one_setup", "leading_recipe", "told"]
 
 _SETUP = ("problems", "model", "world", "problem_set")
 
@@ -32,10 +33,10 @@ def check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
 
 
 def _setup(fit: CurveFit) -> tuple[str, dict[str, object]]:
-    told = _told(fit)
+    about = told(fit.curves[0])
     said: dict[str, object] = {}
     for key in _SETUP:
-        value = told.get(key)
+        value = about.get(key)
         if isinstance(value, dict):
             said |= {f"{key}.{name}": field for name, field in value.items() if name != "seed"}
         elif value is not None:
@@ -56,8 +57,8 @@ def leading_recipe(fits: Sequence[CurveFit]) -> list[CurveFit]:
 
 def _recipes(fits: Sequence[CurveFit]) -> list[str]:
     """Each one's recipe as text to compare by, without rates of which every setting has one: they follow its batch."""
-    told = [_told(fit) for fit in fits]
-    fields = [said["recipe"] for said in told if isinstance(said.get("recipe"), dict)]
+    about = [told(fit.curves[0]) for fit in fits]
+    fields = [said["recipe"] for said in about if isinstance(said.get("recipe"), dict)]
     if len(fields) < len(fits):
         return [fit.curves[0].recipe for fit in fits]
     settings = [fit.setting for fit in fits]
@@ -66,13 +67,13 @@ def _recipes(fits: Sequence[CurveFit]) -> list[str]:
         if len(set(zip(settings, rates, strict=True))) == len(set(settings)):
             for each in fields:
                 each.pop(name, None)
-    return [json.dumps(said, sort_keys=True) for said in told]
+    return [json.dumps(said, sort_keys=True) for said in about]
 
 
-def _told(fit: CurveFit) -> dict[str, Any]:
-    """What its runs are made of; nothing where a curve made in Python has another text there."""
+def told(curve: Curve) -> dict[str, Any]:
+    """What a run is made of; nothing where a curve made in Python has another text there."""
     try:
-        told = json.loads(fit.curves[0].recipe)
+        about = json.loads(curve.recipe)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return about if isinstance(about, dict) else {}

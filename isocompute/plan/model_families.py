@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from isocompute.plan.config_reader import ConfigReader
+
 __all__ = ["ALIASES", "FAMILIES", "Family", "mixture_layers", "windowed_layers"]
 
 
@@ -79,26 +81,27 @@ ALIASES = {
 """Other names of the same text decoder; vision towers are not counted."""
 
 
-def mixture_layers(config: Mapping[str, Any], layers: int) -> int:
+def mixture_layers(get: ConfigReader, layers: int) -> int:
     """How many layers have experts: all, every `decoder_sparse_step`-th, or those after `first_k_dense_replace`."""
-    every = int(config.get("decoder_sparse_step") or 1)
-    first = int(config.get("first_k_dense_replace") or 0)
-    dense = set(config.get("mlp_only_layers") or ())
-    return sum(i >= first and (i + 1) % every == 0 and i not in dense for i in range(layers))
+    every = get.maybe("decoder_sparse_step") or 1
+    first = min(get.maybe("first_k_dense_replace") or 0, layers)
+    dense: set[int] = {i for i in get.listed("mlp_only_layers") if isinstance(i, int) and first <= i < layers}
+    return layers // every - first // every - sum((i + 1) % every == 0 for i in dense)
 
 
-def windowed_layers(config: Mapping[str, Any], family: Family, layers: int) -> int:
+def windowed_layers(get: ConfigReader, family: Family, layers: int) -> int:
     """How many layers look at the last `sliding_window` tokens only."""
-    if not config.get("sliding_window"):
+    if not get.maybe("sliding_window"):
         return 0
-    kinds = config.get("layer_types")
+    kinds = get.listed("layer_types")
     if kinds:
-        return sum(kind == "sliding_attention" for kind in kinds)
+        return min(sum(1 for kind in kinds if kind == "sliding_attention"), layers)
     if family.window == "all":
         return layers
     if family.window == "late":
-        return max(0, layers - int(config.get("max_window_layers", layers))) if config.get("use_sliding_window") else 0
+        first = get.maybe("max_window_layers")
+        return max(0, layers - (layers if first is None else first)) if get.config.get("use_sliding_window") else 0
     if family.window == "pattern":
-        every = int(config.get("sliding_window_pattern") or family.window_pattern)
+        every = get.maybe("sliding_window_pattern") or family.window_pattern
         return layers - layers // every
     return 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isocompute.errors import InputError
+from isocompute.plan.config_reader import ConfigReader
 from isocompute.plan.model_families import ALIASES, FAMILIES, Family, mixture_layers, windowed_layers
 from isocompute.runs import files
 
@@ -84,10 +85,10 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mod
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, dict) else config
     name, family = _family(config, where)
-    get = _Reader({**family.defaults, **config}, where)
+    get = ConfigReader({**family.defaults, **config}, where)
     layers, hidden, vocabulary = get("num_hidden_layers"), get("hidden_size"), get("vocab_size")
     attention = _latent_attention(get) if family.latent else _attention(get, family, hidden)
-    moe_layers = mixture_layers(config, layers) if (experts := _experts(get)) else 0
+    moe_layers = mixture_layers(get, layers) if (experts := _experts(get)) else 0
     dense = 3 * hidden * get("intermediate_size") if moe_layers < layers else 0
     expert = 3 * hidden * (get.maybe("moe_intermediate_size") or get("intermediate_size")) if experts else 0
     per_token = min(get("num_experts_per_tok"), experts) if experts else 0
@@ -118,7 +119,7 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mod
         decode_pair_flops=attention.decode_pair_flops * layers,
         cache_elements=attention.cache * layers,
         window=get.maybe("sliding_window"),
-        windowed_layers=windowed_layers(config, family, layers),
+        windowed_layers=windowed_layers(get, family, layers),
     )
 
 
@@ -134,11 +135,15 @@ class _Attention:
     decode_pair_flops: int
 
 
-def _attention(get: _Reader, family: Family, hidden: int) -> _Attention:
+def _attention(get: ConfigReader, family: Family, hidden: int) -> _Attention:
     """Multi-head or grouped-query attention."""
     heads = get("num_attention_heads")
     kv_heads = get.maybe("num_key_value_heads") or heads
     width = get.maybe("head_dim") or hidden // heads
+    if width < 1:
+        raise InputError(
+            f"{get.where}: num_attention_heads = {heads} with hidden_size = {hidden} leaves no head_dim; mend one."
+        )
     queries, keys = heads * width, kv_heads * width
     asked = bool(get.config.get("attention_bias", get.config.get("qkv_bias", False)))
     small = (queries + 2 * keys) if (asked if family.qkv_bias == "config" else family.qkv_bias) else 0
@@ -149,7 +154,7 @@ def _attention(get: _Reader, family: Family, hidden: int) -> _Attention:
     return _Attention(2 * hidden * (queries + keys), small, 2 * keys, pair, pair)
 
 
-def _latent_attention(get: _Reader) -> _Attention:
+def _latent_attention(get: ConfigReader) -> _Attention:
     """DeepSeek's multi-head latent attention: the cache holds a latent and one rotary key for all heads."""
     hidden, heads = get("hidden_size"), get("num_attention_heads")
     latent, rotary = get("kv_lora_rank"), get("qk_rope_head_dim")
@@ -166,14 +171,14 @@ def _latent_attention(get: _Reader) -> _Attention:
     )
 
 
-def _experts(get: _Reader) -> int:
+def _experts(get: ConfigReader) -> int:
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
         if get.maybe(key):
             return get(key)
     return 0
 
 
-def _shared_expert(get: _Reader, hidden: int) -> int:
+def _shared_expert(get: ConfigReader, hidden: int) -> int:
     """Weights of the experts that every token meets, Qwen2's with a gate of their own."""
     width = get.maybe("shared_expert_intermediate_size")
     if width:
@@ -191,27 +196,3 @@ def _family(config: Mapping[str, Any], where: str) -> tuple[str, Family]:
             "model_type to it where the layers are alike, or give the throughput instead."
         )
     return name, FAMILIES[name]
-
-
-class _Reader:
-    """Whole numbers of a config; what is missing or wrong is named."""
-
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self.config, self.where = config, where
-
-    def maybe(self, key: str) -> int | None:
-        value = self.config.get(key)
-        return None if value is None else self._whole(key, value)
-
-    def __call__(self, key: str) -> int:
-        if self.config.get(key) is None:
-            raise InputError(f"{self.where}: the key '{key}' is missing; give the whole config.json of the checkpoint.")
-        value = self._whole(key, self.config[key])
-        if value < 1:
-            raise InputError(f"{self.where}: {key} = {value}; it must be at least 1.")
-        return value
-
-    def _whole(self, key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or int(value) != value or value < 0:
-            raise InputError(f"{self.where}: {key} = {value!r}; it must be a whole number.")
-        return int(value)

@@ -13,7 +13,7 @@ left after the ones before. The looks are jointly Gaussian by assumption; the en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +22,16 @@ from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.plan.curves import Curves
 
-__all__ = ["Proposal", "candidate_cells", "propose"]
+__all__ = ["Proposal", "candidate_cells", "common_targets", "propose"]
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Candidates run a setting to these shares of the budget."""
 _DRAWS = 1024
 _NOTHING = 1e-5
 """An expected gain so small is none."""
+_SAME = 1e-9
+_LEVELS = 8
+"""Numbers of rollouts that are tried as those of a study."""
 _WORTH = 1.2
 """A candidate goes at least so much further than the setting was run."""
 
@@ -44,14 +47,37 @@ class Proposal:
     """The same for each million rollouts of the cell."""
 
 
-def candidate_cells(model: Curves, targets: Sequence[Allocation], *, per_unit: float = 1.0) -> list[Allocation]:
+def common_targets(targets: Sequence[Allocation], bought: Sequence[float]) -> list[list[Allocation]]:
+    """The targets in groups that go to the same rollouts, as the cells of a study do.
+
+    `bought` are the rollouts that the budget buys at each target. Where they are the same, so are the targets. Hours or
+    money buy more of them at one setting than at another: then, for some of these numbers from the smallest to the
+    largest, there is a group of all that can pay it.
+    """
+    if max(bought) <= min(bought) * (1 + _SAME):
+        return [list(targets)]
+    every = sorted(set(bought))
+    some = np.linspace(0, len(every) - 1, min(len(every), _LEVELS)).round().astype(int)
+    return [
+        [
+            Allocation(target.problems_per_batch, target.rollouts_per_problem, int(level // target.batch_size))
+            for target, rollouts in zip(targets, bought, strict=True)
+            if rollouts >= level >= target.batch_size
+        ]
+        for level in (every[i] for i in some.tolist())
+    ]
+
+
+def candidate_cells(
+    model: Curves, targets: Sequence[Allocation], *, per_unit: Callable[[Allocation], float]
+) -> list[Allocation]:
     """Every target setting, to every share of its budget that goes beyond what was run; and to all of it once more.
 
     `per_unit` is the law's unit of compute for one rollout.
     """
     out = []
     for target in targets:
-        done = model.last(target.problems_per_batch, target.rollouts_per_problem) / per_unit
+        done = model.last(target.problems_per_batch, target.rollouts_per_problem) / per_unit(target)
         for share in SHARES:
             updates = int(target.update_steps * share)
             cell = Allocation(target.problems_per_batch, target.rollouts_per_problem, updates)

@@ -18,11 +18,20 @@ from isocompute.plan.budget import Budget
 from isocompute.plan.candidates import Constraints, allocations
 from isocompute.plan.decision import LEVEL, Ranked, rank
 from isocompute.plan.difficulty import Mix, classify, zero_variance_share
-from isocompute.plan.grid import asked_settings, begun, columns, figure_10, only_problems, problems_between, values
+from isocompute.plan.grid import (
+    asked_settings,
+    begun,
+    columns,
+    figure_10,
+    left_out_rollouts,
+    only_problems,
+    problems_between,
+    values,
+)
 from isocompute.plan.law_advice import law_advice, way_to_find_out
 from isocompute.plan.limits import ADVICE, Diagnosis, assumed_regime
 from isocompute.plan.model import OWN, PlanningLaw
-from isocompute.plan.reach import least, range_warnings, setting_warnings
+from isocompute.plan.reach import planned_range, range_warnings, setting_warnings
 from isocompute.plan.small_sets import hold_to_set
 from isocompute.plan.spending import Prices
 from isocompute.plan.stability import Fallen, fall_warnings
@@ -153,18 +162,22 @@ def make_plan(
         own_source=law.source,
         runs=law.runs_recipe,
     )
-    prices = prices.with_reference(advise(allocation=Allocation(1, 1, 1)).recipe.kl_coef > 0)  # whatever the batch
+    prices = prices.of_recipe(advise(allocation=Allocation(1, 1, 1)).recipe)  # whatever the batch
     settings = asked_settings(law, held)
     held, small = hold_to_set(law, held, settings)
+    least, most = planned_range(law, prices, extrapolate=extrapolate)
     targets = allocations(
         budget=lambda bp, n: prices.rates(bp, n).rollouts(budget),
         settings=settings,
         constraints=held,
         asked=budget,
-        least=0.0 if extrapolate else least(law, prices),
+        least=least,
+        most=most,
         problems_between=problems_between(law),
     )
-    warnings = small + range_warnings(law, budget, prices, targets, extrapolate)
+    warnings = (
+        small + left_out_rollouts(law, held, settings) + range_warnings(law, budget, prices, targets, extrapolate)
+    )
     targets = [a for a, kept in zip(targets, begun(law, *columns(law, prices, targets)), strict=True) if kept]
     grid = columns(law, prices, targets)
     values_AB = values(law, *grid)
@@ -189,6 +202,7 @@ def make_plan(
     warnings += data_advice(
         allocation=chosen.allocation,
         mix=mix,
+        difficulty=difficulty,
         rates_P=rates_P,
         truncated=truncated,
         filtered=recipe.recipe.zero_variance_filter != "off",
@@ -223,17 +237,17 @@ def _options(
     prices: Prices,
     budget: Budget,
 ) -> list[Option]:
-    """Cheapest: the least time, or the fewest updates (each syncs the weights once) where no throughput is known or the
-    budget is one of time or money, which all allocations spend but for rounding.
+    """Cheapest: the fewest GPU-hours, or the fewest updates (each syncs the weights once) where no throughput is known
+    or the budget is one of time or money, which all allocations spend but for rounding.
     """
     priced = [(r, targets[r.index]) for r in ranking]
-    seconds = [prices.cost(a)["seconds"] for _, a in priced]
+    costs = [prices.cost(a) for _, a in priced]
     timed = budget.unit not in ("gpu_hours", "money")
     ties = [i for i, (r, _) in enumerate(priced) if r.ties]
 
     def price(i: int) -> tuple[float, int]:
-        known = seconds[i]
-        return (round(known, 3) if timed and known is not None else 0.0, priced[i][1].update_steps)
+        known = costs[i]["gpu_hours"]
+        return (round(known, 6) if timed and known is not None else 0.0, priced[i][1].update_steps)
 
     def share(i: int) -> float:
         fallen = fallen_A[priced[i][0].index]
@@ -245,7 +259,7 @@ def _options(
     # What fell more often than the chosen setting, or hardly gets beyond its warm-up, is no way to save.
     sound = [i for i in ties if share(i) <= share(0) and updates(i) >= updates(0)]
     cheapest = min(sound, key=price)
-    return [Option(a, r, seconds[i], i == cheapest, fallen_A[r.index]) for i, (r, a) in enumerate(priced)]
+    return [Option(a, r, costs[i]["seconds"], i == cheapest, fallen_A[r.index]) for i, (r, a) in enumerate(priced)]
 
 
 def _shown(options: Sequence[Option]) -> tuple[Option, ...]:

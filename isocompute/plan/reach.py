@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from isocompute.allocation import Allocation
@@ -15,7 +16,7 @@ from isocompute.plan.model import OptimumOnly, PlanningLaw
 from isocompute.plan.spending import Prices
 from isocompute.words import number
 
-__all__ = ["least", "range_warnings", "setting_warnings"]
+__all__ = ["planned_range", "range_warnings", "setting_warnings"]
 
 _FAR = 10.0
 """A budget so many times outside a law's range is refused unless asked for."""
@@ -24,12 +25,14 @@ _ENDED = 2.0
 """A setting whose own runs end so many times before what the law covers is extrapolated, though the law is not."""
 
 
-def least(law: PlanningLaw, prices: Prices) -> float:
-    """The fewest rollouts that the law plans without --extrapolate; 0 where a rollout is not known in its unit."""
+def planned_range(law: PlanningLaw, prices: Prices, *, extrapolate: bool = False) -> tuple[float, float]:
+    """The fewest and the most rollouts that are planned; any, where a rollout is not known in the law's unit."""
     bp, n = min(law.model.settings(), key=lambda pair: pair[0] * pair[1])
     rates = prices.rates(bp, n)
     known = rates.known(law.unit) or law.gpu_hours_per_rollout is not None
-    return law.first / _FAR / law.per_rollout(rates) if known else 0.0
+    if extrapolate or not known:
+        return 0.0, math.inf
+    return law.first / _FAR / law.per_rollout(rates), law.last * _FAR / law.per_rollout(rates)
 
 
 def range_warnings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from isocompute.allocation import Allocation
@@ -103,7 +104,19 @@ def paper_lines(
     )
     if runs is not None and "loss" in runs.fields and "advantage" in runs.fields:
         out.append(_line(runs, ("loss", "advantage"), recipe, "", ""))
-    return out
+    return out + (
+        [] if runs is None else _unusual(runs, told={name for line in out for name in line.setting.split(", ")})
+    )
+
+
+def _unusual(runs: RunsRecipe, *, told: Set[str]) -> list[Line]:
+    """What the runs were trained with that no line tells and that is not what it is without asking."""
+    of_rate = {"learning_rate", "lr_batch", "lr_scaling"}  # the first line tells them together
+    return [
+        Line(name, _text(value), "of your runs", _YOURS)
+        for name, value in runs.fields.items()
+        if name not in told | of_rate and value != Recipe.model_fields[name].default
+    ]
 
 
 def _line(
@@ -159,4 +172,6 @@ def _shortened(allocation: Allocation) -> str:
 def _text(value: object) -> str:
     if value is None:
         return "off"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return f"{value:g}" if isinstance(value, float | int) else str(value)

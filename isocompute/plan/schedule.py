@@ -3,12 +3,14 @@
 n* rises with compute, so the best n for the first tenth of a budget is smaller than for the whole of it. The schedule
 follows the frontier: at C rollouts, the n with the highest expected value over the law's members there. n never falls
 (where the frontier goes back, the smaller n is kept until it no longer does), and every stage is a whole number of
-updates. Whether this beats one n for the whole run is measured, not assumed: docs/schedule.md.
+updates. A budget of hours or money buys more rollouts at one n than at another: there the frontier is along what is
+spent, and every stage is paid at its own price. Whether this beats one n for the whole run is measured, not assumed:
+docs/schedule.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +24,8 @@ from isocompute.plan.model import PlanningLaw
 
 __all__ = ["Schedule", "Stage", "schedule"]
 
+_PerRollout = float | Callable[[int], float]
+"""Something that a rollout has, the same for all n or by n."""
 _GRID = 256
 _HALVINGS = 20
 """Of a step of the grid, 4% or less: under one rollout in a million."""
@@ -86,35 +90,44 @@ def schedule(
     budget: float,
     problems_per_batch: int,
     constraints: Constraints | None = None,
-    unit_per_rollout: float = 1.0,
+    price: _PerRollout = 1.0,
+    unit_per_rollout: _PerRollout = 1.0,
     learning_rate: Callable[[int], float] | None = None,
 ) -> Schedule:
-    """The stages of a run of `budget` rollouts along the law's frontier.
+    """The stages of a run along the law's frontier that spends `budget`: rollouts, or what `price` is in.
 
-    Every stage keeps to the constraints on n and B; `unit_per_rollout` is what a rollout is in the law's unit, where
-    that is not rollouts; `learning_rate` gives that of a batch.
+    Every stage keeps to the constraints on n and B. Of a rollout at some n, `price` is what it takes of the budget and
+    `unit_per_rollout` what it is in the law's unit; `learning_rate` gives that of a batch.
     """
     allowed = _allowed(law, problems_per_batch, constraints or Constraints())
-    if budget < problems_per_batch * allowed[0]:
+    costs = {n: problems_per_batch * n * _of(price, n) for n in allowed}
+    first = min(costs, key=costs.__getitem__)
+    if budget < costs[first]:
+        rollouts = budget / _of(price, first)
         raise InputError(
-            f"--budget: {budget:,.0f} rollouts are less than one batch of {problems_per_batch} × {allowed[0]}."
+            f"--budget: {rollouts:,.0f} rollouts are less than one batch of {problems_per_batch} × {first}."
         )
     n_N = np.array(allowed, dtype=np.float64)
+    units_N = np.array([_of(unit_per_rollout, n) / _of(price, n) for n in allowed])
 
-    def best(compute_C: Array) -> Array:
-        return _frontier(law, float(problems_per_batch), n_N, compute_C * unit_per_rollout)
+    def best(spent_C: Array) -> Array:
+        return _frontier(law, float(problems_per_batch), n_N, units_N[:, None] * spent_C)
 
-    compute_C = np.geomspace(problems_per_batch * n_N[0], budget, _GRID)
+    spent_C = np.geomspace(costs[first], budget, _GRID)
     # The smallest n that is still to come: n rises only to where it stays.
-    rising_C = np.minimum.accumulate(best(compute_C)[::-1])[::-1]
+    rising_C = np.minimum.accumulate(best(spent_C)[::-1])[::-1]
     changes = [(0.0, int(n_N[rising_C[0]]))]
     for i in (np.flatnonzero(np.diff(rising_C)) + 1).tolist():
         to = int(rising_C[i])
-        changes.append((_overtakes(best, to, compute_C[i - 1], compute_C[i]), int(n_N[to])))
-    made = _stages(changes, int(budget), problems_per_batch)
+        changes.append((_overtakes(best, to, spent_C[i - 1], spent_C[i]), int(n_N[to])))
+    made = _stages(changes, budget, problems_per_batch, costs)
     if learning_rate is not None:
         made = [replace(s, learning_rate=learning_rate(problems_per_batch * s.rollouts_per_problem)) for s in made]
     return Schedule(problems_per_batch, tuple(made))
+
+
+def _of(per_rollout: _PerRollout, n: int) -> float:
+    return per_rollout(n) if callable(per_rollout) else per_rollout
 
 
 def _allowed(law: PlanningLaw, bp: int, held: Constraints) -> list[int]:
@@ -137,11 +150,10 @@ def _allowed(law: PlanningLaw, bp: int, held: Constraints) -> list[int]:
     return kept
 
 
-def _frontier(law: PlanningLaw, bp: float, n_N: Array, compute_C: Array) -> Array:
-    """Index of the best n at each compute, among those that the law knows anything about there."""
-    bp_A = np.full(len(n_N) * len(compute_C), bp)
-    n_A, compute_A = np.repeat(n_N, len(compute_C)), np.tile(compute_C, len(n_N))
-    shape = (len(n_N), len(compute_C))
+def _frontier(law: PlanningLaw, bp: float, n_N: Array, compute_NC: Array) -> Array:
+    """Index of the best n at each column's computes, among those that the law knows anything about there."""
+    shape = compute_NC.shape
+    bp_A, n_A, compute_A = np.full(compute_NC.size, bp), np.repeat(n_N, shape[1]), compute_NC.ravel()
     values_NC = values(law, bp_A, n_A, compute_A).mean(axis=1).reshape(shape)
     begun_NC = started(law, bp_A, n_A, compute_A).reshape(shape)
     begun_NC[0] |= ~begun_NC.any(axis=0)  # before everything, the smallest n
@@ -156,22 +168,25 @@ def _overtakes(best: Callable[[Array], Array], to: int, low: float, high: float)
     return float(high)
 
 
-def _stages(changes: Sequence[tuple[float, int]], budget: int, bp: int) -> list[Stage]:
-    """Whole updates: a change waits for the update under way, a stage without room for one is left out, and what the
-    last stage leaves of the budget goes to the first, whose batches are the smallest.
+def _stages(changes: Sequence[tuple[float, int]], budget: float, bp: int, costs: Mapping[int, float]) -> list[Stage]:
+    """Whole updates, each at the cost of its n: a change waits for the update under way, a stage without room for one
+    is left out, and what the last stage leaves of the budget goes to the first, whose batches are the smallest.
     """
-    ends = [*(int(np.ceil(start)) for start, _ in changes[1:]), None]
+    ends = [*(start for start, _ in changes[1:]), None]
     counted: list[tuple[int, int]] = []
-    made = 0
+    spent = 0.0
     for (_, n), end in zip(changes, ends, strict=True):
-        batch = bp * n
-        most = (budget - made) // batch
-        updates = most if end is None else min(-(-max(end - made, 0) // batch), most)
+        most = int((budget - spent) // costs[n])
+        updates = most if end is None else min(int(-(-max(end - spent, 0.0) // costs[n])), most)
         if updates > 0:
             counted.append((n, updates))
-            made += updates * batch
+            spent += updates * costs[n]
+    if not counted:  # the first n that is planned has larger batches than the smallest one pays for
+        n = min(costs, key=costs.__getitem__)
+        counted = [(n, int(budget // costs[n]))]
+        spent = counted[0][1] * costs[n]
     first_n, first_updates = counted[0]
-    counted[0] = (first_n, first_updates + (budget - made) // (bp * first_n))
+    counted[0] = (first_n, first_updates + int((budget - spent) // costs[first_n]))
     out, made = [], 0
     for n, updates in counted:
         out.append(Stage(made, n, updates))

@@ -61,7 +61,7 @@ def simulate_law(
     `problems` is D; the number of pass rates where it is not given.
     """
     kind, _, k_text = metric.partition("@")
-    if kind not in ("avg", "best", "worst") or not k_text.isdigit() or not 1 <= int(k_text) <= 64:
+    if kind not in ("avg", "best", "worst") or not k_text.isdecimal() or not 1 <= int(k_text) <= 64:
         raise InputError(f"--metric {metric}: the simulator knows avg@k, best@k and worst@k, such as avg@4.")
     size = min(problems or len(rates_P), _LARGEST_SET)
     bp = min(problems_per_batch or _PROBLEMS_PER_BATCH, size)

@@ -9,8 +9,10 @@ GPU-hours a rollout.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from isocompute.plan.stretches import response_lengths, stretches
 from isocompute.plan.throughput import Throughput, calibrate, gpus_of, measure, modelled, plan_cost
 from isocompute.plan.timed_settings import TimedSettings, measure_settings
 from isocompute.plan.training_memory import check_training_memory
+from isocompute.recipes import Recipe
 
 if TYPE_CHECKING:
     from isocompute.runs.model import Run
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Hardware", "Prices", "prices"]
 
 _PROMPT_TOKENS = 256.0
+_LARGEST = 1e12
+"""Numbers of a setup lie between this and its inverse: beyond, what they cost is no longer a number."""
+_SIZED = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z0-9])")
 _OTHER_LENGTH = 1.2
 """Responses so many times longer or shorter than those that were timed do not take the same time."""
 
@@ -68,13 +74,14 @@ class Prices:
     response_source: str | None = None
     """Where the length of a response comes from: `given`, `measured`, `the law's runs` or `the law`."""
     reference: bool = False
-    """A reference model scores every batch (the recipe has a KL term); see `with_reference`."""
+    """A reference model scores every batch (the recipe has a KL term); see `of_recipe`."""
+    updates_per_batch: int = 1
     warnings: tuple[Warned, ...] = ()
     """What to know of these prices."""
 
-    def with_reference(self, reference: bool) -> Prices:
-        """The prices of a recipe with a KL term, or without."""
-        return replace(self, reference=reference)
+    def of_recipe(self, recipe: Recipe) -> Prices:
+        """The prices of training with a recipe: its KL term and its updates on each batch cost time."""
+        return replace(self, reference=recipe.kl_coef > 0, updates_per_batch=recipe.updates_per_batch)
 
     def _step(self, allocation: Allocation) -> StepCost | None:
         if self.shape is None or self.gpu is None or self.hardware.response_tokens is None:
@@ -88,6 +95,7 @@ class Prices:
             response_tokens=self.hardware.response_tokens,
             efficiency=self.efficiency,
             scoring_passes=2 if self.reference else 1,
+            updates_per_batch=self.updates_per_batch,
         )
 
     def _throughput(self, allocation: Allocation, step: StepCost | None) -> Throughput | None:
@@ -156,6 +164,7 @@ def prices(
     published law says; they fill in what the user does not give.
     """
     _check(hardware, timed=bool(runs))
+    _one_model(runs or ())
     measured = measure(runs, gpus=hardware.gpus) if runs else None
     found = Prices(hardware)
     for length, where in (
@@ -190,6 +199,11 @@ def _check(hardware: Hardware, *, timed: bool) -> None:
         value = getattr(hardware, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             raise InputError(f"--{name.replace('_', '-')} {value:g}: give a finite number above 0.")
+        if value is not None and not 1 / _LARGEST <= value <= _LARGEST:
+            raise InputError(
+                f"--{name.replace('_', '-')} {value:g}: no run has that; give a number from {1 / _LARGEST:g} to "
+                f"{_LARGEST:g}."
+            )
     if (hardware.model is None) != (hardware.gpu is None):
         lacking = "--gpu H200" if hardware.gpu is None else "--model config.json"
         raise InputError(f"the cost model needs a model and a GPU; say {lacking} too, or --rollouts-per-second alone.")
@@ -204,13 +218,48 @@ def _check(hardware: Hardware, *, timed: bool) -> None:
         raise InputError("a throughput is that of a number of GPUs; say --gpus 8 too.")
 
 
+def _one_model(runs: Sequence[Run]) -> None:
+    """Times of several models are those of none."""
+    by_name = {_last_part(run.settings.model): run.settings.model for run in runs if run.settings.model}
+    if len(models := list(by_name.values())) > 1:
+        named = " and ".join(models[:2]) + (f" and {len(models) - 2} more" if len(models) > 2 else "")
+        raise InputError(
+            f"--throughput-from: its runs are of {len(models)} models, {named}, which do not take the same time; give "
+            "the folder or the table of the runs of one."
+        )
+
+
+def _is_other(said: str | None, path: str | None) -> bool:
+    """Whether the model that a run says is not the one at this path, as far as names tell: a path of which no part
+    looks like that of a model, with a size such as 7B in it, tells nothing.
+    """
+    if said is None or path is None:
+        return False
+    where = str(Path(path).absolute()).lower()
+    return _SIZED.search(where) is not None and _last_part(said) not in where
+
+
+def _last_part(model: str) -> str:
+    """A model's own name, wherever it lies."""
+    return model.rstrip("/").rpartition("/")[2].lower()
+
+
 def _modelled(found: Prices, shape: ModelShape, gpu: Gpu, runs: Sequence[Run]) -> Prices:
-    """The roofline, calibrated by runs where there are any; runs on no more GPUs show that training fits."""
+    """The roofline, calibrated by runs where there are any; the model's on no more GPUs show that training fits."""
     known, count = found.hardware, found.hardware.gpus or 1
     if known.response_tokens is None:
         raise InputError("the cost model needs the length of a response; say --response-tokens 1500.")
-    fits = any(gpus_of(run, count) <= count for run in runs)
+    other = next((run.settings.model for run in runs if _is_other(run.settings.model, known.model)), None)
+    fits = other is None and any(gpus_of(run, count) <= count for run in runs)
     warnings = [] if fits else check_training_memory(shape, gpu, count)
+    if other is not None:
+        warnings.append(
+            Warned(
+                "other_model",
+                f"the timed runs are of {other}, the costs of --model {known.model}: it is taken to reach the same "
+                "share of the roofline",
+            )
+        )
     efficiency = None
     if runs:
         efficiency = calibrate(

@@ -18,7 +18,7 @@ from isocompute.arrays import Array
 if TYPE_CHECKING:
     from isocompute.runs.model import Run
 
-__all__ = ["Stretch", "lacking", "response_lengths", "stretches", "with_reference"]
+__all__ = ["Stretch", "lacking", "response_lengths", "stretches", "updates_per_batch", "with_reference"]
 
 _PREFIXES = ("timing/", "timing_s/")
 _ALWAYS = ("gen", "update_actor")
@@ -96,6 +96,12 @@ def with_reference(run: Run) -> bool:
     """Whether a reference model scored the batches: the recipe has a KL term, or the log times such a pass."""
     kl = (run.settings.recipe or {}).get("kl_coef")
     return bool(kl) or any(_column(run, prefix + "ref") is not None for prefix in _PREFIXES)
+
+
+def updates_per_batch(run: Run) -> int:
+    """Updates on each batch, all of it every time, as this project's engines make them; 1 where a run does not say."""
+    said = (run.settings.recipe or {}).get("updates_per_batch")
+    return said if isinstance(said, int) and said > 1 else 1
 
 
 def _column(run: Run, name: str) -> Array | None:

@@ -1,16 +1,28 @@
-"""`plan --next` as a `study.toml`: the proposed cells as a grid at one budget, on the engine of the law's runs."""
+"""`plan --next` as a `study.toml`: the proposed cells as a grid at one budget, on the engine of the law's runs.
+
+It goes on with what the plan is of: the problem sets and the variant of the recipe that it kept, and the learning rate
+that the user anchored.
+"""
 
 from __future__ import annotations
 
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from datetime import date, time
 from typing import Any
 
+from isocompute.law.curve import Curve
+from isocompute.plan.advised_recipe import Anchor, anchored
+from isocompute.plan.curves import Curves
+from isocompute.plan.leading import told
 from isocompute.plan.next_cells import Proposal
+from isocompute.plan.planner import Plan
+from isocompute.plan.runs_recipe import RunsRecipe
+from isocompute.recipes import make_recipe
 from isocompute.runs import files
 
-__all__ = ["study_of", "study_text"]
+__all__ = ["next_recipe", "study_for", "study_of", "study_text"]
 
 _TABLES = ("problems", "recipe", "evaluation", "resources", "engine_options")
 
@@ -20,10 +32,64 @@ def study_of(source: str) -> dict[str, Any] | None:
     path = files.join(source, "study.toml")
     if not files.is_folder(source) or not files.exists(path):
         return None
-    try:
-        return tomllib.loads(files.read_bytes(path).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return None
+    from isocompute.study.spec import parse_spec
+
+    data = files.read_bytes(path)
+    seeds = parse_spec(data, name=path).seeds  # says what is wrong with it
+    return {**tomllib.loads(data.decode()), "seeds": seeds}
+
+
+def study_for(plan: Plan, source: str) -> dict[str, Any] | None:
+    """The study that a folder of runs is, with those of its tables that the plan's law was fitted to."""
+    study = study_of(source)
+    if study is None or not isinstance(plan.law.model, Curves):
+        return study
+    curves = [curve for fit in plan.law.model.fits for curve in fit.curves]
+    kept = _kept(study, curves, plan.law.runs_recipe)
+    return kept | {"recipe": _with_anchor(kept["recipe"], plan.anchor)}
+
+
+def _kept(study: Mapping[str, Any], curves: Sequence[Curve], runs: RunsRecipe | None) -> dict[str, Any]:
+    """A study with the problem sets of these runs alone, and with their variant as its recipe."""
+    tables = study.get("problems", [])
+    tables = [tables] if isinstance(tables, Mapping) else tables
+    sets = {told(curve).get("problems") for curve in curves}
+    tables = [table for table in tables if table.get("set") in sets] or tables
+    every = study.get("variants", {})  # each in the folder of its name, the recipe itself in another
+    used = [every.get(name, {}) for name in sorted({curve.name.partition("/")[0] for curve in curves})]
+    recipes = [{**study.get("recipe", {}), **variant.get("recipe", {})} for variant in used]
+    recipe = recipes[0]
+    if any(other != recipe for other in recipes) and runs is not None:  # in rates that follow the batch
+        recipe = _of_runs(runs)
+    return {
+        **study,
+        "problems": [{**table, **used[0].get("problems", {})} for table in tables],
+        "recipe": recipe,
+    }
+
+
+def next_recipe(plan: Plan) -> dict[str, Any]:
+    """Where no study made the law's runs: the recipe of a published law that brings one, what the runs were trained
+    with as far as they say and agree, or the paper's.
+    """
+    runs = plan.law.runs_recipe
+    if plan.law.recipe is not None:
+        own = dict(plan.law.recipe)
+    elif runs is not None and runs.fields:
+        own = _of_runs(runs)
+    else:
+        own = {"name": f"isocompute-{plan.difficulty or 'easy'}"}
+    return _with_anchor(own, plan.anchor)
+
+
+def _of_runs(runs: RunsRecipe) -> dict[str, Any]:
+    plain = make_recipe({}).model_dump()
+    own = {key: "none" if value is None else value for key, value in runs.fields.items() if value != plain[key]}
+    return {"name": "grpo", **own}  # `grpo` is what a recipe without a name is
+
+
+def _with_anchor(recipe: Mapping[str, Any], anchor: Anchor) -> dict[str, Any]:
+    return {**recipe, **anchored(anchor)} if anchor.given else dict(recipe)
 
 
 def study_text(
@@ -50,7 +116,7 @@ def study_text(
                 "logs": {"path": "{folder}/metrics.jsonl", "format": "jsonl"},
             },
         }
-    taken = [int(s) for s in spec.get("seeds", [])]
+    taken = spec.get("seeds", [])
     fresh = seed if seed not in taken else max(taken) + 1
     lines += [f"engine = {json.dumps(spec['engine'])}", f"seeds = [{fresh}]", ""]
     for name in _TABLES:
@@ -78,9 +144,11 @@ def _fields(table: Mapping[str, Any]) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """JSON's strings, numbers, booleans and lists are TOML's too; tables are written inline."""
+    """JSON's strings, finite numbers, booleans and lists are TOML's too; tables are written inline."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_value(v) for v in value) + "]"
-    return json.dumps(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return str(value) if isinstance(value, float) else json.dumps(value)

@@ -20,7 +20,7 @@ from isocompute.law.intervals import percentiles
 from isocompute.plan.cost import Efficiency, StepCost, step_cost
 from isocompute.plan.hardware import Gpu
 from isocompute.plan.model_shape import ModelShape
-from isocompute.plan.stretches import lacking, stretches, with_reference
+from isocompute.plan.stretches import lacking, stretches, updates_per_batch, with_reference
 
 if TYPE_CHECKING:
     from isocompute.runs.model import Run
@@ -93,7 +93,7 @@ def calibrate(
     response_tokens: float | None = None,
     gpus: int | None = None,
 ) -> Efficiency:
-    """The efficiency at which the roofline takes as long as the runs took, reference model's pass included.
+    """The efficiency at which the roofline takes as long as the runs took with their recipe.
 
     One factor scales the defaults of all three phases: logs of whole steps cannot tell them apart. `response_tokens`
     and `gpus` fill in what a run does not log.
@@ -116,6 +116,7 @@ def calibrate(
                 prompt_tokens=prompt_tokens,
                 response_tokens=length,
                 scoring_passes=2 if with_reference(run) else 1,
+                updates_per_batch=updates_per_batch(run),
             )
             ratios.append(step.seconds * stretch.rollouts / allocation.batch_size / stretch.seconds)
     if not ratios:

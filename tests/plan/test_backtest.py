@@ -182,3 +182,20 @@ def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
     fails(call("--law", bare, "--backtest"), "give --problems-per-batch")
     asked = ("--backtest", "--problems-per-batch", "32", "--budget", "2e5", "--replicates", "60", "--json")
     assert call("--law", bare, *asked).json["tests"][0]["planned"]["problems_per_batch"] == 32
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--gpu", "H100"),
+        ("--model", "config.json"),
+        ("--rollouts-per-second", "3"),
+        ("--throughput-from", "runs"),
+        ("--response-tokens", "500"),
+        ("--lr-anchor", "1e-6@1024"),
+        ("--truncated", "0"),
+        ("--pass-rate-column", "rate"),
+    ],
+)
+def test_options_that_it_does_not_read_are_refused(call: Call, option: tuple[str, str]) -> None:
+    fails(call("--law", "runs", "--backtest", *option), f"{option[0]} does not go with --backtest")

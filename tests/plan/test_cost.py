@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from isocompute.allocation import Allocation
 from isocompute.errors import InputError
-from isocompute.plan.cost import Efficiency, attended_pairs, forward_flops, step_cost
+from isocompute.plan.cost import SPREAD, Efficiency, attended_pairs, forward_flops, step_cost
 from isocompute.plan.hardware import Gpu, find_gpu, gpus
 from isocompute.plan.model_shape import ModelShape, model_shape
 from tests.plan.test_cost_model_shape import DEEPSEEK, QWEN_MOE, TINY
@@ -19,6 +20,10 @@ from tests.plan.test_cost_model_shape import DEEPSEEK, QWEN_MOE, TINY
 QWEN_7B = model_shape(
     {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944}
     | {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+)
+LLAMA_70B = model_shape(
+    {"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "intermediate_size": 28672}
+    | {"num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
 )
 FULL = Efficiency(1.0, 1.0, 1.0, "given")
 
@@ -106,10 +111,34 @@ def test_memory_for_the_cache_limits_how_many_decode_at_once() -> None:
     roomy, tight = cost(n=512), cost(n=512, gpu="4090")
     per_response = 2 * QWEN_7B.cache_elements * (1500 + 200 / 512)
     assert roomy.concurrent == pytest.approx((0.9 * 80e9 - 2 * QWEN_7B.parameters) / per_response)
-    assert tight.gpus_per_copy == 1 and tight.waiting
+    assert roomy.gpus_per_copy == 1 and tight.waiting
     assert cost(n=512, gpu="4090", efficiency=replace(FULL, decode=0.01)).bound == "kv_memory"
-    big = replace(QWEN_7B, parameters=70_000_000_000)
-    assert cost(big).gpus_per_copy == 2
+
+
+def test_a_copy_is_spread_until_the_cache_has_room() -> None:
+    """70B in bf16 fill 140 of the 144 GB of two H100, which would decode four responses at a time."""
+    times = {length: cost(LLAMA_70B, count=16, response_tokens=length).seconds for length in (4000, 8000, 9000, 16000)}
+    step = cost(LLAMA_70B, count=16, response_tokens=8000)
+    assert step.gpus_per_copy == 8 and step.concurrent > 100
+    # Time grows at most with the square of the length (attention), and never falls.
+    for (short, before), (long, after) in pairwise(times.items()):
+        assert before < after <= before * (long / short) ** 2 * 1.01
+    # No other spread that holds the model is faster; what GPUs lose to one another counts.
+    assert cost(LLAMA_70B, count=2, n=1, bp=1).gpus_per_copy == 2
+    small = cost(n=512)
+    assert small.gpus_per_copy == 1 and small.decode.seconds == pytest.approx(small.decode.memory_seconds)
+    assert step.decode.seconds == pytest.approx(step.decode.memory_seconds / SPREAD**3)
+    assert cost(LLAMA_70B, count=64, n=1, bp=1).gpus_per_copy == 8  # within a machine
+
+
+def test_layers_with_a_window_keep_no_more_than_it() -> None:
+    windowed = replace(QWEN_7B, window=1000, windowed_layers=21)
+    plain, less = (cost(shape, n=512, gpu="L40S", count=1, response_tokens=8000) for shape in (QWEN_7B, windowed))
+    assert plain.waiting and less.waiting
+    length = 8000 + 200 / 512
+    assert less.concurrent / plain.concurrent == pytest.approx(length / (0.25 * length + 0.75 * 1000))
+    same = cost(windowed, n=512, gpu="L40S", count=1, response_tokens=900)
+    assert same.concurrent == pytest.approx(cost(n=512, gpu="L40S", count=1, response_tokens=900).concurrent)
 
 
 def test_what_bounds_a_step() -> None:

@@ -175,3 +175,35 @@ def test_wrong_configs_say_what_would_work(tmp_path: Path) -> None:
         read_model_shape(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "llama"}))
     assert read_model_shape(str(tmp_path)) == read_model_shape(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("hidden_size", float("nan"), "it must be a whole number"),
+        ("hidden_size", float("inf"), "it must be a whole number"),
+        ("hidden_size", 10**400, "is over 1,000,000,000, more than any model has"),
+        ("decoder_sparse_step", "x", "it must be a whole number"),
+        ("first_k_dense_replace", "a", "it must be a whole number"),
+        ("mlp_only_layers", 3, "it must be a list"),
+        ("layer_types", 5, "it must be a list"),
+        ("max_window_layers", "x", "it must be a whole number"),
+        ("num_attention_heads", 5000, "leaves no head_dim"),
+    ],
+)
+def test_odd_fields_are_named(key: str, value: Any, says: str) -> None:
+    odd = {**TINY, "model_type": "qwen3_moe", **QWEN_MOE, "sliding_window": 7, "use_sliding_window": True}
+    odd.pop("head_dim", None)
+    with pytest.raises(InputError, match=f"config.json: {key} .*{says}"):
+        model_shape({**odd, key: value})
+
+
+@pytest.mark.parametrize("value", ["x", -3])
+def test_odd_window_patterns_are_named(value: Any) -> None:
+    with pytest.raises(InputError, match=r"sliding_window_pattern = .*; it must be a whole number"):
+        model_shape({**TINY, "model_type": "gemma2", "sliding_window": 7, "sliding_window_pattern": value})
+
+
+def test_no_window_layers_is_as_if_they_were_not_said() -> None:
+    config = {**TINY, "model_type": "qwen2", "sliding_window": 7, "use_sliding_window": True}
+    assert model_shape({**config, "max_window_layers": None}) == model_shape(config)

@@ -17,6 +17,7 @@ from isocompute.plan.budget import Budget
 from isocompute.plan.hardware import find_gpu
 from isocompute.plan.spending import Hardware, prices
 from isocompute.plan.training_memory import check_training_memory
+from isocompute.recipes import make_recipe
 from isocompute.runs import Run, RunSettings
 from tests.plan.test_cost import QWEN_7B
 
@@ -87,11 +88,12 @@ def test_a_kl_term_costs_the_reference_model_s_pass(hardware: Hardware) -> None:
     allocation = Allocation(32, 256, 244)
     found = prices(hardware)
     plain = found.cost(allocation)["seconds_per_step"]
-    anchored = found.with_reference(True).cost(allocation)["seconds_per_step"]
+    scored = found.of_recipe(make_recipe({"kl_coef": 0.001}))
+    anchored = scored.cost(allocation)["seconds_per_step"]
     assert plain == pytest.approx(590, abs=1) and anchored == pytest.approx(685, abs=1)
-    assert found.with_reference(True).rates(32, 256).rollouts(Budget(100.0, "gpu_hours")) < found.rates(
-        32, 256
-    ).rollouts(Budget(100.0, "gpu_hours"))
+    assert scored.rates(32, 256).rollouts(Budget(100.0, "gpu_hours")) < found.rates(32, 256).rollouts(
+        Budget(100.0, "gpu_hours")
+    )
 
 
 def test_training_has_to_fit() -> None:
@@ -152,3 +154,56 @@ def test_law_runs_without_gpus_or_times_price_what_they_can() -> None:
         silent.rates(32, 16).rollouts(Budget(10.0, "gpu_hours"))
     cost = silent.cost(ALLOCATION)
     assert cost["source"] is None and cost["tokens"] == 800 * ALLOCATION.compute
+
+
+def test_updates_on_a_batch_cost_their_passes(hardware: Hardware) -> None:
+    """An update is four forward passes and the old log-probs are one: two updates are 9 / 5 of the FLOPs of one."""
+    found = prices(hardware)
+    once, twice = (found.of_recipe(make_recipe({"updates_per_batch": k})).cost(ALLOCATION)["phases"] for k in (1, 2))
+    scored = 2  # `grpo` has a KL term
+    assert twice["training"]["flops"] / once["training"]["flops"] == pytest.approx((scored + 8) / (scored + 4))
+    assert twice["decode"] == once["decode"]
+    run = timed()
+    repeated = replace(run, settings=run.settings.model_copy(update={"recipe": {"updates_per_batch": 2}}))
+    plain, calibrated = (prices(hardware, runs=[each]) for each in (run, repeated))
+    assert plain.efficiency is not None and calibrated.efficiency is not None
+    assert calibrated.efficiency.training > 1.2 * plain.efficiency.training  # as long a time for more work
+
+
+def of_model(run: Run, model: str) -> Run:
+    return replace(run, settings=run.settings.model_copy(update={"model": model}))
+
+
+def test_times_of_several_models_are_refused() -> None:
+    runs = [of_model(timed(), "Qwen2.5-7B"), of_model(timed(), "Qwen2.5-0.5B"), timed()]
+    with pytest.raises(InputError, match=r"--throughput-from: .* 2 models, Qwen2\.5-7B and Qwen2\.5-0\.5B, .* of one"):
+        prices(Hardware(gpus=8), runs=runs)
+    assert prices(Hardware(gpus=8), runs=[runs[0], runs[2]]).timed is not None
+    elsewhere = of_model(timed(), "/models/Qwen/qwen2.5-7B/")
+    assert prices(Hardware(gpus=8), runs=[runs[0], elsewhere]).timed is not None
+
+
+def test_another_models_runs_do_not_show_that_training_fits(hardware: Hardware, tmp_path: Path) -> None:
+    (tmp_path / "Qwen2.5-7B").mkdir()
+    (tmp_path / "Qwen2.5-7B" / "config.json").write_text(json.dumps(QWEN))
+    single = replace(hardware, gpus=1, model=str(tmp_path / "Qwen2.5-7B" / "config.json"))
+    assert prices(single, runs=[of_model(timed(gpus=1), "Qwen/Qwen2.5-7B")]).warnings == ()
+    other = prices(single, runs=[of_model(timed(gpus=1), "Qwen/Qwen2.5-0.5B")]).warnings
+    assert [w.code for w in other] == ["training_memory", "other_model"]
+    assert "Qwen/Qwen2.5-0.5B" in other[1].message
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))  # of which no name tells whose it is
+    unnamed = replace(single, model=str(tmp_path / "config.json"))
+    assert prices(unnamed, runs=[of_model(timed(gpus=1), "Qwen/Qwen2.5-7B")]).warnings == ()
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "response_tokens", "rollouts_per_second", "price_per_gpu_hour"])
+@pytest.mark.parametrize("value", [1e308, 1e-320])
+def test_numbers_that_make_no_finite_cost_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} .*: no run has that; give a number from 1e-12"):
+        prices(Hardware(gpus=8, **{name: value}))
+
+
+def test_a_unit_that_nobody_knows_is_not_money() -> None:
+    found = prices(Hardware(gpus=8, rollouts_per_second=5.0, price_per_gpu_hour=2.0)).rates(32, 16)
+    with pytest.raises(InputError, match="it is none of rollouts, tokens, gpu_hours and money"):
+        found.amount(1.0, "x")

@@ -36,6 +36,9 @@ def test_read(tmp_path: Path, name: str, text: str) -> None:
         ("nan.csv", "pass_rate\n50\nNaN\n60\n", r"outside \[0, 1\]; mend"),
         ("words.txt", "0.5\nhalf\n", "row 2 of 'pass_rate' is not a number"),
         ("word.txt", "half\n", "row 1 of 'pass_rate' is not a number"),
+        ("count.csv", "correct,samples\nmany,4\n2,4\n", "row 1 of 'correct / samples' is not a number"),
+        ("counts.jsonl", '{"correct": [1], "samples": [2]}\n', "'correct' holds lists, not numbers"),
+        ("long.json", f"[{'9' * 400}]", "not a readable json file"),
         ("word.csv", "id,pass_rate\na,0.5\nb,half\n", "row 2 of 'pass_rate' is not a number"),
         ("header.csv", "pass_rate\n", "the table has no rows; write the pass rate of every problem"),
         ("blank.csv", "pass_rate\n\n", "the table has no rows; write the pass rate of every problem"),
@@ -84,3 +87,9 @@ def test_a_field_of_one_struct_is_found_and_of_several_refused(tmp_path: Path) -
         read_pass_rates(str(path), column="rate")
     with pytest.raises(InputError, match=r"no column 'none'; there are extra_info\.rate, other\.rate"):
         read_pass_rates(str(path), column="none")
+
+
+def test_a_column_of_lists_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "lists.jsonl").write_text('{"rates": [0.5, 1]}\n{"rates": [1]}\n')
+    with pytest.raises(InputError, match="'rates' holds lists, not numbers; write one number a row"):
+        read_pass_rates(str(tmp_path / "lists.jsonl"), column="rates")

@@ -445,3 +445,22 @@ def test_where_picks_among_runs(call: Call, tmp_path: Path) -> None:
     values = [call(*args, "--where", f"model={m}", "--json").json["expected"]["value"] for m in ("large", "small")]
     assert values[0] > values[1] + 0.1
     fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--where", "model=a"), "it picks among runs")
+
+
+def test_what_an_error_suggests_works(call: Call) -> None:
+    easy = ("--law", "isocompute/bp32-easy", "--replicates", "60")
+    few = call("--budget", "2e6", *easy, "--problems", 16)
+    fails(few, "or 16 × 8 with --problems-per-batch 16")
+    assert call("--budget", "2e6", *easy, "--problems", 16, "--problems-per-batch", 16).code == 0
+    fails(call("--budget", "2e6", *easy, "--min-updates", 10**6), "raise the budget to 256,000,000 with --extrapolate")
+    assert call("--budget", "256,000,000", *easy, "--min-updates", 10**6, "--extrapolate").code == 0
+    near = call("--budget", "2e6", *easy, "--min-updates", 10**5)
+    fails(near, "raise the budget to 25,600,000.")
+    assert call("--budget", "25,600,000", *easy, "--min-updates", 10**5).code == 0
+
+
+def test_digits_are_those_that_count(call: Call, tmp_path: Path) -> None:
+    fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--stable-problems", "²-4"), "--stable-problems ²-4")
+    (tmp_path / "rates.txt").write_text("0.5\n" * 40)
+    rates = ("--pass-rates", tmp_path / "rates.txt")
+    fails(call("--budget", "2e4", "--law", "simulate", *rates, "--metric", "avg@²"), "--metric avg@²")

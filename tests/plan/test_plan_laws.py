@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,10 @@ from isocompute.plan.model import OptimumOnly
 from isocompute.plan.next_cells import Proposal
 from isocompute.plan.present import plan_to_json
 from isocompute.plan.published import entries, published
-from isocompute.plan.study_file import study_text
-from tests.conftest import write_points
+from isocompute.plan.study_file import next_recipe, study_for, study_of, study_text
+from isocompute.recipes import make_recipe
+from isocompute.runs import load
+from tests.conftest import rising, write_points
 from tests.plan.made_up import columns
 
 FIGURE_6 = {8: (0.5827, 0.15, 0.223e6), 32: (0.5953, 0.1892, 0.222e6), 256: (0.6542, 0.1807, 0.9254e6)}
@@ -368,3 +371,142 @@ def test_next_is_named_only_where_a_law_has_several_settings(law: str, several: 
     (told,) = [w.message for w in plan.warnings if w.code == "foreign_law"]
     assert ("--next 4" in told) == several
     assert ("run other n or Bp" in told) != several
+
+
+VARIANTS = """
+engine = "sim"
+seeds = [0]
+[[problems]]
+set = "easy"
+size = 200
+since = 2026-01-02
+[[problems]]
+set = "hard"
+size = 100
+[recipe]
+name = "isocompute-easy"
+learning_rate = 1e-5
+[variants.fast]
+recipe = {learning_rate = 0.02}
+problems = {noise = inf}
+[grid]
+problems_per_batch = [32]
+rollouts_per_problem = [8, 16]
+[budget]
+rollouts = 51200
+"""
+
+
+def write_study(folder: Path, text: str = VARIANTS) -> Path:
+    """A study whose variant `fast` reaches higher than its own recipe."""
+    for variant, rate, ceiling in (("whole", 1e-5, 0.5), ("fast", 0.02, 0.6)):
+        for name in ("easy", "hard"):
+            for n in (8, 16):
+                recipe = make_recipe({"name": "isocompute-easy", "learning_rate": rate}).model_dump()
+                write_points(
+                    folder / variant / name / f"32x{n}-s0",
+                    rising(ceiling=ceiling + n / 1000),
+                    problems_per_batch=32,
+                    rollouts_per_problem=n,
+                    problems=name,
+                    seed=0,
+                    recipe=recipe,
+                )
+    (folder / "study.toml").write_text(text)
+    return folder
+
+
+def test_a_study_goes_on_with_the_variant_and_the_sets_of_the_plan(tmp_path: Path) -> None:
+    source = write_study(tmp_path / "runs")
+    runs = load(source, where={"problems": "easy"})
+    plan = isocompute.plan(budget=8e4, law=runs, replicates=60)
+    before = study_for(plan, str(source))
+    assert before is not None
+    proposals = [Proposal(Allocation(32, 8, 100), 0.01, 0.1)]
+    spec = tomllib.loads(study_text(proposals, before=before, recipe={}, seed=0, why="why"))
+    assert spec["recipe"] == {"name": "isocompute-easy", "learning_rate": 0.02}
+    (table,) = spec["problems"]
+    assert (table["set"], table["size"], table["since"], table["noise"]) == ("easy", 200, date(2026, 1, 2), np.inf)
+    anchored = isocompute.plan(budget=8e4, law=runs, replicates=60, lr_anchor="3e-6@256")
+    given = study_for(anchored, str(source))
+    assert given is not None
+    assert given["recipe"] == {
+        "name": "isocompute-easy", "learning_rate": 3e-6, "lr_batch": 256, "lr_scaling": "sqrt"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('engine = "sim"', "", "engine: field required"),
+        ("seeds = [0]", "seeds = 3", "seeds: input should be a valid list"),
+        ("seeds = [0]", 'seeds = ["a"]', "should be a whole number"),
+        ('[recipe]\nname = "isocompute-easy"\nlearning_rate = 1e-5', "[recipe.x", "not TOML"),
+    ],
+)
+def test_a_damaged_study_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    (tmp_path / "study.toml").write_text(VARIANTS.replace(old, new))
+    with pytest.raises(InputError, match=f"study.toml: .*{says}"):
+        study_of(str(tmp_path))
+
+
+def test_a_published_laws_recipe_and_the_anchor_go_into_the_study() -> None:
+    plan = isocompute.plan(budget="5000h", law="scalerl/generations", replicates=100)
+    assert next_recipe(plan) == plan.law.recipe
+    given = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=100, lr_anchor="3e-6@256")
+    assert make_recipe(next_recipe(given)).learning_rate == 3e-6
+    assert make_recipe(next_recipe(given)).lr_batch == 256
+
+
+def test_hours_propose_as_many_cells_as_rollouts_do(tmp_path: Path) -> None:
+    """In hours a setting with larger batches gets further; a study's cells go as far as all of them can."""
+    for n, rate in ((8, 2.0), (32, 6.0), (128, 16.0), (512, 20.0)):
+        points = [{"step": s, "rollouts": s * 32 * n, "seconds": s * 32 * n / rate} for s in range(1, 8)]
+        write_points(tmp_path / f"n{n}", points, problems_per_batch=32, rollouts_per_problem=n, gpus=8)
+    plan = isocompute.plan(budget="200h", law="isocompute/bp32-easy", timed_runs=tmp_path)
+    cells = [p.allocation for p in next_cells(plan, 4)]
+    assert len(cells) >= 3
+    assert max(c.compute for c in cells) - min(c.compute for c in cells) <= max(c.batch_size for c in cells)
+    for cell in cells:
+        assert (plan.prices.cost(cell)["gpu_hours"] or 0.0) <= 200.0
+
+
+def test_the_cheapest_takes_the_fewest_gpu_hours_without_gpus_said(tmp_path: Path) -> None:
+    for n, rate in ((128, 20.0), (256, 15.0), (512, 5.0)):
+        points = [{"step": s, "rollouts": s * 32 * n, "seconds": s * 32 * n / rate} for s in range(1, 8)]
+        write_points(tmp_path / f"n{n}", points, problems_per_batch=32, rollouts_per_problem=n, gpus=8)
+    plan = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", timed_runs=tmp_path)
+    assert plan.prices.cost(plan.allocation)["seconds"] is None
+    assert plan.cheapest.allocation.rollouts_per_problem == 128
+
+
+def test_n_that_the_law_does_not_know_are_named() -> None:
+    def messages(*wanted: int) -> list[str]:
+        plan = isocompute.plan(
+            budget="2e6", law="isocompute/bp32-easy", replicates=100, rollouts_per_problem=list(wanted)
+        )
+        return [w.message for w in plan.warnings if w.code == "n_not_in_law"]
+
+    (told,) = messages(16, 32)
+    assert "n = 16 of --n was left out" in told and "it has n = 8, 32, 128, 256, 512" in told
+    assert messages(8, 32) == []
+
+
+def test_a_difficulty_that_the_pass_rates_contradict_is_told() -> None:
+    def codes(difficulty: str | None) -> list[str]:
+        plan = isocompute.plan(
+            budget="2e6",
+            law="isocompute/bp32-easy",
+            replicates=100,
+            difficulty=difficulty,
+            pass_rates=[0.0] * 9 + [0.5],
+        )
+        return [w.code for w in plan.warnings]
+
+    assert "difficulty_contradicts" in codes("easy")
+    assert "difficulty_contradicts" not in codes("hard") + codes(None)
+
+
+def test_a_learning_rate_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--lr-anchor 1e\+308@1: the learning rate at a batch of .* is not finite"):
+        isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=100, lr_anchor="1e308@1")

@@ -27,6 +27,7 @@ from isocompute.plan.runs_recipe import runs_recipe
 from isocompute.recipes import make_recipe
 from isocompute.runs import RunWarning
 from tests.conftest import rising, write_points
+from tests.plan.made_up import sweep_curves
 
 
 def curves(*recipes: dict[str, Any] | None, ceiling: float = 0.6) -> list[Curve]:
@@ -317,3 +318,82 @@ def test_quickstart_says_what_plan_says(tmp_path: Path) -> None:
     assert told["probability_best"] == plan.chosen.ranked.probability_best
     assert told["expected"]["interval"] == list(plan.chosen.ranked.interval)
     assert told["next"]["regret"] == plan.alternatives[0].ranked.regret
+
+
+def test_every_setting_of_the_runs_that_is_not_the_usual_has_a_line() -> None:
+    recipe = make_recipe({"name": "dapo", "updates_per_batch": 2, "fp32_head": False}).model_dump()
+    found = lines(isocompute.plan(budget=5e5, law=fit_law(curves(recipe, recipe), metric="avg@4", replicates=60)))
+    assert found["updates_per_batch"]["value"] == "2" and found["updates_per_batch"]["source"] == "your runs"
+    assert found["fp32_head"]["value"] == "off" and found["clip_high"]["value"] == "0.28"
+    assert not {"lr_batch", "lr_scaling", "clip_low", "beta1"} & set(found)
+
+
+def test_a_plan_is_priced_with_the_updates_of_its_runs(tmp_path: Path) -> None:
+    config = {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944} | {
+        "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    flops = []
+    for updates in (1, 2):
+        recipe = make_recipe({"updates_per_batch": updates, "kl_coef": 0.0}).model_dump()
+        law = fit_law(curves(recipe, recipe), metric="avg@4", replicates=60)
+        plan = isocompute.plan(
+            budget=5e5, law=law, model=str(tmp_path), gpu="H100", gpus=8, response_tokens=1000, rollouts_per_problem=8
+        )
+        flops.append(plan.prices.cost(plan.allocation)["phases"]["training"]["flops"])
+    assert flops[1] / flops[0] == pytest.approx(9 / 5)
+
+
+def damage(data: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
+    """The same with another value at a place such as `settings.0.form`; without it where the value is `...`."""
+    inner: Any = data
+    *path, last = [int(part) if part.isdecimal() else part for part in place.split(".")]
+    for part in path:
+        inner = inner[part]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return data
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("metric", ...),
+        ("metric", 3),
+        ("unit", "x"),
+        ("curves", None),
+        ("curves.0", "x"),
+        ("early_falls", None),
+        ("settings", []),
+        ("settings.0.problems_per_batch", "x"),
+        ("settings.0.rollouts_per_problem", "8"),
+        ("settings.0.rollouts_per_problem", 0),
+        ("settings.0.form", "line"),
+        ("settings.0.theta", None),
+        ("settings.0.theta", []),
+        ("settings.0.theta.0", float("nan")),
+        ("settings.0.first", 0),
+        ("settings.0.last", float("nan")),
+        ("settings.0.last", 1.0),
+        ("settings.0.unit", float("nan")),
+        ("settings.0.ensemble.family.0", 7),
+        ("settings.0.ensemble.base", [0.5]),
+        ("surface.form", "line"),
+        ("surface.coefficients.0", float("nan")),
+    ],
+)
+def test_a_damaged_law_names_the_field(tmp_path: Path, stored_law: str, place: str, value: Any) -> None:
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps(damage(json.loads(stored_law), place, value)))
+    field = r"\.".join(place.split(".")[: 1 if place.startswith("surface") else 2])
+    with pytest.raises(InputError, match=rf"law\.json: {field}.*; write it again with isocompute fit RUNS --out"):
+        isocompute.plan(budget=5e4, law=path)
+
+
+@pytest.fixture(scope="module")
+def stored_law(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("law") / "law.json"
+    write_law(fit_law(sweep_curves(5e4), metric="avg@4", replicates=60), path)
+    return path.read_text()

@@ -24,6 +24,7 @@ from isocompute.plan.candidates import Constraints
 from isocompute.plan.published import published
 from isocompute.plan.schedule import schedule
 from isocompute.runs import load
+from tests.conftest import write_points
 from tests.sim.helpers import StopAfter, cell, run
 
 EASY, HARD, JOINT = (published(f"isocompute/{name}") for name in ("bp32-easy", "bp32-hard", "joint-easy"))
@@ -204,3 +205,20 @@ def test_a_study_runs_a_schedule(tmp_path: Path) -> None:
         last = made.points["rollouts"][-1]
         assert last <= 50_000 < last + 8 * 64
         assert made.points["step"][-1] == made.settings.update_steps
+
+
+def test_stages_are_paid_at_their_own_price(tmp_path: Path) -> None:
+    """8 rollouts a problem are made ten times slower than 512: their stages take their share of the hours."""
+    rates = {8: 2.0, 32: 6.0, 128: 16.0, 512: 20.0}
+    for n, rate in rates.items():
+        points = [{"step": s, "rollouts": s * 32 * n, "seconds": s * 32 * n / rate} for s in range(1, 8)]
+        write_points(tmp_path / f"n{n}", points, problems_per_batch=32, rollouts_per_problem=n, gpus=8)
+    options: dict[str, Any] = {"law": "isocompute/bp32-easy", "timed_runs": tmp_path, "replicates": 100}
+    for budget, price in (("200h", None), ("$800", 2.0)):
+        made = plan(budget=budget, price_per_gpu_hour=price, **options)
+        found = stages(made)
+        hours = {n: made.prices.rates(32, n).gpu_hours_per_rollout or 0.0 for n in (8, 32, 128, 256, 512)}
+        spent = sum(s.update_steps * 32 * s.rollouts_per_problem * hours[s.rollouts_per_problem] for s in found.stages)
+        first = 32 * found.stages[0].rollouts_per_problem * hours[found.stages[0].rollouts_per_problem]
+        most = made.budget.amount / (price or 1.0)
+        assert most - first < spent <= most and len(found.stages) > 2
