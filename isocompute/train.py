@@ -129,17 +129,19 @@ def train(
 
     from isocompute.engines.lm.engine import LmEngine
     from isocompute.engines.lm.session import MODEL
+    from isocompute.study.summary import is_finished, summary_at
 
     folder, cell = Path(out), spec.cell()
     _refuse_another_run(folder, spec)
     engine = LmEngine(on_point=on_point)
     engine.check(cell)
-    if not (folder / FINISHED).exists():
+    if not is_finished(folder):
         fresh = not folder.exists()
         with _claimed(folder):
             _refuse_another_run(folder, spec)  # another process may have begun one since
             files.write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode() + b"\n")
-            if not (folder / FINISHED).exists():
+            if not is_finished(folder):
+                (folder / FINISHED).unlink(missing_ok=True)  # torn by a power cut
                 try:
                     engine.run(cell, folder, _Alone(stopping))
                 except InputError:
@@ -147,16 +149,15 @@ def train(
                         _clear(folder)  # nothing to go on from
                     raise
     points = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
-    finished = folder / FINISHED
-    summary = json.loads(finished.read_text()) if finished.exists() else {}
+    summary = summary_at(folder)
     return Trained(
         folder=str(folder),
         first=points[0] if points else {},
         last=points[-1] if points else {},
         points=len(points),
-        finished=finished.exists(),
-        diverged=summary.get("diverged"),
-        ended=summary.get("ended"),
+        finished=summary is not None,
+        diverged=(summary or {}).get("diverged"),
+        ended=(summary or {}).get("ended"),
         model=str(folder / MODEL) if (folder / MODEL).exists() else None,
     )
 

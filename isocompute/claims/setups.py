@@ -19,6 +19,7 @@ import polars as pl
 
 from isocompute.arrays import Array
 from isocompute.claims.readable import fittable, with_curves
+from isocompute.errors import InputError
 from isocompute.law import Law, curves_of, fit_law
 from isocompute.law.curve import Curve, scale_of
 from isocompute.recipes import RECIPES, Recipe
@@ -186,12 +187,50 @@ def sort_runs(runs: RunSet, metric: str) -> Study:
     alike: dict[str, list[Run]] = {}
     for run in with_curves(runs, metric):
         alike.setdefault(apart_from_batch(run), []).append(run)
-    found = [c for group in alike.values() for c in conditions_of(replace(runs, runs=tuple(group)))]
+    groups = [group for each in alike.values() for group in _told_apart(each)]
+    found = [c for group in groups for c in conditions_of(replace(runs, runs=tuple(group)))]
+    found = [condition for condition in found if _is_readable(condition.runs, metric)]
     all_settings = [_settings(condition.runs) for condition in found]
     recipes = [_shared([_recipe(run) for run in condition.runs]) for condition in found]
     names = _names(all_settings, recipes)
     setups = tuple(Setup(*parts) for parts in zip(names, found, all_settings, recipes, strict=True))
     return Study(setups, metric, runs.source)
+
+
+def _told_apart(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs by the further keys of their `run.json`, such as a length of responses; one that every run has another value
+    of, as a note, or that goes with the allocation, tells none apart.
+    """
+    flats = [_further(run) for run in runs]
+    allocations = [(run.settings.problems_per_batch, run.settings.rollouts_per_problem) for run in runs]
+    telling = []
+    for key in sorted({key for flat in flats for key in flat}):
+        values = [_text(flat.get(key)) for flat in flats]
+        follows = len(set(zip(allocations, values, strict=True))) == len(set(allocations)) > 1
+        if 1 < len(set(values)) < len(runs) and not follows:
+            telling.append(key)
+    out: dict[str, list[Run]] = {}
+    for run, flat in zip(runs, flats, strict=True):
+        out.setdefault(_text([flat.get(key) for key in telling]), []).append(run)
+    return list(out.values())
+
+
+def _further(run: Run) -> dict[str, Any]:
+    """What `run.json` says beyond a run's ingredients."""
+    known = (*_TABLES, *ingredients(run))
+    return {k: v for k, v in _flat(made_of(run)).items() if k.partition(".")[0] not in known}
+
+
+def _is_readable(runs: RunSet, metric: str) -> bool:
+    """Whether the runs of a setup can be read together; a warning says why not."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RunWarning)  # told when the runs were read
+            curves_of(runs, metric=metric)
+    except InputError as error:
+        warnings.warn(f"{error} Claims are without these runs.", RunWarning, stacklevel=4)
+        return False
+    return True
 
 
 def difficulty_of(name: str, rate: float | None) -> Difficulty | None:

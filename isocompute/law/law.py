@@ -165,7 +165,9 @@ def fit_law(
         [[usable[i] for i in group] for group in groups],
         replicates=replicates,
         seed=seed,
-        upper=upper if _comparable(curves) else [upper_bound(_values([curves[i] for i in group])) for group in groups],
+        upper=upper
+        if _of_one_study(curves)
+        else [upper_bound(_values([curves[i] for i in group])) for group in groups],
     )
     single, pooled = fitted[: len(usable)], iter(fitted[len(usable) :])
     setting_fits = tuple(next(pooled) if len(group) > 1 else single[group[0]] for group in settings)
@@ -214,9 +216,9 @@ def _values(curves: Sequence[Curve]) -> Array:
     return np.concatenate([curve.values_C for curve in curves])
 
 
-def _comparable(curves: Sequence[Curve]) -> bool:
-    """Whether the runs may be of one study: what bounds one of them bounds the others."""
-    return all(curve.rollouts_per_problem is not None for curve in curves) and on_one_scale(curves)
+def _of_one_study(curves: Sequence[Curve]) -> bool:
+    """Whether the runs seem to be of one study, whose metric has one bound, also for those that have not got far."""
+    return all(curve.rollouts_per_problem is not None for curve in curves)
 
 
 def _falls_after(curve: Curve) -> float | None:

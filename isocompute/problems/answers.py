@@ -36,9 +36,9 @@ _SPOKEN = re.compile(r"answer[*_\s]*+(?:is\s*+:?+|:)[*_\s]*+([^\n]+)", re.IGNORE
 _MATHS_SIGNS = re.compile(r"\\?\$|\\[()\[\]]")
 _NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?|[-+−]?\.\d+")
 _PLAIN_NUMBER = re.compile(r"([-+]? ?(?:\d+(?:\.\d*)?|\.\d+))(?: ?/ ?(0*[1-9]\d*))?(?: ([a-z]{2}[a-z ]*))?")
-_LATEX_COMMA = re.compile(r",\\! ?|\{,\}")
+_LATEX_COMMA = re.compile(r",\\! ?|\{,\}(?=\d{3}(?!\d))")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
-_LISTING = re.compile(r"[,()\[\]{}]")
+_LISTING = re.compile(r"[()\[\]]|\\\{|,(?! )")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _EXPLAINS = re.compile(r",? (?:as|because|hence|since|so|therefore|thus|which)\b|[.;!?] ", re.IGNORECASE)
 _INTRODUCES = re.compile(r"(?:[^\W\d_]{2,}(?:['’]s)?[ ,:]+)*(?:[^\W\d_]+ ?= ?)?[€£]?")
@@ -132,7 +132,7 @@ def tidy(answer: str) -> str:
 
 
 def _without_thousands(text: str) -> str:
-    """Without the commas in `1,234`. Between brackets, or where another comma separates, these separate too."""
+    """Without the commas in `1,234`. Between brackets, or beside one that separates as closely, they separate too."""
     joined = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
     return text if _LISTING.search(joined) else joined
 

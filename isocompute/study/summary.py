@@ -11,7 +11,7 @@ from typing import Any
 
 from isocompute.engines.base import FINISHED
 
-__all__ = ["is_finished", "object_in"]
+__all__ = ["is_finished", "object_in", "summary_at"]
 
 
 def object_in(data: bytes) -> dict[str, Any] | None:
@@ -27,9 +27,14 @@ def object_in(data: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def summary_at(folder: Path) -> dict[str, Any] | None:
+    """How the cell of this folder ended; None where it has not."""
+    try:
+        return object_in((folder / FINISHED).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
 def is_finished(folder: Path) -> bool:
     """Whether the cell of this folder is done."""
-    try:
-        return object_in((folder / FINISHED).read_bytes()) is not None
-    except FileNotFoundError:
-        return False
+    return summary_at(folder) is not None

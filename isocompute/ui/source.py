@@ -28,8 +28,8 @@ POINTS = "points.jsonl"
 """As `runs.writer` names it, which takes a tenth of a second to load."""
 _DEPTH = 6
 """Run folders lie at most four deep (`runs.load`), in a study that may lie one or two deeper."""
-_MOST_FILES = 100_000
-"""And folders."""
+_MOST_FILES, _MOST_LINKED = 100_000, 5_000
+"""And folders: of the study's own, and behind links, which may lead to a whole disk."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,13 @@ def _files(top: Path) -> Iterator[tuple[str, str, int, int]]:
     Links to folders are followed, as `runs.load` does, but not out of a run, which may lead to anything, and not to a
     folder around them. They come last: whatever they lead to, the study's own files are seen.
     """
-    left = _MOST_FILES
-    waiting: list[tuple[str, str, frozenset[tuple[int, int]]]] = [("", str(top), frozenset())]
-    while waiting and left > 0:
-        folder, path, around = waiting.pop()
-        left -= 1
+    left = {False: _MOST_FILES, True: _MOST_LINKED}
+    waiting: list[tuple[str, str, bool, frozenset[tuple[int, int]]]] = [("", str(top), False, frozenset())]
+    while waiting:
+        folder, path, is_linked, around = waiting.pop()
+        left[is_linked] -= 1
+        if left[is_linked] < 0:
+            continue
         try:
             entries = sorted(os.scandir(path), key=lambda entry: entry.name)
             itself = Path(path).stat()
@@ -141,15 +143,17 @@ def _files(top: Path) -> Iterator[tuple[str, str, int, int]]:
                 if entry.is_dir():
                     linked = entry.is_symlink()
                     if len(around) < _DEPTH and not (linked and is_run):
-                        inner = (f"{folder}/{entry.name}".strip("/"), entry.path, around | {here})
-                        waiting.insert(0 if linked else len(waiting), inner)
+                        inner = f"{folder}/{entry.name}".strip("/")
+                        waiting.insert(
+                            0 if linked else len(waiting), (inner, entry.path, is_linked or linked, around | {here})
+                        )
                     continue
                 found = entry.stat()
             except OSError:
                 continue
-            left -= 1
-            if left < 0:
-                return
+            left[is_linked] -= 1
+            if left[is_linked] < 0:
+                break
             yield folder, entry.name, found.st_size, found.st_mtime_ns
 
 

@@ -188,3 +188,23 @@ def test_runs_without_the_metric_are_no_part_of_a_setup() -> None:
         warnings.simplefilter("error")
         study = sort_runs(RunSet((*runs, other)), "avg@4")
     assert "other" not in {run.name for setup in study.setups for run in setup.runs}
+
+
+def test_a_further_key_that_some_runs_share_tells_setups_apart() -> None:
+    """Responses of another length are no seeds of the same; a length that goes with n is part of the sweep."""
+    runs = sweep(crossing, rng=np.random.default_rng(0), seeds=2)
+    by_seed = changed(runs, lambda _, said: {"max_response_tokens": 512 * (1 + (said.seed or 0))})
+    assert [len(setup.runs) for setup in sort_runs(by_seed, "avg@4").setups] == [len(runs) // 2] * 2
+    by_n = changed(runs, lambda _, said: {"max_response_tokens": 64 * (said.rollouts_per_problem or 0)})
+    assert len(sort_runs(by_n, "avg@4").setups) == 1
+
+
+def test_a_setup_that_cannot_be_read_is_left_out_alone() -> None:
+    rng = np.random.default_rng(0)
+    good, odd = sweep(crossing, rng=rng, seeds=2), sweep(crossing, rng=rng, seeds=1, problems="hard")
+    steps = odd.runs[0].points.drop("rollouts").with_columns(pl.int_range(1, pl.len() + 1).alias("step"))
+    settings = odd.runs[0].settings.model_copy(update={"problems_per_batch": None, "rollouts_per_problem": None})
+    mixed = replace(odd, runs=(*odd.runs[1:], replace(odd.runs[0], points=steps, settings=settings)))
+    with pytest.warns(RunWarning, match=r"mixed units: .* Claims are without these runs\."):
+        study = sort_runs(RunSet((*good, *mixed)), "avg@4")
+    assert [setup.name for setup in study.setups] == ["easy"]

@@ -105,6 +105,15 @@ def test_a_folder_goes_on_with_its_own_run_only(call: Call, tmp_path: Path, swee
     fails(call("train", *SMALL, "--out", file), "there is a file of that name")
 
 
+def test_a_run_whose_end_a_power_cut_tore_is_trained_again(call: Call, tmp_path: Path):
+    out = tmp_path / "run"
+    whole = call("train", *SMALL, "--out", out, "--json").json
+    for name in ("finished.json", "points.jsonl"):
+        (out / name).write_bytes(b"")
+    again = call("train", *SMALL, "--out", out, "--json").json
+    assert again["finished"] and again["points"] == whole["points"] > 0
+
+
 def test_a_folder_that_another_process_trains_in_is_refused(call: Call, tmp_path: Path):
     out, claim = tmp_path / "run", tmp_path / "run" / "running.json"
     out.mkdir()

@@ -210,7 +210,7 @@ def test_the_legend_lists_what_is_drawn() -> None:
         colour = drawn["layer"][1]["encoding"]["color"]
         assert colour["scale"]["domain"] == kinds
         assert ("legend" in colour and colour["legend"] is None) is (rest is None)
-    assert drawn["title"]["subtitle"].startswith(
+    assert " ".join(drawn["title"]["subtitle"]).startswith(
         f"{made.verdict}: {made.value:.3f} at 40 rollouts".replace("0.", ".", 1)
     )
 

@@ -361,3 +361,6 @@ def test_a_long_title_is_cut_and_a_long_subtitle_goes_on_below() -> None:
     heading = panel.to_dict()["title"]
     assert heading["limit"] <= 400
     assert len(heading["subtitle"]) > 1 and max(map(len, heading["subtitle"])) <= 66
+    name = "qwen-7b-" * 12 + "seed42"
+    named = marks.panel(marks.chart([{"x": 1}]).mark_point(), title="", subtitle=f"{name} fell").to_dict()["title"]
+    assert " ".join(named["subtitle"]) == f"{name} fell"

@@ -126,3 +126,17 @@ def test_a_part_that_gets_another_name_can_be_left(new_page: NewPage, tmp_path: 
         page.get_by_label("Pages").get_by_role("link", name="Compare").click()
         expect(page.get_by_label("One")).to_have_value("easy-32")
         page.close()
+
+
+def test_a_page_stays_on_its_part_when_another_comes_first(new_page: NewPage, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    write_part(folder / "easy")
+    with serving(folder) as url:
+        page = without_figures(new_page())
+        page.goto(f"{url}/study")
+        expect(page.locator("#served")).to_contain_text("· 2 runs")
+        write_part(folder / "another")
+        expect_part(page, WHOLE, runs=4)
+        assert page.url.endswith("?part=")
+        assert page.get_by_label("Pages").get_by_role("link", name="Plan").get_attribute("href") == "/plan?part="
+        page.close()

@@ -165,3 +165,19 @@ def test_a_trainers_config_is_offered_of_a_plan_that_there_is(address: str, new_
     expect(command).to_be_hidden()
     page.get_by_label("Budget", exact=True).fill("2e6")
     expect(command).to_contain_text("--budget 2e6")
+
+
+def test_the_focus_stays_on_the_same_one_of_several_of_a_name(address: str, new_page: NewPage) -> None:
+    page = new_page().page
+    page.goto(f"{address}/api")
+    script = """async (kept) => {
+        const { fill, h } = await import("/static/dom.js");
+        const box = document.body.appendChild(h("div"));
+        const copies = () => [0, 1, 2].map(() => h("button", {}, "Copy"));
+        fill(box, copies());
+        const before = [...box.children];
+        before[1].focus();
+        fill(box, kept ? [h("p", {}, "new"), before] : copies());
+        return [...box.querySelectorAll("button")].indexOf(document.activeElement);
+    }"""
+    assert [page.evaluate(script, kept) for kept in (False, True)] == [1, 1]

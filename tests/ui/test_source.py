@@ -89,7 +89,7 @@ def test_the_studys_own_runs_are_seen_before_what_links_lead_to(
     _run(tmp_path / "study" / "one")
     (tmp_path / "study" / "zero").symlink_to(tmp_path / "data")
     (tmp_path / "study" / "one" / "data").symlink_to(tmp_path / "data")  # a run's own links are nobody's runs
-    monkeypatch.setattr("isocompute.ui.source._MOST_FILES", 6)
+    monkeypatch.setattr("isocompute.ui.source._MOST_LINKED", 3)  # the folder, a run's, and its points
     source = Source(str(tmp_path / "study"))
     before = source.snapshot()
     assert before.parts[-1].runs == 2  # "one", and the first that the allowance is left for

@@ -47,7 +47,9 @@ def chart(rows: Rows) -> alt.Chart:
 def panel(*layers: Any, title: str, subtitle: str = "", width: int = WIDTH, height: int = HEIGHT) -> Any:
     """Layers as one panel with a heading: a title that is cut where the panel ends, and lines below it."""
     limit = max(width, WIDTH) + _BESIDE
-    heading = alt.TitleParams(title, subtitle=textwrap.wrap(subtitle, limit // _LETTER) or "", limit=limit)
+    # Names of runs stay whole.
+    lines = textwrap.wrap(subtitle, limit // _LETTER, break_on_hyphens=False, break_long_words=False)
+    heading = alt.TitleParams(title, subtitle=lines or "", limit=limit)
     return alt.layer(*layers).properties(width=width, height=height, title=heading)
 
 

@@ -12,7 +12,7 @@ const live = document.querySelector("#live");
 
 let page = null; // {leave: AbortController, refresh?, settled?: drawn, or failed to be}
 let about = null;
-let version = null;
+let version = null; // of the files that `about` tells of
 let shown = null; // the address that is on the screen
 
 const here = () => location.pathname + location.search;
@@ -81,11 +81,15 @@ async function show() {
 /** What is served of a part. Where there is no such part, of the first one, so that another can be chosen: parts come,
  * go and get other names while a study runs. */
 async function learn(part, signal) {
+  const ask = async (named) => {
+    about = (await get("about", named, { signal })).data;
+    version = about.version;
+  };
   try {
-    about = (await get("about", { part }, { signal })).data;
+    await ask({ part });
   } catch (error) {
     if (part === undefined || !(error instanceof ApiError)) throw error;
-    about = (await get("about", {}, { signal })).data;
+    await ask({});
     announce(location.pathname.slice(1));
     header();
     throw error;
@@ -130,12 +134,12 @@ async function pulse() {
     const data = await state(signal);
     if (data === null) return void (await show());
     beat(data.status);
-    if (version !== null && version !== data.version) {
-      about = (await get("about", { part: about?.part }, { signal })).data;
+    if (version !== data.version) {
+      await learn(about?.part, signal);
+      if (parameters().part === undefined && about.parts[0].part !== about.part) stay();
       header();
       await (page.refresh ?? show)(about);
     }
-    version = data.version;
   } catch (error) {
     if (error.name === "AbortError") return;
     live.className = "live gone";
@@ -156,6 +160,12 @@ async function state(signal) {
     about = null;
     return null;
   }
+}
+
+/** Name the part in the address and the links: another one has become the first, which stands where none is named. */
+function stay() {
+  remember({ part: about.part });
+  announce(location.pathname.slice(1), about.part);
 }
 
 function beat(status) {

@@ -39,8 +39,10 @@ function called(element) {
 
 function doneTo(element) {
   const focused = document.activeElement;
-  const focus = focused !== element && element.contains(focused) ? called(focused) : null;
   const all = (selector) => [...element.querySelectorAll(selector)];
+  const alike = (name) => all(name.split(" ")[0]).filter((one) => called(one) === name);
+  const focus = focused !== element && element.contains(focused) ? called(focused) : null;
+  const place = focus === null ? -1 : alike(focus).indexOf(focused);
   const opened = new Map(all("details").map((details) => [called(details.firstChild), details.open]));
   const moved = all(".scroll").filter((region) => region.scrollLeft);
   const scrolled = new Map(moved.map((region) => [called(region), region.scrollLeft]));
@@ -48,6 +50,7 @@ function doneTo(element) {
     for (const details of all("details")) details.open = opened.get(called(details.firstChild)) ?? details.open;
     if (moved.length) for (const region of all(".scroll")) region.scrollLeft = scrolled.get(called(region)) ?? 0;
     if (focus === null || element.contains(document.activeElement)) return;
-    all(focus.split(" ")[0]).find((one) => called(one) === focus)?.focus({ preventScroll: true });
+    const again = element.contains(focused) ? focused : alike(focus)[place];
+    again?.focus({ preventScroll: true });
   };
 }
