@@ -98,6 +98,9 @@ def serving(folder: Path, *, results: Results | None = None) -> Iterator[str]:
         server.force_exit = True
         thread.join()
         served.results.close()
+        for left in threading.enumerate():
+            if left.name == "result":  # still at work for a page that was left: which warnings are heard is everybody's
+                left.join(timeout=60)
 
 
 @pytest.fixture(scope="session")
