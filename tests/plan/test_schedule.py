@@ -24,7 +24,7 @@ from isocompute.plan.candidates import Constraints
 from isocompute.plan.published import published
 from isocompute.plan.schedule import schedule
 from isocompute.runs import load
-from tests.conftest import write_points
+from tests.plan.made_up import write_timed
 from tests.sim.helpers import StopAfter, cell, run
 
 EASY, HARD, JOINT = (published(f"isocompute/{name}") for name in ("bp32-easy", "bp32-hard", "joint-easy"))
@@ -210,9 +210,7 @@ def test_a_study_runs_a_schedule(tmp_path: Path) -> None:
 def test_stages_are_paid_at_their_own_price(tmp_path: Path) -> None:
     """8 rollouts a problem are made ten times slower than 512: their stages take their share of the hours."""
     rates = {8: 2.0, 32: 6.0, 128: 16.0, 512: 20.0}
-    for n, rate in rates.items():
-        points = [{"step": s, "rollouts": s * 32 * n, "seconds": s * 32 * n / rate} for s in range(1, 8)]
-        write_points(tmp_path / f"n{n}", points, problems_per_batch=32, rollouts_per_problem=n, gpus=8)
+    write_timed(tmp_path, rates)
     options: dict[str, Any] = {"law": "isocompute/bp32-easy", "timed_runs": tmp_path, "replicates": 100}
     for budget, price in (("200h", None), ("$800", 2.0)):
         made = plan(budget=budget, price_per_gpu_hour=price, **options)

@@ -1,0 +1,97 @@
+"""What a plan says of the data and the recipe: difficulty, zero variance, learning rates, warnings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import isocompute
+from isocompute import InputError
+from isocompute.allocation import Allocation
+from isocompute.plan.advised_recipe import advise_recipe, parse_anchor
+from isocompute.plan.difficulty import classify, zero_variance_share
+from isocompute.plan.present import plan_to_json
+
+
+@given(st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=1, max_size=20), st.integers(2, 64))
+def test_zero_variance_is_the_binomials_two_ends(rates: list[float], n: int) -> None:
+    rates_P = np.array(rates)
+    expected = np.mean(stats.binom.pmf(0, n, rates_P) + stats.binom.pmf(n, n, rates_P))
+    assert zero_variance_share(rates_P, n) == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_bands_cover_every_problem_once(rates: list[float]) -> None:
+    mix = classify(np.array(rates))
+    assert sum(mix.shares[band] for band in ("hard", "between", "easy", "very_easy")) == pytest.approx(1.0)
+    assert mix.shares["unsolved"] <= mix.shares["hard"]
+
+
+def test_recipes_follow_difficulty_batch_and_updates() -> None:
+    easy = advise_recipe(allocation=Allocation(32, 32, 500), difficulty="easy")
+    hard = advise_recipe(allocation=Allocation(32, 32, 500), difficulty="hard")
+    assert easy.recipe.kl_coef > 0 == hard.recipe.kl_coef
+    assert easy.learning_rate == pytest.approx(1e-6)
+    short = advise_recipe(allocation=Allocation(32, 32, 12), difficulty="easy", anchor=parse_anchor("2e-6@256"))
+    assert short.recipe.warmup_steps == 3
+    assert short.learning_rate == pytest.approx(4e-6)
+    for line in (*easy.lines, *hard.lines):
+        assert line.reason and "2603.12151" in line.source
+
+
+@pytest.mark.parametrize("text", ["1e-6", "@1024", "0@8", "1e-6@0", "1e-6@8.5", "a@b", "nan@8"])
+def test_wrong_anchors(text: str) -> None:
+    with pytest.raises(InputError, match="1e-6@1024"):
+        parse_anchor(text)
+
+
+def test_a_learning_rate_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--lr-anchor 1e\+308@1: the learning rate at a batch of .* is not finite"):
+        isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=100, lr_anchor="1e308@1")
+
+
+def test_a_first_guess_says_that_it_is_one_and_a_foreign_base_is_named() -> None:
+    """The base of figure 6's easy set is .43; a set at .9 is another."""
+    easy = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.42, 0.44], replicates=60)
+    other = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.9, 0.9], replicates=60)
+    assert "base_differs" not in {w.code for w in easy.warnings}
+    assert "base_differs" in {w.code for w in other.warnings}
+    told = plan_to_json(other)["mix"]["zero_variance"]
+    assert told == pytest.approx(0.9**256 + 0.1**256)
+
+
+def test_pass_rates_are_the_set_that_epochs_are_counted_over() -> None:
+    """32 problems a batch: 244 updates over 40 problems are 195 passes."""
+    plan = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.4] * 40, replicates=60)
+    (message,) = (w.message for w in plan.warnings if w.code == "many_epochs")
+    assert message.startswith(f"{32 * plan.allocation.update_steps / 40:,.0f} passes over 40 problems")
+
+
+def test_n_that_the_law_does_not_know_are_named() -> None:
+    def messages(*wanted: int) -> list[str]:
+        plan = isocompute.plan(
+            budget="2e6", law="isocompute/bp32-easy", replicates=100, rollouts_per_problem=list(wanted)
+        )
+        return [w.message for w in plan.warnings if w.code == "n_not_in_law"]
+
+    (told,) = messages(16, 32)
+    assert "n = 16 of --n was left out" in told and "it has n = 8, 32, 128, 256, 512" in told
+    assert messages(8, 32) == []
+
+
+def test_a_difficulty_that_the_pass_rates_contradict_is_told() -> None:
+    def codes(difficulty: str | None) -> list[str]:
+        plan = isocompute.plan(
+            budget="2e6",
+            law="isocompute/bp32-easy",
+            replicates=100,
+            difficulty=difficulty,
+            pass_rates=[0.0] * 9 + [0.5],
+        )
+        return [w.code for w in plan.warnings]
+
+    assert "difficulty_contradicts" in codes("easy")
+    assert "difficulty_contradicts" not in codes("hard") + codes(None)
