@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import uvicorn
@@ -101,6 +102,22 @@ def serving(folder: Path, *, results: Results | None = None) -> Iterator[str]:
         for left in threading.enumerate():
             if left.name == "result":  # still at work for a page that was left: which warnings are heard is everybody's
                 left.join(timeout=60)
+
+
+class Growing(NamedTuple):
+    """A folder of runs that a test may write into, and where it is served."""
+
+    folder: Path
+    url: str
+
+
+@pytest.fixture
+def growing(runs: Path, tmp_path: Path) -> Iterator[Growing]:
+    """A copy of the three runs. Ask for it before `new_page`, so that pages are closed before it is gone."""
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder)
+    with serving(folder) as url:
+        yield Growing(folder, url)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 from isocompute.report.figures import FIGURES
 from tests.conftest import rising, write_points
 from tests.study.tools import finish, start, write_spec
-from tests.ui.conftest import Watched, serving
+from tests.ui.conftest import Growing, Watched, serving
 
 NewPage = Callable[..., Watched]
 PAGES = {
@@ -251,20 +251,17 @@ def test_a_study_that_is_running_is_followed(new_page: NewPage, tmp_path: Path) 
         page.close()
 
 
-def test_a_study_that_disappears_is_said_and_seen_again(new_page: NewPage, runs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(runs, folder)
-    with serving(folder) as url:
-        watched = new_page()
-        watched.forgive(REFUSED)
-        page = shown(watched, url, "/study", "canvas")
-        folder.rename(tmp_path / "away")
-        expect(page.locator("#live")).to_have_text("not there")
-        (tmp_path / "away").rename(folder)
-        write_points(folder / "32x128", rising(), problems_per_batch=32, rollouts_per_problem=128)
-        expect(page.locator("tbody")).to_contain_text("32x128")
-        expect(page.locator("#live")).not_to_have_text("not there")
-        page.close()
+def test_a_study_that_disappears_is_said_and_seen_again(growing: Growing, new_page: NewPage, tmp_path: Path) -> None:
+    folder, url = growing
+    watched = new_page()
+    watched.forgive(REFUSED)
+    page = shown(watched, url, "/study", "canvas")
+    folder.rename(tmp_path / "away")
+    expect(page.locator("#live")).to_have_text("not there")
+    (tmp_path / "away").rename(folder)
+    write_points(folder / "32x128", rising(), problems_per_batch=32, rollouts_per_problem=128)
+    expect(page.locator("tbody")).to_contain_text("32x128")
+    expect(page.locator("#live")).not_to_have_text("not there")
 
 
 def test_one_run_says_what_the_best_n_needs(new_page: NewPage, one_run: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from isocompute.report.figures import FIGURES
 from tests.conftest import rising, write_points
-from tests.ui.conftest import Held, Watched, serving
+from tests.ui.conftest import Growing, Held, Watched, serving
 
 NewPage = Callable[..., Watched]
 
@@ -64,22 +63,19 @@ def test_the_list_of_figures_waits_for_the_pointer_to_leave(logs: Path, new_page
         page.close()
 
 
-def test_a_table_stays_sorted_when_runs_come_in(runs: Path, new_page: NewPage, tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(runs, folder)
-    with serving(folder) as url:
-        page = new_page().page
-        page.goto(f"{url}/study")
-        head = page.get_by_role("button", name="n", exact=True)
-        head.click()
-        head.click()
-        first = page.locator("tbody tr").first
-        expect(first).to_contain_text("easy-32x64")
-        write_points(folder / "easy-32x128", rising(), problems_per_batch=32, rollouts_per_problem=128)
-        expect(page.locator("tbody")).to_contain_text("easy-32x128")
-        expect(first).to_contain_text("easy-32x128")
-        expect(page.locator("th[aria-sort=descending]")).to_have_text("n")
-        page.close()
+def test_a_table_stays_sorted_when_runs_come_in(growing: Growing, new_page: NewPage) -> None:
+    folder, url = growing
+    page = new_page().page
+    page.goto(f"{url}/study")
+    head = page.get_by_role("button", name="n", exact=True)
+    head.click()
+    head.click()
+    first = page.locator("tbody tr").first
+    expect(first).to_contain_text("easy-32x64")
+    write_points(folder / "easy-32x128", rising(), problems_per_batch=32, rollouts_per_problem=128)
+    expect(page.locator("tbody")).to_contain_text("easy-32x128")
+    expect(first).to_contain_text("easy-32x128")
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("n")
 
 
 def test_pages_may_be_left_before_they_are_drawn(logs: Path, wide: Path, new_page: NewPage) -> None:
@@ -95,44 +91,38 @@ def test_pages_may_be_left_before_they_are_drawn(logs: Path, wide: Path, new_pag
             page.close()
 
 
-def test_focus_and_what_was_opened_stay_when_a_study_grows(runs: Path, new_page: NewPage, tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(runs, folder)
-    with serving(folder) as url:
-        page = new_page().page
-        still_link(page, url).focus()
-        write_points(folder / "more", rising(), problems_per_batch=32, rollouts_per_problem=128)
-        expect(page.locator("tbody")).to_contain_text("more")
-        expect(page.locator(":focus")).to_have_text("easy-32x64")
-        page.goto(f"{url}/run?run=more")
-        metrics, health = page.get_by_label("Metrics", exact=True), page.get_by_label("Health", exact=True)
-        health.get_by_text("need more of the log").click()
-        metrics.get_by_text("Settings", exact=True).click()
-        metrics.get_by_text("Settings", exact=True).focus()
-        expect(metrics.get_by_role("row", name="avg@4")).to_contain_text("20")
-        with (folder / "more" / "points.jsonl").open("a") as file:
-            file.write('{"step": 210, "rollouts": 60000, "avg@4": 0.6}\n')
-        expect(metrics.get_by_role("row", name="avg@4")).to_contain_text("21")
-        expect(metrics.locator("details")).to_have_attribute("open", "")
-        expect(health.locator("details")).to_have_attribute("open", "")
-        expect(page.locator(":focus")).to_have_text("Settings")
-        page.close()
+def test_focus_and_what_was_opened_stay_when_a_study_grows(growing: Growing, new_page: NewPage) -> None:
+    folder, url = growing
+    page = new_page().page
+    still_link(page, url).focus()
+    write_points(folder / "more", rising(), problems_per_batch=32, rollouts_per_problem=128)
+    expect(page.locator("tbody")).to_contain_text("more")
+    expect(page.locator(":focus")).to_have_text("easy-32x64")
+    page.goto(f"{url}/run?run=more")
+    metrics, health = page.get_by_label("Metrics", exact=True), page.get_by_label("Health", exact=True)
+    health.get_by_text("need more of the log").click()
+    metrics.get_by_text("Settings", exact=True).click()
+    metrics.get_by_text("Settings", exact=True).focus()
+    expect(metrics.get_by_role("row", name="avg@4")).to_contain_text("20")
+    with (folder / "more" / "points.jsonl").open("a") as file:
+        file.write('{"step": 210, "rollouts": 60000, "avg@4": 0.6}\n')
+    expect(metrics.get_by_role("row", name="avg@4")).to_contain_text("21")
+    expect(metrics.locator("details")).to_have_attribute("open", "")
+    expect(health.locator("details")).to_have_attribute("open", "")
+    expect(page.locator(":focus")).to_have_text("Settings")
 
 
-def test_what_was_opened_of_a_claim_stays_open(runs: Path, new_page: NewPage, tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    shutil.copytree(runs, folder)
-    with serving(folder) as url:
-        page = new_page().page
-        page.goto(f"{url}/claims")
-        opened = page.locator(".claim").filter(has_text="levels off.").locator("details")
-        opened.locator("summary").click()
-        page.get_by_role("button", name="all").focus()
-        write_points(folder / "more", rising(), problems_per_batch=32, rollouts_per_problem=128)
-        expect(opened).to_contain_text("4 runs")
-        expect(opened).to_have_attribute("open", "")
-        expect(page.locator(":focus")).to_contain_text("all")
-        page.close()
+def test_what_was_opened_of_a_claim_stays_open(growing: Growing, new_page: NewPage) -> None:
+    folder, url = growing
+    page = new_page().page
+    page.goto(f"{url}/claims")
+    opened = page.locator(".claim").filter(has_text="levels off.").locator("details")
+    opened.locator("summary").click()
+    page.get_by_role("button", name="all").focus()
+    write_points(folder / "more", rising(), problems_per_batch=32, rollouts_per_problem=128)
+    expect(opened).to_contain_text("4 runs")
+    expect(opened).to_have_attribute("open", "")
+    expect(page.locator(":focus")).to_contain_text("all")
 
 
 def test_a_choice_that_draws_the_page_anew_keeps_the_focus(address: str, new_page: NewPage) -> None:
