@@ -128,7 +128,7 @@ def nested(settings: Flat) -> dict[str, Any]:
 
 def yaml_text(top: str, settings: Flat) -> str:
     """A YAML file with nested tables."""
-    import yaml  # type: ignore[import-untyped]  # PyYAML has no types
+    import yaml
 
     body: str = yaml.safe_dump(nested(settings), sort_keys=False, allow_unicode=True, width=_WIDTH)
     return top + body

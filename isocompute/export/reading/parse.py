@@ -103,7 +103,7 @@ def _toml(text: str) -> dict[str, Any] | None:
 
 
 def _yaml(text: str) -> dict[Any, Any] | None:
-    import yaml  # type: ignore[import-untyped]  # PyYAML has no types
+    import yaml
 
     if not re.search(r"^\s*[\w.\"'\-]+\s*:(\s|$)", text, re.MULTILINE):
         return None
