@@ -24,6 +24,8 @@ from isocompute.runs import files
 
 __all__ = ["next_recipe", "study_for", "study_of", "study_text"]
 
+_TOLD = ("problems_per_batch", "rollouts_per_problem", "update_steps", "learning_rate", "seed", "folder")
+"""What a trainer has to know of a cell, by the names of the command engine."""
 _TABLES = ("problems", "recipe", "evaluation", "resources", "engine_options")
 
 
@@ -105,14 +107,7 @@ def study_text(
             "engine": "command",
             "recipe": dict(recipe),
             "engine_options": {
-                "command": [
-                    "python",
-                    "train.py",
-                    "{problems_per_batch}",
-                    "{rollouts_per_problem}",
-                    "{update_steps}",
-                    "{folder}",
-                ],
+                "command": ["python", "train.py", *(f"--{name}={{{name}}}" for name in _TOLD)],
                 "logs": {"path": "{folder}/metrics.jsonl", "format": "jsonl"},
             },
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import isocompute
+from isocompute.engines.command import CommandEngine
 from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
 from isocompute.recipes import Recipe
@@ -250,6 +253,13 @@ def test_next_writes_a_study_that_runs(call: Call, own_law: Path, tmp_path: Path
     }
     assert all(c["gain"] > 0 and c["compute"] <= 8e6 for c in found["next"])
     assert spec.engine == "command"
+    program, script, *told = spec.engine_options["command"]
+    assert (program, script) == ("python", "train.py") and {"--seed={seed}", "--learning_rate={learning_rate}"} < {
+        *told
+    }
+    options = {**spec.engine_options, "command": [sys.executable, script, *told]}
+    for cell in cells(spec):
+        CommandEngine().check(replace(cell, engine=options))  # it knows every name
     fails(call("--budget", "2e6", "--law", "isocompute/joint-easy", "--next", 2), "--next")
 
 
