@@ -11,11 +11,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from isocompute.engines.lm.fast import passes
+from isocompute.engines.lm.fast import embedding, passes
 from isocompute.engines.lm.fast.attention import Layout
+from isocompute.engines.lm.fast.embedding import fits_look_up, look_up
 from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.fast.head import head_scores_fused
 from isocompute.engines.lm.fast.passes import add_and_norm, predicting, swiglu
+from isocompute.engines.lm.fast.sums import sum_parts
 
 FP32, BF16 = torch.float32, torch.bfloat16
 
@@ -79,6 +81,36 @@ def test_gate_and_up(dtype: torch.dtype, tolerance: float) -> None:
 
     ours, theirs = gradients(lambda x: (swiglu(x),), both_NF), gradients(plain, both_NF)
     agree([*ours[0], *ours[1]], [*theirs[0], *theirs[1]], tolerance=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("vocabulary", "width", "cells"), [(5, 24, 0), (103, 192, 0), (103, 24, 3), (256, 70, 0)])
+def test_embeddings_and_their_gradient(
+    dtype: torch.dtype, vocabulary: int, width: int, cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "_PROGRAMS", 12)  # several rounds of tokens in a program
+    torch.manual_seed(0)
+    shape = (cells, vocabulary, width) if cells else (vocabulary, width)
+    table, tokens_N = torch.randn(shape).to(dtype), torch.randint(vocabulary - 1, (1 + 2 * max(cells, 1) * 150,))
+    tokens_N = tokens_N[: len(tokens_N) // max(cells, 1) * max(cells, 1)]
+
+    def plain(table: Tensor) -> tuple[Tensor]:
+        tables, tokens = table.view(-1, vocabulary, width), tokens_N.view(max(cells, 1), -1)
+        return (torch.cat([F.embedding(t, own.float()) for t, own in zip(tokens, tables, strict=True)]),)
+
+    ours, theirs = gradients(lambda x: (look_up(x, tokens_N),), table), gradients(plain, table)
+    agree(ours[0], theirs[0], tolerance=0.0)
+    agree(ours[1], theirs[1], tolerance=1e-6 if dtype == FP32 else 3e-3)
+    assert fits_look_up(table)
+    assert not fits_look_up(torch.zeros(257, 8))
+
+
+@pytest.mark.parametrize("parts", [1, 256, 257, 66_000])
+def test_parts_are_added_up(parts: int) -> None:
+    torch.manual_seed(0)
+    parts_GPD = torch.randn(2, parts, 33)
+    agree([sum_parts(parts_GPD, FP32)], [parts_GPD.double().sum(dim=1).float()], tolerance=1e-6)
+    assert sum_parts(parts_GPD, BF16).dtype == BF16
 
 
 @pytest.mark.parametrize("cells", [1, 2])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from isocompute.engines.lm.fast.sums import sum_parts
 from isocompute.engines.lm.fast.tiles import triton_type
 
 __all__ = ["Layout", "attend_shared", "fits_attention", "padded"]
@@ -101,14 +102,12 @@ class _Attend(torch.autograd.Function):
                 norms_RG2K,
                 *launch.numbers,
                 ctx.epsilon,
-                0 if launch.constants["PREFIX"] else norms_RG2K.shape[0] - shape.problems,
                 **launch.constants,
             )
         q_grad, k_grad = None, None
         if q_norm_K is not None:
-            q_grad, k_grad = (
-                part.reshape(q_norm_K.shape).to(q_norm_K.dtype) for part in _by_cell(norms_RG2K, shape).unbind(dim=1)
-            )
+            sums_GC = sum_parts(norms_RG2K.view(shape.cells, -1, 2 * size), q_norm_K.dtype)
+            q_grad, k_grad = (part_GK.reshape(q_norm_K.shape) for part_GK in sums_GC.chunk(2, dim=1))
         return out_NC, q_grad, k_grad, None, None, None, None, None, None
 
 
@@ -118,19 +117,10 @@ def _like_output(qkv_NC: Tensor, heads: tuple[int, int]) -> Tensor:
 
 
 def _like_norms(qkv_NC: Tensor, layout: Layout, heads: tuple[int, int]) -> Tensor:
-    """Room for each program's part of the gradients of the norms' weights."""
+    """Room for each program's part of the gradients of the norms' weights: of a cell's responses, then its prompts."""
     size = qkv_NC.shape[1] // (heads[0] + 2 * heads[1])
     rows = layout.responses * (layout.tokens > 0) + layout.problems
     return qkv_NC.new_empty((rows, heads[1], 2, size), dtype=torch.float32)
-
-
-def _by_cell(norms_RG2K: Tensor, layout: Layout) -> Tensor:
-    """Programs' parts added up for each cell: those of its responses, and those of its prompts."""
-    *_, size = norms_RG2K.shape
-    rows = len(norms_RG2K) - layout.problems
-    parts = (norms_RG2K[:rows], norms_RG2K[rows:])
-    sums = [part.reshape(layout.cells, -1, 2, size).sum(dim=1) for part in parts if len(part)]
-    return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
 
 class _Launch(NamedTuple):

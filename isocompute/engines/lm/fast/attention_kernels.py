@@ -185,13 +185,13 @@ def attend_sequences(
         tl.store(out_ptr + to_TE + E, (ob_TE * share_T[:, None]).to(TYPE), mask=in_TE)
 
 
-@triton.jit(do_not_specialize=[*_SIZES, "first_row"])
+@triton.jit(do_not_specialize=_SIZES)
 def attend_sequences_backward(  # noqa: PLR0915 - what a kernel keeps in registers is one function
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, padding_ptr, grad_ptr,
     out_ptr,  # gradient of qkv
     prefix_ptr,  # responses × groups × slots × (k, v): what a response adds to the gradient of its prompt
-    norms_ptr,  # sequences × groups × (q, k) × head: gradients of the norms' weights
-    tokens, first_prompt, per_prompt, slots, problems, epsilon, first_row,
+    norms_ptr,  # a cell's responses, then its prompts, × groups × (q, k) × head: gradients of the norms' weights
+    tokens, first_prompt, per_prompt, slots, problems, epsilon,
     H: tl.constexpr, G: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, TP: tl.constexpr, SP: tl.constexpr,
     PREFIX: tl.constexpr, QK_NORM: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
@@ -301,7 +301,8 @@ def attend_sequences_backward(  # noqa: PLR0915 - what a kernel keeps in registe
     tl.store(out_ptr + (H + group) * 2 * E + at_TE, dka_TE.to(TYPE), mask=in_TE)
     tl.store(out_ptr + (H + group) * 2 * E + at_TE + E, dkb_TE.to(TYPE), mask=in_TE)
     if QK_NORM:
-        to_E = norms_ptr + ((first_row + row) * G + group) * 4 * E + e_E
+        place = row + cell * problems if PREFIX else row + (cell + 1) * problems * per_prompt
+        to_E = norms_ptr + (place * G + group) * 4 * E + e_E
         in_E = e_E < E
         tl.store(to_E, left_E, mask=in_E)
         tl.store(to_E + E, right_E, mask=in_E)

@@ -1,4 +1,5 @@
-"""Triton kernels between a library's matrix products: residual sum with norm, and SwiGLU, and their gradients.
+"""Triton kernels between a library's matrix products: residual sum with norm, and SwiGLU, and their gradients, and the
+sum of what the programs of a gradient leave behind.
 
 For many rows, or a wide model, the library multiplies faster than the kernels of `kernels` do; what is left between
 its products is one pass over memory each. Numerics are those of `kernels`. No number of rows is compiled into them, so
@@ -13,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["add_and_norm", "add_and_norm_backward", "swiglu", "swiglu_backward"]
+__all__ = ["add_and_norm", "add_and_norm_backward", "sum_rows", "swiglu", "swiglu_backward"]
 
 
 @triton.jit
@@ -113,3 +114,15 @@ def swiglu_backward(both_ptr, grad_ptr, out_ptr, count, F: tl.constexpr, N: tl.c
     grad_N = (grad_N * up_N).to(TYPE).to(tl.float32)
     slope_N = share_N * (1.0 + gate_N * (1.0 - share_N))
     tl.store(out_ptr + to_N, (grad_N * slope_N).to(TYPE), mask=in_N)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def sum_rows(x_ptr, out_ptr, rows, width, R: tl.constexpr, C: tl.constexpr, TYPE: tl.constexpr):
+    """Every R rows of a cell's `rows` as one."""
+    part, cell = tl.program_id(0), tl.program_id(2)
+    row_R = part * R + tl.arange(0, R)
+    i_C = tl.program_id(1) * C + tl.arange(0, C)
+    at_RC = (cell.to(tl.int64) * rows + row_R)[:, None] * width + i_C[None, :]
+    x_RC = tl.load(x_ptr + at_RC, mask=(row_R < rows)[:, None] & (i_C < width)[None, :], other=0.0)
+    to_C = (cell * tl.num_programs(0) + part).to(tl.int64) * width + i_C
+    tl.store(out_ptr + to_C, tl.sum(x_RC, axis=0).to(TYPE), mask=i_C < width)

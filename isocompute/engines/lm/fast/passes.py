@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isocompute.engines.lm.fast.attention import Layout, padded
+from isocompute.engines.lm.fast.sums import sum_parts
 from isocompute.engines.lm.fast.tiles import tiles_of, triton_type
 
 __all__ = ["add_and_norm", "launch_add_and_norm", "launch_swiglu", "predicting", "swiglu"]
@@ -118,7 +119,7 @@ class _AddAndNorm(torch.autograd.Function):
             LATER=later_ND is not None,
             TYPE=triton_type(grad_ND),
         )
-        return dx_ND, dy_ND, parts_GPD.sum(dim=1).reshape(weight_D.shape).to(weight_D.dtype), None
+        return dx_ND, dy_ND, sum_parts(parts_GPD, weight_D.dtype).view(weight_D.shape), None
 
 
 class _SwiGlu(torch.autograd.Function):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from isocompute.engines.lm.decoder import Block, Decoder
 from isocompute.engines.lm.fast.attention import Layout, attend_shared, fits_attention
+from isocompute.engines.lm.fast.embedding import fits_look_up, look_up
 from isocompute.engines.lm.fast.passes import add_and_norm, predicting, swiglu
 from isocompute.engines.lm.fast.products import embedded, product
 from isocompute.engines.lm.sampler import Rollouts
@@ -42,7 +43,8 @@ def shared_hidden(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) -> T
     angles_TE = positions_T[:, None].float() * decoder.rope_speeds.float()
     cos_TE, sin_TE = (f(angles_TE) * decoder.rope_scale for f in (torch.cos, torch.sin))
     turns = _Turns(cos_TE, sin_TE, padding_P)
-    x_ND = embedded(decoder, tokens_N)
+    table_VD = decoder.embed_tokens.weight
+    x_ND = look_up(table_VD, tokens_N) if fits_look_up(table_VD) else embedded(decoder, tokens_N)
     pending_ND: Tensor | None = None
     for layer in decoder.layers:
         assert isinstance(layer, Block)
