@@ -6,6 +6,7 @@ into micro-batches gives the same gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -153,11 +154,19 @@ def update(
 
 
 def descend(
-    decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, micro_batch: int, fixed: int = 0
+    decoder: Decoder,
+    optimizer: Optimizer,
+    batch: Batch,
+    recipe: Recipe,
+    *,
+    micro_batch: int,
+    fixed: int = 0,
+    ready: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """`update` without its questions to the device: the numbers of `UpdateStats` as an array.
 
     `fixed`, the rollouts of a problem, keeps every shape independent of what was sampled, as a CUDA graph needs it.
+    `ready` is called before anything of the batch is read but its rollouts.
     """
     rollouts = batch.rollouts
     if recipe.updates_per_batch > 1 and batch.old_logprobs_BT is None:
@@ -168,9 +177,12 @@ def descend(
     for _ in range(recipe.updates_per_batch):
         sums_3 = torch.zeros(3, device=rollouts.mask_BT.device)
         for rows in micro_batches(rollouts, micro_batch, fixed=fixed):
+            if rows is not None:
+                ready()
             part = batch if rows is None else batch.take(rows, trim=not fixed)
             with torch.enable_grad():
                 logprobs_BT, entropies_BT = _scored(decoder, part.rollouts, recipe, fixed=fixed)
+                ready()
                 loss = objective(recipe, part, logprobs_BT, entropies_BT)
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
             optimizer.collect()

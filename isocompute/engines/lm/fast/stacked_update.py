@@ -6,7 +6,7 @@ own small matter; carried on through the decoder they are one large one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +33,7 @@ def descend_stack(
     *,
     fixed: int,
     branches: Branches,
+    ready: Callable[[], None] = lambda: None,
 ) -> list[Tensor]:
     """`update.descend` of every cell; recipes may differ in all but temperature, head and updates a batch."""
     common, rows = recipes[0], len(rollouts) // stack.cells
@@ -43,6 +44,7 @@ def descend_stack(
     for _ in range(common.updates_per_batch):
         with torch.enable_grad():
             both = score(stack, rollouts, temperature=common.temperature, fp32_head=common.fp32_head, fixed=fixed)
+        ready()
         parts = zip(batches, recipes, *(torch.split(x_BT.detach(), rows) for x_BT in both), strict=True)
         found = branches.each([partial(_of_cell, *part) for part in parts])
         torch.autograd.backward(both, [torch.cat(grads) for grads in zip(*(grads for _, grads in found), strict=True)])

@@ -74,30 +74,27 @@ class Part:
         self.rollouts: Rollouts | None = None
         """Those of the last step."""
 
-    def judge(self, rollouts: Rollouts, per_prompt: int, max_new_tokens: int) -> tuple[Tensor, Batch]:
-        """Rewards, and what the update holds constant."""
-        problem_B = self.index_P.repeat_interleave(per_prompt)
+    def judge(self, rollouts: Rollouts, per_prompt: int, max_new_tokens: int) -> tuple[Batch, Tensor]:
+        """What the update holds constant, and the means of the batch that do not hang on it; sums up what became of
+        the problems.
+        """
+        problem_B, lengths_B = self.index_P.repeat_interleave(per_prompt), rollouts.lengths_B
         rewards_PN = self.task.verify(problem_B, rollouts).view(-1, per_prompt)
-        return rewards_PN, make_batch(self.recipe, rollouts, rewards_PN, max_new_tokens=max_new_tokens)
-
-    def tally(self, rollouts: Rollouts, rewards_PN: Tensor, stats: Tensor) -> None:
-        """Add up what `MEANS` names, and what became of the problems."""
-        lengths_B = rollouts.lengths_B
-        means = [  # in the order of MEANS
+        means = [
             rewards_PN.mean(),
             1.0 - mixed_groups(rewards_PN).float().mean(),
-            stats[1],
-            stats[2],
-            stats[3],
             lengths_B.float().mean(),
             1.0 - rollouts.stopped_B.float().mean(),
-            stats[0],
         ]
-        self.sums += torch.stack(means).double()
         self.tokens += lengths_B.sum()
         self.right_P.index_add_(0, self.index_P, (rewards_PN > 0.5).sum(dim=1))
-        self.seen_P.index_add_(0, self.index_P, torch.full_like(self.index_P, rewards_PN.shape[1]))
+        self.seen_P.index_add_(0, self.index_P, torch.full_like(self.index_P, per_prompt))
         self.rollouts = rollouts
+        return make_batch(self.recipe, rollouts, rewards_PN, max_new_tokens=max_new_tokens), torch.stack(means)
+
+    def tally(self, of_batch: Tensor, of_update: Tensor) -> None:
+        """Add up what `MEANS` names, in its order: `judge` has some of it, the update the rest."""
+        self.sums += torch.cat([of_batch[:2], of_update[1:], of_batch[2:], of_update[:1]])
 
     def state(self) -> list[Tensor]:
         """Everything that a step changes."""
@@ -155,26 +152,36 @@ class Step:
         """Sample, verify, compare, update."""
         self.fill()
         rollouts = self.generator.run()
-        n, rows, base = self.generator.per_prompt, self.generator.cell_rows, self.parts[0].base
+        n, rows = self.generator.per_prompt, self.generator.cell_rows
         own = [rollouts.rows(start, start + rows) for start in range(0, len(rollouts), rows)]
-        judged = self._each(lambda part, of_cell: part.judge(of_cell, n, self.max_new_tokens), own)
-        rewards, batches = ([pair[i] for pair in judged] for i in (0, 1))
-        recipe = self.parts[0].recipe
+        judging = self._of_each(lambda part, of_cell: part.judge(of_cell, n, self.max_new_tokens), own)
+        with self.branches.beside(judging) as judged:  # the forward pass needs none of it
+            batches, means = ([pair[i] for pair in judged.results] for i in (0, 1))
+            stats = self._update(rollouts, batches, judged.wait)
+            self._each(Part.tally, means, stats)
+
+    def _update(self, rollouts: Rollouts, batches: list[Batch], ready: Callable[[], None]) -> list[Tensor]:
+        """The update of every cell. `ready` is called before anything of the batches is read but their rollouts."""
+        n, rows, recipe = self.generator.per_prompt, self.generator.cell_rows, self.parts[0].recipe
         if recipe.kl_coef:
-            base_BT = score_all(base, rollouts, recipe, micro_batch=self.micro_batch, fixed=n)
+            base_BT = score_all(self.parts[0].base, rollouts, recipe, micro_batch=self.micro_batch, fixed=n)
             pairs = zip(batches, torch.split(base_BT, rows), strict=True)
             batches = [replace(batch, base_logprobs_BT=of_cell) for batch, of_cell in pairs]
         if isinstance(self.decoder, Stack):
             recipes, optimizers = [part.recipe for part in self.parts], [part.optimizer for part in self.parts]
-            stats = descend_stack(self.decoder, optimizers, rollouts, batches, recipes, fixed=n, branches=self.branches)
-        else:
-            optimizer, size = self.parts[0].optimizer, self.micro_batch
-            stats = [descend(self.decoder, optimizer, batches[0], recipe, micro_batch=size, fixed=n)]
-        self._each(Part.tally, own, rewards, stats)
+            return descend_stack(
+                self.decoder, optimizers, rollouts, batches, recipes, fixed=n, branches=self.branches, ready=ready
+            )
+        optimizer, size = self.parts[0].optimizer, self.micro_batch
+        return [descend(self.decoder, optimizer, batches[0], recipe, micro_batch=size, fixed=n, ready=ready)]
+
+    def _of_each(self, do: Callable[..., Result], *inputs: Sequence[Any]) -> list[Callable[[], Result]]:
+        """The same for every part, given its own of each input."""
+        return [partial(do, *own) for own in zip(self.parts, *inputs, strict=True)]
 
     def _each(self, do: Callable[..., Result], *inputs: Sequence[Any]) -> list[Result]:
         """Do the same with every part, given its own of each input."""
-        return self.branches.each([partial(do, *own) for own in zip(self.parts, *inputs, strict=True)])
+        return self.branches.each(self._of_each(do, *inputs))
 
     @torch.no_grad()
     def warm_up(self) -> None:
