@@ -133,7 +133,7 @@ def make_step(
 
 def make_part(decoder: Decoder, base: Decoder, task: Task, rollouts: int) -> Part:
     """A cell with its problems chosen."""
-    optimizer = Optimizer(list(decoder.parameters()), RECIPE)
+    optimizer = Optimizer(list(decoder.parameters()), RECIPE, flat=True)
     part = Part(decoder, base, optimizer, task, RECIPE, problems=rollouts // PER_PROMPT)
     part.index_P.copy_(torch.arange(rollouts // PER_PROMPT))
     return part

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -200,6 +201,46 @@ def test_end_to_end_from_the_equations(start: Decoder, rollouts: Rollouts) -> No
     assert apart(optimizer.gradients[0], wanted) < 1e-5
 
 
+KINDS = [
+    (torch.float32, False),
+    (torch.bfloat16, False),
+    pytest.param(torch.bfloat16, True, marks=pytest.mark.skipif(find_spec("triton") is None, reason="Linux alone")),
+]
+"""Types of the weights, and whether all of them take a step in one kernel."""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton runs on Linux alone")
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_one_kernel_takes_the_steps_of_torch(clip: float | None) -> None:
+    """Gradients of two micro-batches a step, sizes that fill no block; a checkpoint of the one goes into the other."""
+    recipe = make_recipe({"name": "grpo", "weight_decay": 0.1, "beta2": 0.95, "grad_clip": clip})
+    shapes = [(40, 30), (7,), (3, 65, 9)]
+    torch.manual_seed(0)
+    start = [torch.randn(shape).bfloat16() for shape in shapes]
+    ours, theirs = (
+        Optimizer([torch.nn.Parameter(x.clone()) for x in start], recipe, flat=flat) for flat in (True, False)
+    )
+    assert type(ours.inner) is not type(theirs.inner)
+    for step in range(6):
+        if step == 3:
+            ours.restore(theirs.state("x"), "x")
+        for _ in range(2):
+            for a, b in zip(ours.parameters, theirs.parameters, strict=True):
+                a.grad = torch.randn_like(a)
+                b.grad = a.grad.clone()
+            ours.collect()
+            theirs.collect()
+        for optimizer in (ours, theirs):
+            optimizer.rate.fill_(0.01 * (step + 1))
+        torch.testing.assert_close(ours.step(), theirs.step())
+        mine, known = ours.state(""), theirs.state("")
+        assert mine.keys() == known.keys()
+        for name, value in known.items():
+            assert mine[name] == pytest.approx(value, rel=2e-6, abs=1e-7), name
+    for a, b in zip(ours.parameters, ours.masters, strict=True):
+        assert torch.equal(a, b.bfloat16())
+
+
 def test_bf16_weights_move_through_fp32_masters(start: Decoder, rollouts: Rollouts) -> None:
     """Steps of 1e-6 round away where they are added to bf16 weights; masters add them up."""
     recipe, steps = make_recipe({"name": "grpo", "kl_coef": 0.0}), 20
@@ -229,14 +270,14 @@ def test_bf16_weights_move_through_fp32_masters(start: Decoder, rollouts: Rollou
     assert stuck(decoder) < 1.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "flat"), KINDS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_no_number_changes_nothing(
-    bad: float, dtype: torch.dtype, start: Decoder, rollouts: Rollouts
+    bad: float, dtype: torch.dtype, flat: bool, start: Decoder, rollouts: Rollouts
 ) -> None:
     recipe = make_recipe({"name": "grpo", "kl_coef": 0.0})
     decoder = copy.deepcopy(start).to(dtype)
-    optimizer = Optimizer(list(decoder.parameters()), recipe)
+    optimizer = Optimizer(list(decoder.parameters()), recipe, flat=flat)
     good = make_batch(recipe, rollouts, REWARDS, max_new_tokens=NEW)
     update(decoder, optimizer, good, recipe, rate=RATE, micro_batch=6)
     before = optimizer.state("")
@@ -261,8 +302,10 @@ def test_divergence_in_a_later_update_on_the_batch_is_noticed(start: Decoder, ro
         update(decoder, optimizer, batch, recipe, rate=1e30, micro_batch=16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_restored_optimizer_goes_on_to_the_bit(dtype: torch.dtype, start: Decoder, rollouts: Rollouts) -> None:
+@pytest.mark.parametrize(("dtype", "flat"), KINDS)
+def test_a_restored_optimizer_goes_on_to_the_bit(
+    dtype: torch.dtype, flat: bool, start: Decoder, rollouts: Rollouts
+) -> None:
     recipe = make_recipe({"name": "isocompute-easy", "updates_per_batch": 2})
 
     def train(decoder: Decoder, optimizer: Optimizer, steps: int) -> None:
@@ -271,13 +314,13 @@ def test_a_restored_optimizer_goes_on_to_the_bit(dtype: torch.dtype, start: Deco
             update(decoder, optimizer, batch, recipe, rate=RATE, micro_batch=6)
 
     whole = copy.deepcopy(start).to(dtype)
-    straight = Optimizer(list(whole.parameters()), recipe)
+    straight = Optimizer(list(whole.parameters()), recipe, flat=flat)
     train(whole, straight, 3)
     saved = {name: value.copy() for name, value in straight.state("policy/").items()}
     train(whole, straight, 2)
 
     resumed = copy.deepcopy(start).to(dtype)
-    again = Optimizer(list(resumed.parameters()), recipe)
+    again = Optimizer(list(resumed.parameters()), recipe, flat=flat)
     again.restore(saved, "policy/")
     train(resumed, again, 2)
     first, second = straight.state(""), again.state("")

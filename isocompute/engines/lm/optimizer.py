@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from isocompute.engines.lm.fast.adam import FlatAdamW
 from isocompute.recipes import Recipe
 
 __all__ = ["Optimizer"]
@@ -21,7 +22,8 @@ class Optimizer:
     graph can hold it.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], recipe: Recipe) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], recipe: Recipe, *, flat: bool = False) -> None:
+        """`flat`: every parameter gets a gradient at every step, and a kernel of our own may take them all at once."""
         self.parameters = list(parameters)
         self.grad_clip = recipe.grad_clip
         self.masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters]
@@ -32,6 +34,8 @@ class Optimizer:
         self.inner: torch.optim.Optimizer
         if recipe.optimizer == "sgd":
             self.inner = torch.optim.SGD(self.masters, lr=self.rate, fused=True)
+        elif flat and len(self._cast) == len(self.parameters):
+            self.inner = FlatAdamW(self.masters, self.rate, recipe)
         else:
             self.inner = torch.optim.AdamW(
                 self.masters,
@@ -50,7 +54,7 @@ class Optimizer:
         for parameter, master in self._cast:
             if parameter.grad is not None:
                 if master.grad is None:
-                    master.grad = torch.empty_like(master)
+                    master.grad = self._room(master)
                     new.append((master.grad, parameter.grad))
                 else:
                     more.append((master.grad, parameter.grad))
@@ -60,6 +64,10 @@ class Optimizer:
         if more:
             torch._foreach_add_([to for to, _ in more], [grad for _, grad in more])
 
+    def _room(self, master: nn.Parameter) -> Tensor:
+        """Where a master's gradient goes."""
+        return self.inner.rooms[master] if isinstance(self.inner, FlatAdamW) else torch.empty_like(master)
+
     @torch.no_grad()
     def step(self) -> Tensor:
         """One step at the learning rate in `rate`; the gradient's norm before clipping. A norm that is no number
@@ -67,16 +75,23 @@ class Optimizer:
         """
         gradients = [m.grad for m in self.masters if m.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        if isinstance(self.inner, FlatAdamW):
+            self.inner.step_within(norm, self.grad_clip)
+        else:
+            self._step_clipped(norm)
+        if self._cast:
+            torch._foreach_copy_([p for p, _ in self._cast], [m for _, m in self._cast])
+        self.inner.zero_grad(set_to_none=True)
+        return norm
+
+    def _step_clipped(self, norm: Tensor) -> None:
+        """The step of an optimiser of PyTorch's."""
         if self.grad_clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.masters, self.grad_clip, norm)
         # The fused optimisers leave everything as it is where this is not 0, as they do for a gradient scaler.
         self.inner.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]  # torch declares it late
         self.inner.grad_scale = None  # type: ignore[attr-defined]  # likewise
         self.inner.step()
-        if self._cast:
-            torch._foreach_copy_([p for p, _ in self._cast], [m for _, m in self._cast])
-        self.inner.zero_grad(set_to_none=True)
-        return norm
 
     def state(self, prefix: str) -> dict[str, np.ndarray]:
         """Weights and moments for a checkpoint."""

@@ -117,7 +117,8 @@ class LmTraining:
         self.sizes, self.keep_rates = sizes, keep_rates
         self.decoder = copy.deepcopy(model.decoder)
         """Trained; the model's own stays the base."""
-        self.optimizer = Optimizer(list(self.decoder.parameters()), recipe)
+        flat = self.captured and model.device.type == "cuda"
+        self.optimizer = Optimizer(list(self.decoder.parameters()), recipe, flat=flat)
         self.critic = Critic(self.decoder) if recipe.advantage == "gae" else None
         self.critic_optimizer = None if self.critic is None else Optimizer(self.critic.trained(), recipe)
         self.sampler = ProblemSampler(len(tasks.train), recipe.no_positive_resampling)

@@ -19,9 +19,9 @@ __all__ = ["add_and_norm", "launch_add_and_norm", "launch_swiglu", "predicting",
 
 _BLOCK = 2048
 """Numbers that a program has at a time."""
-_PROGRAMS = 2048
-"""Programs of a gradient that is summed over rows: what a large GPU has room for at once. More would only make more
-parts to add up."""
+_PROGRAMS = 1056
+"""Programs of a gradient that is summed over rows: eight for each multiprocessor of a large GPU. More would only make
+more parts to add up."""
 
 
 def add_and_norm(x_ND: Tensor, y_ND: Tensor | None, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -97,7 +97,7 @@ class _AddAndNorm(torch.autograd.Function):
         (sum_ND, weight_D), grad_ND = ctx.saved_tensors, grad_ND.contiguous()
         width = sum_ND.shape[1]
         cells = weight_D.numel() // width
-        cell_rows, rows = len(sum_ND) // cells, max(1, _BLOCK // padded(width))
+        cell_rows, rows = len(sum_ND) // cells, max(1, _BLOCK // 2 // padded(width))
         chunk = rows * tiles_of(cell_rows, rows * max(1, _PROGRAMS // cells))
         dx_ND, dy_ND = torch.empty_like(sum_ND), torch.empty_like(grad_ND) if ctx.adds else None
         parts_GPD = sum_ND.new_empty(cells, tiles_of(cell_rows, chunk), width)
