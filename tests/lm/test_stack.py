@@ -55,7 +55,8 @@ def sampled(decoder: Decoder, seeds: list[int]) -> Rollouts:
         stop_tokens=(1, 4, *range(100, 1500, 5)),
         temperature=0.8,
     )
-    generator.tiles = replace(generator.tiles, library=True)
+    (lane,) = generator.lanes
+    lane.tiles = replace(lane.tiles, library=True)
     generator.prompts_PT.copy_(left_padded(PROMPTS, 0).repeat(len(seeds), 1))
     generator.padding_P.copy_(torch.tensor([width - len(prompt) for prompt in PROMPTS] * len(seeds)))
     generator.seed.copy_(torch.tensor(seeds))

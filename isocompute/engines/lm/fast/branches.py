@@ -52,9 +52,9 @@ class Branches:
             if not self._streams:
                 out.results = [call() for call in calls]
             else:
-                main = torch.cuda.current_stream()
-                for call, stream in zip(calls, self._streams, strict=True):
-                    stream.wait_stream(main)
+                fork = torch.cuda.current_stream().record_event()  # one for all: PyTorch's pool of streams is small,
+                for call, stream in zip(calls, self._streams, strict=True):  # and the current one may be a branch too
+                    stream.wait_event(fork)
                     out._begun.append(stream)
                     with torch.cuda.stream(stream):
                         out.results.append(call())

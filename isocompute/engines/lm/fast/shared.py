@@ -17,6 +17,7 @@ from isocompute.engines.lm.fast.attention import Layout, attend_shared, fits_att
 from isocompute.engines.lm.fast.embedding import fits_look_up, look_up
 from isocompute.engines.lm.fast.passes import add_and_norm, predicting, swiglu
 from isocompute.engines.lm.fast.products import embedded, product
+from isocompute.engines.lm.fast.prompts import turns
 from isocompute.engines.lm.sampler import Rollouts
 
 __all__ = ["fits_shared", "shared_hidden"]
@@ -39,16 +40,13 @@ def shared_hidden(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) -> T
     padding_P = (slots - rollouts.prompt_lengths_B[::per_prompt]).to(torch.int32)
     parts = (responses_BT[:, :-1].reshape(cells, -1), prompts_PS.reshape(cells, -1))
     tokens_N = torch.cat(parts, dim=1).view(-1)
-    positions_T = torch.arange(slots + layout.tokens, device=tokens_N.device)
-    angles_TE = positions_T[:, None].float() * decoder.rope_speeds.float()
-    cos_TE, sin_TE = (f(angles_TE) * decoder.rope_scale for f in (torch.cos, torch.sin))
-    turns = _Turns(cos_TE, sin_TE, padding_P)
+    turned = _Turns(*turns(decoder, slots + layout.tokens), padding_P)
     table_VD = decoder.embed_tokens.weight
     x_ND = look_up(table_VD, tokens_N) if fits_look_up(table_VD) else embedded(decoder, tokens_N)
     pending_ND: Tensor | None = None
     for layer in decoder.layers:
         assert isinstance(layer, Block)
-        x_ND, pending_ND = _through(layer, x_ND, pending_ND, turns, layout)
+        x_ND, pending_ND = _through(layer, x_ND, pending_ND, turned, layout)
     _, hidden_ND = add_and_norm(x_ND, pending_ND, decoder.norm.weight, decoder.norm.epsilon)
     return predicting(hidden_ND, layout)
 
@@ -62,7 +60,7 @@ class _Turns(NamedTuple):
 
 
 def _through(
-    layer: Block, x_ND: Tensor, pending_ND: Tensor | None, turns: _Turns, layout: Layout
+    layer: Block, x_ND: Tensor, pending_ND: Tensor | None, turned: _Turns, layout: Layout
 ) -> tuple[Tensor, Tensor]:
     """`Block.forward` on flat tokens. The layer before leaves its last sum to this one, and this one to the next: a
     sum and the norm that follows are one pass over memory, and so are their gradients.
@@ -73,7 +71,7 @@ def _through(
         product(normed_ND, *attention.joined_products()),
         attention.q_norm.weight if attention.qk_norm else None,
         attention.k_norm.weight if attention.qk_norm else None,
-        *turns,
+        *turned,
         layout,
         heads=attention.heads,
         groups=attention.groups,
