@@ -82,19 +82,23 @@ def _anchor(each: Sequence[Mapping[str, Any]], batches: Sequence[int | None]) ->
     """A learning rate, its batch and the rule between batches; None where no rule explains all runs."""
     if not each:
         return None
-    if all("lr_batch" in said for said in each):
-        said_same = all(said.get(name) == each[0].get(name) for said in each for name in _ANCHOR)
-        return {name: each[0][name] for name in _ANCHOR if name in each[0]} if said_same else None
+    with_batch = ["lr_batch" in said for said in each]
+    if all(with_batch) and all(said.get(name) == each[0].get(name) for said in each for name in _ANCHOR):
+        return {name: each[0][name] for name in _ANCHOR if name in each[0]}
     known = [b for b in batches if b is not None]
-    if any("lr_batch" in said for said in each) or len(known) < len(each):
+    if len(set(with_batch)) > 1 or len(known) < len(each):
         return None
-    smallest = min(known)
+    smallest, used = min(known), [_used(said, b) for said, b in zip(each, known, strict=True)]
     for scaling, power in _POWERS.items():
-        rates = [float(said["learning_rate"]) * (smallest / b) ** power for said, b in zip(each, known, strict=True)]
+        rates = [rate * (smallest / b) ** power for rate, b in zip(used, known, strict=True)]
         if max(rates) <= _SAME * min(rates):
-            return {
-                "learning_rate": float(each[known.index(smallest)]["learning_rate"]),
-                "lr_batch": smallest,
-                "lr_scaling": scaling,
-            }
+            return {"learning_rate": used[known.index(smallest)], "lr_batch": smallest, "lr_scaling": scaling}
     return None
+
+
+def _used(said: Mapping[str, Any], batch: int) -> float:
+    """The learning rate that a run of this batch had."""
+    rate = float(said["learning_rate"])
+    if "lr_batch" not in said:
+        return rate
+    return float(rate * (batch / said["lr_batch"]) ** _POWERS[said.get("lr_scaling", "sqrt")])

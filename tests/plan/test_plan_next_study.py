@@ -16,7 +16,7 @@ from isocompute.plan.api import next_cells, stages
 from isocompute.plan.curves import Curves
 from isocompute.plan.next_cells import Proposal
 from isocompute.plan.study_file import next_recipe, study_for, study_of, study_text
-from isocompute.recipes import make_recipe
+from isocompute.recipes import learning_rate, make_recipe
 from isocompute.runs import load
 from tests.conftest import rising, write_points
 from tests.plan.made_up import write_timed
@@ -120,6 +120,25 @@ def test_a_study_goes_on_with_the_variant_and_the_sets_of_the_plan(tmp_path: Pat
     assert given["recipe"] == {
         "name": "isocompute-easy", "learning_rate": 3e-6, "lr_batch": 256, "lr_scaling": "sqrt"
     }  # fmt: skip
+
+
+def test_variants_that_are_one_rate_for_each_batch_go_on_as_one_recipe(tmp_path: Path) -> None:
+    """A variant for every n, its rate by hand: that of one of them would be wrong for the others."""
+    rates, variants = {8: 1e-5, 32: 2e-5}, ""
+    for n, rate in rates.items():
+        variants += f"[variants.n{n}]\nrecipe = {{learning_rate = {rate}, lr_scaling = 'constant'}}\n"
+        recipe = make_recipe({"name": "isocompute-easy", "learning_rate": rate, "lr_scaling": "constant"}).model_dump()
+        for seed in (0, 1):
+            points = rising(ceiling=0.5 + n / 1000 + seed / 500)
+            cell = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": seed, "problems": "easy"}
+            write_points(tmp_path / f"n{n}" / "easy" / f"32x{n}-s{seed}", points, recipe=recipe, **cell)
+    own = VARIANTS[VARIANTS.index("[variants") : VARIANTS.index("[grid]")]
+    (tmp_path / "study.toml").write_text(VARIANTS.replace(own, variants))
+    before = study_for(isocompute.plan(budget=8e4, law=tmp_path, replicates=60), str(tmp_path))
+    assert before is not None
+    found = make_recipe(before["recipe"])
+    for n, rate in rates.items():
+        assert learning_rate(found, batch_size=32 * n, step=found.warmup_steps) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(

@@ -220,3 +220,12 @@ def test_stages_are_paid_at_their_own_price(tmp_path: Path) -> None:
         first = 32 * found.stages[0].rollouts_per_problem * hours[found.stages[0].rollouts_per_problem]
         most = made.budget.amount / (price or 1.0)
         assert most - first < spent <= most and len(found.stages) > 2
+
+
+def test_changes_of_a_law_in_tokens_come_sooner_where_responses_are_longer() -> None:
+    """The same law, twice the tokens a rollout: n grows at half the rollouts."""
+    made = [plan(budget=4e6, law="isocompute/bp32-easy-tokens", response_tokens=t, replicates=60) for t in (500, 1000)]
+    first, second = (stages(one).stages for one in made)
+    assert len(first) > 1
+    assert [s.rollouts_per_problem for s in second][: len(first)] == [s.rollouts_per_problem for s in first]
+    assert second[0].update_steps == pytest.approx(first[0].update_steps / 2, rel=0.05)
