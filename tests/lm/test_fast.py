@@ -15,6 +15,7 @@ from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.evaluation import EvaluationSpec
 from isocompute.engines.lm.fast import step
+from isocompute.engines.lm.fast.adam import FlatAdamW
 from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.fast.generate import Generator, fits_kernels
 from isocompute.engines.lm.fast.step import Step
@@ -22,6 +23,7 @@ from isocompute.engines.lm.fast.tiles import lanes_for, tiles_for
 from isocompute.engines.lm.fast.training import FastTraining, can_be_fast
 from isocompute.engines.lm.fast.weights import join_weights
 from isocompute.engines.lm.model import Model
+from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, left_padded, sample
 from isocompute.engines.lm.scoring import micro_batches, score
 from isocompute.engines.lm.tasks import Task, Tasks
@@ -132,7 +134,7 @@ def test_rows_in_parts_side_by_side_are_the_same_rows(lanes: int, monkeypatch: p
 def test_which_rows_are_decoded_in_parts() -> None:
     assert [lanes_for(rows, rows // 8, 64, 192) for rows in (128, 256, 1024, 2048)] == [1, 8, 8, 1]
     assert [lanes_for(512, problems, 64, 192) for problems in (2, 4, 7, 8)] == [1, 4, 4, 8]
-    assert lanes_for(512, 64, 16, 192) == 1, "a few tokens"
+    assert [lanes_for(512, 64, tokens, 192) for tokens in (16, 48, 256, 1024)] == [1, 8, 8, 1]
     assert lanes_for(512, 64, 64, 576) == 1, "a wide model has a library's products"
     assert lanes_for(512, 64, 64, 192, cells=2) == 1
 
@@ -232,14 +234,14 @@ def cell_of(**recipe: Any) -> Cell:
     )
 
 
-def training(kind: type[LmTraining], cell: Cell, folder: Path) -> LmTraining:
+def training(kind: type[LmTraining], cell: Cell, folder: Path, *, dtype: torch.dtype = torch.float32) -> LmTraining:
     chains = distinct_chains(parse_chain("chain:1-2?modulus=5"), 8, seed=0)
     ids = {word: i for i, word in enumerate(WORDS)}
     prompts = [[ids[word] for word in chains.question(i).split()] for i in range(8)]
     verify = ChainVerifier(chains.answers_P + ids["0"], torch.device("cpu"))
     task = Task("train", [str(i) for i in range(8)], prompts, verify)
     tasks = Tasks(task, task, {}, 3, phrase="")
-    model = Model(folder, tiny(num_hidden_layers=1), (1,))
+    model = Model(folder, tiny(num_hidden_layers=1).to(dtype), (1,))
     recipe = make_recipe(cell.recipe)
     assert can_be_fast(cell, model.decoder.config, tasks, recipe)
     evaluation = EvaluationSpec(points=2, samples=2, k=[2])
@@ -357,6 +359,32 @@ def test_warming_up_after_a_checkpoint_of_nothing_leaves_no_trace(tmp_path: Path
     moments = [value for state in second.optimizer.inner.state.values() for value in state.values()]
     assert moments
     assert not any(bool(value.any()) for value in moments)
+
+
+def test_a_step_with_the_optimizer_of_one_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: warming up leaves no trace, an update is that of PyTorch's optimiser, and so is a checkpoint."""
+    runs = []
+    for flat in (True, False):
+        monkeypatch.setattr(
+            "isocompute.engines.lm.training.Optimizer",
+            lambda *inputs, chosen=flat, **_: Optimizer(*inputs, flat=chosen),
+        )
+        run = training(FastTraining, cell_of(), tmp_path, dtype=torch.bfloat16)
+        assert isinstance(run, FastTraining)
+        assert isinstance(run.optimizer.inner, FlatAdamW) == flat
+        before = run.optimizer.state("")
+        run.step_of_own.prepare(0, torch.arange(2).numpy(), rate=1e-2, first_row=0, seed=3)
+        run.step_of_own.warm_up()
+        assert all((run.optimizer.state("")[name] == value).all() for name, value in before.items())
+        run.update()
+        runs.append(run)
+    first, second = (run.optimizer.state("") for run in runs)
+    assert first.keys() == second.keys()
+    assert all(first[name] == pytest.approx(second[name], rel=1e-5, abs=1e-7) for name in first)
+    runs[0].restore(*runs[1].state())
+    assert all((runs[0].optimizer.state("")[name] == value).all() for name, value in second.items())
+    for one, other in zip(runs[0].decoder.parameters(), runs[1].decoder.parameters(), strict=True):
+        assert one.equal(other)
 
 
 def test_blocks_are_compiled_when_one_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

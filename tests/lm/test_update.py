@@ -22,7 +22,7 @@ from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, sample
 from isocompute.engines.lm.scoring import score
-from isocompute.engines.lm.update import Batch, DivergedError, make_batch, objective, score_all, update
+from isocompute.engines.lm.update import Batch, DivergedError, descend, make_batch, objective, score_all, update
 from isocompute.recipes import RECIPES, Recipe, make_recipe
 from tests.lm.models import reference
 
@@ -290,6 +290,34 @@ def test_a_gradient_that_is_no_number_changes_nothing(
     assert all(p.grad is None for p in decoder.parameters())
     for parameter, master in zip(decoder.parameters(), optimizer.masters, strict=True):
         assert torch.equal(parameter, master.to(dtype))
+
+
+class Late(Batch):
+    """A batch of which nothing is known at first but its rollouts."""
+
+    known = False
+
+    def __getattribute__(self, name: str) -> Any:
+        assert Late.known or not name.endswith("_BT"), f"{name} was read too early"
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("micro_batch", [6, 64])
+def test_a_batch_is_read_when_it_is_ready(
+    micro_batch: int, start: Decoder, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it may still be in the making while the forward pass begins."""
+    recipe = make_recipe({"name": "grpo", "kl_coef": 0.0})
+    decoder = copy.deepcopy(start)
+    batch = Late(**vars(make_batch(recipe, rollouts, REWARDS, max_new_tokens=NEW)))
+    monkeypatch.setattr(Late, "known", False)
+    optimizer = Optimizer(list(decoder.parameters()), recipe)
+
+    def ready() -> None:
+        monkeypatch.setattr(Late, "known", True)
+
+    descend(decoder, optimizer, batch, recipe, micro_batch=micro_batch, ready=ready)
+    assert Late.known
 
 
 def test_divergence_in_a_later_update_on_the_batch_is_noticed(start: Decoder, rollouts: Rollouts) -> None:

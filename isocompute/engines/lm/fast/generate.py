@@ -9,7 +9,7 @@ import torch
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.fast.branches import Branches
-from isocompute.engines.lm.fast.lane import Lane, Sampled
+from isocompute.engines.lm.fast.lane import TILE_OF_VOCABULARY, Lane, Sampled
 from isocompute.engines.lm.fast.prompts import PromptReader
 from isocompute.engines.lm.fast.tiles import lanes_for
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
@@ -55,7 +55,9 @@ class Generator:
         )
         self.seed, self.first_row = (torch.zeros(cells, dtype=torch.long, device=device) for _ in range(2))
         self.steps_T = torch.arange(new_slots, device=device)
-        count = lanes_for(rows, cells * problems, new_slots, decoder.config.hidden_size, cells=cells)
+        config, count = decoder.config, 1
+        if config.vocab_size <= TILE_OF_VOCABULARY:  # a library's product wants the stream of its work space
+            count = lanes_for(rows, cells * problems, new_slots, config.hidden_size, cells=cells)
         self.lanes = [
             Lane(
                 decoder,

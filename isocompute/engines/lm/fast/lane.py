@@ -16,9 +16,9 @@ from isocompute.engines.lm.fast.prompts import Read, turns
 from isocompute.engines.lm.fast.tiles import tiles_for, tiles_of, triton_type
 from isocompute.engines.lm.fast.weights import LayerWeights
 
-__all__ = ["Lane", "Sampled"]
+__all__ = ["TILE_OF_VOCABULARY", "Lane", "Sampled"]
 
-_TILE_OF_VOCABULARY = 1024
+TILE_OF_VOCABULARY = 1024
 """Tokens up to which one program has all logits of a row in registers."""
 
 
@@ -89,7 +89,7 @@ class Lane:
         decoder, config = self.decoder, self.decoder.config
         out = (self.tokens_BT, self.logprobs_BT, self.lengths_B, self.stopped_B, self.going_B)
         numbers = (self.stops, len(self.stops), self.seed, self.first_row, step, self.temperature)
-        if config.vocab_size > _TILE_OF_VOCABULARY:
+        if config.vocab_size > TILE_OF_VOCABULARY:
             logits_BV = decoder.logits(normed(self.x_BD, decoder.norm)).contiguous()
             choice.draw[(self.rows,)](
                 logits_BV,

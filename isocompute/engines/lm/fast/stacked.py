@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
@@ -48,10 +48,15 @@ class Stack(Decoder):
             for layer in self.weights
         ]
 
-    def hand_out_gradients(self) -> None:
-        """Give every cell its part of the gradients."""
+    def hand_out_gradients(self) -> list[Tensor]:
+        """Give every cell its part of the gradients. What is returned has to live until all cells have read theirs:
+        they may do that on several streams, and one of them may be that of the memory.
+        """
+        out = []
         for stacked, parts in self._parts:
             if stacked.grad is not None:
                 for part, own in zip(parts, stacked.grad, strict=True):
                     part.grad = own
+                out.append(stacked.grad)
                 stacked.grad = None
+        return out

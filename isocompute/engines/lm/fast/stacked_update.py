@@ -48,8 +48,9 @@ def descend_stack(
         parts = zip(batches, recipes, *(torch.split(x_BT.detach(), rows) for x_BT in both), strict=True)
         found = branches.each([partial(_of_cell, *part) for part in parts])
         torch.autograd.backward(both, [torch.cat(grads) for grads in zip(*(grads for _, grads in found), strict=True)])
-        stack.hand_out_gradients()
+        shared = stack.hand_out_gradients()
         norms = branches.each([partial(_stepped, optimizer) for optimizer in optimizers])
+        del shared
         if not firsts:
             firsts = [torch.stack([s[0], norm, s[1], s[2]]) for (s, _), norm in zip(found, norms, strict=True)]
         else:

@@ -1,4 +1,4 @@
-"""Sizes of the decode kernels' tiles, chosen by the number of rows and the model's width."""
+"""Sizes of the decode kernels' tiles, chosen by the number of rows and the model's width, and parts of the rows."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def tiles_for(rows: int, width: int, *, cells: int = 1) -> Tiles:
     return Tiles(rows=16, columns=32, inputs=256, warps=2)
 
 
-_LANES, _FEW, _SHORT = (1, 4, 8), 256, 48
-"""Numbers of parts that pay, and rows and tokens from which on they do: capturing takes longer by a second, which a few
-tokens do not earn. Two parts of 512 or 1,024 rows are slower than one.
+_LANES, _FEW, _TOKENS = (1, 4, 8), 256, range(48, 257)
+"""Numbers of parts that pay, and for which rows and tokens: capturing 64 tokens takes a second longer, which a few do
+not earn, and many make a graph of a hundred thousand kernels. Two parts of 512 or 1,024 rows are slower than one.
 """
 
 
 def lanes_for(rows: int, problems: int, tokens: int, width: int, *, cells: int = 1) -> int:
     """Parts of the problems that are decoded side by side: several where kernels are small, and rows enough for all."""
     small = not tiles_for(rows, width, cells=cells).library
-    pays = small and rows >= _FEW and tokens >= _SHORT
+    pays = small and rows >= _FEW and tokens in _TOKENS
     return max(lanes for lanes in _LANES if lanes <= problems) if pays else 1
 
 
