@@ -131,6 +131,14 @@ def test_rows_in_parts_side_by_side_are_the_same_rows(lanes: int, monkeypatch: p
     torch.testing.assert_close(parts.logprobs_BT, whole.logprobs_BT, atol=1e-6, rtol=0)
 
 
+def test_a_large_vocabulary_is_decoded_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits are a library's product, whose work space belongs to a stream."""
+    monkeypatch.setattr("isocompute.engines.lm.fast.generate.lanes_for", lambda *_, **__: 2)
+    shape: dict[str, Any] = {"problems": 2, "per_prompt": 2, "prompt_slots": 3, "new_slots": 2, "stop_tokens": ()}
+    for words, lanes in ((1024, 2), (1025, 1)):
+        assert len(Generator(tiny(vocab_size=words), temperature=1.0, **shape).lanes) == lanes
+
+
 def test_which_rows_are_decoded_in_parts() -> None:
     assert [lanes_for(rows, rows // 8, 64, 192) for rows in (128, 256, 1024, 2048)] == [1, 8, 8, 1]
     assert [lanes_for(512, problems, 64, 192) for problems in (2, 4, 7, 8)] == [1, 4, 4, 8]

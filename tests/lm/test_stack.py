@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from isocompute.engines.base import Cell
 from isocompute.engines.lm.decoder import Decoder
+from isocompute.engines.lm.fast import stacked_update
 from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.fast.generate import Generator
 from isocompute.engines.lm.fast.products import embedded, normed, product
@@ -189,3 +191,33 @@ def test_what_does_not_stack(tmp_path: Path) -> None:
     assert key(cell_of(temperature=0.9))[1:] != first[1:]
     assert key(cell_of(learning_rate=1e-3))[1:] == first[1:]
     assert key(cell_of(), micro_batch=4) is None, "a batch trained on in parts fills the device by itself"
+
+
+def test_gradients_of_a_stack_stay_until_every_cell_has_read_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells read them on several streams; freed by the last to begin, they would be memory for what it does next."""
+    shared: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+    hand_out, stepped = Stack.hand_out_gradients, stacked_update._stepped
+
+    def watched(stack: Stack) -> list[torch.Tensor]:
+        out = hand_out(stack)
+        shared.extend(weakref.ref(grad) for grad in out)
+        return out
+
+    def stepping(optimizer: Any) -> torch.Tensor:
+        out = stepped(optimizer)
+        alive.extend(grad() is not None for grad in shared)
+        return out
+
+    monkeypatch.setattr(Stack, "hand_out_gradients", watched)
+    monkeypatch.setattr(stacked_update, "_stepped", stepping)
+    trainings = [training(FastTraining, cell_of(), tmp_path) for _ in range(2)]
+    stack = StackedTrainings([one for one in trainings if isinstance(one, FastTraining)])
+    for place in range(2):
+        stack.step.prepare(place, torch.arange(2).numpy(), rate=1e-2, first_row=0, seed=3)
+    stack.make_step()
+    assert len(alive) == 2 * len(shared) > 0
+    assert all(alive)
+    assert not any(grad() is not None for grad in shared)

@@ -201,19 +201,20 @@ def test_end_to_end_from_the_equations(start: Decoder, rollouts: Rollouts) -> No
     assert apart(optimizer.gradients[0], wanted) < 1e-5
 
 
+TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton runs on Linux alone")
 KINDS = [
     (torch.float32, False),
     (torch.bfloat16, False),
-    pytest.param(torch.bfloat16, True, marks=pytest.mark.skipif(find_spec("triton") is None, reason="Linux alone")),
+    pytest.param(torch.bfloat16, True, marks=TRITON),
 ]
 """Types of the weights, and whether all of them take a step in one kernel."""
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="Triton runs on Linux alone")
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_one_kernel_takes_the_steps_of_torch(clip: float | None) -> None:
+@TRITON
+@pytest.mark.parametrize(("clip", "beta1"), [(None, 0.9), (0.5, 0.9), (0.5, 0.0)])
+def test_one_kernel_takes_the_steps_of_torch(clip: float | None, beta1: float) -> None:
     """Gradients of two micro-batches a step, sizes that fill no block; a checkpoint of the one goes into the other."""
-    recipe = make_recipe({"name": "grpo", "weight_decay": 0.1, "beta2": 0.95, "grad_clip": clip})
+    recipe = make_recipe({"name": "grpo", "weight_decay": 0.1, "beta1": beta1, "beta2": 0.95, "grad_clip": clip})
     shapes = [(40, 30), (7,), (3, 65, 9)]
     torch.manual_seed(0)
     start = [torch.randn(shape).bfloat16() for shape in shapes]
@@ -239,6 +240,14 @@ def test_one_kernel_takes_the_steps_of_torch(clip: float | None) -> None:
             assert mine[name] == pytest.approx(value, rel=2e-6, abs=1e-7), name
     for a, b in zip(ours.parameters, ours.masters, strict=True):
         assert torch.equal(a, b.bfloat16())
+
+
+def test_large_models_have_the_optimizer_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isocompute.engines.lm.optimizer._SMALL", 99)
+    for size, small in ((99, True), (100, False)):
+        parameters = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16))]
+        inner = Optimizer(parameters, make_recipe({"name": "grpo"}), flat=True).inner
+        assert isinstance(inner, torch.optim.AdamW) != small
 
 
 def test_bf16_weights_move_through_fp32_masters(start: Decoder, rollouts: Rollouts) -> None:

@@ -1,4 +1,4 @@
-"""Rotation speeds of RoPE and of its scalings: linear, Llama 3.1 and YaRN."""
+"""Rotations of RoPE, and their speeds under its scalings: linear, Llama 3.1 and YaRN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from torch import Tensor
 
 from isocompute.engines.lm.config import DecoderConfig
 
-__all__ = ["rope_frequencies"]
+__all__ = ["rope_frequencies", "rope_turns"]
+
+
+def rope_turns(speeds_E: Tensor, scale: float, slots: int) -> tuple[Tensor, Tensor]:
+    """`_TE`: cosines and sines of as many positions."""
+    angles_TE = torch.arange(slots, device=speeds_E.device)[:, None].float() * speeds_E.float()
+    return angles_TE.cos() * scale, angles_TE.sin() * scale
 
 
 def rope_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:

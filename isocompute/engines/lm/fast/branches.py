@@ -53,8 +53,9 @@ class Branches:
             if not self._streams:
                 out.results = [call() for call in calls]
             else:
-                fork = torch.cuda.current_stream().record_event()  # one for all: PyTorch's pool of streams is small,
-                for call, stream in zip(calls, self._streams, strict=True):  # and the current one may be a branch too
+                # One event for all: PyTorch's pool of streams is small, and the current one may be a branch, too.
+                fork = torch.cuda.current_stream().record_event()
+                for call, stream in zip(calls, self._streams, strict=True):
                     stream.wait_event(fork)
                     out._begun.append(stream)
                     with torch.cuda.stream(stream):

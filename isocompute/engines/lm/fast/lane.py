@@ -12,9 +12,10 @@ from isocompute.engines.lm.decoder import Block, Decoder
 from isocompute.engines.lm.fast.attention import padded
 from isocompute.engines.lm.fast.layers import through_layers
 from isocompute.engines.lm.fast.products import normed
-from isocompute.engines.lm.fast.prompts import Read, turns
+from isocompute.engines.lm.fast.prompts import Read
 from isocompute.engines.lm.fast.tiles import tiles_for, tiles_of, triton_type
 from isocompute.engines.lm.fast.weights import LayerWeights
+from isocompute.engines.lm.rope import rope_turns
 
 __all__ = ["TILE_OF_VOCABULARY", "Lane", "Sampled"]
 
@@ -68,7 +69,7 @@ class Lane:
         self.stops = torch.tensor(stop_tokens or (-1,), dtype=torch.int32, device=device)
         self.first, self.seed, self.first_of_all = first, seed, first_row
         self.first_row = torch.zeros_like(first_row) if first else first_row
-        self.cos, self.sin = turns(decoder, self.prompt_slots + new_slots)
+        self.cos, self.sin = rope_turns(decoder.rope_speeds, decoder.rope_scale, self.prompt_slots + new_slots)
 
     @torch.no_grad()
     def decode(self) -> None:

@@ -13,15 +13,9 @@ from isocompute.engines.lm.fast.layers import through_layers
 from isocompute.engines.lm.fast.products import embedded
 from isocompute.engines.lm.fast.tiles import triton_type
 from isocompute.engines.lm.fast.weights import LayerWeights
+from isocompute.engines.lm.rope import rope_turns
 
-__all__ = ["PromptReader", "Read", "turns"]
-
-
-def turns(decoder: Decoder, slots: int) -> tuple[Tensor, Tensor]:
-    """`_TE`: RoPE's cosines and sines by position."""
-    positions_T = torch.arange(slots, device=decoder.rope_speeds.device)
-    angles_TE = positions_T[:, None].float() * decoder.rope_speeds.float()
-    return angles_TE.cos() * decoder.rope_scale, angles_TE.sin() * decoder.rope_scale
+__all__ = ["PromptReader", "Read"]
 
 
 class Read(NamedTuple):
@@ -51,7 +45,7 @@ class PromptReader:
         self.padding_P = torch.zeros(count, dtype=torch.int32, device=weight.device)
         self.last_PD = torch.zeros((count, decoder.config.hidden_size), device=weight.device)
         self.cache = Cache.empty(decoder.config, count, slots, weight)
-        self.cos, self.sin = turns(decoder, slots)
+        self.cos, self.sin = rope_turns(decoder.rope_speeds, decoder.rope_scale, slots)
 
     @property
     def done(self) -> Read:
@@ -59,23 +53,23 @@ class PromptReader:
         return Read(self.last_PD, self.padding_P, self.cache.keys_LBGTK, self.cache.values_LBGTK)
 
     def read(self) -> None:
-        """Read each prompt once."""
-        self.last_PD.copy_(self._prefill())
+        """Read each prompt once, by kernels where it is short enough for them."""
+        slots, size = self.prompts_PT.shape[1], self.decoder.config.head_dim
+        short = fits_attention(slots=slots, tokens=0, head_dim=size)
+        self.last_PD.copy_(self._last_of_short() if short else self._last_of_long())
 
-    def _prefill(self) -> Tensor:
-        """Read each prompt once; the residual stream of its last token, before the last norm.
+    def _last_of_short(self) -> Tensor:
+        """The residual stream of the prompts' last tokens.
 
         Attention is that of the trainer, which reads prompts the same way while they are short (`fits_shared`): both
         have the same prompt in mind, to the last bit but for the order of sums.
         """
         problems, slots = self.prompts_PT.shape
-        if not fits_attention(slots=slots, tokens=0, head_dim=self.decoder.config.head_dim):
-            return self._prefill_long()
         x_ND = embedded(self.decoder, self.prompts_PT).view(problems * slots, -1)
-        through_layers(self.decoder, self.weights, x_ND, self._attend_prompts)
+        through_layers(self.decoder, self.weights, x_ND, self._attend)
         return x_ND.view(problems, slots, -1)[:, -1]
 
-    def _prefill_long(self) -> Tensor:
+    def _last_of_long(self) -> Tensor:
         """The same by the decoder itself."""
         slots = self.prompts_PT.shape[1]
         at = torch.arange(slots, device=self.prompts_PT.device)
@@ -89,8 +83,8 @@ class PromptReader:
         )
         return hidden_PTD[:, -1]
 
-    def _attend_prompts(self, index: int, qkv_NC: Tensor) -> Tensor:
-        """Attention of a layer over the prompts, whose keys and values go to the cache."""
+    def _attend(self, index: int, qkv_NC: Tensor) -> Tensor:
+        """Attention of a layer, whose keys and values go to the cache."""
         from isocompute.engines.lm.fast import kernels
 
         (problems, slots), config = self.prompts_PT.shape, self.decoder.config

@@ -17,7 +17,7 @@ from isocompute.engines.lm.fast.attention import Layout, attend_shared, fits_att
 from isocompute.engines.lm.fast.embedding import fits_look_up, look_up
 from isocompute.engines.lm.fast.passes import add_and_norm, predicting, swiglu
 from isocompute.engines.lm.fast.products import embedded, product
-from isocompute.engines.lm.fast.prompts import turns
+from isocompute.engines.lm.rope import rope_turns
 from isocompute.engines.lm.sampler import Rollouts
 
 __all__ = ["fits_shared", "shared_hidden"]
@@ -40,7 +40,8 @@ def shared_hidden(decoder: Decoder, rollouts: Rollouts, *, per_prompt: int) -> T
     padding_P = (slots - rollouts.prompt_lengths_B[::per_prompt]).to(torch.int32)
     parts = (responses_BT[:, :-1].reshape(cells, -1), prompts_PS.reshape(cells, -1))
     tokens_N = torch.cat(parts, dim=1).view(-1)
-    turned = _Turns(*turns(decoder, slots + layout.tokens), padding_P)
+    turns = rope_turns(decoder.rope_speeds, decoder.rope_scale, slots + layout.tokens)
+    turned = _Turns(*turns, padding_P)
     table_VD = decoder.embed_tokens.weight
     x_ND = look_up(table_VD, tokens_N) if fits_look_up(table_VD) else embedded(decoder, tokens_N)
     pending_ND: Tensor | None = None
