@@ -272,7 +272,7 @@ def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Prop
     from pathlib import Path
 
     from isocompute.plan.api import next_cells
-    from isocompute.plan.study_file import next_recipe, study_for, study_text
+    from isocompute.plan.study_file import next_recipe, seeds_of, study_for, study_text
     from isocompute.runs import files
 
     proposals = next_cells(plan, count)
@@ -282,6 +282,7 @@ def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Prop
             before=study_for(plan, law),
             recipe=next_recipe(plan),
             seed=seed,
+            seen=seeds_of(plan),
             why=f"What to run to plan {plan.budget} better (law: {plan.law.name}); `isocompute study run {out}`.",
         )
         files.write_atomically(Path(out), text.encode())

@@ -16,9 +16,10 @@ from pydantic import ValidationError
 from isocompute.law.curve import Curve
 from isocompute.recipes import RECIPES, Recipe
 
-__all__ = ["RunsRecipe", "runs_recipe"]
+__all__ = ["ANCHOR", "RunsRecipe", "runs_recipe"]
 
-_ANCHOR = ("learning_rate", "lr_batch", "lr_scaling")
+ANCHOR = ("learning_rate", "lr_batch", "lr_scaling")
+"""Fields that say a learning rate together."""
 _POWERS = {"sqrt": 0.5, "linear": 1.0, "constant": 0.0}
 _SAME = 1.02
 """Learning rates are logged with two or three digits."""
@@ -46,7 +47,7 @@ def runs_recipe(curves: Sequence[Curve]) -> RunsRecipe:
     {'learning_rate': 1e-06, 'lr_batch': 256, 'lr_scaling': 'sqrt'}
     """
     each = [_said(curve.recipe) for curve in curves]
-    names = [name for name in Recipe.model_fields if name not in _ANCHOR and name != "schedule"]
+    names = [name for name in Recipe.model_fields if name not in ANCHOR and name != "schedule"]
     everywhere = [name for name in names if each and all(name in said for said in each)]
     agreed = {name: each[0][name] for name in everywhere if all(said[name] == each[0][name] for said in each)}
     differs = set(everywhere) - set(agreed)
@@ -83,8 +84,8 @@ def _anchor(each: Sequence[Mapping[str, Any]], batches: Sequence[int | None]) ->
     if not each:
         return None
     with_batch = ["lr_batch" in said for said in each]
-    if all(with_batch) and all(said.get(name) == each[0].get(name) for said in each for name in _ANCHOR):
-        return {name: each[0][name] for name in _ANCHOR if name in each[0]}
+    if all(with_batch) and all(said.get(name) == each[0].get(name) for said in each for name in ANCHOR):
+        return {name: each[0][name] for name in ANCHOR if name in each[0]}
     known = [b for b in batches if b is not None]
     if len(set(with_batch)) > 1 or len(known) < len(each):
         return None

@@ -7,8 +7,9 @@ that the user anchored.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date, time
 from typing import Any
 
@@ -18,14 +19,16 @@ from isocompute.plan.curves import Curves
 from isocompute.plan.leading import told
 from isocompute.plan.next_cells import Proposal
 from isocompute.plan.planner import Plan
-from isocompute.plan.runs_recipe import RunsRecipe
+from isocompute.plan.runs_recipe import ANCHOR, RunsRecipe
 from isocompute.recipes import make_recipe
 from isocompute.runs import files
 
-__all__ = ["next_recipe", "study_for", "study_of", "study_text"]
+__all__ = ["next_recipe", "seeds_of", "study_for", "study_of", "study_text"]
 
 _TOLD = ("problems_per_batch", "rollouts_per_problem", "update_steps", "learning_rate", "seed", "folder")
 """What a trainer has to know of a cell, by the names of the command engine."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""A name that TOML takes without quotes."""
 _TABLES = ("problems", "recipe", "evaluation", "resources", "engine_options")
 
 
@@ -39,6 +42,13 @@ def study_of(source: str) -> dict[str, Any] | None:
     data = files.read_bytes(path)
     seeds = parse_spec(data, name=path).seeds  # says what is wrong with it
     return {**tomllib.loads(data.decode()), "seeds": seeds}
+
+
+def seeds_of(plan: Plan) -> set[int]:
+    """Those of the runs that the law was fitted to, where they say them."""
+    model = plan.law.model
+    curves = [curve for fit in model.fits for curve in fit.curves] if isinstance(model, Curves) else []
+    return {curve.seed for curve in curves if curve.seed is not None}
 
 
 def study_for(plan: Plan, source: str) -> dict[str, Any] | None:
@@ -86,7 +96,8 @@ def next_recipe(plan: Plan) -> dict[str, Any]:
 
 def _of_runs(runs: RunsRecipe) -> dict[str, Any]:
     plain = make_recipe({}).model_dump()
-    own = {key: "none" if value is None else value for key, value in runs.fields.items() if value != plain[key]}
+    kept = {key: value for key, value in runs.fields.items() if value != plain[key] or key in ANCHOR}
+    own = {key: "none" if value is None else value for key, value in kept.items()}
     return {"name": "grpo", **own}  # `grpo` is what a recipe without a name is
 
 
@@ -95,9 +106,18 @@ def _with_anchor(recipe: Mapping[str, Any], anchor: Anchor) -> dict[str, Any]:
 
 
 def study_text(
-    proposals: Sequence[Proposal], *, before: Mapping[str, Any] | None, recipe: Mapping[str, Any], seed: int, why: str
+    proposals: Sequence[Proposal],
+    *,
+    before: Mapping[str, Any] | None,
+    recipe: Mapping[str, Any],
+    seed: int,
+    why: str,
+    seen: Collection[int] = (),
 ) -> str:
-    """The file. `before` is the study whose engine and tables are kept; without one, the command is left open."""
+    """The file. `before` is the study whose engine and tables are kept; without one, the command is left open.
+
+    A seed that was `seen`, or is the study's, is not run again: the next one is.
+    """
     cells = [p.allocation for p in proposals]
     spec = dict(before or {})
     lines = [f"# {line}" for line in why.splitlines()]
@@ -111,7 +131,7 @@ def study_text(
                 "logs": {"path": "{folder}/metrics.jsonl", "format": "jsonl"},
             },
         }
-    taken = spec.get("seeds", [])
+    taken = {*spec.get("seeds", []), *seen}
     fresh = seed if seed not in taken else max(taken) + 1
     lines += [f"engine = {json.dumps(spec['engine'])}", f"seeds = [{fresh}]", ""]
     for name in _TABLES:
@@ -135,13 +155,17 @@ def _table(name: str, table: Any) -> list[str]:
 
 
 def _fields(table: Mapping[str, Any]) -> list[str]:
-    return [f"{json.dumps(key)} = {_value(value)}" for key, value in table.items() if value is not None]
+    return [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None]
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name)
 
 
 def _value(value: Any) -> str:
     """JSON's strings, finite numbers, booleans and lists are TOML's too; tables are written inline."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_value(v) for v in value) + "]"
     if isinstance(value, date | time):

@@ -12,10 +12,11 @@ import pytest
 import isocompute
 from isocompute import InputError
 from isocompute.allocation import Allocation
+from isocompute.cli.plan_display import show_next
 from isocompute.plan.api import next_cells, stages
 from isocompute.plan.curves import Curves
 from isocompute.plan.next_cells import Proposal
-from isocompute.plan.study_file import next_recipe, study_for, study_of, study_text
+from isocompute.plan.study_file import next_recipe, seeds_of, study_for, study_of, study_text
 from isocompute.recipes import learning_rate, make_recipe
 from isocompute.runs import load
 from tests.conftest import rising, write_points
@@ -120,6 +121,33 @@ def test_a_study_goes_on_with_the_variant_and_the_sets_of_the_plan(tmp_path: Pat
     assert given["recipe"] == {
         "name": "isocompute-easy", "learning_rate": 3e-6, "lr_batch": 256, "lr_scaling": "sqrt"
     }  # fmt: skip
+
+
+def test_a_law_without_a_study_goes_on_with_its_rate_and_a_new_seed(tmp_path: Path) -> None:
+    """The rate is said also where it is the default: the batch that it belongs to is not."""
+    rows = ["run,step,problems_per_batch,rollouts_per_problem,seed,learning_rate,avg@4"]
+    for n, rate in ((8, 1e-6), (32, 2e-6)):
+        for seed in (0, 1):
+            points = rising(ceiling=0.5 + n / 1000 + seed / 500)
+            rows += [f"n{n}-s{seed},{80 * p['step'] // n},32,{n},{seed},{rate},{p['avg@4']}" for p in points]
+    (tmp_path / "sweep.csv").write_text("\n".join(rows) + "\n")
+    plan = isocompute.plan(budget=8e4, law=tmp_path / "sweep.csv", replicates=60)
+    proposals = [Proposal(Allocation(32, 8, 100), 0.01, 0.1)]
+    text = study_text(proposals, before=None, recipe=next_recipe(plan), seed=0, seen=seeds_of(plan), why="why")
+    spec = tomllib.loads(text)
+    assert spec["seeds"] == [2]
+    assert (spec["recipe"]["learning_rate"], spec["recipe"]["lr_batch"]) == (1e-6, 256)
+    assert "\nlearning_rate = 1e-06\n" in text, "names without quotes"
+    assert tomllib.loads(study_text(proposals, before=None, recipe={"a b": {"c.d": 1}}, seed=0, why=""))["recipe"] == {
+        "a b": {"c.d": 1}
+    }
+
+
+def test_nothing_to_run_next_is_said_with_the_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    show_next([], "next.toml")
+    told = capsys.readouterr().out
+    assert "No run of the law's settings" in told
+    assert "next.toml is not written" in told
 
 
 def test_variants_that_are_one_rate_for_each_batch_go_on_as_one_recipe(tmp_path: Path) -> None:
