@@ -105,6 +105,17 @@ def test_logged_learning_rates_are_of_their_own_batch(rates: tuple[float, ...], 
         assert found.why_not("learning_rate") == "your runs differ in theirs"
 
 
+@pytest.mark.parametrize(("scaling", "used"), [("sqrt", 2e-6), ("linear", 4e-6), ("constant", 1e-6)])
+def test_a_rate_that_holds_at_another_batch_is_scaled_to_the_run_s_own(scaling: str, used: float) -> None:
+    """One run says its rate at a quarter of its batch, the other at its own: the rates that were used decide."""
+    scaled = {"learning_rate": 1e-6, "lr_batch": 64, "lr_scaling": scaling}
+    found = runs_recipe(curves(scaled, {"learning_rate": 1.5 * used, "lr_batch": 512, "lr_scaling": scaling}))
+    assert "learning_rate" not in found.fields
+    found = runs_recipe(curves(scaled, {"learning_rate": used, "lr_batch": 512, "lr_scaling": scaling}))
+    assert found.fields["learning_rate"] == pytest.approx(used)
+    assert (found.fields["lr_batch"], found.fields["lr_scaling"]) == (256, "constant")
+
+
 def test_only_what_all_runs_say_and_agree_on_is_theirs() -> None:
     first = {"name": "dapo", "temperature": 1.0, "kl_coef": "much", "our_own": 3}
     found = runs_recipe(curves(first, {**first, "temperature": 0.8}))
