@@ -23,7 +23,7 @@ from isocompute.arrays import Array, Bools
 from isocompute.law.curve import Curve
 from isocompute.law.student import widening
 
-__all__ = ["ONE_SEED_ERROR", "Luck", "Spread", "moderated", "of_one", "one_seed_spread"]
+__all__ = ["ONE_SEED_ERROR", "Luck", "Spread", "difference_error", "moderated", "of_one", "one_seed_spread"]
 
 ONE_SEED_ERROR = 0.02
 """95% half-width of a difference between two runs, of the scale the values lie on."""
@@ -41,6 +41,11 @@ _LEAST_RISEN = 0.5
 def one_seed_spread(error: float) -> float:
     """Standard deviation of one seed where `error` is the 95% half-width of a difference between two."""
     return error / _TWO_SIDED / math.sqrt(2.0)
+
+
+def difference_error(spread: float) -> float:
+    """95% half-width of a difference between two seeds, `spread` the standard deviation of one."""
+    return spread * _TWO_SIDED * math.sqrt(2.0)
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,7 @@ def _setting(fit: CurveFit) -> dict[str, Any]:
         "first": fit.first,
         "last": fit.last,
         "starts": fit.starts,
+        "seed_spread": fit.seed_spread,
         "ensemble": {
             "families": [family.name for family in FAMILIES],
             "family": e.family_B.tolist(),
@@ -342,6 +343,7 @@ class _SettingFile(_Part):
     first: float = Field(gt=0)
     last: float
     starts: float = Field(ge=0)
+    seed_spread: float = Field(default=0.0, ge=0)  # older files do not have it
     ensemble: _EnsembleFile
 
     @model_validator(mode="after")
@@ -440,4 +442,5 @@ def _read_setting(s: _SettingFile) -> CurveFit:
             np.array(e.base, dtype=np.float64),
             np.array(e.ceiling, dtype=np.float64),
         ),
+        seed_spread=s.seed_spread,
     )

@@ -12,6 +12,7 @@ from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law.from_runs import choose_metric
 from isocompute.law.intervals import check_replicates
+from isocompute.law.seeds import one_seed_spread
 from isocompute.plan.advised_recipe import parse_anchor
 from isocompute.plan.budget import Budget, Rates, parse_budget
 from isocompute.plan.candidates import Constraints, allowed_rollouts
@@ -181,7 +182,7 @@ def _proposals(plan: Plan, model: Curves, targets: Sequence[Allocation], count: 
     # A setting with one seed is off by what that seed gave, at every compute; another seed shows it, and its own.
     rng, members = np.random.default_rng(0), looks_EB.shape[1]
     keys = {(a.problems_per_batch, a.rollouts_per_problem) for a in (*plan.targets, *cells)}
-    off = {key: rng.normal(scale=plan.law.seed_spread, size=members) for key in sorted(keys)}
+    off = {key: plan.law.seed_spread(*key) * rng.standard_normal(members) for key in sorted(keys)}
     off_AB, off_EB = (
         np.stack([off[a.problems_per_batch, a.rollouts_per_problem] for a in each]) for each in (plan.targets, cells)
     )
@@ -190,7 +191,7 @@ def _proposals(plan: Plan, model: Curves, targets: Sequence[Allocation], count: 
         looks_EB=looks_EB + off_EB,
         cells=cells,
         count=count,
-        noise=float(np.hypot(max(_NOISE, model.noise()), plan.law.seed_spread)),
+        noise=float(np.hypot(max(_NOISE, model.noise()), one_seed_spread(plan.law.seed_error))),
     )
 
 

@@ -13,7 +13,7 @@ from isocompute.errors import InputError
 from isocompute.law import Law, StoredLaw, fit_law, read_law
 from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
-from isocompute.law.seeds import ONE_SEED_ERROR
+from isocompute.law.seeds import ONE_SEED_ERROR, difference_error
 from isocompute.law.surface import Surface
 from isocompute.plan.curves import Curves
 from isocompute.plan.leading import check_one_setup, leading_recipe
@@ -157,7 +157,9 @@ def planning_law(
     if any(fit.setting[0] is None for fit in known) and problems_per_batch is None:
         raise InputError(f"--law {name}: its runs do not say their problems per batch; say --problems-per-batch 32.")
     _check_spread(known, name)
+    alone = [fit for fit in known if len(fit.curves) == 1]
     error = _seed_error(known)
+    whose = "settings have" if len(alone) == len(known) else f"{len(alone)} of {len(known)} settings have"
     steady = steadiness(known, falls, problems_per_batch)
     fallen = frozenset(key for key, runs in steady.items() if not runs.held_to)
     return PlanningLaw(
@@ -168,8 +170,9 @@ def planning_law(
         unit=unit,
         first=min(fit.first for fit in known),
         last=max(fit.last for fit in known),
-        uncertainty=uncertainty + (f"; settings have one seed, for which ±{number(error)} is counted" if error else ""),
+        uncertainty=uncertainty + (f"; {whose} one seed, for which ±{number(error)} is counted" if error else ""),
         seed_error=error,
+        repeated=_keys(known, problems_per_batch) - _keys(alone, problems_per_batch),
         model=Curves(tuple(known), surface, problems_per_batch, seed, fallen),
         steadiness=steady,
         runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),
@@ -191,10 +194,20 @@ def _stored(law: StoredLaw, name: str, problems_per_batch: int | None, seed: int
     )
 
 
+def _keys(fits: Sequence[CurveFit], problems_per_batch: int | None) -> frozenset[tuple[int, int]]:
+    """(Bp, n) of settings that say their n; runs that do not say their Bp have the one that was given."""
+    return frozenset((fit.setting[0] or problems_per_batch or 0, fit.setting[1] or 0) for fit in fits)
+
+
 def _seed_error(fits: Sequence[CurveFit]) -> float:
-    """`compare`'s least error of a difference, where a setting has one seed."""
-    if min(len(fit.curves) for fit in fits) > 1:
+    """95% half-width of a difference between settings of one seed: by the seeds of the others, and where no setting
+    has several, `compare`'s least error. 0 where every setting has several.
+    """
+    alone = [fit.seed_spread for fit in fits if len(fit.curves) == 1]
+    if not alone:
         return 0.0
+    if max(alone) > 0.0:
+        return difference_error(max(alone))
     # A stored law has the curves' names, not their points.
     return ONE_SEED_ERROR * scale_of(np.concatenate([fit.at(np.array([fit.first, fit.last])) for fit in fits]))
 

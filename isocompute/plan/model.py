@@ -86,7 +86,11 @@ class PlanningLaw:
     runs_recipe: RunsRecipe | None = None
     """What is known of the recipe of the user's runs; None for a published law."""
     seed_error: float = 0.0
-    """What a difference must exceed where a setting has one seed, as in `compare`: no member shows that spread."""
+    """What a difference between two settings of one seed each must exceed, since no member shows what another seed
+    would give; 0 where every setting has several.
+    """
+    repeated: frozenset[tuple[int, int]] = frozenset()
+    """Settings (Bp, n) of several seeds, whose spread the members show."""
     steadiness: Mapping[tuple[int, int], Steadiness] = field(default_factory=dict)
     """By (Bp, n): which of the user's runs held; empty for a published law."""
     bounded: bool = False
@@ -97,18 +101,18 @@ class PlanningLaw:
         values_AB = self.model.values(problems_A, rollouts_A, compute_A)
         return np.clip(values_AB, 0.0, 1.0) if self.bounded else values_AB
 
-    @property
-    def seed_spread(self) -> float:
-        """Standard deviation of one setting over seeds, where no member shows it."""
-        return one_seed_spread(self.seed_error)
+    def seed_spread(self, bp: int, n: int) -> float:
+        """Standard deviation of a setting over seeds, where no member shows it; 0 where they do."""
+        return 0.0 if (bp, n) in self.repeated else one_seed_spread(self.seed_error)
 
-    def with_seeds(self, values_AB: Array) -> Array:
-        """With what another seed would give, where no member shows it: the 95% interval of a difference between two
-        settings is then at least ± `seed_error`.
+    def with_seeds(self, values_AB: Array, settings: Sequence[tuple[int, int]]) -> Array:
+        """The values of these settings with what another seed would give, where no member shows it: the 95% interval
+        of a difference between two settings of one seed is then at least ± `seed_error`.
         """
         if self.seed_error == 0.0:
             return values_AB
-        out_AB = values_AB + np.random.default_rng(0).normal(scale=self.seed_spread, size=values_AB.shape)
+        spread_A = np.array([self.seed_spread(bp, n) for bp, n in settings])
+        out_AB = values_AB + spread_A[:, None] * np.random.default_rng(0).standard_normal(values_AB.shape)
         return np.clip(out_AB, 0.0, 1.0) if self.bounded else out_AB
 
     def fallen(self, bp: int, n: int, compute: float) -> Fallen | None:

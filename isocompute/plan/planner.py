@@ -119,7 +119,8 @@ class Plan:
         """
         if self.chosen.cheapest:
             return True
-        if self.law.seed_error > 0.0:
+        pair_of = [option.allocation for option in (self.chosen, self.cheapest)]
+        if any(self.law.seed_spread(a.problems_per_batch, a.rollouts_per_problem) > 0.0 for a in pair_of):
             return self.cheapest.ranked.regret > self.law.seed_error
         return self.chosen.ranked.probability_best >= _LIKELY
 
@@ -181,7 +182,9 @@ def make_plan(
     targets = [a for a, kept in zip(targets, begun(law, *columns(law, prices, targets)), strict=True) if kept]
     grid = columns(law, prices, targets)
     values_AB = values(law, *grid)
-    ranking = rank(values_AB, seen_AB=law.with_seeds(values_AB))
+    ranking = rank(
+        values_AB, seen_AB=law.with_seeds(values_AB, [(a.problems_per_batch, a.rollouts_per_problem) for a in targets])
+    )
     warnings += setting_warnings(law, targets, grid[2].tolist(), ranking)
     fallen_A = [
         law.fallen(a.problems_per_batch, a.rollouts_per_problem, c) for a, c in zip(targets, grid[2], strict=True)

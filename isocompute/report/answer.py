@@ -79,8 +79,9 @@ class Answer:
         )
         if plan.law.seed_error:
             out += (
-                f" Settings have one seed: ±{value(plan.law.seed_error)} is counted for what another seed would give, "
-                "and a difference under that decides nothing."
+                f" {'Some settings' if plan.law.repeated else 'Settings'} have one seed: "
+                f"±{value(plan.law.seed_error)} is counted for what another seed would give, and a difference under "
+                "that decides nothing."
             )
         return out
 

@@ -328,12 +328,12 @@ def test_one_seed_makes_a_lead_as_sure_as_two_normal_draws_are() -> None:
     values_AB = np.repeat([[0.5], [0.51]], 20_000, axis=1)
     (certain, _), law = rank(values_AB), replace(published("isocompute/bp32-easy", replicates=2), seed_error=0.02)
     assert certain.probability_best == 1.0
-    doubtful, other = rank(values_AB, seen_AB=law.with_seeds(values_AB))
+    doubtful, other = rank(values_AB, seen_AB=law.with_seeds(values_AB, [(32, 8), (32, 16)]))
     assert doubtful.probability_best == pytest.approx(stats.norm.cdf(0.01 / (0.02 / 1.96)), abs=0.01)
     assert other.standard_error == pytest.approx(0.02 / 1.96, rel=0.02)
     assert (doubtful.index, doubtful.value, other.regret) == (1, pytest.approx(0.51), pytest.approx(0.01))
     half = stats.norm.ppf(0.9) * 0.02 / 1.96 / np.sqrt(2)
     assert doubtful.interval == pytest.approx((0.51 - half, 0.51 + half), abs=3e-4)
     assert other.ties, "less than one standard error behind"
-    high_AB = replace(law, bounded=True).with_seeds(np.full((1, 1000), 0.999))
+    high_AB = replace(law, bounded=True).with_seeds(np.full((1, 1000), 0.999), [(32, 8)])
     assert high_AB.max() == 1.0, "no seed takes a rate beyond 1"

@@ -314,6 +314,30 @@ def test_what_another_seed_would_give_is_worth_a_look(tmp_path: Path) -> None:
     assert gain < plan.law.seed_error, "no look is worth more than what is unknown"
 
 
+def test_a_setting_of_one_seed_varies_as_the_seeds_of_the_others_do(tmp_path: Path) -> None:
+    """Four seeds of n = 8 and 16 that differ by .03, one of n = 32: the margin of .02 would be too little for it, and
+    for the others all is in the members already.
+    """
+    rng = np.random.default_rng(4)
+    for n, seeds in ((8, 4), (16, 4), (32, 1)):
+        for seed in range(seeds):
+            settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": seed}
+            points = rising(40, 0.6 + 0.03 * float(rng.normal()))
+            write_points(tmp_path / "runs" / f"n{n}-s{seed}", points, **settings)
+    law = isocompute.fit(tmp_path / "runs", replicates=100)
+    write_law(law, tmp_path / "law.json")
+    spread = law.settings[2].seed_spread
+    assert 0.015 < spread < 0.06
+    for source in (law, tmp_path / "law.json", tmp_path / "runs"):
+        found = isocompute.plan(budget=60_000, law=source, replicates=100).law
+        assert [found.seed_spread(32, n) for n in (8, 16, 32)] == [0.0, 0.0, pytest.approx(spread)]
+        assert found.seed_error == pytest.approx(1.96 * np.sqrt(2) * spread)
+        assert "1 of 3 settings have one seed" in found.uncertainty
+        seen_AB = found.with_seeds(np.full((2, 4000), 0.5), [(32, 16), (32, 32)])
+        assert np.ptp(seen_AB[0]) == 0.0
+        assert seen_AB[1].std() == pytest.approx(spread, rel=0.05)
+
+
 def test_tokens_and_hours_are_those_of_the_laws_runs(tmp_path: Path) -> None:
     """500-token responses: 3e7 tokens are 60,000 rollouts."""
     law = one_seed(tmp_path / "runs", response_length=500.0)
