@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from isocompute.caught import recorded
 from isocompute.errors import InputError
 from isocompute.law import (
     Backtest,
@@ -158,8 +159,7 @@ def forecast_all(
 @contextmanager
 def _each_once() -> Iterator[None]:
     """What is said of many runs in the same words is said once."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RunWarning)
+    with recorded(RunWarning) as caught:
         yield
     for warning in {str(warning.message): warning for warning in caught}.values():
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from isocompute.caught import quiet
 from isocompute.errors import InputError
 from isocompute.law import Curve, curves_of
 from isocompute.law.curve import MINIMUM_POINTS
@@ -52,8 +53,7 @@ def fittable(curve: Curve) -> bool:
 def _lacks(run: Run, metric: str, source: str) -> str | None:
     """Why a run has no curve, or None where it has one; `InputError` where it is broken."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RunWarning)  # said of all runs at once
+        with quiet(RunWarning):  # said of all runs at once
             curves_of(RunSet((run,), source), metric=metric)
     except InputError:
         values = run.points[metric].drop_nulls()

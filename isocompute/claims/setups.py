@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from isocompute.arrays import Array
+from isocompute.caught import quiet
 from isocompute.claims.readable import fittable, with_curves
 from isocompute.errors import InputError
 from isocompute.law import Law, curves_of, fit_law
@@ -124,8 +125,7 @@ class Study:
             chosen = with_curves(chosen, metric)
         if not chosen:
             return None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RunWarning)  # told once, when the runs were read
+        with quiet(RunWarning):  # told once, when the runs were read
             curves, _, unit = curves_of(chosen, metric=metric or self.metric, unit=unit)
         return curves, unit
 
@@ -224,8 +224,7 @@ def _further(run: Run) -> dict[str, Any]:
 def _is_readable(runs: RunSet, metric: str) -> bool:
     """Whether the runs of a setup can be read together; a warning says why not."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RunWarning)  # told when the runs were read
+        with quiet(RunWarning):  # told when the runs were read
             curves_of(runs, metric=metric)
     except InputError as error:
         warnings.warn(f"{error} Claims are without these runs.", RunWarning, stacklevel=4)

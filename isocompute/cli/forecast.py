@@ -256,15 +256,13 @@ def _show_backtest(data: dict[str, Any]) -> None:
 
 def draw(loaded: RunSet, made: Forecast, metric: str | None, unit: str | None, chart: str) -> None:
     """The chart of a run's forecast, with the points that came after it where there are any."""
-    import warnings
-
+    from isocompute.caught import quiet
     from isocompute.law import curves_of
     from isocompute.report.charts import forecast_chart
     from isocompute.report.style import save
     from isocompute.runs import RunWarning
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RunWarning)  # the forecast gave them
+    with quiet(RunWarning):  # the forecast gave them
         (curve,), metric_name, unit_name = curves_of(loaded, metric=metric, unit=unit)
     end = made.fitted_points
     later = None

@@ -37,16 +37,14 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Look runs over: entropy, length, truncation, KL, gradients, reward. Code 1 where there is a problem."""
-    import warnings
-
     from isocompute import api
+    from isocompute.caught import quiet
     from isocompute.runs.model import NonFiniteWarning
 
     if follow:
         checked = _follow(paths, problems_per_batch, rollouts_per_problem, json=json)
     else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NonFiniteWarning)  # a finding of its own
+        with quiet(NonFiniteWarning):  # a finding of its own
             runs = options.load_runs(paths, None, None, problems_per_batch, rollouts_per_problem)
         checked = api.check_health(runs, paths=paths)
         if json:
@@ -62,9 +60,8 @@ def _follow(
     paths: list[str], problems_per_batch: int | None, rollouts_per_problem: int | None, *, json: bool
 ) -> Sequence[Health]:
     """Findings as they come, each once: a line each, or an object a line."""
-    import warnings
-
     from isocompute import api
+    from isocompute.caught import quiet
     from isocompute.logs import follow
     from isocompute.runs import RunWarning
 
@@ -72,8 +69,7 @@ def _follow(
     last: list[Health] = []
 
     def read() -> RunSet:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RunWarning)  # a line half written, a cell without a point: they will come
+        with quiet(RunWarning):  # a line half written, a cell without a point: they will come
             return options.load_runs(paths, None, None, problems_per_batch, rollouts_per_problem)
 
     def changed(runs: RunSet) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from isocompute.caught import quiet
 from isocompute.errors import InputError
 from isocompute.law import Curve, Law, fit_law
 from isocompute.law.curve import MINIMUM_POINTS
@@ -152,8 +153,7 @@ def _law(curves: Sequence[Curve], end: float, metric: str, replicates: int, seed
     begun = [cut for cut in (_until(curve, end) for curve in curves) if _has_begun(cut)]
     if len({_setting(curve) for curve in begun}) < 2:
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of runs cut short, which is what they are
+    with quiet():  # runs cut short warn of it, and that is what they are
         return fit_law(begun, metric=metric, unit="rollouts", replicates=replicates, seed=seed)
 
 

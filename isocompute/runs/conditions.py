@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isocompute.recipes import FOLLOWS_BATCH
+from isocompute.runs.circumstances import CIRCUMSTANCES
 from isocompute.runs.columns import said_by
 from isocompute.runs.model import Run, RunSet, RunWarning, listing
 
@@ -35,12 +36,6 @@ _FIRST = ("problems", "model", "recipe.baseline_rollouts", "recipe.loss", "recip
 """Ingredients that name a condition before any other does."""
 _FOLLOWS_BATCH = {f"recipe.{name}" for name in FOLLOWS_BATCH}
 _ALLOCATION = {"n", "bp", "m", "seed", "run", "rollouts_per_problem", "problems_per_batch"}
-_APART = (
-    *("problems_per_batch", "rollouts_per_problem", "update_steps", "seed", "gpus", "versions"),
-    *("device", "micro_batch", "sample_batch", "threads", "together", "workers"),
-    *("host", "hostname", "user", "pid", "date", "time", "timestamp", "created", "started", "finished"),
-)
-"""Keys of `run.json` that do not say how a run was made."""
 _FEW = 2
 """So few ingredients are named in full; of more, only those that most runs do not share."""
 _ALWAYS = {"problems", "model", "recipe.loss"}
@@ -112,7 +107,7 @@ def made_of(run: Run) -> dict[str, Any]:
     """All that `run.json` says of how a run was made but its allocation and seed, and where, when and how fast it ran:
     runs that differ in those alone are repetitions.
     """
-    return run.settings.model_dump(exclude=set(_APART), exclude_none=True)
+    return run.settings.model_dump(exclude=set(CIRCUMSTANCES), exclude_none=True)
 
 
 def ingredients(run: Run) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 
+from isocompute.caught import recorded
 from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.cells import odd_cells
@@ -175,8 +176,7 @@ def _load_one(address: str, asked: _Asked) -> list[Run]:
 
 def _foreign(address: str, asked: _Asked) -> list[Run] | None:
     """A table in somebody else's columns; None where `where` is about its rows and not about its runs."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with recorded() as told:
         try:
             runs = _logs(address, "not a table with our columns", asked)
         except InputError:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from isocompute.law.curve import MINIMUM_POINTS, Curve
+from isocompute.runs.circumstances import CIRCUMSTANCES
 from isocompute.runs.rewards import REWARDS, rank
 from isocompute.ui.source import POINTS
 
@@ -24,8 +25,6 @@ _SETTINGS = "run.json"
 _UNIT = "rollouts"
 _DEPTH = 4
 _LARGEST = 1e100
-_APART = {"problems_per_batch", "rollouts_per_problem", "update_steps", "seed", "gpus", "versions"}
-"""What seeds of one setting may differ in, or share without saying it here."""
 
 
 class _OutOfTheOrdinaryError(Exception):
@@ -88,7 +87,7 @@ def _curve(name: str, folder: Path, rows: list[dict[str, Any]], metric: str) -> 
     ):
         raise _OutOfTheOrdinaryError
     settings = json.loads((folder / _SETTINGS).read_bytes())
-    recipe = {key: value for key, value in settings.items() if key not in _APART and value is not None}
+    recipe = {key: value for key, value in settings.items() if key not in CIRCUMSTANCES and value is not None}
     bp, n, seed = (_whole(settings.get(key)) for key in ("problems_per_batch", "rollouts_per_problem", "seed"))
     if any(value is not None and value < 1 for value in (bp, n)):
         raise _OutOfTheOrdinaryError

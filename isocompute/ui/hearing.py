@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["heard"]
+from isocompute.caught import recorded
 
-_one_at_a_time = threading.RLock()
-"""Python has one way to catch warnings for all threads."""
+__all__ = ["heard"]
 
 
 @contextmanager
 def heard() -> Iterator[list[str]]:
     """The warnings that are given inside, each once, when it is over."""
     said: list[str] = []
-    with _one_at_a_time, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded() as caught:
         yield said
         said += dict.fromkeys(str(warning.message) for warning in caught)

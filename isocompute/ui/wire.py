@@ -17,7 +17,7 @@ from isocompute.law.curve import Curve
 from isocompute.law.families import FAMILIES, Family
 from isocompute.law.fits import CurveFit, Ensemble
 from isocompute.law.frontier import Frontier, Switch
-from isocompute.law.law import Law, RunFit, Tradeoff
+from isocompute.law.law import EarlyFall, Law, RunFit, Tradeoff
 from isocompute.law.optimum import Optimum
 from isocompute.law.sensitivity import Slice
 from isocompute.law.surface import LeftOut, Surface, Terms
@@ -27,7 +27,7 @@ __all__ = ["pack", "unpack"]
 _CLASSES: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        *(Curve, CurveFit, Ensemble, Frontier, Law, LeftOut, Optimum, RunFit, Slice, Surface, Switch, Terms),
+        *(Curve, CurveFit, EarlyFall, Ensemble, Frontier, Law, LeftOut, Optimum, RunFit, Slice, Surface, Switch, Terms),
         Tradeoff,
     )
 }

@@ -7,15 +7,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from isocompute.law import Law, curves_of, fit_law, law_to_json
+from isocompute.law.families import Family
 from isocompute.runs import load, writer
 from isocompute.ui import glance as glance_module
-from isocompute.ui import server
+from isocompute.ui import server, wire
 from isocompute.ui.ahead import Ahead
 from isocompute.ui.fitting import Fitted
 from isocompute.ui.glance import glance
@@ -125,6 +126,34 @@ def test_ordinary_runs_are_read_as_load_reads_them(wide: Path) -> None:
     curves, metric, unit = curves_of(load(str(wide)))
     assert seen[1:] == (metric, unit)
     assert all(map(same, seen[0], curves)) and len(seen[0]) == len(curves)
+
+
+def test_seeds_are_those_that_load_sees_wherever_they_ran(tmp_path: Path) -> None:
+    """Every run of the language-model engine writes its device and micro-batch."""
+    for seed, micro_batch in ((0, 125), (1, 256)):
+        told = {"engine": "lm", "device": "cuda", "micro_batch": micro_batch, "hostname": f"node{seed}"}
+        write_points(tmp_path / f"s{seed}", rising(), problems_per_batch=32, rollouts_per_problem=8, seed=seed, **told)
+    seen = glance(str(tmp_path))
+    assert seen is not None
+    assert all(map(same, seen[0], curves_of(load(str(tmp_path)))[0]))
+    assert len({curve.recipe for curve in seen[0]}) == 1
+
+
+def test_every_part_of_a_law_can_be_sent() -> None:
+    left, seen = [Law], {Family}
+    while left:
+        each = left.pop()
+        parts = {part for hint in get_type_hints(each).values() for part in dataclasses_in(hint)} - seen
+        seen |= parts
+        left += parts
+    assert {part.__name__ for part in seen - {Family}} <= set(wire._CLASSES)
+    assert len(seen) > 10
+
+
+def dataclasses_in(hint: Any) -> set[type]:
+    """The dataclasses that a type is made of."""
+    inside = [found for part in get_args(hint) for found in dataclasses_in(part)]
+    return {*inside, *([hint] if dataclasses.is_dataclass(hint) and isinstance(hint, type) else [])}
 
 
 ODD: dict[str, Callable[[str], str]] = {

@@ -6,10 +6,10 @@ import ast
 import json
 import operator
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from isocompute.caught import quiet
 from isocompute.errors import InputError
 
 __all__ = ["arithmetic", "flatten", "number_of", "plain", "resolve", "syntax_tree"]
@@ -87,7 +87,7 @@ def _items(text: str) -> list[str]:
 def arithmetic(text: str, *, whole: bool = False) -> int | float | None:
     """The value of a sum of numbers such as `(512 + 1024) * 2`; `whole` divides as a shell does. `None` otherwise."""
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with quiet():
             tree = ast.parse(text.strip(), mode="eval")
         value = number_of(tree.body, {}, whole=whole)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
@@ -100,7 +100,7 @@ def arithmetic(text: str, *, whole: bool = False) -> int | float | None:
 def syntax_tree(text: str) -> ast.Module | None:
     """A Python file's syntax tree, or `None` where it is not Python. Its author's warnings are not ours."""
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with quiet():
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

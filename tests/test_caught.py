@@ -1,0 +1,45 @@
+"""Warnings that several threads catch at a time."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+from isocompute.caught import quiet, recorded
+from isocompute.runs.model import RunWarning
+
+
+def test_threads_that_catch_warnings_do_not_undo_each_other() -> None:
+    """One is inside `quiet` when the other begins to record: it has to wait, and the filters are as before."""
+    before = list(warnings.filters)
+    inside, go_on, told = threading.Event(), threading.Event(), []
+
+    def hush() -> None:
+        with quiet(RunWarning):
+            inside.set()
+            go_on.wait(10)
+
+    def listen() -> None:
+        with recorded() as caught:
+            warnings.warn("a cell without a point", RunWarning, stacklevel=2)
+        told.extend(str(one.message) for one in caught)
+
+    first, second = threading.Thread(target=hush), threading.Thread(target=listen)
+    first.start()
+    assert inside.wait(10)
+    second.start()
+    second.join(0.2)
+    assert not told
+    go_on.set()
+    first.join(10)
+    second.join(10)
+    assert told == ["a cell without a point"]
+    assert warnings.filters == before
+
+
+def test_one_thread_may_catch_inside_what_it_catches() -> None:
+    with recorded(RunWarning) as caught:
+        with quiet(RunWarning):
+            warnings.warn("not this", RunWarning, stacklevel=2)
+        warnings.warn("this", RunWarning, stacklevel=2)
+    assert [str(one.message) for one in caught] == ["this"]
