@@ -35,7 +35,6 @@ _HOMES = {
     "forecast": "isocompute.api",
     "forecast_all": "isocompute.api",
     "judge_claims": "isocompute.api",
-    "plan": "isocompute.api",
     "InputError": "isocompute.errors",
     "explain": "isocompute.export",
     "export_plan": "isocompute.export",
@@ -49,8 +48,10 @@ _HOMES = {
     "write_report": "isocompute.report.writing",
 }
 
-_MODULES = {"claims", "engines", "export", "health", "law", "logs", "metrics", "problems", "report", "runs", "study"}
-"""Parts of the package that load on first use too: `isocompute.study.run(…)`."""
+_MODULES = {
+    *("claims", "engines", "export", "health", "law", "logs", "metrics", "plan", "problems", "report", "runs", "study"),
+}
+"""Parts of the package that load on first use too: `isocompute.study.run(…)`. `plan` can be called, too."""
 
 __all__ = [
     "InputError",

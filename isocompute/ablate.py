@@ -1,4 +1,4 @@
-"""`isocompute.ablate(...)`: run a recipe and its variants as a study, then say what each part is for."""
+"""`isocompute.ablate.ablate(...)`: run a recipe and its variants as a study, then say what each part is for."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def forecast(
     (curve,), _, unit = curves_of(runs, metric=metric, unit=unit)
     seen = _until(curve, fit_until)
     made = _forecast(seen, target(to, float(seen.compute_C[-1])), level=level, unit=unit)
-    from isocompute.present import present_level
+    from isocompute.level import present_level
 
     return replace(made, now=present_level(seen))
 

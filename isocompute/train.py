@@ -1,4 +1,4 @@
-"""`isocompute.train(...)`: one run of the language-model engine, from a TOML file or from arguments."""
+"""`isocompute.train.train(spec, out=...)`: one run of the language-model engine, from a spec or its TOML file."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 import isocompute
 from isocompute import InputError, api
-from isocompute.cli.compare import comparison_json
-from isocompute.cli.forecast import backtest_json, forecast_json
+from isocompute.cli.forecast import backtest_json
 from isocompute.cli.main import app
 from isocompute.law import law_to_json
 from tests.conftest import rising, write_points
@@ -38,7 +37,7 @@ def as_json(data: dict[str, Any]) -> Any:
 def test_fit_is_the_command() -> None:
     law = isocompute.fit("runs", metric="best@4", unit="steps", points="records", replicates=60, seed=3, bin_width=0.01)
     options = "--metric best@4 --unit steps --points records --replicates 60 --seed 3 --bin 0.01"
-    assert as_json(law_to_json(law)) == printed("fit", "runs", *options.split())
+    assert as_json(law.to_json()) == printed("fit", "runs", *options.split())
     assert (law.metric, law.unit, law.points, law.replicates) == ("best@4", "steps", "records", 60)
 
 
@@ -46,7 +45,7 @@ def test_fit_is_the_command() -> None:
 def test_forecast_is_the_command() -> None:
     made = isocompute.forecast("runs/easy-32x64", to=4e6, fit_until=0.5, metric="avg@4", level=0.5)
     options = "--to 4e6 --fit-until 0.5 --metric avg@4 --level 0.5"
-    assert as_json(forecast_json(made)) == printed("forecast", "runs/easy-32x64", *options.split())
+    assert as_json(made.to_json()) == printed("forecast", "runs/easy-32x64", *options.split())
     assert (made.at, made.level) == (4e6, 0.5)
 
 
@@ -59,7 +58,7 @@ def test_backtest_is_the_command() -> None:
 def test_compare_is_the_command() -> None:
     result = isocompute.compare("runs/easy-32x8", "runs/easy-32x16", replicates=60, seed=1)
     options = "--replicates 60 --seed 1"
-    assert as_json(comparison_json(result)) == printed("compare", "runs/easy-32x8", "runs/easy-32x16", *options.split())
+    assert as_json(result.to_json()) == printed("compare", "runs/easy-32x8", "runs/easy-32x16", *options.split())
 
 
 def test_every_kind_of_source_is_the_same(in_sweep: Path) -> None:
@@ -91,7 +90,7 @@ def test_runs_that_are_loaded_are_taken_singly_and_in_lists() -> None:
         isocompute.compare(one, runs["easy-32x64"], replicates=50),
         isocompute.compare("runs/easy-32x8", "runs/easy-32x64", replicates=50),
     )
-    assert as_json(comparison_json(sides[0])) == as_json(comparison_json(sides[1]))
+    assert as_json(sides[0].to_json()) == as_json(sides[1].to_json())
     with pytest.raises(InputError, match=r"^easy-32x8: no run has a metric 'nothing'"):
         isocompute.forecast(one, metric="nothing")
 
@@ -222,3 +221,14 @@ def test_too_few_replicates_are_refused() -> None:
         for few in (-1, 0, 19):
             with pytest.raises(InputError, match=f"^replicates = {few}: intervals need at least 20"):
                 call(few)
+
+
+def test_plan_is_one_thing_and_shows_its_options() -> None:
+    """It is a package, too; before and after its parts are imported."""
+    script = (
+        "import inspect, isocompute; before = isocompute.plan; import isocompute.plan.api; "
+        "assert isocompute.plan is before; assert {'budget', 'law'} <= set(inspect.signature(before).parameters)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    with pytest.raises(TypeError, match=r"plan\(\) takes 0 positional arguments"):
+        isocompute.plan("2e6", "isocompute/bp32-easy")  # type: ignore[misc]  # as a user may try

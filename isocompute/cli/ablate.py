@@ -72,7 +72,6 @@ def _ablation_json(ablation: Ablation) -> dict[str, Any]:
 
 
 def _part_json(part: Part) -> dict[str, Any]:
-    from isocompute.cli.compare import comparison_json
 
     return {
         "name": part.name or "whole",
@@ -84,7 +83,7 @@ def _part_json(part: Part) -> dict[str, Any]:
         "predicted_interval": list(part.predicted_interval),
         "reached": part.reached,
         "verdict": part.verdict,
-        "comparison": None if part.comparison is None else comparison_json(part.comparison),
+        "comparison": None if part.comparison is None else part.comparison.to_json(),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from isocompute.law import Comparison
-    from isocompute.law.comparison import Efficiency
     from isocompute.runs import RunSet
 
-__all__ = ["command", "comparison_json"]
+__all__ = ["command"]
 
 
 def command(
@@ -57,7 +56,7 @@ def command(
             chart,
         )
     if json:
-        options.print_json(comparison_json(result), said=said)
+        options.print_json(result.to_json(), said=said)
     else:
         _show(result, *names)
         if chart:
@@ -82,51 +81,6 @@ def _names(a: str, b: str) -> tuple[str, str]:
     """What to call the sides: the last part of each address, told apart where it is the same."""
     name_a, name_b = (side.rsplit("::", maxsplit=1)[-1].rstrip("/").rsplit("/", 1)[-1] for side in (a, b))
     return (f"{name_a} (first)", f"{name_b} (second)") if name_a == name_b else (name_a, name_b)
-
-
-def comparison_json(result: Comparison) -> dict[str, Any]:
-    """The keys of `compare --json` (docs/compare.md)."""
-
-    def side(fit: Any, efficiency: Efficiency) -> dict[str, Any]:
-        return {
-            "runs": [curve.name for curve in fit.curves],
-            "form": fit.family.name,
-            "asymptote": fit.ceiling,
-            "asymptote_interval": list(fit.ceiling_interval()),
-            "rise_done": fit.rise_done,
-            "efficiency": efficiency.efficiency,
-            "efficiency_interval": list(efficiency.efficiency_interval),
-            "midpoint": efficiency.midpoint,
-            "midpoint_interval": list(efficiency.midpoint_interval),
-        }
-
-    return {
-        "a": side(result.a, result.efficiency_a),
-        "b": side(result.b, result.efficiency_b),
-        "difference": result.difference,
-        "interval": list(result.interval),
-        "error_rule": result.error_rule,
-        "common_ceiling": result.common_ceiling,
-        "efficiency_ratio": result.efficiency_ratio,
-        "efficiency_ratio_interval": list(result.efficiency_ratio_interval),
-        "speed_ratio": result.speed_ratio,
-        "speed_ratio_interval": list(result.speed_ratio_interval),
-        "overtakes": [
-            {
-                "compute": o.compute,
-                "interval": list(o.interval),
-                "probability": o.probability,
-                "winner": o.winner,
-                "extrapolated": o.extrapolated,
-            }
-            for o in result.overtakings
-        ],
-        "higher": result.higher,
-        "faster": result.faster,
-        "ahead_now": result.ahead_now,
-        "falls": [{"side": f.side, "run": f.run, "after": f.after, "value": f.value} for f in result.falls],
-        "unrisen": result.unrisen,
-    }
 
 
 def _show(result: Comparison, name_a: str, name_b: str) -> None:

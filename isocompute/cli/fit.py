@@ -46,7 +46,7 @@ def command(
 
         check_format(chart)
     from isocompute import api
-    from isocompute.law import law_to_json, write_law
+    from isocompute.law import write_law
 
     with options.heard() as said:
         loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
@@ -61,7 +61,7 @@ def command(
     if out:
         write_law(law, out)
     if json:
-        options.print_json(law_to_json(law), said=said)
+        options.print_json(law.to_json(), said=said)
     else:
         show(law)
         for written in filter(None, (out, chart)):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from isocompute.law import Backtest, Forecast
     from isocompute.runs import RunSet
 
-__all__ = ["backtest_json", "command", "draw", "forecast_json", "forecasts_json", "show"]
+__all__ = ["backtest_json", "command", "draw", "forecasts_json", "show"]
 
 _TO = "2x"
 _REASONS = 10
@@ -66,7 +66,7 @@ def command(
             data, show_it = forecasts_json(loaded, *found, metric=metric, unit=unit), _show_all
         else:
             made = api.forecast(loaded, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
-            data, show_it = forecast_json(made), lambda _: show(made, **_as_read(loaded, metric=metric, unit=unit))
+            data, show_it = made.to_json(), lambda _: show(made, **_as_read(loaded, metric=metric, unit=unit))
     if chart:
         draw(loaded, made, metric, unit, chart)
     if json:
@@ -98,26 +98,6 @@ def _as_read(loaded: RunSet, *, metric: str | None, unit: str | None) -> dict[st
     return {"metric": choose_metric(loaded, metric), "unit": choose_unit(loaded, unit)}
 
 
-def forecast_json(made: Forecast) -> dict[str, Any]:
-    """The keys of `forecast --json` (docs/forecasting.md)."""
-    return {
-        "at": made.at,
-        "value": made.value,
-        "interval": list(made.interval),
-        "level": made.level,
-        "verdict": made.verdict,
-        "reason": made.reason,
-        "now": made.now,
-        "asymptote": made.asymptote,
-        "asymptote_interval": None if made.asymptote_interval is None else list(made.asymptote_interval),
-        "rise_done": made.rise_done,
-        "form": made.form,
-        "weights": made.weights,
-        "fitted_points": made.fitted_points,
-        "fitted_until": made.fitted_until,
-    }
-
-
 def forecasts_json(
     loaded: RunSet, made: dict[str, Forecast], left_out: dict[str, str], *, metric: str | None, unit: str | None
 ) -> dict[str, Any]:
@@ -127,7 +107,7 @@ def forecasts_json(
     rows = []
     for name, forecast in made.items():
         one = replace(loaded, runs=(loaded.named(name),))
-        rows.append({"run": name, **_as_read(one, metric=metric, unit=unit), **forecast_json(forecast)})
+        rows.append({"run": name, **_as_read(one, metric=metric, unit=unit), **forecast.to_json()})
     return {"runs": rows, "left_out": left_out}
 
 

@@ -157,14 +157,14 @@ def command(
     growing = stages(plan) if schedule else None
     proposals = _propose(plan, next_, law, study, seed) if next_ else []
     if json:
-        from isocompute.plan.present import plan_to_json, proposal_to_json
+        from isocompute.plan.as_json import proposal_to_json
 
         extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals]} if next_ else {}
         if next_:
             extra["study"] = study if proposals else None
         if growing is not None:
             extra["schedule"] = growing.to_json()
-        options.print_json(plan_to_json(plan) | extra, said=said)
+        options.print_json(plan.to_json() | extra, said=said)
         return
     from isocompute.cli.plan_display import show, show_next, show_schedule
 

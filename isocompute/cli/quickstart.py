@@ -148,11 +148,9 @@ def _reporter(name: str, *, quiet: bool) -> Report:
 
 def _json(laws: dict[tuple[str, str], Law], plan_for: float) -> dict[str, Any]:
     """The keys of `quickstart --json` (docs/quickstart.md)."""
-    from isocompute.law import law_to_json
-
     return {
         "laws": [
-            {"set": name, "metric": metric, "optimal_rollouts": law_to_json(law)["optimal_rollouts"]}
+            {"set": name, "metric": metric, "optimal_rollouts": law.to_json()["optimal_rollouts"]}
             for (name, metric), law in laws.items()
         ],
         "rules": [{"rule": rule, "holds": holds, "found": found} for rule, holds, found in _rules(laws)],

@@ -107,10 +107,9 @@ def _as_table(plan: Mapping[str, Any] | Planned, source: str) -> Mapping[str, An
     if isinstance(plan, Mapping):
         return plan
     from isocompute.plan.planner import Plan as Planned
-    from isocompute.plan.present import plan_to_json
 
     if isinstance(plan, Planned):
-        return plan_to_json(plan)
+        return plan.to_json()
     raise InputError(
         f"{source}: a {type(plan).__name__} is no plan; give what isocompute.plan(…) returns, what `isocompute plan "
         "--json` prints, or a table with Bp, n and M (isocompute.export.read_plan reads one from a file)."

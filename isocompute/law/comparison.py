@@ -21,6 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -122,6 +123,50 @@ class Comparison:
             f"b {value(self.difference)} ({value(self.interval[0])} to {value(self.interval[1])}){fell};\n"
             f"  a={self.a!r},\n  b={self.b!r})"
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `compare --json` (docs/compare.md)."""
+        return {
+            "a": _side(self.a, self.efficiency_a),
+            "b": _side(self.b, self.efficiency_b),
+            "difference": self.difference,
+            "interval": list(self.interval),
+            "error_rule": self.error_rule,
+            "common_ceiling": self.common_ceiling,
+            "efficiency_ratio": self.efficiency_ratio,
+            "efficiency_ratio_interval": list(self.efficiency_ratio_interval),
+            "speed_ratio": self.speed_ratio,
+            "speed_ratio_interval": list(self.speed_ratio_interval),
+            "overtakes": [
+                {
+                    "compute": o.compute,
+                    "interval": list(o.interval),
+                    "probability": o.probability,
+                    "winner": o.winner,
+                    "extrapolated": o.extrapolated,
+                }
+                for o in self.overtakings
+            ],
+            "higher": self.higher,
+            "faster": self.faster,
+            "ahead_now": self.ahead_now,
+            "falls": [{"side": f.side, "run": f.run, "after": f.after, "value": f.value} for f in self.falls],
+            "unrisen": self.unrisen,
+        }
+
+
+def _side(fit: CurveFit, efficiency: Efficiency) -> dict[str, Any]:
+    return {
+        "runs": [curve.name for curve in fit.curves],
+        "form": fit.family.name,
+        "asymptote": fit.ceiling,
+        "asymptote_interval": list(fit.ceiling_interval()),
+        "rise_done": fit.rise_done,
+        "efficiency": efficiency.efficiency,
+        "efficiency_interval": list(efficiency.efficiency_interval),
+        "midpoint": efficiency.midpoint,
+        "midpoint_interval": list(efficiency.midpoint_interval),
+    }
 
 
 def compare(

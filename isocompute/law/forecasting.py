@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,25 @@ class Forecast:
     weights: dict[str, float]
     fitted_points: int
     fitted_until: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `forecast --json` (docs/forecasting.md)."""
+        return {
+            "at": self.at,
+            "value": self.value,
+            "interval": list(self.interval),
+            "level": self.level,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "now": self.now,
+            "asymptote": self.asymptote,
+            "asymptote_interval": None if self.asymptote_interval is None else list(self.asymptote_interval),
+            "rise_done": self.rise_done,
+            "form": self.form,
+            "weights": self.weights,
+            "fitted_points": self.fitted_points,
+            "fitted_until": self.fitted_until,
+        }
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -123,6 +124,12 @@ class Law:
             f"Law({self.metric} over {self.unit}; {many}; {_in_words(self.joint.rollouts)}; "
             f"{plural(len(self.notes), 'note')})"
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `fit --json` (docs/fit.md)."""
+        from isocompute.law.store import law_to_json
+
+        return law_to_json(self)
 
 
 def _in_words(best: Optimum | None) -> str:
@@ -246,7 +253,8 @@ def _tradeoffs(competitions: Sequence[_Competition], luck_SB: Array, *, iso: boo
     for i, ((fixed, value, fits), front) in enumerate(zip(competitions, fronts, strict=True)):
         at_batch = fixed == "batch_size"
         scale = float(value or 1) if at_batch else 1.0
-        for axis in [1] * iso + [0] * at_batch:
+        axes = [axis for axis, wanted in ((1, iso), (0, at_batch)) if wanted]
+        for axis in axes:
             reading = _reading(front, fits, lucks[i], axis, scale)
             if reading is not None:
                 readings[i, axis] = reading

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.plan.difficulty import HARD, Mix, zero_variance_share
+from isocompute.words import plural
 
 __all__ = ["FEW_UPDATES", "Warned", "data_advice", "metric_advice", "run_advice"]
 
@@ -15,12 +16,15 @@ SMALL_SET = 1000
 SMALL_SET_ROLLOUTS = 256
 MANY_EPOCHS = 100.0
 """The paper's own longest easy run at n = 8, 4M rollouts over 6,000 problems, is 83 epochs."""
-WARMUP_SHARE = 10
+_WARMUPS = 10
+"""A run should be this many times as long as its warm-up."""
 FEW_UPDATES = 20
 _WASTED = 0.5
+"""Share of groups without variance from which on a larger n is named."""
 _UNSTABLE_TRUNCATION = 0.10
 _HEALTHY_TRUNCATION = 0.05
-_SHARE = 0.5
+_HARD_ONLY, _MANY_VERY_EASY, _MOSTLY_UNSOLVED = 0.9, 0.25, 0.5
+"""Shares of a problem set above which its mix is remarked on."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,11 @@ def run_advice(allocation: Allocation, *, problems: int | None, warmup_steps: in
             out.append(
                 Warned("under_one_epoch", f"{epochs:.0%} of the {problems:,} problems are seen; the rest plays no part")
             )
-    if m < WARMUP_SHARE * max(warmup_steps, 1) or m < FEW_UPDATES:
+    if m < _WARMUPS * max(warmup_steps, 1) or m < FEW_UPDATES:
         out.append(
             Warned(
                 "few_updates",
-                f"{m} update{'' if m == 1 else 's'}, {warmup_steps} of them warm-up: too few to learn much; a smaller "
+                f"{plural(m, 'update')}, {warmup_steps} of them warm-up: too few to learn much; a smaller "
                 "batch gives more (--max-batch, --min-updates)",
             )
         )
@@ -108,7 +112,7 @@ def data_advice(
                     f"the set is {mix.difficulty}: KL and entropy follow --difficulty; without it, the pass rates",
                 )
             )
-        if mix.shares["hard"] > 0.9:
+        if mix.shares["hard"] > _HARD_ONLY:
             out.append(
                 Warned(
                     "hard_only",
@@ -116,7 +120,7 @@ def data_advice(
                     "ones; mixing easy ones in costs little on the hard (IsoCompute figure 14)",
                 )
             )
-        if mix.shares["very_easy"] > 0.25:
+        if mix.shares["very_easy"] > _MANY_VERY_EASY:
             out.append(
                 Warned(
                     "very_easy",
@@ -124,7 +128,7 @@ def data_advice(
                     "help and can hurt (IsoCompute figure 14); leave them out",
                 )
             )
-        if mix.shares["unsolved"] > _SHARE:
+        if mix.shares["unsolved"] > _MOSTLY_UNSOLVED:
             out.append(
                 Warned(
                     "no_coverage",

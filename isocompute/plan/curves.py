@@ -73,7 +73,7 @@ class Curves:
         compute_A = np.where(fallen_A, np.minimum(compute_A, last_A), compute_A)
         longer_A = run_A & (compute_A > last_A * SAME)
         for key in known:
-            mine_A = longer_A < np.array([each == key for each in keys])  # its rows inside its range
+            mine_A = ~longer_A & np.array([each == key for each in keys])  # its rows inside its range
             if mine_A.any():
                 out_AB[mine_A] = self._own(key, compute_A[mine_A])
         if longer_A.any():

@@ -10,6 +10,7 @@ from isocompute.plan.advice import Warned
 from isocompute.plan.curves import Curves
 from isocompute.plan.model import OptimumOnly, PlanningLaw
 from isocompute.plan.published import published, siblings
+from isocompute.plan.reach import FAR
 
 __all__ = ["law_advice", "way_to_find_out"]
 
@@ -90,7 +91,7 @@ def _next_command(law: PlanningLaw, rollouts: float) -> str:
         name = difflib.get_close_matches(name, curves, n=1, cutoff=0.0)[0]
         law = published(name, replicates=2)
     within = law.outside(rollouts * (law.gpu_hours_per_rollout or 1.0 if law.unit == "gpu_hours" else 1.0))
-    far = " --extrapolate" if not 0.1 < within < 10.0 else ""
+    far = " --extrapolate" if not 1 / FAR < within < FAR else ""
     return f"`isocompute plan --budget {int(rollouts)} --law {name} --next 4{far}`"
 
 

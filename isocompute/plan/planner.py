@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -105,6 +106,12 @@ class Plan:
             + ("" if self.stands_out else f"; cheapest within one error of it: {cheaper}")
             + f"; law: {self.law.name}; {plural(len(self.warnings), 'warning')})"
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `plan --json` (docs/planning.md)."""
+        from isocompute.plan.as_json import plan_to_json
+
+        return plan_to_json(self)
 
     @property
     def allocation(self) -> Allocation:

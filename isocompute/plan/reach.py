@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from isocompute.allocation import Allocation
 from isocompute.errors import InputError
 from isocompute.plan.advice import Warned
+from isocompute.plan.beyond import SAME
 from isocompute.plan.budget import Budget
 from isocompute.plan.curves import Curves
 from isocompute.plan.decision import Ranked
@@ -16,13 +17,12 @@ from isocompute.plan.model import OptimumOnly, PlanningLaw
 from isocompute.plan.spending import Prices
 from isocompute.words import number
 
-__all__ = ["planned_range", "range_warnings", "setting_warnings"]
+__all__ = ["FAR", "planned_range", "range_warnings", "setting_warnings"]
 
-_FAR = 10.0
-"""A budget so many times outside a law's range is refused unless asked for."""
-_NEAR = 1.02
+FAR = 10.0
+"""A budget this many times outside a law's range is refused unless asked for."""
 _ENDED = 2.0
-"""A setting whose own runs end so many times before what the law covers is extrapolated, though the law is not."""
+"""A setting whose own runs end this many times before what the law covers is extrapolated, though the law is not."""
 
 
 def planned_range(law: PlanningLaw, prices: Prices, *, extrapolate: bool = False) -> tuple[float, float]:
@@ -32,7 +32,7 @@ def planned_range(law: PlanningLaw, prices: Prices, *, extrapolate: bool = False
     known = rates.known(law.unit) or law.gpu_hours_per_rollout is not None
     if extrapolate or not known:
         return 0.0, math.inf
-    return law.first / _FAR / law.per_rollout(rates), law.last * _FAR / law.per_rollout(rates)
+    return law.first / FAR / law.per_rollout(rates), law.last * FAR / law.per_rollout(rates)
 
 
 def range_warnings(
@@ -44,15 +44,15 @@ def range_warnings(
     times = law.outside(most)
     unit = law.unit.replace("gpu_hours", "GPU-hours")
     span = f"{number(law.first)}–{number(law.last)} {unit}"
-    far = max(times, 1 / times) > _FAR * (1 + 1e-6)  # the budget that the message names is not far
+    far = max(times, 1 / times) > FAR * (1 + 1e-6)  # the budget that the message names is not far
     if far and not extrapolate:
-        nearest = law.last * _FAR if times > 1 else law.first / _FAR
+        nearest = law.last * FAR if times > 1 else law.first / FAR
         raise InputError(
             f"--budget: {number(most)} {unit} is {_times(times)} the range of {law.name}, {span}; plan for at "
             f"{'most' if times > 1 else 'least'} --budget {budget.times(nearest / most, at_most=times > 1)}, or say "
             "--extrapolate."
         )
-    if 1 / _NEAR <= times <= _NEAR:
+    if 1 / SAME <= times <= SAME:
         return []
     return [
         Warned(
@@ -77,7 +77,7 @@ def setting_warnings(
     if last == 0.0 or min(compute, law.last) <= _ENDED * last:
         return []
     unit = law.unit.replace("gpu_hours", "GPU-hours")
-    seen = [targets[r.index] for r in ranking if r.ties and compute_A[r.index] <= _NEAR * last_A[r.index]]
+    seen = [targets[r.index] for r in ranking if r.ties and compute_A[r.index] <= SAME * last_A[r.index]]
     other = "nothing within one error of it was run that far"
     if seen:
         b = seen[0]

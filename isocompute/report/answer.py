@@ -8,13 +8,12 @@ from typing import Any
 
 from isocompute.errors import InputError
 from isocompute.law import Forecast, Law
+from isocompute.level import present_level
 from isocompute.plan.api import plan as make_plan
 from isocompute.plan.budget import Budget, parse_budget
 from isocompute.plan.load_law import planning_law
 from isocompute.plan.planner import Option, Plan
-from isocompute.plan.present import plan_to_json
 from isocompute.plan.stability import falls_of
-from isocompute.present import present_level
 from isocompute.report.evidence import Evidence
 from isocompute.report.style import unit_name
 from isocompute.runs.conditions import Condition
@@ -93,7 +92,7 @@ class Answer:
             "runs": self.runs,
             "headline": self.headline,
             "expectation": self.expectation,
-            "plan": None if self.plan is None else plan_to_json(self.plan),
+            "plan": None if self.plan is None else self.plan.to_json(),
             "why_no_plan": self.why_not,
             "best_run": self.best,
             "outlook": None

@@ -74,7 +74,7 @@ def _asset(name: str) -> str:
 
 def _header(title: str, evidence: Evidence, figures: Sequence[Figure]) -> str:
     kept = len(evidence.curves) or len(evidence.runs)
-    said = f"{kept} of {len(evidence.runs)} runs" if kept < len(evidence.runs) else f"{kept} run{'s' * (kept > 1)}"
+    said = f"{kept} of {len(evidence.runs)} runs" if kept < len(evidence.runs) else plural(kept, "run")
     links = [
         ("answer", "Answer"),
         ("figures", f"Figures ({len(figures)})"),

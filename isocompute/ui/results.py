@@ -215,11 +215,9 @@ class Results:
 
     def law_json(self, scope: Scope) -> tuple[Found[dict[str, Any]], Fitted]:
         """The law as `isocompute fit --json` prints it, and the law itself."""
-        from isocompute.law.store import law_to_json
-
         law = self.law(scope)
         fitted = law.value
-        printed = self.quick("law as JSON", scope, lambda: law_to_json(fitted.law), fitted.rough, version=law.version)
+        printed = self.quick("law as JSON", scope, fitted.law.to_json, fitted.rough, version=law.version)
         return printed, fitted
 
     def planning_law(self, scope: Scope, problems_per_batch: int | None) -> tuple[Found[PlanningLaw], Fitted]:

@@ -12,7 +12,7 @@ import pytest
 import isocompute
 from isocompute.errors import InputError
 from isocompute.export import TRAINERS, export_plan, make_plan, read_plan
-from isocompute.plan.present import plan_to_json
+from isocompute.plan.as_json import plan_to_json
 from isocompute.plan.schedule import Schedule, Stage
 
 BARE = {"Bp": 32, "n": 8, "M": 100}

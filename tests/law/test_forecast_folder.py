@@ -11,7 +11,7 @@ import isocompute
 from isocompute import InputError
 from isocompute.law import Curve, backtest, forecast
 from isocompute.law.forecasting import path
-from isocompute.present import present_level
+from isocompute.level import present_level
 from isocompute.report.answer import answers
 from isocompute.report.charts import forecast_chart
 from isocompute.report.evidence import Evidence

@@ -18,7 +18,7 @@ from isocompute.engines.lm.fast import step
 from isocompute.engines.lm.fast.adam import FlatAdamW
 from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.fast.generate import Generator, fits_kernels
-from isocompute.engines.lm.fast.step import Step
+from isocompute.engines.lm.fast.step import SUMMED, Step
 from isocompute.engines.lm.fast.tiles import lanes_for, tiles_for
 from isocompute.engines.lm.fast.training import FastTraining, can_be_fast
 from isocompute.engines.lm.fast.weights import join_weights
@@ -27,7 +27,7 @@ from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, left_padded, sample
 from isocompute.engines.lm.scoring import micro_batches, score
 from isocompute.engines.lm.tasks import Task, Tasks
-from isocompute.engines.lm.training import MEANS, LmTraining, Sizes
+from isocompute.engines.lm.training import LmTraining, Sizes
 from isocompute.engines.lm.update import DivergedError
 from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.problems.chain import distinct_chains, parse_chain, vocabulary
@@ -306,7 +306,7 @@ def test_uniform_noise_is_noticed_at_every_look_whenever_the_last_point_was(
     run = training(FastTraining, cell_of(), tmp_path)
     assert isinstance(run, FastTraining)
     run.step, run.last_evaluated = before, evaluated
-    noise, entropy = math.log(len(WORDS)), MEANS.index("entropy")
+    noise, entropy = math.log(len(WORDS)), SUMMED.index("entropy")
     run.part.sums[entropy] = 64 * 0.9 * noise
     for _ in range(64):
         run.end_update()
@@ -321,7 +321,7 @@ def test_uniform_noise_is_noticed_at_every_look_whenever_the_last_point_was(
 def test_a_look_between_two_others_is_at_the_updates_since_the_last(tmp_path: Path) -> None:
     run = training(FastTraining, cell_of(), tmp_path)
     assert isinstance(run, FastTraining)
-    noise, entropy = math.log(len(WORDS)), MEANS.index("entropy")
+    noise, entropy = math.log(len(WORDS)), SUMMED.index("entropy")
     for updates in (3, 5):
         run.part.sums[entropy] = updates * 0.9 * noise
         for _ in range(updates):

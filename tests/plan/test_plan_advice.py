@@ -12,8 +12,8 @@ import isocompute
 from isocompute import InputError
 from isocompute.allocation import Allocation
 from isocompute.plan.advised_recipe import advise_recipe, parse_anchor
+from isocompute.plan.as_json import plan_to_json
 from isocompute.plan.difficulty import classify, zero_variance_share
-from isocompute.plan.present import plan_to_json
 
 
 @given(st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=1, max_size=20), st.integers(2, 64))

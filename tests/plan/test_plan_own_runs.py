@@ -18,10 +18,10 @@ from isocompute.cli.quickstart import _plan
 from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
 from isocompute.plan.api import next_cells
+from isocompute.plan.as_json import plan_to_json
 from isocompute.plan.budget import Budget, parse_budget
 from isocompute.plan.load_law import load_law
 from isocompute.plan.planner import Plan
-from isocompute.plan.present import plan_to_json
 from isocompute.plan.published import published
 from isocompute.plan.runs_recipe import runs_recipe
 from isocompute.recipes import make_recipe

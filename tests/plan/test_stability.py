@@ -14,8 +14,8 @@ import isocompute
 from isocompute.cli.plan_display import show
 from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
+from isocompute.plan.as_json import plan_to_json
 from isocompute.plan.planner import Plan
-from isocompute.plan.present import plan_to_json
 from isocompute.plan.stability import Fallen, Steadiness
 
 ENDS = 1e6

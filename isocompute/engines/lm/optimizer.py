@@ -17,7 +17,7 @@ from isocompute.recipes import Recipe
 __all__ = ["Optimizer"]
 
 
-_SMALL = 1 << 25
+_FLAT_MOST = 1 << 25
 """Parameters up to which PyTorch's kernel leaves much of a GPU idle; beyond, moments and gradients that are always
 there would be a matter of memory.
 """
@@ -40,7 +40,7 @@ class Optimizer:
         self.inner: torch.optim.Optimizer
         if recipe.optimizer == "sgd":
             self.inner = torch.optim.SGD(self.masters, lr=self.rate, fused=True)
-        elif flat and len(self._cast) == len(self.parameters) and sum(p.numel() for p in self.masters) <= _SMALL:
+        elif flat and len(self._cast) == len(self.parameters) and sum(p.numel() for p in self.masters) <= _FLAT_MOST:
             self.inner = FlatAdamW(self.masters, self.rate, recipe)
         else:
             self.inner = torch.optim.AdamW(

@@ -91,12 +91,13 @@ def _kind_of_training(
     return FastTraining if can_be_fast(cell, config, tasks, recipe) else LmTraining
 
 
-_SMALL = 4_000_000
+_ONE_THREAD = 4_000_000
+"""Parameters below which a model's operations on a CPU are faster on one thread."""
 
 
 def _set_threads(engine: EngineSpec, model: Model) -> None:
     """A small model's operations are too short to share: threads would mostly wait for each other."""
-    small = sum(p.numel() for p in model.decoder.parameters()) < _SMALL
+    small = sum(p.numel() for p in model.decoder.parameters()) < _ONE_THREAD
     if engine.threads is not None or (small and model.device.type == "cpu"):
         torch.set_num_threads(engine.threads or 1)
 

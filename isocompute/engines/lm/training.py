@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,6 +50,8 @@ _EVALUATION, _SEED_APART = 1 << 40, 1 << 20
 """Evaluations have random numbers of their own: not those of training, nor of another seed's evaluations."""
 _CHOICE = 1 << 20
 """Marks the random numbers that choose what a decoupled baseline trains on: no other draw of a step has it."""
+_CRITIC_FASTER = 10.0
+"""A critic's learning rate over the policy's, where the recipe does not say its own."""
 MEANS = (
     "train/avg",
     "zero_variance",
@@ -101,6 +103,10 @@ class LmTraining:
     """Whether an update is one step of fixed shape, which a GPU captures and cells can share."""
     fixed = 0
     """Rollouts of a problem where every shape is independent of what was sampled; 0: shapes depend on it (`score`)."""
+    _COUNTERS: ClassVar[tuple[str, ...]] = (
+        *("step", "rollouts", "sampled", "tokens", "seconds", "evaluated", "last_evaluated", "oldest", "_dropped"),
+    )
+    """Attributes that a checkpoint keeps as they are."""
 
     def __init__(
         self,
@@ -139,7 +145,8 @@ class LmTraining:
         self._waiting: list[Groups] = []
         self._dropped = 0
         self._sums, self._more = np.zeros(len(MEANS)), np.zeros(len(_MORE))
-        self._right_P, self._seen_P = (np.zeros(len(tasks.train), dtype=np.int64) for _ in "ab")
+        self._right_P = np.zeros(len(tasks.train), dtype=np.int64)
+        self._seen_P = np.zeros_like(self._right_P)
         self._last: Rollouts | None = None
 
     @property
@@ -232,14 +239,15 @@ class LmTraining:
         micro_batch = self.sizes.micro_batch
         stats = update(self.decoder, self.optimizer, batch, self.recipe, rate=rate, micro_batch=micro_batch)
         if self.critic is not None and self.critic_optimizer is not None and judgement is not None:
-            critic_rate = rate * (self.recipe.critic_learning_rate or 10 * self.recipe.learning_rate)
+            own = self.recipe.critic_learning_rate
+            faster = _CRITIC_FASTER if own is None else own / self.recipe.learning_rate
             update_critic(
                 self.critic,
                 self.critic_optimizer,
                 rollouts,
                 judgement,
                 self.recipe,
-                rate=critic_rate / self.recipe.learning_rate,
+                rate=rate * faster,
                 micro_batch=micro_batch,
             )
         return stats
@@ -251,8 +259,14 @@ class LmTraining:
         sampled = 1.0 + groups.dropped  # for each group that is trained on
         right = (float(groups.scores_PN.mean()) + groups.dropped * groups.dropped_score) / sampled
         same = 1.0 - float(mixed_groups(groups.rewards_PN).float().mean()) / sampled
-        cut = float((~rollouts.stopped_B).float().mean())
-        self._sums += (right, same, stats.grad_norm, stats.entropy, stats.logprob_gap, lengths, cut, stats.loss)
+        seen = {
+            **vars(stats),
+            "train/avg": right,
+            "zero_variance": same,
+            "response_length": lengths,
+            "truncated": float((~rollouts.stopped_B).float().mean()),
+        }
+        self._sums += [seen[name] for name in MEANS]
         self._more += (float(rollouts.interrupted_B.float().mean()), self._staleness(rollouts))
         self.step += 1
         self.rollouts += len(rollouts)
@@ -321,13 +335,7 @@ class LmTraining:
             batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=new)
         if recipe.kl_coef:
             base_BT = score_all(self.model.decoder, rollouts, recipe, micro_batch=self.sizes.micro_batch)
-            batch = Batch(
-                batch.rollouts,
-                batch.advantages_BT,
-                batch.policy_weights_BT,
-                batch.extra_weights_BT,
-                base_logprobs_BT=base_BT,
-            )
+            batch = replace(batch, base_logprobs_BT=base_BT)
         return batch, judgement
 
     # Evaluation
@@ -424,24 +432,13 @@ class LmTraining:
             arrays |= self.critic_optimizer.state("critic/")
         if self._waiting:
             arrays |= Groups.join(self._waiting).state(_WAITING)
-        names = (
-            "step",
-            "rollouts",
-            "sampled",
-            "tokens",
-            "seconds",
-            "evaluated",
-            "last_evaluated",
-            "oldest",
-            "_dropped",
-        )
-        return arrays, {**{name: getattr(self, name) for name in names}, "sampler_at": self.sampler.at}
+        return arrays, {**{name: getattr(self, name) for name in self._COUNTERS}, "sampler_at": self.sampler.at}
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self.sampler.restore(arrays, meta.pop("sampler_at"))
-        for name, value in meta.items():
-            setattr(self, name, value)
+        self.sampler.restore(arrays, meta["sampler_at"])
+        for name in self._COUNTERS:
+            setattr(self, name, meta.get(name, getattr(self, name)))  # older checkpoints have fewer
         self.sampled = max(self.sampled, self.rollouts)  # whole captured steps number their rows by rollouts
         self._sums, self._more = arrays["sums"].copy(), arrays["more"].copy()
         waiting = Groups.restore(arrays, _WAITING, self.tasks.train.prompts, self.model.device)

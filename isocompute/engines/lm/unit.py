@@ -24,8 +24,8 @@ from isocompute.engines.lm.session import Session
 
 __all__ = ["Ended", "Member", "TooLargeError", "Unit", "built", "load_of"]
 
-_SMALL = 2_000_000
-"""Parameters of a small model, by which loads are counted."""
+_UNIT_MODEL = 2_000_000
+"""Parameters of the model whose rollouts count as one each in a load; larger ones count for more."""
 _AHEAD = 16
 """Updates of a unit that may wait on the device: enough to keep it busy while the host evaluates another unit."""
 
@@ -64,7 +64,7 @@ class Member:
 def load_of(training: FastTraining) -> float:
     """How much of a GPU a cell fills, in rollouts of a small model."""
     parameters = sum(parameter.numel() for parameter in training.decoder.parameters())
-    return training.cell.batch_size * max(1.0, parameters / _SMALL)
+    return training.cell.batch_size * max(1.0, parameters / _UNIT_MODEL)
 
 
 def built(members: list[Member], *, begun: bool = False) -> tuple[list[Unit], list[Ended]]:

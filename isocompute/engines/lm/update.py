@@ -6,6 +6,7 @@ into micro-batches gives the same gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -211,11 +212,10 @@ _UNIFORM = 0.98
 
 
 def refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
-    """Raise where a batch's numbers are none, or its policy is noise."""
-    numbers = torch.tensor([stats.loss, stats.grad_norm, stats.entropy], dtype=torch.float64)
-    if not bool(torch.isfinite(numbers).all()):
+    """Raise where a batch's numbers are not finite, or its policy is noise."""
+    if not all(map(math.isfinite, (stats.loss, stats.grad_norm, stats.entropy))):
         raise DivergedError(f"loss {stats.loss:.3g}, gradient norm {stats.grad_norm:.3g}")
-    if stats.entropy > _UNIFORM * float(torch.tensor(float(vocabulary)).log()):
+    if stats.entropy > _UNIFORM * math.log(vocabulary):
         raise DivergedError(f"the policy has become uniform noise (entropy {stats.entropy:.2f})")
 
 

@@ -26,10 +26,9 @@ router = APIRouter(tags=["compare"])
 @router.get("/compare", responses=responses())
 def compare(results: Shared, scope: Scoped, a: Name, b: Name) -> Response:
     """What `isocompute compare A B --json` prints. `a` and `b` are runs of the part."""
-    from isocompute.cli.compare import comparison_json
 
     found = _compare(results, scope, a, b)
-    return json_answer(comparison_json(found.value), command=_command(results, scope, a, b), fresh=found.fresh)
+    return json_answer(found.value.to_json(), command=_command(results, scope, a, b), fresh=found.fresh)
 
 
 @router.get("/compare/chart", responses=responses("image/png", "image/svg+xml", "text/csv"))

@@ -23,20 +23,16 @@ Asked = Annotated[PlanQuery, Query()]
 @router.get("/plan", responses=responses())
 def plan(results: Shared, query: Asked) -> Response:
     """What `isocompute plan --json` prints: allocation, recipe, expected reward, cost, alternatives, warnings."""
-    from isocompute.plan.present import plan_to_json
-
     made, found = planned(results, query, lambda made, _: made.plan(made.budget))
     command = made.command(made.budget)
-    return json_answer(plan_to_json(found), command=command, fresh=made.fresh, rough=made.rough)
+    return json_answer(found.to_json(), command=command, fresh=made.fresh, rough=made.rough)
 
 
 @router.get("/plan.csv", responses={200: {"description": "A row an allocation.", "content": {"text/csv": {}}}})
 def plan_table(results: Shared, query: Asked) -> Response:
     """The chosen allocation and its alternatives as a table."""
-    from isocompute.plan.present import plan_to_json
-
     made, _ = planner(results, query, final=True)
-    data = plan_to_json(made.plan(made.budget))
+    data = made.plan(made.budget).to_json()
     keys = ("problems_per_batch", "rollouts_per_problem", "update_steps", "compute", "learning_rate")
     rows = [
         {

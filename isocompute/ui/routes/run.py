@@ -38,11 +38,10 @@ def points(scope: Scoped, run: Name, format: TableFormat = "json") -> Response:
 @router.get("/forecast", responses=responses())
 def forecast(results: Shared, scope: Scoped, run: Name, to: To = "2x", fit_until: Until = None) -> Response:
     """What `isocompute forecast RUN --json` prints: where the run will be, with an interval and a verdict."""
-    from isocompute.cli.forecast import forecast_json
 
     found = _forecast(results, scope, run, to, fit_until)
     command = _command(results, scope, run, to, fit_until)
-    return json_answer(forecast_json(found.value), command=command, fresh=found.fresh)
+    return json_answer(found.value.to_json(), command=command, fresh=found.fresh)
 
 
 @router.get("/forecast/chart", responses=responses("image/png", "image/svg+xml", "text/csv"))

@@ -11,7 +11,7 @@ of training are then one for all of them, verification, advantages, losses and o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -29,13 +29,17 @@ from isocompute.engines.lm.fast.weights import LayerWeights
 from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, left_padded
 from isocompute.engines.lm.tasks import Task
-from isocompute.engines.lm.training import MEANS
-from isocompute.engines.lm.update import Batch, descend, make_batch, score_all
+from isocompute.engines.lm.update import Batch, UpdateStats, descend, make_batch, score_all
 from isocompute.recipes import Recipe
 
-__all__ = ["Part", "PromptTable", "Step", "compile_decoder"]
+__all__ = ["SUMMED", "Part", "PromptTable", "Step", "compile_decoder"]
 
 Result = TypeVar("Result")
+
+_OF_BATCH = ("train/avg", "zero_variance", "response_length", "truncated")
+"""Of `MEANS` those that are known before the update."""
+SUMMED = (*_OF_BATCH, *(field.name for field in fields(UpdateStats)))
+"""`MEANS` in the order in which the device sums them up."""
 
 
 class PromptTable:
@@ -68,33 +72,35 @@ class Part:
         device = decoder.embed_tokens.weight.device
         self.table = PromptTable(task, device)
         self.index_P = torch.zeros(problems, dtype=torch.long, device=device)
-        self.sums = torch.zeros(len(MEANS), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(len(SUMMED), dtype=torch.float64, device=device)
         self.tokens = torch.zeros((), dtype=torch.long, device=device)
-        self.right_P, self.seen_P = (torch.zeros(len(task), dtype=torch.long, device=device) for _ in "ab")
+        self.right_P = torch.zeros(len(task), dtype=torch.long, device=device)
+        self.seen_P = torch.zeros_like(self.right_P)
         self.rollouts: Rollouts | None = None
         """Those of the last step."""
 
     def judge(self, rollouts: Rollouts, per_prompt: int, max_new_tokens: int) -> tuple[Batch, Tensor]:
-        """What the update holds constant, and the means of the batch that do not hang on it; sums up what became of
+        """What the update holds constant, and the means of the batch that do not depend on it; sums up what became of
         the problems.
         """
         problem_B, lengths_B = self.index_P.repeat_interleave(per_prompt), rollouts.lengths_B
         rewards_PN = self.task.verify(problem_B, rollouts).view(-1, per_prompt)
-        means = [
-            rewards_PN.mean(),
-            1.0 - mixed_groups(rewards_PN).float().mean(),
-            lengths_B.float().mean(),
-            1.0 - rollouts.stopped_B.float().mean(),
-        ]
+        means = {
+            "train/avg": rewards_PN.mean(),
+            "zero_variance": 1.0 - mixed_groups(rewards_PN).float().mean(),
+            "response_length": lengths_B.float().mean(),
+            "truncated": 1.0 - rollouts.stopped_B.float().mean(),
+        }
         self.tokens += lengths_B.sum()
         self.right_P.index_add_(0, self.index_P, (rewards_PN > 0.5).sum(dim=1))
         self.seen_P.index_add_(0, self.index_P, torch.full_like(self.index_P, per_prompt))
         self.rollouts = rollouts
-        return make_batch(self.recipe, rollouts, rewards_PN, max_new_tokens=max_new_tokens), torch.stack(means)
+        batch = make_batch(self.recipe, rollouts, rewards_PN, max_new_tokens=max_new_tokens)
+        return batch, torch.stack([means[name] for name in _OF_BATCH])
 
     def tally(self, of_batch: Tensor, of_update: Tensor) -> None:
-        """Add up what `MEANS` names, in its order: `judge` has some of it, the update the rest."""
-        self.sums += torch.cat([of_batch[:2], of_update[1:], of_batch[2:], of_update[:1]])
+        """Add up what `judge` and the update found."""
+        self.sums += torch.cat([of_batch, of_update])
 
     def state(self) -> list[Tensor]:
         """Everything that a step changes."""

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from isocompute.arrays import Array, Ints
+from isocompute.arrays import Ints
 from isocompute.engines.base import Cell
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.evaluation import Counts
 from isocompute.engines.lm.fast.generate import Generator, fits_kernels
 from isocompute.engines.lm.fast.replay import Replay
-from isocompute.engines.lm.fast.step import Part, PromptTable, Step, compile_decoder
+from isocompute.engines.lm.fast.step import SUMMED, Part, PromptTable, Step, compile_decoder
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
 from isocompute.engines.lm.sampler import Rollouts, SamplingSettings
 from isocompute.engines.lm.tasks import Task, Tasks
@@ -30,7 +31,7 @@ from isocompute.engines.lm.update import UpdateStats, refuse_divergence
 from isocompute.engines.lm.verifiers import ChainVerifier
 from isocompute.recipes import Recipe, learning_rate
 
-__all__ = ["FastTraining", "can_be_fast", "mean_stats", "shape"]
+__all__ = ["FastTraining", "can_be_fast", "shape"]
 
 _LOOK = 64
 """Updates between looks at the device: whether the numbers are still numbers, and not to run too far ahead of it."""
@@ -175,12 +176,12 @@ class FastTraining(LmTraining):
     def _pull(self) -> None:
         """Fetch what the device has summed up since the last time, and refuse what no run should go on from."""
         part = self.part
-        sums = part.sums.cpu().clone().numpy()  # waits for the device
+        sums = dict(zip(SUMMED, part.sums.tolist(), strict=True))  # waits for the device
         if self._started is not None:
             self.seconds += (time.perf_counter() - self._started) * self.share
             self._started = None
         self._last = part.rollouts
-        self._sums = self._sums + sums
+        self._sums = self._sums + [sums[name] for name in MEANS]
         self._right_P = self._right_P + part.right_P.cpu().numpy()
         self._seen_P = self._seen_P + part.seen_P.cpu().numpy()
         self.tokens += int(part.tokens)
@@ -188,7 +189,7 @@ class FastTraining(LmTraining):
             tensor.zero_()
         updates, self._unseen = self._unseen, 0
         if updates:
-            refuse_divergence(mean_stats(sums, updates), self.decoder.config.vocab_size)
+            refuse_divergence(_mean_stats(sums, updates), self.decoder.config.vocab_size)
 
     def _count(self, task: Task, settings: SamplingSettings, *, seed: int) -> Counts:
         """Evaluation with the kernels: a fixed number of problems at a time, the last round filled up."""
@@ -231,10 +232,9 @@ class FastTraining(LmTraining):
         return self._measuring[key]
 
 
-def mean_stats(sums: Array, updates: int) -> UpdateStats:
-    """What one update saw, on average, from sums over so many of them in the order of `MEANS`."""
-    of = dict(zip(MEANS, (sums / updates).tolist(), strict=True))
-    return UpdateStats(of["loss"], of["grad_norm"], of["entropy"], of["logprob_gap"])
+def _mean_stats(sums: Mapping[str, float], updates: int) -> UpdateStats:
+    """What one update saw, on average, from sums over this many of them."""
+    return UpdateStats(**{field.name: sums[field.name] / updates for field in fields(UpdateStats)})
 
 
 def shape(training: FastTraining) -> dict[str, Any]:

@@ -32,6 +32,8 @@ _FLIGHT = "flight/"
 class PipelineTraining(LmTraining):
     """`LmTraining` whose rollouts come from a pool that never drains."""
 
+    _COUNTERS = (*LmTraining._COUNTERS, "drawn", "restarted", "_dropped_since", "_dropped_scores")
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         bp, n, device = self.cell.problems_per_batch, self.sampled_per_problem, self.model.device
@@ -51,7 +53,8 @@ class PipelineTraining(LmTraining):
             prompt_tokens=max(len(prompt) for prompt in self.tasks.train.prompts),
             seed=self.cell.seed,
         )
-        self._scores_QN, self._rewards_QN = (torch.zeros(self.ledger.seats, n, device=device) for _ in "ab")
+        self._scores_QN = torch.zeros(self.ledger.seats, n, device=device)
+        self._rewards_QN = torch.zeros_like(self._scores_QN)
         self.drawn = 0
         self._dropped_since = 0
         """Groups dropped since the last batch; a set that says nothing is trained on in the end."""
@@ -217,8 +220,7 @@ class PipelineTraining(LmTraining):
         arrays[f"{_FLIGHT}rewards"] = self._rewards_QN[seats_Q].cpu().numpy()
         told = [(group.number, group.problem, group.version) for group in groups]
         arrays[f"{_FLIGHT}groups"] = np.array(told, dtype=np.int64).reshape(-1, 3)
-        names = ("drawn", "restarted", "_dropped_since", "_dropped_scores")
-        return arrays, {**meta, **{name: getattr(self, name) for name in names}}
+        return arrays, meta
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
         """Go on from a checkpoint: responses that were in flight begin again, and `restarted` counts them."""
