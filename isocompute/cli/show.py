@@ -13,7 +13,7 @@ from isocompute.words import value
 
 __all__ = ["UNSEEN", "ceiling", "console", "heading", "short", "table"]
 
-UNSEEN = "?: less than 80% of the rise to this ceiling is done; it hangs on the form"
+UNSEEN = "?: less than 80% of the rise to this ceiling is done; it depends on the form"
 """What the mark of `ceiling` means (`law.fits.SEEN`)."""
 
 

@@ -29,7 +29,7 @@ def command(
     ] = None,
     mix: Annotated[str | None, typer.Option(help="Write a mixture too, such as easy=.5,hard=.5.")] = None,
     mix_size: Annotated[int | None, typer.Option(min=1, help="Problems in the mixture; as many as there are.")] = None,
-    size: Annotated[int | None, typer.Option(min=1, help="Take only so many problems of the set.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Take only this many problems of the set.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, drawing and the bootstrap.")] = 0,
     question: Annotated[str | None, typer.Option(help="Column of the question, where it is not found.")] = None,
     answer: Annotated[str | None, typer.Option(help="Column of the answer, where it is not found.")] = None,

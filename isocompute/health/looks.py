@@ -50,7 +50,7 @@ _MISMATCH_ENGINES = ("tinker", "prime-rl", "nemo-rl")
 
 
 def look_at_numbers(watched: Watched) -> list[Found] | None:
-    """Rewards, losses, gradients and entropies that are no finite number any more."""
+    """Rewards, losses, gradients and entropies that are not finite any more."""
     first = {name: at for name in watched.numbers if (at := first_not_finite(watched.run, name)) is not None}
     if not first:
         return [] if watched.numbers else None

@@ -173,7 +173,7 @@ def batch_noise(problems_per_batch: int | None) -> float:
 
 
 def set_noise(samples: int) -> float:
-    """Prior noise of a further held-out set, of the scale: that of a binomial at so many samples of a small set."""
+    """Prior noise of a further held-out set, of the scale: that of a binomial at this many samples of a small set."""
     return max(VALIDATION_NOISE, 0.5 / math.sqrt(SMALL_SET * samples))
 
 

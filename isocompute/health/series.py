@@ -56,7 +56,7 @@ def series_of(run: Run, name: str, *, fewest: int = 1) -> Series | None:
 
 
 def first_not_finite(run: Run, name: str) -> tuple[int, float] | None:
-    """Row and value of the first entry of a metric that is there and no finite number up to `LARGEST`."""
+    """Row and value of the first entry of a metric that is there and not a finite number up to `LARGEST`."""
     marked = non_finite(run.points).get(name)
     return None if marked is None else (marked.row, marked.value)
 

@@ -30,7 +30,7 @@ from isocompute.law.student import widening
 __all__ = ["FLOOR", "HUBER", "block_length", "block_resample", "bootstrap", "seed_curves"]
 
 HUBER = 2.0
-"""Residuals further out than so many noise levels are glitches."""
+"""Residuals further out than this many noise levels are glitches."""
 FLOOR = 0.3
 """The noise scale is at least this share of the residuals' root mean square: more than half of them may be equal."""
 _AT_ONCE = 5_000_000

@@ -26,7 +26,7 @@ __all__ = ["NODES", "TOLERANCE", "Condensed", "condense"]
 
 NODES = 32
 _WORTH = 1.5
-"""A curve is condensed if it has so many times as many points at different compute."""
+"""A curve is condensed if it has this many times as many points at different compute."""
 TOLERANCE = 1e-3
 """Of a standard error."""
 _FACTOR = 50.0
@@ -88,7 +88,7 @@ def _condense(grid: bytes) -> Condensed | None:
 
 
 def _polynomials(x_C: Array, count: int) -> Array | None:
-    """Orthonormal polynomials of degree 0, 1, … on the points (Lanczos, orthogonalised twice), if there are so many."""
+    """Orthonormal polynomials of degree 0, 1, … on the points (Lanczos, orthogonalised twice); None if too few."""
     q_CM = np.empty((len(x_C), count))
     q_CM[:, 0] = 1.0 / math.sqrt(len(x_C))
     for k in range(1, count):

@@ -25,9 +25,9 @@ __all__ = [
 MINIMUM_POINTS = 4
 PERCENT = 100.0
 _LARGEST_SUM = 10.0
-"""Rewards that are sums of a few parts lie between 0 and so much; values that begin at 0 and go beyond are percent."""
+"""Rewards that are sums of a few parts lie between 0 and this; values that begin at 0 and go beyond are percent."""
 _ONE_SCALE = 2.0
-"""Lengths of scales may differ so much: a reward from -1 to 1 looks like a rate where it never was negative."""
+"""Lengths of scales may differ this much: a reward from -1 to 1 looks like a rate where it never was negative."""
 
 Setting = tuple[int | None, int | None]
 """(problems per batch, rollouts per problem); None where a log does not say."""
@@ -46,7 +46,7 @@ class Curve:
     recipe: str = ""
     """What else is known of how the run was made; runs that differ in it are not seeds of each other."""
     lost: bool = False
-    """Whether later evaluations are there and are no numbers: the run broke after its last point."""
+    """Whether later evaluations are there and are NaN or infinite: the run broke after its last point."""
 
     def __post_init__(self) -> None:
         for name in ("compute_C", "values_C"):  # `condense` reads their bytes as float64
@@ -65,7 +65,7 @@ class Curve:
         return self.problems_per_batch * self.rollouts_per_problem
 
     def averaged(self, most: int) -> Curve:
-        """At most so many points, each the mean of its neighbours: evaluation noise shrinks, the shape stays.
+        """At most this many points, each the mean of its neighbours: evaluation noise shrinks, the shape stays.
 
         The base model's evaluation at compute 0 stays a point of its own: averaged in, it would pose as compute > 0.
         """
@@ -85,7 +85,7 @@ class Curve:
 
 
 def _means(values_C: Array, lead: int, groups: int) -> Array:
-    """The first `lead` as they are, then the means of so many groups of neighbours, which differ in size by one."""
+    """The first `lead` as they are, then the means of this many groups of neighbours, which differ in size by one."""
     size, larger = divmod(len(values_C) - lead, groups)
     middle = lead + larger * (size + 1)
     large, small = values_C[lead:middle].reshape(larger, size + 1), values_C[middle:].reshape(-1, size)

@@ -17,7 +17,7 @@ _ENOUGH_FOR_NOISE, _SHORT = 6, 12
 _GRAINS = 2.5
 """Steps of the smallest size that a fall has to exceed where values move in steps."""
 _DIPS = 4
-"""At most one point in so many is a dip; more of them are how a run is."""
+"""At most one point in this many is a dip; more of them are how a run is."""
 _MOVES = 0.8
 """Share of evaluations that change a value, below which it moves in steps."""
 

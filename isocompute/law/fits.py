@@ -35,7 +35,7 @@ __all__ = ["MAXIMUM_POINTS", "SEEN", "CurveFit", "Ensemble", "fit_groups", "usab
 MAXIMUM_POINTS = 256
 """Longer curves are averaged into this many points: evaluation noise shrinks, the shape stays."""
 SEEN = 0.8
-"""A ceiling counts as seen when this share of the rise to it is done; below, it hangs on the form of the curve."""
+"""A ceiling counts as seen when this share of the rise to it is done; below, it depends on the form of the curve."""
 _HUBER_PASSES = 2
 
 

@@ -6,7 +6,7 @@ nearer by. An origin counts by the square of its compute: what a run did lately 
 fall (`falls.lasting_fall`, of two evaluations or more) neither the monotone families nor a trend through the fall have
 anything to say, and only `flat` votes, from what came after it: public runs that fell stayed low or came back about as
 often as they fell on. One low evaluation may be a glitch; there is no verdict then. Where a run broke, its last
-evaluations no numbers, only `flat` votes too: nothing rises ahead.
+evaluations NaN or infinite, only `flat` votes too: nothing rises ahead.
 
 The forecast's variance is the squared error that the weighted average itself made on the run's past plus the variance
 between its members now. Where the question is further ahead than the past could be asked, it grows with the log of the
@@ -41,7 +41,7 @@ VERDICTS = ("declining", "flat", "too_early", "improving")
 _TOO_FEW = 8  # points for a verdict
 _SURE = 0.8  # chance from which a change is called one
 _NEAR = 2.0
-"""Up to so many times the compute seen an error that is too large is for want of points, not of nearness."""
+"""Up to this many times the compute seen an error that is too large is for want of points, not of nearness."""
 _DOUBT = 1.5
 """Power of a member's error that divides its vote."""
 _PATH = 6  # points of a forecast that is drawn
@@ -194,7 +194,7 @@ def _stretch(ratio: float, past_O: Array, share_O: Array) -> float:
 
 
 def _fall(curve: Curve) -> int | None:
-    """Where a fall begins that more than one evaluation shows, or one and what is no number after it."""
+    """Where a fall begins that more than one evaluation shows, or one and what is not a number after it."""
     least = 1 if curve.lost else _FALLEN
     return lasting_fall(curve.values_C, shortest=least, deep=least)
 
@@ -221,7 +221,7 @@ def _verdict(curve: Curve, at: float, expected: _Expected, now: float, unit: str
     seen = float(np.ptp(np.convolve(curve.values_C, np.ones(3) / 3.0, mode="valid")))
     noise = noise_level(curve.values_C)
     if curve.lost:
-        return "declining", f"its evaluations after {number(float(curve.compute_C[-1]))} {unit} are no numbers"
+        return "declining", f"its evaluations after {number(float(curve.compute_C[-1]))} {unit} are NaN or infinite"
     fall = _fall(curve)
     if fall is not None:
         return _fallen(curve, fall, now, noise, unit)
@@ -305,8 +305,8 @@ class Backtest:
 
 
 def backtest(curve: Curve, *, level: float = LEVEL, ahead: float = 2.0) -> Backtest:
-    """Fit on the first half of the compute (or what lies so many times before its end), predict the mean over the last
-    tenth of it.
+    """Fit on the first half of the compute (or what lies this many times before its end), predict the mean over the
+    last tenth of it.
 
     The baselines are "the mean of the last three evaluations" and one Hill fit to all points of the first half.
     """

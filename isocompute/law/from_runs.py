@@ -149,12 +149,12 @@ def _advice(metric: str, have: Collection[str]) -> str:
 
 
 def _refuse_better(runs: RunSet, chosen: str) -> None:
-    """If a reward that would have been meant has a cell that is no number, name it before another one answers."""
+    """If a reward that would have been meant has a cell that is not a number, name it before another one answers."""
     for run in runs:
         better = [name for name, kind in run.points.schema.items() if kind == pl.String and rank(name) < rank(chosen)]
         for odd in odd_cells(run.points, better, place=run.place):
             raise InputError(
-                f"run '{run.name}', {odd}; mend the cell or leave it empty, or say --metric {chosen} if that is meant."
+                f"run '{run.name}', {odd}; fix the cell or leave it empty, or say --metric {chosen} if that is meant."
             )
 
 
@@ -177,7 +177,7 @@ def _refuse_text(runs: RunSet, column: str, *, partly: bool = False) -> None:
                 row = odd.arg_max() or 0
                 raise InputError(
                     f"run '{run.name}', column '{column}': '{cells[row]}' ({run.place(row)}) is not a number; "
-                    "mend the cell or leave it empty."
+                    "fix the cell or leave it empty."
                 )
 
 

@@ -38,7 +38,7 @@ GRID_POINTS = 120
 _SLACK = 1.02  # budgets that differ by a batch are the same budget
 _ENOUGH = 3.0
 _CUTS, _ROUNDS = 256, 4
-"""Rounds in which the place of a crossing is cut into so many: to a billionth of a step of the grid."""
+"""Rounds in which the place of a crossing is cut into this many: to a billionth of a step of the grid."""
 
 
 @dataclass(frozen=True)

@@ -350,7 +350,7 @@ def _left_out(runs: Sequence[RunFit], unit: str) -> list[str]:
     return (
         told("evaluations far below those before and after are not in the fits", dips)
         + told("runs that fall for good, as far as they were run, are fitted up to there", fell)
-        + told("runs that broke: their later evaluations are no numbers", broke)
+        + told("runs that broke: their later evaluations are NaN or infinite", broke)
     )
 
 

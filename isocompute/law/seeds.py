@@ -33,7 +33,7 @@ _MARGIN_DEGREES = 1
 _OTHERS_DEGREES = 4
 """Most that the other settings count for: theirs may differ."""
 _NEARLY = 1.25
-"""A seed counts as running up to so many times its last compute."""
+"""A seed counts as running up to this many times its last compute."""
 _LEAST_RISEN = 0.5
 """Share of the rise from which what seeds differ in is scaled up to all of it."""
 
@@ -150,7 +150,7 @@ def _middle(spreads: Sequence[Spread]) -> float:
 
 
 def _known(middle: float, degrees: int, scale: float) -> tuple[int, float]:
-    """What the margin, and other settings of so many degrees of freedom, say of a setting's variance: of how many
+    """What the margin, and other settings of this many degrees of freedom, say of a setting's variance: of how many
     degrees that is, and the variance.
     """
     margin, others = one_seed_spread(ONE_SEED_ERROR * scale) ** 2, min(degrees, _OTHERS_DEGREES)

@@ -22,7 +22,7 @@ from isocompute.law.starts import best_starts
 __all__ = ["Batch", "Fits", "evaluate", "solve"]
 
 _CHUNK = 65_536  # values of one pass: few enough that the temporaries stay in cache
-_SLACK = 1.25  # rows of one pass differ in width by at most so much
+_SLACK = 1.25  # rows of one pass differ in width by at most this much
 _MAX_STEPS = 60
 _ENOUGH = 1e-8  # a step that saves less than this share of the sum of squares is the last
 _TINY = 1e-100

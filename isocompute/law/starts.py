@@ -1,4 +1,4 @@
-"""Where the search begins: the best point of a grid over the whole box of θ, so that no row hangs on a lucky guess.
+"""Where the search begins: the best point of a grid over the whole box of θ, so that no row depends on a lucky guess.
 
 Scoring the grid is a few matrix products, because the rows of one run share their compute values.
 """

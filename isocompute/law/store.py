@@ -402,7 +402,7 @@ def _read_surface(s: dict[str, Any]) -> Surface:
     if replicates_BQ.shape != (len(replicates_BQ), len(coefficients_Q)):
         raise ValueError("its replicates differ in length from its coefficients")
     if not (np.isfinite(coefficients_Q).all() and np.isfinite(replicates_BQ).all()):
-        raise ValueError("a coefficient is no finite number")
+        raise ValueError("a coefficient is not finite")
     return Surface(
         family=_family(s["form"]),
         terms=terms,

@@ -11,7 +11,7 @@ _TERMS = (1.0, 1.2103647051735311, 1.4400767759015576, 1.3040289003614036, 0.811
 
 
 def widening(degrees: int) -> float:
-    """How much wider a 95% interval is when its noise is estimated with so many degrees of freedom, at least one."""
+    """How much wider a 95% interval is when its noise is estimated with this many degrees of freedom, at least one."""
     if degrees <= len(_RATIO):
         return _RATIO[degrees - 1]
     return sum(term / float(degrees) ** power for power, term in enumerate(_TERMS))

@@ -229,9 +229,9 @@ def _over(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _odd(points: pl.DataFrame) -> list[str]:
-    """What is no finite number any more, and since when."""
+    """What is not finite any more, and since when."""
     return [
-        f"{name} is {marked.value:g} at {place(points, marked.row)}, no number any more"
+        f"{name} is {marked.value:g} at {place(points, marked.row)}, not finite any more"
         for name, marked in non_finite(points).items()
     ]
 

@@ -75,7 +75,7 @@ class LiveRun:
         self._writer.append(point)
 
     def _is_news(self, name: str) -> bool:
-        """Whether a metric is no number any more, as `import` decides it (logs/measured.py)."""
+        """Whether a metric is not finite any more, as `import` decides it (logs/measured.py)."""
         before = self._numbers.get(name, 0)
         if math.isfinite(self._held[name]):
             self._numbers[name] = before + 1

@@ -1,4 +1,4 @@
-"""NaN in a trainer's log: not measured, or no number any more.
+"""NaN in a trainer's log: not measured, or not finite any more.
 
 Many trainers write NaN for what they did not measure, from the start or between evaluations. A metric that had been a
 number each of the first `NUMBERS_BEFORE` times it was logged is measured, and NaN or infinity after that is news.
@@ -16,7 +16,7 @@ NUMBERS_BEFORE = 5
 
 
 def no_longer_numbers(logged_T: Array, odd_T: Ints) -> Ints:
-    """Which of the places `odd_T`, where a metric was logged and no finite number, are news.
+    """Which of the places `odd_T`, where a metric was logged and not finite, are news.
 
     Causal: what is said of a place depends on the places before it.
 

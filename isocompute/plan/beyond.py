@@ -42,7 +42,7 @@ def extrapolate(
     base: float,
     doublings_A: Array,
 ) -> Array:
-    """Values of settings so many doublings past their last points, under every member.
+    """Values of settings this many doublings past their last points, under every member.
 
     `own_AB` and `reference_AB` are a setting and the reference at the setting's last point, `reference_there_AB` the
     reference where the value is asked for; `base` is where all curves start from.

@@ -58,7 +58,7 @@ class Constraints:
         return "n" if self.problems_per_batch is not None else "joint"
 
     def check(self) -> None:
-        """Refuse constraints that are none, and those that exclude each other whatever the law and the budget."""
+        """Refuse invalid constraints, and those that exclude each other whatever the law and the budget."""
         self._check_numbers()
         bp, b = self.problems_per_batch, self.batch_size
         if b and self.max_batch and b > self.max_batch:

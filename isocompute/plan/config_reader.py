@@ -45,5 +45,5 @@ class ConfigReader:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf or int(value) != value:
             raise InputError(f"{self.where}: {key} = {value!r}; it must be a whole number.")
         if value > _MOST:
-            raise InputError(f"{self.where}: {key} is over {_MOST:,}, more than any model has; mend it.")
+            raise InputError(f"{self.where}: {key} is over {_MOST:,}, more than any model has; fix it.")
         return int(value)

@@ -20,7 +20,7 @@ from isocompute.plan.beyond import SAME, centred, drift, extrapolate
 __all__ = ["Curves"]
 
 _ABOUT_AS_FAR = 2.0
-"""Settings were run about as far as each other where their last evaluations lie within so many times."""
+"""Settings were run about as far as each other where their last evaluations lie within this many times."""
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,7 @@ def _rates(table: pl.DataFrame, path: str, column: str | None) -> pl.Series:
         return (correct / samples).alias("correct / samples")
     numeric = [name for name, kind in table.schema.items() if kind.is_numeric() and not name.startswith("__")]
     words = ("pass_rate", "passrate", "pass@1", "solve_rate", "accuracy", "avg@")
-    text = [name for name, kind in table.schema.items() if kind == pl.String]  # with a cell that is no number
+    text = [name for name, kind in table.schema.items() if kind == pl.String]  # with a cell that is not a number
     named, misread = ([name for name in of if any(word in name.lower() for word in words)] for of in (numeric, text))
     names = named or numeric or misread
     if not names:

@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 NEAR_PROBLEMS = 8
-"""A law of one Bp answers for others up to so many times smaller or larger."""
+"""A law of one Bp answers for others up to this many times smaller or larger."""
 _LOOKS = 256
 _TOGETHER = 1.25
-"""Settings whose first points are so many times apart begin together."""
+"""Settings whose first points are this many times apart begin together."""
 
 
 @dataclass(frozen=True)

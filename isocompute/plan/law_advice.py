@@ -16,7 +16,7 @@ __all__ = ["law_advice", "way_to_find_out"]
 
 
 _OTHER_BASE = 0.05
-"""A base model that is so much better or worse at the set is not the law's."""
+"""A base model that is this much better or worse at the set is not the law's."""
 
 
 def law_advice(

@@ -33,7 +33,7 @@ _SAME = 1e-9
 _LEVELS = 8
 """Numbers of rollouts that are tried as those of a study."""
 _WORTH = 1.2
-"""A candidate goes at least so much further than the setting was run."""
+"""A candidate goes at least this much further than the setting was run."""
 
 
 @dataclass(frozen=True)

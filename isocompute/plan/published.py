@@ -130,7 +130,7 @@ def published(name: str, *, replicates: int = 1000, seed: int = 0) -> PlanningLa
 
 
 def _level(spec: dict[str, float], value: float) -> float:
-    """Standard deviation of a curve's level: given, or the binomial error of so many samples."""
+    """Standard deviation of a curve's level: given, or the binomial error of this many samples."""
     return float(spec["sd"]) if "sd" in spec else float(np.sqrt(value * (1.0 - value) / spec["samples"]))
 
 

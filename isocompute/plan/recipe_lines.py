@@ -13,7 +13,7 @@ __all__ = ["FEW_UPDATES", "Line", "law_lines", "paper_lines"]
 
 ISOCOMPUTE = "IsoCompute, arXiv 2603.12151"
 FEW_UPDATES = 40
-"""Under so many updates, a quarter of them at most is warm-up."""
+"""Under this many updates, a quarter of them at most is warm-up."""
 _YOURS = "your runs"
 _SQRT = "√B beat linear and constant scaling at B = 8,192"
 

@@ -17,7 +17,7 @@ from isocompute.plan.model import OWN, PlanningLaw
 __all__ = ["hold_to_set"]
 
 LARGE_SET = 5000
-"""A law of so many problems was not measured on a small set."""
+"""A law of this many problems was not measured on a small set."""
 
 
 def hold_to_set(

@@ -40,7 +40,7 @@ _LARGEST = 1e12
 """Numbers of a setup lie between this and its inverse: beyond, what they cost is no longer a number."""
 _SIZED = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z0-9])")
 _OTHER_LENGTH = 1.2
-"""Responses so many times longer or shorter than those that were timed do not take the same time."""
+"""Responses this many times longer or shorter than those that were timed do not take the same time."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def prices(
 
 
 def _check(hardware: Hardware, *, timed: bool) -> None:
-    """Refuse numbers that are none, half a cost model, and two throughputs."""
+    """Refuse invalid numbers, half a cost model, and two throughputs."""
     for name in ("prompt_tokens", "response_tokens", "rollouts_per_second", "price_per_gpu_hour"):
         value = getattr(hardware, name)
         if value is not None and not (math.isfinite(value) and value > 0):

@@ -53,7 +53,7 @@ class Steadiness:
     held_to: tuple[float, ...]
 
     def by(self, compute: float) -> Fallen | None:
-        """What had become of them by so much compute, or by the furthest that one was run; None where none fell and
+        """What had become of them by this much compute, or by the furthest that one was run; None where none fell and
         none was run so far. Runs that ended before in good health say nothing.
         """
         early = [after for after in self.fell_after if after < compute]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TimedSettings", "measure_settings"]
 
 _DIFFER = 1.5
-"""Rates so many times apart say little about a setting that was not timed."""
+"""Rates this many times apart say little about a setting that was not timed."""
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def text_of(value: Any, row: Row, column: str) -> str:
     except UnicodeEncodeError as error:
         raise InputError(
             f"{row.place}: column '{column}' has half of a character, \\u{ord(text[error.start]):04x}, which cannot be "
-            "written as UTF-8; mend the text or leave the row out."
+            "written as UTF-8; fix the text or leave the row out."
         ) from error
     return text
 

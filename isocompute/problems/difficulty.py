@@ -77,7 +77,7 @@ class Difficulty:
         return np.asarray(self.posterior_DK[:, inside_K].sum(axis=1))
 
     def all_wrong_D(self, samples: int) -> Array:
-        """Posterior predictive chance that none of so many fresh samples is correct."""
+        """Posterior predictive chance that none of this many fresh samples is correct."""
         return np.asarray(self.posterior_DK @ (1 - self.mixing.rate_K) ** samples)
 
     def subset_mean(self, chosen_D: Bools | None = None) -> SubsetMean | None:

@@ -28,7 +28,7 @@ __all__ = ["TIMEOUT_SECONDS", "GradingError", "GymVerifier", "MathVerifier", "as
 TIMEOUT_SECONDS = 5.0
 """Of processor time for one response, so that rewards do not depend on how busy a machine is."""
 _PATIENCE = 20
-"""Waits for an answer end after so many times that, should the grading process sleep for ever."""
+"""Waits for an answer end after this many times that, should the grading process sleep for ever."""
 
 
 class GradingError(Exception):

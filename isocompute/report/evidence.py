@@ -28,7 +28,7 @@ __all__ = ["Evidence", "Source"]
 Source = RunSet | Run | str | Path | Sequence[str | Path]
 TRAINED = "train/avg"
 _ONE_SCALE = 2.0
-"""Lengths of scales may differ so much: a reward from -1 to 1 looks like a rate where it never was negative."""
+"""Lengths of scales may differ this much: a reward from -1 to 1 looks like a rate where it never was negative."""
 T = TypeVar("T")
 
 

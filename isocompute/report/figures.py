@@ -193,7 +193,7 @@ def draw(name: str, evidence: Evidence) -> Figure | Missing:
 
 
 def _figure(spec: FigureSpec, made: Drawing) -> Figure:
-    """The figure with at most so many panels and sentences; the data hold all of them."""
+    """The figure with at most this many panels and sentences; the data hold all of them."""
     sentences = list(made.sentences[:_MOST])
     if len(made.panels) > _MOST:
         sentences.append(f"{len(made.panels) - _MOST} more panels are in the data")

@@ -94,7 +94,7 @@ def tell_of_text(
     value: str | None = None,
     place: Callable[[int], str] = _own_row,
 ) -> None:
-    """Say which columns no law can use because a cell is no number.
+    """Say which columns no law can use because a cell is not a number.
 
     An error where the column counts rollouts, and else a warning, but for rewards: whether one of them is meant, the
     law knows. `used` are columns that are text rightly. A user who named the `value` has chosen.
@@ -106,7 +106,7 @@ def tell_of_text(
     ]
     counts = [found for found in odd if found.column == "rollouts"]
     if counts:
-        raise InputError(f"{address}: {counts[0]}; mend the cell or leave it empty.")
+        raise InputError(f"{address}: {counts[0]}; fix the cell or leave it empty.")
     if odd and any(kind.is_numeric() for c, kind in table.schema.items() if c not in (*used, *POINT_COLUMNS)):
         said = f"{address}: {listed(odd)}: taken for text; mend such cells or leave them empty."
         warnings.warn(said, RunWarning, stacklevel=2)  # a law that finds no number says so itself

@@ -1,4 +1,4 @@
-"""Values that are no finite number: empty in the points, and named beside them.
+"""Values that are not finite: empty in the points, and named beside them.
 
 A law can use numbers alone, and a health check must know that there was something else. So a metric that is NaN,
 infinite or beyond `LARGEST` is empty in its point, and the point's `non_finite` says what it was, as the text of a JSON
@@ -132,8 +132,8 @@ def non_finite(points: pl.DataFrame) -> dict[str, Marked]:
 
 
 def ends_marked(points: pl.DataFrame, metric: str) -> bool:
-    """Whether a metric ends in rows where it is no number, more of them than ever stood between two numbers: some logs
-    fill what was not evaluated with NaN.
+    """Whether a metric ends in rows where it is not a number, more of them than ever stood between two numbers: some
+    logs fill what was not evaluated with NaN.
     """
     if points.schema.get(NON_FINITE) != pl.String or metric not in points.columns:
         return False

@@ -44,7 +44,7 @@ class PassRates:
     """So many bins show the problems' spread and not the grid of rates that the samples allow."""
 
     def shares(self, bins: int) -> Array:
-        """Shares of problems in so many equal bins; a histogram that was kept stays as it is."""
+        """Shares of problems in this many equal bins; a histogram that was kept stays as it is."""
         return self.share_K if self.rate_P is None else _histogram(self.rate_P, bins)
 
 

@@ -34,7 +34,7 @@ def separator_of(head: bytes, address: str) -> str:
     for cells in _columns(lines[1:], separator) if separator != "," else ():
         commas = [cell for cell in cells if _DECIMAL_COMMA.fullmatch(cell)]
         if 2 * len(commas) < len(cells) or (len(set(commas)) == 1 < len(cells)):
-            continue  # a list such as `0,1` in all rows is no number
+            continue  # a list such as `0,1` in all rows is not a number
         named = "tabs" if separator == "\t" else f"'{separator}'"
         if all(_THOUSANDS.fullmatch(cell) for cell in commas):
             wrong, right = "commas in thousands", f"without them ({commas[0].replace(',', '')})"

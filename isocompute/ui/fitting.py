@@ -73,12 +73,12 @@ def points_of(runs: RunSet) -> int:
 
 
 def may_be_rough(runs: int) -> bool:
-    """Whether a part with so many runs, 0 where that is not known, can have a rough law: a few are not worth it."""
+    """Whether a part with this many runs, 0 where that is not known, can have a rough law: a few are not worth it."""
     return runs == 0 or runs * _USUAL > _SLOW
 
 
 def fit_roughly(curves: Sequence[Curve], *, metric: str, unit: str, points: int) -> Fitted | None:
-    """The law of averaged points; None where the final one of so many `points` is there almost as soon."""
+    """The law of averaged points; None where the final one of this many `points` is there almost as soon."""
     from isocompute.law.law import fit_law
 
     final = replicates_for(points)
@@ -90,8 +90,8 @@ def fit_roughly(curves: Sequence[Curve], *, metric: str, unit: str, points: int)
 
 
 def _few_points(curve: Curve) -> Curve:
-    """Averaged between its ends, which stay: a law's range, and what is planned in it, hang on them. The last value is
-    a mean too: among means a single one would look like a fall.
+    """Averaged between its ends, which stay: a law's range, and what is planned in it, depend on them. The last value
+    is a mean too: among means a single one would look like a fall.
     """
     import numpy as np
 

@@ -68,7 +68,7 @@ class Judge:
         return verdict if of is run or (of is not None and of.points.equals(run.points)) else None
 
     def judge(self, runs: Iterable[Run], *, address: str, metric: str, unit: str | None, seconds: float) -> None:
-        """Make verdicts that are not known yet, until so many seconds are over; one caller at a time."""
+        """Make verdicts that are not known yet, until this many seconds are over; one caller at a time."""
         end = time.monotonic() + seconds
         with self._working:
             for run in runs:

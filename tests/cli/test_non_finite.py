@@ -112,7 +112,7 @@ def test_a_run_whose_last_evaluations_are_no_numbers_broke(call: Call, runs: Pat
     far = answer(call("plan", "--budget", str(1.2 * before), "--law", "runs", *QUICK, "--json"))
     assert {o["rollouts_per_problem"]: o["falls"] for o in (far, *far["alternatives"])}[64]["fallen"] == 1
     told = answer(call("forecast", "runs/easy-32x64", "--json"))
-    assert told["verdict"] == "declining" and "are no numbers" in told["reason"]
+    assert told["verdict"] == "declining" and "are NaN or infinite" in told["reason"]
 
 
 def test_nan_where_nothing_was_evaluated_is_no_break(call: Call, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ BAD_POINTS: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "text": (
         [p | {"avg@4": "n/a" if p["step"] == 20 else str(p["avg@4"])} for p in rising(9)],
-        r"run 'bad', column 'avg@4': 'n/a' \(row 2\) is not a number; mend the cell or leave it empty",
+        r"run 'bad', column 'avg@4': 'n/a' \(row 2\) is not a number; fix the cell or leave it empty",
     ),
 }
 

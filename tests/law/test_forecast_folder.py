@@ -143,7 +143,7 @@ def test_a_ceiling_that_fit_doubts_is_doubted_here(call: Call, tmp_path: Path) -
     rng = np.random.default_rng(1)
     slow = written(tmp_path, "slow", 0.2 + 0.008 * STEPS + 0.004 * rng.standard_normal(40))
     done = written(tmp_path, "done", hill(STEPS, 0.2, 0.6, 4.0, 2.0) + 0.004 * rng.standard_normal(40))
-    sentence = "?: less than 80% of the rise to this ceiling is done; it hangs on the form"
+    sentence = "?: less than 80% of the rise to this ceiling is done; it depends on the form"
     for run, doubted in ((slow, True), (done, False)):
         (curve,) = call("fit", run, "--replicates", "50", "--json").json["curves"]
         assert (curve["rise_done"] < 0.8) is doubted

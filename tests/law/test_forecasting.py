@@ -165,7 +165,7 @@ def test_far_forecasts_of_log_spaced_runs_are_near_and_their_intervals_not_wide(
 
 
 def test_nothing_rises_ahead_of_a_run_that_broke() -> None:
-    """Its evaluations rise, and then are no numbers."""
+    """Its evaluations rise, and then are NaN."""
     rng = np.random.default_rng(0)
     compute_C = np.arange(1.0, 41.0)
     rising = Curve("broke", compute_C, 0.3 + 0.01 * compute_C + 0.03 * rng.standard_normal(40))

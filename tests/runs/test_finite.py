@@ -1,4 +1,4 @@
-"""What is no finite number: set apart, named in one cell, and read back under the name it had."""
+"""What is not finite: set apart, named in one cell, and read back under the name it had."""
 
 from __future__ import annotations
 

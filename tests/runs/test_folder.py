@@ -174,9 +174,7 @@ def test_nan_where_no_line_of_the_step_has_a_number_is_named(tmp_path: Path) -> 
 def test_text_among_the_numbers_of_a_metric_is_named(tmp_path: Path) -> None:
     lines = [{"step": s, "avg@4": "-" if s == 2 else 0.1 * s, "train/avg": 0.1 * s} for s in range(6)]
     write_points(tmp_path, lines)
-    with pytest.raises(
-        InputError, match=r"column 'avg@4': '-' \(row 3\) is not a number; mend the cell .*, or say --m"
-    ):
+    with pytest.raises(InputError, match=r"column 'avg@4': '-' \(row 3\) is not a number; fix the cell .*, or say --m"):
         choose_metric(load(tmp_path))
     assert choose_metric(load(tmp_path), "train/avg") == "train/avg"
 

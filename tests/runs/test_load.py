@@ -213,7 +213,7 @@ def changed(row: int, **cells: Any) -> list[dict[str, Any]]:
         ),
         (
             [{"step": i, "rollouts": i, "avg@4": "0.1" if i < 6 else "n/a"} for i in range(1, 9)],
-            r"run 'bad', column 'avg@4': 'n/a' \(row 6\) is not a number; mend the cell or leave it empty",
+            r"run 'bad', column 'avg@4': 'n/a' \(row 6\) is not a number; fix the cell or leave it empty",
         ),
         (
             [{"tokens": i, "avg@4": 0.1 * i} for i in range(1, 9)],
@@ -328,7 +328,7 @@ def test_units_that_are_not_there(asked: str, message: str) -> None:
 
 def test_text_where_compute_should_be() -> None:
     points = [{"rollouts": "1k" if i == 3 else str(i), "avg@4": 0.1 * i} for i in range(1, 6)]
-    with pytest.raises(InputError, match=r"run 'a', column 'rollouts': '1k' \(row 3\) is not a number; mend the cell"):
+    with pytest.raises(InputError, match=r"run 'a', column 'rollouts': '1k' \(row 3\) is not a number; fix the cell"):
         curves_of(RunSet((Run("a", RunSettings(), pl.DataFrame(points)),)))
 
 

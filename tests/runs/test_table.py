@@ -284,7 +284,7 @@ def test_another_column_does_not_answer_for_one_with_text_in_it(
 ) -> None:
     table = pl.DataFrame({"step": range(5), column: cells, "train/avg": [0.1, 0.2, 0.3, 0.4, 0.5]})
     path = write(tmp_path, table, suffix)
-    said = rf"column '{column}': '{cells[row - 1]}' \(row {row}\) is not a number; mend the cell or"
+    said = rf"column '{column}': '{cells[row - 1]}' \(row {row}\) is not a number; fix the cell or"
     with pytest.raises(InputError, match=said):
         choose_metric(load(path))
     if column != "rollouts":

@@ -146,8 +146,8 @@ class Attention(nn.Module):
 
 
 EXACT = 256
-"""Slots up to which scores and softmax weights are FP32 numbers in a bf16 model too. What is rounded there hangs on the
-order in which slots are read, and would be the largest difference between a sampler and a trainer."""
+"""Slots up to which scores and softmax weights are FP32 numbers in a bf16 model too. What is rounded there depends on
+the order in which slots are read, and would be the largest difference between a sampler and a trainer."""
 
 
 def _rotate(x_BTHK: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:

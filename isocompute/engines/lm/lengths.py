@@ -95,8 +95,8 @@ def _window(latest: int) -> tuple[int, int]:
 
 
 def budget_beyond(longest: int) -> int:
-    """The smallest budget that leaves responses of up to so many tokens uninterrupted, and then unpenalised too, where
-    nothing else is said.
+    """The smallest budget that leaves responses of up to this many tokens uninterrupted, and then unpenalised too,
+    where nothing else is said.
     """
     budget = longest + 3
     while _window(budget - 1 - _answer(budget))[0] < longest:

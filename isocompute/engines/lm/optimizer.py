@@ -76,7 +76,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> Tensor:
-        """One step at the learning rate in `rate`; the gradient's norm before clipping. A norm that is no number
+        """One step at the learning rate in `rate`; the gradient's norm before clipping. A norm that is not a number
         changes nothing: the weights stay good.
         """
         gradients = [m.grad for m in self.masters if m.grad is not None]

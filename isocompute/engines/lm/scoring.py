@@ -131,7 +131,7 @@ def micro_batches(rollouts: Rollouts, size: int, *, fixed: int = 0) -> Iterator[
     """Rows in groups of `size`; None is all of them as they are.
 
     Groups are of like length, so that little is padded, unless `fixed`: then they are simply the next rows, whole
-    problems of so many where that fits.
+    problems of this many where that fits.
     """
     if len(rollouts) <= size and fixed:
         yield None
@@ -144,7 +144,7 @@ def micro_batches(rollouts: Rollouts, size: int, *, fixed: int = 0) -> Iterator[
 
 
 def _even(total: int, most: int) -> int:
-    """At most so many at a time, and always as many where that takes no more than twice the turns: of long sequences
+    """At most this many at a time, and always as many where that takes no more than twice the turns: of long sequences
     one shape is one compiled pass.
     """
     return next((part for part in range(most, most // 2, -1) if total % part == 0), most)

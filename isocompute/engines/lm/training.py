@@ -181,7 +181,7 @@ class LmTraining:
         return self._waiting.pop(0) if self._waiting else None
 
     def _sample_groups(self, problems: int) -> Groups | None:
-        """Groups of so many problems, or as many as are left; `refill` samples others for those that say nothing."""
+        """Groups of this many problems, or as many as are left; `refill` samples others for those that say nothing."""
         kept: list[Groups] = []
         empty: list[Groups] = []
         missing, seed = problems, [self.cell.seed, self.step]
@@ -416,7 +416,7 @@ class LmTraining:
     # Checkpoints
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Everything `restore` needs. Weights that give no numbers any more are refused: a checkpoint is a good one."""
+        """Everything `restore` needs. Weights that give NaN are refused: a checkpoint is a good one."""
         if self._last is not None:
             size = self.sizes.micro_batch
             refuse_unsound(self.decoder, self._last, self.recipe, micro_batch=size, fixed=self.fixed)

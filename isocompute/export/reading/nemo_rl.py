@@ -60,7 +60,7 @@ DEFAULTS: dict[str, Any] = {
 }
 _LOSS_FLAGS = ("loss_fn.use_cispo", "loss_fn.sequence_level_importance_ratios", "loss_fn.disable_ppo_ratio")
 READ = frozenset(DEFAULTS)
-"""Keys that a setup hangs on."""
+"""Keys that a setup depends on."""
 
 
 def matches(config: Config) -> int:

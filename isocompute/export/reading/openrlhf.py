@@ -96,7 +96,7 @@ _CRITIC = {
 }
 """Fields of a critic, and their keys."""
 READ = frozenset(DEFAULTS) | frozenset(OLD) | {"rollout.max_new_tokens"}
-"""Keys that a setup hangs on."""
+"""Keys that a setup depends on."""
 
 
 def matches(config: Config) -> int:

@@ -35,7 +35,7 @@ _OLD = {
     "orchestrator.sampling.temperature": "orchestrator.train.sampling.temperature",
 }
 READ = frozenset(DEFAULTS) | {"max_steps", "seq_len"}
-"""Keys that a setup hangs on."""
+"""Keys that a setup depends on."""
 
 
 def matches(config: Config) -> int:
@@ -53,7 +53,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     n = given.integer("orchestrator.group_size", "rollouts_per_problem")
     rollouts = None
     if given.has("orchestrator.token_batch_size"):
-        odd.append(Odd("token_batch", "the batch is counted in tokens: Bp hangs on how long responses are."))
+        odd.append(Odd("token_batch", "the batch is counted in tokens: Bp depends on how long responses are."))
     else:
         rollouts = given.integer("orchestrator.batch_size", "problems_per_batch")
     if rollouts and n and rollouts % n:

@@ -21,7 +21,7 @@ class Config:
     names: tuple[str, ...] = ()
     """Words that say which trainer it is: modules a script starts, classes a Python file calls."""
     unresolved: tuple[str, ...] = ()
-    """Keys whose value hangs on something outside the file, such as an unset variable."""
+    """Keys whose value depends on something outside the file, such as an unset variable."""
     parents: tuple[str, ...] = ()
     """Configs it builds on that were not found."""
     added: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class Settings:
         return all(self._given.get(key) is not None for key in keys)
 
     def assume(self, *fields: str) -> None:
-        """Note fields that do not hang on what the file says."""
+        """Note fields that do not depend on what the file says."""
         self.assumed += fields
 
     def get(self, key: str, field_name: str | None = None) -> Any:

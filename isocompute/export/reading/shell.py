@@ -2,7 +2,7 @@
 
 Understood: comments, continued lines, quotes, `A=1`, `export A=1`, `${A}`, `${A:-default}`, `: "${A:=default}"`,
 `$((A * B))`, arrays of arguments, Hydra's `+key=value` and `--key value`. Not understood, and reported as unresolved
-where a setting hangs on it: commands in `$(…)`, conditions, variables from outside.
+where a setting depends on it: commands in `$(…)`, conditions, variables from outside.
 """
 
 from __future__ import annotations

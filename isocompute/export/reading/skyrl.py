@@ -57,7 +57,7 @@ DEFAULTS = {
 _LOSSES = invert(writer.LOSSES) | {"dual_clip": "clip"}
 _AGGREGATIONS = invert(writer.AGGREGATIONS)
 READ = frozenset(DEFAULTS) | {"trainer.max_training_steps"}
-"""Keys that a setup hangs on."""
+"""Keys that a setup depends on."""
 
 
 def matches(config: Config) -> int:

@@ -47,7 +47,7 @@ _AGGREGATIONS = invert(writer.LOSS_TYPES) | {"cispo": "token", "bnpo": "token", 
 _SCALES = invert(writer.SCALES)
 _MARKS = ("num_generations", "generation_batch_size", "steps_per_generation", "max_completion_length", "reward_funcs")
 READ = frozenset(DEFAULTS) | {"generation_batch_size", "steps_per_generation", "num_processes"}
-"""Keys that a setup hangs on."""
+"""Keys that a setup depends on."""
 
 
 def matches(config: Config) -> int:
@@ -144,7 +144,7 @@ def _batch(given: Settings, gpus: int | None, odd: list[Odd]) -> tuple[int | Non
     processes = gpus or given.integer("num_processes") or None
     if not per_device or not accumulation:
         return None, None, processes
-    # How often a batch is used hangs on no process count, unless the generation batch alone is said.
+    # How often a batch is used depends on no process count, unless the generation batch alone is said.
     if not given.has("num_iterations", "gradient_accumulation_steps") and not per_generation:
         given.assume("updates_per_batch")
     if whole and not per_generation and processes is None:

@@ -62,7 +62,7 @@ _CRITIC = {
 }
 """Fields of a critic, and their keys."""
 READ = frozenset(DEFAULTS) | {"data.seed", f"{ACTOR}.grad_clip", "algorithm.gamma", "algorithm.lam", "critic.optim.lr"}
-"""Keys that a setup hangs on."""
+"""Keys that a setup depends on."""
 
 
 def matches(config: Config) -> int:

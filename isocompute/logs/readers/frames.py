@@ -120,7 +120,7 @@ def _of_rows(rows: list[dict[str, Any]]) -> pl.DataFrame | None:
 
 
 def _column(name: str, cells: list[Any]) -> pl.Series:
-    """Text if any cell is text that is no number, else numbers; what is neither is left out."""
+    """Text if any cell is text that is not a number, else numbers; what is neither is left out."""
     if any(isinstance(c, str) and as_number(c) is None and c not in _EMPTY for c in cells):
         texts = [c if isinstance(c, str) else None if c is None else str(c) for c in cells]
         return pl.Series(name, texts, dtype=pl.String)

@@ -94,7 +94,7 @@ def _refuse_parts_of_steps(frame: pl.DataFrame, layout: Layout, log: Log) -> Non
 
 
 def _tell_of_text(frame: pl.DataFrame, layout: Layout, log: Log) -> None:
-    """Warn of columns that are left out because a cell is no number, where text is not what they are for."""
+    """Warn of columns that are left out because a cell is not a number, where text is not what they are for."""
     used = {layout.run, layout.metric, *said_by(frame.columns)}
     odd = odd_cells(frame, [c for c in frame.columns if c not in used])
     if odd and layout.kind == "rows" and not layout.run:

@@ -67,7 +67,7 @@ class _Series:
         self.last = place
 
     def at(self, rows: int) -> list[int | None]:
-        """What was done when each of so many rows was printed."""
+        """What was done when each of this many rows was printed."""
         out: list[int | None] = []
         for row in range(rows):
             out.append(self._stood.get(row, out[-1] if out else None))

@@ -140,7 +140,7 @@ def _unwrapped(body: bytes) -> bytes:
 
 
 def _slowly(body: bytes) -> tuple[tuple[str, ...], list[float]] | None:
-    """Pair by pair, dropping what is no number; the last value may have something printed right behind it."""
+    """Pair by pair, dropping what is not a number; the last value may have something printed right behind it."""
     found: dict[str, float] = {}
     parts = body.decode(errors="replace").split(" - ")
     for i, part in enumerate(parts):

@@ -31,7 +31,7 @@ __all__ = [
 WIDTH, HEIGHT = 330, 225
 """A panel with its axis fits a telephone's width at its own size."""
 _BESIDE = 30
-"""At least so much of a panel's width is axis."""
+"""At least this much of a panel's width is axis."""
 _LETTER = 6
 """Pixels of a subtitle."""
 _LARGE = "abs(datum.value) >= 1e4 ? replace(format(datum.value, '.3~s'), 'G', 'B') : datum.label"
@@ -135,6 +135,6 @@ def grid_of(fit: CurveFit, *, to: float | None = None, size: int = 40) -> tuple[
 
 
 def thin(rows: Rows, most: int = 500) -> Rows:
-    """At most so many marks, evenly: a page stays small and a printer does not choke."""
+    """At most this many marks, evenly: a page stays small and a printer does not choke."""
     step = -(-len(rows) // most) if rows else 1
     return rows[::step]

@@ -26,7 +26,7 @@ _NEEDS = (
 _CLASSES = {0.01: "1%", 0.02: "2%", 0.05: "5%", 0.1: "10%", 0.2: "20%", 0.5: "50%", 1.0: "100%"}
 _CONDITIONS = 6
 _COLUMNS = 24
-"""At most so many steps of a run are drawn over time."""
+"""At most this many steps of a run are drawn over time."""
 
 
 def pass_rates_at_one_compute(evidence: Evidence) -> Drawing | Needs:

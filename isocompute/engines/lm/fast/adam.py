@@ -47,7 +47,7 @@ class FlatAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step_within(self, norm: Tensor, clip: float | None) -> None:
-        """A step by gradients of this norm, clipped where it is larger; one that is no number changes nothing."""
+        """A step by gradients of this norm, clipped where it is larger; one that is not a number changes nothing."""
         from isocompute.engines.lm.fast import adam_kernels
 
         assert all(parameter.grad is room for parameter, room in self.rooms.items()), "a gradient is not in its place"

@@ -18,7 +18,7 @@ def adamw(
     LOG1: tl.constexpr, LOG2: tl.constexpr,  # of the betas: what is missing of 1 after few steps needs all its digits
     N: tl.constexpr,
 ):  # fmt: skip
-    """N weights and their moments; nothing where the norm of all gradients is no number."""
+    """N weights and their moments; nothing where the norm of all gradients is not finite."""
     norm = tl.load(norm_ptr)
     if norm < float("inf"):
         at_N = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)

@@ -119,7 +119,7 @@ def _places(first, padding, tokens, slots, e_E, E, C, TP: tl.constexpr, PREFIX: 
 def _firsts(row, problem, tokens, first_prompt, per_prompt, slots, problems, PREFIX: tl.constexpr):
     """The cell of a sequence, where the sequence begins in the flat array, and where its prompt does.
 
-    `first_prompt` counts from the beginning of a cell, which has so many problems.
+    `first_prompt` counts from the beginning of a cell, which has this many problems.
     """
     cell = problem // problems
     start = cell * (first_prompt + problems * slots)

@@ -24,7 +24,7 @@ def fits_kernels(config: DecoderConfig, *, top_p: float, temperature: float) -> 
 
 
 class Generator:
-    """Responses to `problems` prompts, `per_prompt` each, always of the same shape; of a stack, to so many of each
+    """Responses to `problems` prompts, `per_prompt` each, always of the same shape; of a stack, to this many of each
     cell, one cell after the other.
 
     A few hundred rows are decoded in parts side by side: a token of so few waits more than it works.

@@ -34,7 +34,7 @@ class Read(NamedTuple):
 
 
 class PromptReader:
-    """Reads what stands in `prompts_PT`, left-padded, so many problems of each cell."""
+    """Reads what stands in `prompts_PT`, left-padded, this many problems of each cell."""
 
     def __init__(
         self, decoder: Decoder, weights: list[LayerWeights], *, problems: int, slots: int, per_prompt: int

@@ -39,7 +39,7 @@ class Packed:
 
 
 def pack(decoder: Decoder, *, temperature: float, positions: int) -> Packed:
-    """The weights as they are now; for sequences of at most so many positions."""
+    """The weights as they are now; for sequences of at most this many positions."""
     config = decoder.config
     kept: list[Any] = []
     cos_1PK, sin_1PK = decoder.rotation(torch.arange(positions)[None])

@@ -41,7 +41,7 @@ def run_clock(
     train_ticks: int,
     slots: int | None = None,
 ) -> Timing:
-    """PipelineRL-`steps` for so many updates; by default there are slots for one batch."""
+    """PipelineRL-`steps` for this many updates; by default there are slots for one batch."""
     n = rollouts_per_problem
     slots = slots or problems_per_batch * n
     ledger = Ledger(problems_per_batch=problems_per_batch, steps=steps)

@@ -39,7 +39,7 @@ class Records:
 
     @classmethod
     def empty(cls, rows: int, tokens: int, device: torch.device) -> Records:
-        """Room for so many responses."""
+        """Room for this many responses."""
         shape = (rows, tokens)
 
         def flags(*size: int) -> Tensor:
