@@ -188,7 +188,7 @@ def _until(curve: Curve, fit_until: float | None) -> Curve:
     if not fit_until > 0:
         raise InputError(f"--fit-until {fit_until:g}: give a share of the run such as 0.5, or a compute.")
     end = fit_until * float(curve.compute_C[-1]) if fit_until <= 1 else fit_until
-    count = int((curve.compute_C <= end * (1 + 1e-12)).sum())
+    count = curve.points_up_to(end)
     if count < MINIMUM_POINTS:
         raise InputError(
             f"run '{curve.name}': {count} points up to --fit-until {fit_until:g}; a forecast needs {MINIMUM_POINTS}: "

@@ -15,6 +15,7 @@ from isocompute.errors import InputError
 if TYPE_CHECKING:
     from isocompute.law import Law
     from isocompute.law.optimum import Optimum
+    from isocompute.law.sensitivity import Slice
     from isocompute.study.progress import Progress, Report
 
 __all__ = ["command"]
@@ -248,33 +249,43 @@ def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool | None, str
         ),
         (
             "the hard set levels off at a smaller n",
-            None if not (hard.saturates and easy.saturates) else _larger(easy, hard),
+            _above(easy.ceiling_interval, hard.ceiling_interval) if hard.saturates and easy.saturates else None,
             f"hard {_ceiling(hard)}, easy {_ceiling(easy)}; {_levels(hard)} and {_levels(easy)}",
         ),
     ]
     for name in ("easy", "hard"):
-        spans = {}
-        for varied in ("rollouts_per_problem", "problems_per_batch"):
-            found = [s for s in laws[name, "avg@4"].slices if s.varied == varied]
-            spans[varied] = max(found, key=lambda s: len(s.settings)).range if found else float("nan")
-        out.append(
-            (
-                f"Bp matters less than n ({name})",
-                spans["problems_per_batch"] < spans["rollouts_per_problem"],
-                f"range {spans['problems_per_batch']:.3f} over Bp, {spans['rollouts_per_problem']:.3f} over n",
+        over_bp, over_n = (_widest(laws[name, "avg@4"], key) for key in ("problems_per_batch", "rollouts_per_problem"))
+        if over_bp is not None and over_n is not None:
+            out.append(
+                (
+                    f"Bp matters less than n ({name})",
+                    _above(over_n.range_interval, over_bp.range_interval),
+                    f"range {over_bp.range:.3f} over Bp, {over_n.range:.3f} over n",
+                )
             )
-        )
     for name, larger, smaller in (("easy", "worst@4", "best@4"), ("hard", "best@4", "worst@4")):
         wants, other = (laws[name, metric].joint.rollouts for metric in (larger, smaller))
         if wants is not None and other is not None:
             out.append(
                 (
                     f"on the {name} set {larger} wants a larger n than {smaller}",
-                    _larger(wants, other),
+                    _above(wants.ceiling_interval, other.ceiling_interval),
                     f"{larger} {_ceiling(wants)}, {smaller} {_ceiling(other)}",
                 )
             )
     return out
+
+
+def _widest(law: Law, varied: str) -> Slice | None:
+    """Of the slices in which this is varied, the one with the most settings."""
+    return max((s for s in law.slices if s.varied == varied), key=lambda s: len(s.settings), default=None)
+
+
+def _above(a: tuple[float, float], b: tuple[float, float]) -> bool | None:
+    """Whether one interval lies above the other; None where they overlap."""
+    if a[0] > b[1]:
+        return True
+    return False if a[1] < b[0] else None
 
 
 def _rise_and_level(*optima: Optimum) -> bool | None:
@@ -286,13 +297,6 @@ def _rise_and_level(*optima: Optimum) -> bool | None:
 
 def _moves(best: Optimum) -> str:
     return {"rises": "rises to", "falls": "falls to", "flat": "stays at"}.get(best.direction, "ends at")
-
-
-def _larger(a: Optimum, b: Optimum) -> bool | None:
-    """Whether a's optimum at large compute is above b's; None where their intervals overlap."""
-    if a.ceiling_interval[0] > b.ceiling_interval[1]:
-        return True
-    return False if a.ceiling_interval[1] < b.ceiling_interval[0] else None
 
 
 def _ceiling(best: Optimum) -> str:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
@@ -157,6 +157,12 @@ class Recorder:
         self._settings, self._on_point = settings, on_point
         self._writer: RunWriter | None = None
         self._holding = Holding(folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def resume(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """Open the folder; the last checkpoint's arrays and meta, or None to start from the beginning."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -44,13 +46,22 @@ class Curve:
     rollouts_per_problem: int | None = None
     seed: int | None = None
     recipe: str = ""
-    """What else is known of how the run was made; runs that differ in it are not seeds of each other."""
+    """What else is known of how the run was made, as JSON; runs that differ in it are not seeds of each other."""
     lost: bool = False
     """Whether later evaluations are there and are NaN or infinite: the run broke after its last point."""
 
     def __post_init__(self) -> None:
         for name in ("compute_C", "values_C"):  # `condense` reads their bytes as float64
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """`recipe` as the table it is; nothing where a curve that was made in Python has another text there."""
+        try:
+            table = json.loads(self.recipe)
+        except ValueError:
+            return {}
+        return table if isinstance(table, dict) else {}
 
     @property
     def setting(self) -> Setting:
@@ -77,6 +88,10 @@ class Curve:
             compute_C=_means(self.compute_C, lead, most - lead),
             values_C=_means(self.values_C, lead, most - lead),
         )
+
+    def points_up_to(self, compute: float) -> int:
+        """How many of its points lie at this compute or before, but for rounding."""
+        return int((self.compute_C <= compute * (1 + 1e-12)).sum())
 
     def until(self, end: int) -> Curve:
         """The curve's first `end` points."""

@@ -311,7 +311,7 @@ def backtest(curve: Curve, *, level: float = LEVEL, ahead: float = 2.0) -> Backt
     The baselines are "the mean of the last three evaluations" and one Hill fit to all points of the first half.
     """
     last = float(curve.compute_C[-1])
-    end = int((curve.compute_C <= last / ahead * (1 + 1e-12)).sum())
+    end = curve.points_up_to(last / ahead)
     tail = curve.compute_C > 0.9 * last
     seen = curve.until(end)
     at = float(curve.compute_C[tail].mean())

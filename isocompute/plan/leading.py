@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from isocompute.errors import InputError
-from isocompute.law.curve import Curve
 from isocompute.law.fits import CurveFit
 from isocompute.recipes import FOLLOWS_BATCH
 
-__all__ = ["check_one_setup", "leading_recipe", "told"]
+__all__ = ["check_one_setup", "leading_recipe"]
 
 _SETUP = ("problems", "model", "world", "problem_set")
 
@@ -33,7 +31,7 @@ def check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
 
 
 def _setup(fit: CurveFit) -> tuple[str, dict[str, object]]:
-    about = told(fit.curves[0])
+    about = fit.curves[0].made_of
     said: dict[str, object] = {}
     for key in _SETUP:
         value = about.get(key)
@@ -57,7 +55,7 @@ def leading_recipe(fits: Sequence[CurveFit]) -> list[CurveFit]:
 
 def _recipes(fits: Sequence[CurveFit]) -> list[str]:
     """Each one's recipe as text to compare by, without rates of which every setting has one: they follow its batch."""
-    about = [told(fit.curves[0]) for fit in fits]
+    about = [fit.curves[0].made_of for fit in fits]
     fields = [said["recipe"] for said in about if isinstance(said.get("recipe"), dict)]
     if len(fields) < len(fits):
         return [fit.curves[0].recipe for fit in fits]
@@ -68,12 +66,3 @@ def _recipes(fits: Sequence[CurveFit]) -> list[str]:
             for each in fields:
                 each.pop(name, None)
     return [json.dumps(said, sort_keys=True) for said in about]
-
-
-def told(curve: Curve) -> dict[str, Any]:
-    """What a run is made of; nothing where a curve made in Python has another text there."""
-    try:
-        about = json.loads(curve.recipe)
-    except ValueError:
-        return {}
-    return about if isinstance(about, dict) else {}

@@ -6,7 +6,6 @@ the learning rate of that very run. Both become one anchor where one rule of sca
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +45,7 @@ def runs_recipe(curves: Sequence[Curve]) -> RunsRecipe:
     >>> runs_recipe(logged).fields
     {'learning_rate': 1e-06, 'lr_batch': 256, 'lr_scaling': 'sqrt'}
     """
-    each = [_said(curve.recipe) for curve in curves]
+    each = [_said(curve.made_of) for curve in curves]
     names = [name for name in Recipe.model_fields if name not in ANCHOR and name != "schedule"]
     everywhere = [name for name in names if each and all(name in said for said in each)]
     agreed = {name: each[0][name] for name in everywhere if all(said[name] == each[0][name] for said in each)}
@@ -59,13 +58,9 @@ def runs_recipe(curves: Sequence[Curve]) -> RunsRecipe:
     return RunsRecipe(agreed, frozenset(differs))
 
 
-def _said(text: str) -> dict[str, Any]:
+def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The valid fields of a run's recipe; a recipe's name stands for its fields, not for a learning rate."""
-    try:
-        settings = json.loads(text)
-    except ValueError:  # a curve made in Python may have any text here
-        return {}
-    logged = settings.get("recipe") if isinstance(settings, dict) else None
+    logged = settings.get("recipe")
     if not isinstance(logged, dict):
         return {}
     name = logged.get("name")

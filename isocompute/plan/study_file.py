@@ -16,7 +16,6 @@ from typing import Any
 from isocompute.law.curve import Curve
 from isocompute.plan.advised_recipe import Anchor, anchored
 from isocompute.plan.curves import Curves
-from isocompute.plan.leading import told
 from isocompute.plan.next_cells import Proposal
 from isocompute.plan.planner import Plan
 from isocompute.plan.runs_recipe import ANCHOR, RunsRecipe
@@ -65,7 +64,7 @@ def _kept(study: Mapping[str, Any], curves: Sequence[Curve], runs: RunsRecipe | 
     """A study with the problem sets of these runs alone, and with their variant as its recipe."""
     tables = study.get("problems", [])
     tables = [tables] if isinstance(tables, Mapping) else tables
-    sets = {told(curve).get("problems") for curve in curves}
+    sets = {curve.made_of.get("problems") for curve in curves}
     tables = [table for table in tables if table.get("set") in sets] or tables
     every = study.get("variants", {})  # each in the folder of its name, the recipe itself in another
     used = [every.get(name, {}) for name in sorted({curve.name.partition("/")[0] for curve in curves})]

@@ -16,19 +16,17 @@ import numpy as np
 
 from isocompute.errors import InputError
 from isocompute.law import Curve, Forecast, Law, curves_of, fit_law, forecast
-from isocompute.law.curve import MINIMUM_POINTS, scale_of
+from isocompute.law.curve import MINIMUM_POINTS, on_one_scale
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
 from isocompute.law.from_runs import UNITS, choose_metric, choose_unit
 from isocompute.runs import Run, RunSet, files, load
 from isocompute.runs.conditions import Condition, conditions_of
 from isocompute.runs.pass_rates import PassRates, read_pass_rates
+from isocompute.runs.rewards import TRAINED
 
 __all__ = ["Evidence", "Source"]
 
 Source = RunSet | Run | str | Path | Sequence[str | Path]
-TRAINED = "train/avg"
-_ONE_SCALE = 2.0
-"""Lengths of scales may differ this much: a reward from -1 to 1 looks like a rate where it never was negative."""
 T = TypeVar("T")
 
 
@@ -167,8 +165,7 @@ class Evidence:
         """Whether runs may be held against each other: they say their problem set or model, or lie on one scale."""
         if all(c.ingredient("problems") or c.ingredient("model") for c in conditions):
             return True
-        scales = [scale_of(curve.values_C) for c in conditions for curve in self._mine(c, self.metric, self.unit)]
-        return not scales or max(scales) <= _ONE_SCALE * min(scales)
+        return on_one_scale([curve for c in conditions for curve in self._mine(c, self.metric, self.unit)])
 
     def _mine(self, condition: Condition, metric: str, unit: str | None) -> list[Curve]:
         curves = self.curves_in(metric, unit)
@@ -177,7 +174,7 @@ class Evidence:
     def forecast(self, run: str, *, share: float = 0.5) -> tuple[Curve, Forecast]:
         """A run's curve up to a share of its compute, and the forecast of its end from there."""
         curve = self.curves[run]
-        seen = curve.until(int((curve.compute_C <= share * float(curve.compute_C[-1]) * (1 + 1e-12)).sum()))
+        seen = curve.until(curve.points_up_to(share * float(curve.compute_C[-1])))
         if len(seen.compute_C) < MINIMUM_POINTS:
             raise InputError(f"run '{run}': fewer than {MINIMUM_POINTS} points up to {share:.0%} of its compute.")
         return self._once(

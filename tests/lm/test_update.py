@@ -243,7 +243,7 @@ def test_one_kernel_takes_the_steps_of_torch(clip: float | None, beta1: float) -
 
 
 def test_large_models_have_the_optimizer_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isocompute.engines.lm.optimizer._SMALL", 99)
+    monkeypatch.setattr("isocompute.engines.lm.optimizer._FLAT_MOST", 99)
     for size, small in ((99, True), (100, False)):
         parameters = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16))]
         inner = Optimizer(parameters, make_recipe({"name": "grpo"}), flat=True).inner

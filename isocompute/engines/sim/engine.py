@@ -103,17 +103,16 @@ class SimEngine:
     def run(self, cell: Cell, folder: Path, control: Control) -> bool:
         """Train the cell; True when it reached its last update."""
         spec, recipe, evaluation = WorldSpec.of(dict(cell.problems)), self._recipe(cell), Evaluation.of(cell.evaluation)
-        recorder = Recorder(folder, _settings(cell, spec, recipe))
         training = _Training(cell, _world(spec.model_dump_json()), recipe, evaluation)
-        saved = recorder.resume()
-        if saved is not None:
-            training.restore(*saved)
-        finished = drive(training, recorder, control, pulse=_PULSE, seconds=_SECONDS)
-        if finished:
-            recorder.finish(_summary(training))
-        else:
-            recorder.checkpoint(*training.state())
-            recorder.close()
+        with Recorder(folder, _settings(cell, spec, recipe)) as recorder:
+            saved = recorder.resume()
+            if saved is not None:
+                training.restore(*saved)
+            finished = drive(training, recorder, control, pulse=_PULSE, seconds=_SECONDS)
+            if finished:
+                recorder.finish(_summary(training))
+            else:
+                recorder.checkpoint(*training.state())
         return finished
 
 
