@@ -44,6 +44,7 @@ def export(plan: Plan, hardware: Hardware) -> Exported:
     common.general(plan, notes)
     common.no_option(plan, notes, "epsilon", "fp32_head")
     notes.add("reward", "fill in environment.env_class: it scores the answers.")
+    notes.add("logger", "the console, which `import` reads; with WANDB_API_KEY set, trainer.logger=wandb is W&B's.")
     return Exported(
         "skyrl",
         VERSION,
@@ -71,6 +72,7 @@ def _data(plan: Plan, notes: Notes) -> Flat:
         "environment.env_class": "gsm8k",
         "trainer.policy.model.path": common.model(plan, notes),
         "trainer.run_name": common.run_name(plan),
+        "trainer.logger": "console",  # W&B by default, which stops a run without a key at its start
         "trainer.max_prompt_length": plan.max_prompt_length,
         **({} if plan.seed is None else {"trainer.seed": plan.seed}),
     }

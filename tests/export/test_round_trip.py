@@ -46,7 +46,7 @@ def test_the_healthy_recipe_needs_few_notes(trainer: str) -> None:
         "trl": {"reward", "val_file"},
         "openrlhf": {"reward", "problems"},
         "nemo-rl": {"reward", "entropy_coef"},
-        "skyrl": {"reward"},
+        "skyrl": {"reward", "logger"},
         "prime-rl": {
             "reward",
             "gpus",
