@@ -98,8 +98,25 @@ def _orchestrator(plan: Plan, notes: Notes) -> Flat:
     return settings | {
         "orchestrator.eval.group_size": plan.validation_samples or 1,
         "orchestrator.eval.interval": plan.validation_every,
-        "orchestrator.eval.sampling.temperature": recipe.temperature,
+        **_as_in_training(plan),
         "orchestrator.eval.source": [environment | {"env.taskset.id": plan.val_file or "your-environment"}],
+    }
+
+
+def _as_in_training(plan: Plan) -> Flat:
+    """Validation's sampling, every value said.
+
+    Rollouts to train on are requested as tokens, with a nucleus of 1 and vLLM's own defaults; validation asks for chat
+    completions, where a value that is missing comes from the model's `generation_config.json`.
+    """
+    sampling = "orchestrator.eval.sampling"
+    return {
+        f"{sampling}.temperature": plan.recipe.temperature,
+        f"{sampling}.top_p": 1.0,
+        f"{sampling}.top_k": -1,
+        f"{sampling}.min_p": 0.0,
+        f"{sampling}.max_completion_tokens": plan.max_response_length,
+        f"{sampling}.extra_body.repetition_penalty": 1.0,
     }
 
 

@@ -62,6 +62,20 @@ def test_openrlhf_validates_at_the_plans_temperature_whatever_k_is() -> None:
     assert settings["eval.dataset"] == "val.jsonl" and settings["eval.temperature"] == 0.9
 
 
+def test_prime_rl_validates_as_it_samples_to_train() -> None:
+    """What is missing there comes from the model's generation_config.json, for validation alone."""
+    (settings,), _ = exported("prime-rl", temperature=0.9, max_response_length=2048)
+    sampling = "orchestrator.eval.sampling."
+    assert {key.removeprefix(sampling): value for key, value in settings.items() if key.startswith(sampling)} == {
+        "temperature": 0.9,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "max_completion_tokens": 2048,
+        "extra_body.repetition_penalty": 1.0,
+    }
+
+
 def test_trl_counts_its_intervals_in_optimiser_steps() -> None:
     files, _ = exported("trl", recipe={"name": "isocompute-easy", "updates_per_batch": 2})
     assert [(s["eval_steps"], s["save_steps"]) for s in files] == [(2 * EVERY, 2 * EVERY)] * 2
