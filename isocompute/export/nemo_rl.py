@@ -22,6 +22,8 @@ ADVANTAGES = {
     "none": ("reinforce_plus_plus", False, False),
 }
 """`adv_estimator.name`, `normalize_rewards`, `adv_estimator.minus_baseline`."""
+ALL_PROBLEMS = 10_000_000
+"""A limit on validation problems that no set reaches; the loop over them ends with the set."""
 
 
 def export(plan: Plan, hardware: Hardware) -> Exported:
@@ -73,6 +75,7 @@ def _grpo(plan: Plan, notes: Notes) -> Flat:
         "grpo.adv_estimator.minus_baseline": baseline,
         "grpo.val_period": plan.validation_every,
         "grpo.val_at_start": True,
+        "grpo.max_val_samples": ALL_PROBLEMS,
         "checkpointing.checkpoint_dir": f"results/{common.run_name(plan)}",  # a run goes on from what it finds there
         "checkpointing.save_period": plan.validation_every,
         "logger.log_dir": f"logs/{common.run_name(plan)}",

@@ -76,6 +76,14 @@ def test_prime_rl_validates_as_it_samples_to_train() -> None:
     }
 
 
+def test_nemo_rl_validates_on_all_problems() -> None:
+    """The config below the file stops after 256 problems: max_val_samples // val_batch_size batches."""
+    (settings,), _ = exported("nemo-rl", val_file="val.jsonl")
+    below = {"val_batch_size": 256}  # of grpo_math_1B.yaml
+    assert settings["grpo.max_val_samples"] // below["val_batch_size"] * below["val_batch_size"] > 1_000_000
+    assert "grpo.val_batch_size" not in settings
+
+
 def test_trl_counts_its_intervals_in_optimiser_steps() -> None:
     files, _ = exported("trl", recipe={"name": "isocompute-easy", "updates_per_batch": 2})
     assert [(s["eval_steps"], s["save_steps"]) for s in files] == [(2 * EVERY, 2 * EVERY)] * 2
