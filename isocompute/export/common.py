@@ -107,6 +107,7 @@ def general(plan: Plan, notes: Notes) -> None:
             "option for it.",
         )
     _fixed_n(plan, notes)
+    _only_warmup(plan, notes)
     if recipe.pipeline_steps or recipe.off_policy_steps > 1:
         field = "pipeline_steps" if recipe.pipeline_steps else "off_policy_steps"
         notes.add(
@@ -133,6 +134,18 @@ def _fixed_n(plan: Plan, notes: Notes) -> None:
         f"n stays {plan.rollouts_per_problem}: no trainer changes it during a run. The plan has {wanted}; for that, "
         "export a plan for each stage, and start it from the checkpoint of the one before.",
     )
+
+
+def _only_warmup(plan: Plan, notes: Notes) -> None:
+    """Note a run that ends before the learning rate has risen to the plan's."""
+    warmup, updates = plan.recipe.warmup_steps, plan.update_steps
+    if warmup >= updates:
+        notes.add(
+            "warmup_steps",
+            f"{warmup} updates of warm-up in a run of {updates}: the learning rate rises to the very end, where it is "
+            f"at most {updates / warmup:.0%} of the plan's {plan.learning_rate:.3g}. Give the plan warmup_steps below "
+            f"{updates}, or more updates.",
+        )
 
 
 def model(plan: Plan, notes: Notes) -> str:

@@ -114,6 +114,25 @@ def test_openrlhf_warms_up_over_a_share_of_its_optimiser_steps() -> None:
     assert math.ceil(100 * 4 * float(line.split()[1])) == 10 * 4
 
 
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(("warmup", "share"), [(50, "10%"), (5, "100%"), (4, None), (0, None)])
+def test_a_run_that_is_all_warm_up_is_noted(trainer: str, warmup: int, share: str | None) -> None:
+    made = export_plan(trainer=trainer, plan={"Bp": 32, "n": 8, "M": 5, "warmup_steps": warmup})
+    said = [note.message for note in made.notes if note.code == "warmup_steps"]
+    assert len(said) == (share is not None)
+    if share is not None:
+        assert f"{warmup} updates of warm-up in a run of 5" in said[0] and f"at most {share} of" in said[0]
+    assert read_back(made).warmup_steps == warmup
+
+
+def test_the_updates_that_openrlhf_makes_are_those_that_warm_up_is_held_against() -> None:
+    """Whole episodes come to 36 of 37 updates, all of them warm-up."""
+    plan = {"Bp": 32, "n": 8, "M": 37, "problems": 18 * 32, "warmup_steps": 36}
+    made = export_plan(trainer="openrlhf", plan=plan)
+    notes = {note.code: note.message for note in made.notes}
+    assert notes["update_steps"].startswith("36 of the plan's 37") and "in a run of 36" in notes["warmup_steps"]
+
+
 def test_warm_up_in_a_config_is_read_in_batches() -> None:
     trl = "num_generations: 8\nper_device_train_batch_size: 64\nnum_iterations: 4\nwarmup_steps: 20\nmax_steps: 400\n"
     assert explain_text(trl, gpus=1).setup.warmup_steps == 5
