@@ -75,6 +75,7 @@ def make_plan(table: Mapping[str, Any] | Planned | Plan, *, source: str = "plan"
         raise InputError(
             f"{source}: no {', '.join(missing)}; a plan says at least Bp, n and M (here missing: {short})."
         )
+    _refuse_switches(given, source)
     recipe = _recipe(given, source)
     fields = {name: given[name] for name in Plan.model_fields if given.get(name) is not None} | {"recipe": recipe}
     if "validation_samples" not in fields:
@@ -114,6 +115,16 @@ def _as_table(plan: Mapping[str, Any] | Planned, source: str) -> Mapping[str, An
         f"{source}: a {type(plan).__name__} is no plan; give what isocompute.plan(…) returns, what `isocompute plan "
         "--json` prints, or a table with Bp, n and M (isocompute.export.read_plan reads one from a file)."
     )
+
+
+def _refuse_switches(given: Mapping[str, Any], source: str) -> None:
+    """No field of a plan is a switch, but Python takes true for 1."""
+    for name in (*Plan.model_fields, "batch_size", "compute", *_OF_RECIPE):
+        if isinstance(value := given.get(name), bool):
+            raise InputError(
+                f"{source}: {name} = {str(value).lower()}: a plan has no switches; give a number, or text for a model "
+                "or file."
+            )
 
 
 def _recipe(given: Mapping[str, Any], source: str) -> Recipe:

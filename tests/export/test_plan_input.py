@@ -65,6 +65,10 @@ def test_a_plan_of_the_planner() -> None:
         ({"recipe": {"clip": 1}}, "recipe.clip"),
         ({"recipe": 3}, "recipe is a table"),
         ({"temperature": "hot"}, "recipe.temperature"),
+        ({"Bp": True}, "problems_per_batch = true: a plan has no switches; give a number"),
+        ({"M": False}, "update_steps = false"),
+        ({"seed": True}, "seed = true"),
+        ({"warmup_steps": True}, "warmup_steps = true"),
     ],
 )
 def test_what_is_wrong_is_refused(change: dict[str, Any], says: str) -> None:

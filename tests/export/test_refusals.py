@@ -28,16 +28,19 @@ def test_prime_rl_fills_a_batch_from_several_passes() -> None:
     assert export_plan(trainer="prime-rl", plan=PLAN | {"problems": 31}).files
 
 
-def test_a_refusal_is_one_line_and_code_2() -> None:
+@pytest.mark.parametrize(
+    ("change", "says"), [({"problems": 16}, "problems = 16"), ({"Bp": True}, "problems_per_batch = true")]
+)
+def test_a_refusal_is_one_line_and_code_2(change: dict[str, int], says: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "isocompute", "export", "openrlhf", "-"],
-        input=json.dumps(PLAN | {"problems": 16}),
+        input=json.dumps(PLAN | change),
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: plan: problems = 16") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and says in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("trainer", "advantage"), [("prime-rl", "none"), ("prime-rl", "gae"), ("nemo-rl", "gae")])
