@@ -333,7 +333,7 @@ def _derive(data: dict[str, Array]) -> None:
             data["zero_variance"] = nothing + everything
             return
     passed = data.get("dynamic_filtering_pass_rate")
-    if passed is not None:
+    if passed is not None and not np.any(passed > 100):  # else rollouts over problems (logs/sampled.py)
         data["zero_variance"] = 1 - passed / 100
 
 

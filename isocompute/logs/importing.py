@@ -18,6 +18,7 @@ from isocompute.logs.collect import Rows, Sink
 from isocompute.logs.detect import find_reader, reader_named
 from isocompute.logs.discover import Found, find
 from isocompute.logs.names import is_validation
+from isocompute.logs.sampled import LOWER_BOUND, sampled
 from isocompute.logs.settings import evaluation_samples, from_config, from_name, in_batches, steps_per_batch
 from isocompute.logs.siblings import config_beside
 from isocompute.logs.tokens import with_tokens
@@ -180,10 +181,12 @@ def _finish(
         first = error.errors()[0]
         raise InputError(f"{sources[0]}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
     run = _filled(Run(name, made, points), fill)
+    counted = _counted(run, per_batch)
     if rows.has_steps and "rollouts" not in points.columns:
-        notes += _unknown(run.settings)
+        counted, said = _with_sampled(counted, config)
+        notes += said if "rollouts" in counted.points.columns else [*_unknown(run.settings), *said]
     return Imported(
-        _counted(run, per_batch),
+        counted,
         format_name,
         sources,
         replaced,
@@ -252,6 +255,26 @@ def _counted(run: Run, per_batch: Fraction) -> Run:
         whole = (rollouts % per_batch.numerator == 0).all()
         rollouts = rollouts // per_batch.numerator if whole else rollouts / per_batch.numerator
     return replace(run, points=run.points.clone().insert_column(at, rollouts.alias("rollouts")))
+
+
+def _with_sampled(run: Run, config: Mapping[str, Any]) -> tuple[Run, list[str]]:
+    """With the rollouts that were sampled, where the trainer says them; else a note where it sampled more."""
+    bp, n = run.settings.problems_per_batch, run.settings.rollouts_per_problem
+    found = sampled(run.points, problems=bp, rollouts=n, config=config)
+    if found is None:
+        refilled = (run.settings.recipe or {}).get("zero_variance_filter") == "refill"
+        return run, [LOWER_BOUND] if refilled else []
+    trained = run.points.get_column("rollouts", default=None)
+    if trained is None:
+        at = run.points.columns.index("step") + 1
+        points = run.points.clone().insert_column(at, found.rollouts)
+    elif (trained == found.rollouts).all():
+        return run, []
+    else:
+        points = run.points.with_columns(found.rollouts)
+    told = " + ".join(found.keys)
+    of = "" if trained is None else f", {found.rollouts[-1]:,}; {trained[-1]:,.0f} of them were trained on"
+    return replace(run, points=points), [f"rollouts are all that were sampled ({told}){of}"]
 
 
 def _with_tokens(item: Imported) -> Imported:

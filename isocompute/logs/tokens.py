@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from isocompute.arrays import Array
+from isocompute.logs.sampled import counts_sampled
 
 __all__ = ["WITH_PROMPTS", "with_tokens"]
 
@@ -48,7 +49,7 @@ def _from_lengths(points: pl.DataFrame) -> Array | None:
         return None
     known = np.flatnonzero(np.isfinite(rollouts_T) & np.isfinite(length_T))
     made = np.diff(rollouts_T[known], prepend=0.0)
-    if len(known) < 2 or made[0] < 0 or np.any(made[1:] <= 0) or made[0] > made[1:].max():
+    if len(known) < 2 or made[0] < 0 or np.any(made[1:] <= 0) or _begins_late(points, known, made):
         return None
     length = length_T[known]
     before = made[0] == 0 and _counts_from_0(points, known)
@@ -57,6 +58,13 @@ def _from_lengths(points: pl.DataFrame) -> Array | None:
     begin = np.zeros(1)
     at, counted = np.concatenate([begin, rollouts_T[known]]), np.concatenate([begin, total])
     return np.asarray(np.interp(rollouts_T, at, counted, right=np.nan), dtype=np.float64)
+
+
+def _begins_late(points: pl.DataFrame, rows: npt.NDArray[np.int64], made: Array) -> bool:
+    """Whether the first of these rows stands for more than any later one: in steps where each samples as it needs."""
+    step_T = _column(points, "step")
+    passed = np.diff(step_T[rows], prepend=0.0) if step_T is not None and counts_sampled(points) else made
+    return bool(passed[0] > passed[1:].max())
 
 
 def _from_total(points: pl.DataFrame) -> Array | None:
