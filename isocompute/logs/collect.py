@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from isocompute.arrays import Array
+from isocompute.arrays import Array, Bools, Ints
 from isocompute.errors import InputError
 from isocompute.logs.literals import as_float
 from isocompute.logs.measured import no_longer_numbers
 from isocompute.logs.names import CUMULATIVE, PER_STEP, is_validation, our_names
 from isocompute.runs.bookkeeping import is_bookkeeping
+from isocompute.runs.branches import left_behind
 from isocompute.runs.finite import with_marks
 from isocompute.runs.model import POINT_COLUMNS
 
@@ -170,6 +171,7 @@ class Rows:
         sorted_steps = steps if order is None else steps[order]
         starts = np.flatnonzero(np.diff(sorted_steps, prepend=sorted_steps[0] - 1))
         dead, replaced = self._replaced(order, starts, count)
+        left = self._left(steps, order, dead)
         for block in self._blocks:
             block.flush(self._columns)
         self._refuse_chaos(count)
@@ -205,7 +207,7 @@ class Rows:
         marks = {name: told for name, kinds in odd.items() if (told := _news(data[name], kinds)).count()}
         said = _said(data, marks, len(starts))
         if not said.all():
-            self.skipped_lines += int((~said).sum())
+            self.skipped_lines += int((~said).sum()) - left
             point_steps = point_steps[said]
             data = {name: values[said] for name, values in data.items()}
             marks = {name: told.filter(pl.Series(said)) for name, told in marks.items()}
@@ -216,6 +218,29 @@ class Rows:
         frame = frame.with_columns(pl.Series(n, v, nan_to_null=True) for n, v in counters.items() if n not in table)
         frame = _ordered(frame if self.has_steps else frame.drop("step"))
         return with_marks(frame, pl.DataFrame(marks)) if marks else frame, replaced
+
+    def _left(self, steps: Ints, order: Any, dead: Bools) -> int:
+        """Mark the rows beyond the end of a resumed run as dead too, with a note; the number of their steps."""
+        left = None if order is None else left_behind(steps, self._of_training())
+        if left is None:
+            return 0
+        dead |= left.rows_R[order]
+        self.notes.append(left.note)
+        return left.steps
+
+    def _of_training(self) -> Bools:
+        """The rows with the metric that most rows have, one on problems that are trained on if there is any."""
+        sayings = np.frombuffer(self._sayings, dtype=np.dtype("l"))
+        times = np.bincount(sayings, minlength=len(self._said))
+        counts: dict[str, int] = {}
+        for (_, numbers), rows in zip(self._said, times.tolist(), strict=True):
+            for name in numbers:
+                counts[name] = counts.get(name, 0) + rows
+        measured = [name for name in counts if not is_bookkeeping(name)] or list(counts)
+        trained = [name for name in measured if not is_validation(name)] or measured
+        most = max(trained, key=counts.__getitem__, default=None)
+        having = np.array([most in numbers for _, numbers in self._said], dtype=np.bool_)
+        return having[sayings]
 
     def _refuse_chaos(self, count: int) -> None:
         """Rows whose names are all different make a table of holes that no memory holds."""

@@ -15,6 +15,7 @@ from isocompute.arrays import Bools
 from isocompute.errors import InputError
 from isocompute.runs import files
 from isocompute.runs.bookkeeping import is_bookkeeping
+from isocompute.runs.branches import left_behind
 from isocompute.runs.cells import is_text, with_numbers
 from isocompute.runs.finite import NON_FINITE, put_back, set_apart
 from isocompute.runs.model import POINT_COLUMNS, Run, RunWarning
@@ -58,12 +59,28 @@ def read_run(address: str, *, name: str | None = None) -> Run:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the file"
             raise InputError(f"{settings_address}: {where}: {first['msg']}; mend or remove it.") from error
-    return Run(name or files.last_part(address), settings, tidy(points), rows_of_points(points))
+    points, rows = _without_left(points, points_address)
+    return Run(name or files.last_part(address), settings, tidy(points), rows_of_points(points, rows))
 
 
 def _is_measured(name: str) -> bool:
     """Whether digits in quotes are a number under this name: those of compute and rewards; a job may be anything."""
     return not is_text(name) and (name in POINT_COLUMNS or rank(name) < len(REWARDS))
+
+
+def _without_left(table: pl.DataFrame, address: str) -> tuple[pl.DataFrame, pl.Series | None]:
+    """Without what a resumed run wrote beyond the point it has come to since; the rows' places where some are gone."""
+    step = steps_of(table)
+    measured = [name for name in table.columns if not is_bookkeeping(name) and name != NON_FINITE]
+    if step is None or not measured or step.is_sorted() or not step.is_finite().all():
+        return table, None
+    most = max(measured, key=lambda name: table[name].count())
+    left = left_behind(step.cast(pl.Int64).to_numpy(), table[most].is_not_null().to_numpy())
+    if left is None:
+        return table, None
+    warnings.warn(f"{address}: {left.note}", RunWarning, stacklevel=3)
+    kept = ~pl.Series(left.rows_R)
+    return table.filter(kept), pl.int_range(1, table.height + 1, eager=True).filter(kept)
 
 
 def parse_lines(data: bytes, address: str) -> pl.DataFrame:
