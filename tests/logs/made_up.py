@@ -88,14 +88,19 @@ def verl(steps: Iterable[int] = range(1, 11), *, every: int = 5, config: bool = 
     return "\n".join(lines) + "\n"
 
 
-def verl_2024(steps: Iterable[int] = range(10)) -> str:
-    lines = []
+def verl_2024(steps: Iterable[int] = range(10), *, logged: bool = True) -> str:
+    """Updates counted from 0 and logged at their end, under the number they began with, as is a validation then.
+
+    The base model's is printed; `logged`: also logged, as it is since 12/2024.
+    """
+    base = f"{reward(0):.3f}"
+    lines = [f"(main_task pid=7) \"Initial validation metrics: {{'test_score/openai/gsm8k': {base}}}\""]
+    lines += [f"(main_task pid=7) step:0 - test_score/openai/gsm8k:{base}"] if logged else []
     for step in steps:
-        if step % 5 == 0:
-            lines.append(f"(main_task pid=7) step:{step} - val/test_score/openai/gsm8k:{reward(step):.3f}")
+        validated = f" - val/test_score/openai/gsm8k:{reward(step + 1):.3f}" if (step + 1) % 5 == 0 else ""
         lines.append(
             f"(main_task pid=7) step:{step} - timing/gen:18.859 - actor/entropy_loss:0.526 - actor/lr(1e-4):0.010 - "
-            f"critic/score/mean:{reward(step):.3f} - critic/kl:-0.000 - response_length/mean:313.824"
+            f"critic/score/mean:{reward(step + 1):.3f} - critic/kl:-0.000 - response_length/mean:313.824{validated}"
         )
     return "\n".join(lines) + "\n"
 

@@ -73,12 +73,30 @@ def test_verl(write: Write) -> None:
     assert {"critic/rewards/mean", "actor/ppo_kl", "val-aux/openai/gsm8k/reward/mean@4"} <= set(item.run.metrics)
 
 
-def test_verl_of_2024(write: Write) -> None:
-    item = one(write(made.verl_2024()))
-    assert item.run.points.height == 10
-    assert item.validation_points == 2
-    assert column(item, "avg@1")[5] == pytest.approx(round(reward(5), 3))
+@pytest.mark.parametrize("logged", [True, False])
+def test_verl_of_2024(write: Write, logged: bool) -> None:
+    """Its step 4 is the end of the fifth batch, and step 0 the base model's validation."""
+    item = one(write(made.verl_2024(logged=logged)), problems_per_batch=4, rollouts_per_problem=2)
+    assert item.run.points["step"].to_list() == list(range(11))
+    assert item.run.points["rollouts"].to_list() == [8 * k for k in range(11)]
+    assert {k: column(item, "avg@1")[k] for k in (0, 5, 10)} == {k: round(reward(k), 3) for k in (0, 5, 10)}
+    assert item.validation_points == 3
+    assert item.run.points["tokens"][5] == pytest.approx(5 * 8 * 313.824)
     assert {"entropy", "kl", "train/avg", "actor/lr(1e-4)"} <= set(item.run.metrics)
+    assert "steps are batches that are over, one more than this veRL prints" in item.notes
+
+
+def test_a_printed_validation_may_be_folded_and_a_logged_final_one_stays(write: Write) -> None:
+    log = made.verl_2024(range(9), logged=False)
+    log = log.replace("gsm8k': 0.200}\"", "gsm8k': \"\n(main_task pid=7)  \"0.200, 'test_score/math': 0.1}\")")
+    item = one(write(log + "(main_task pid=7) step:9 - test_score/openai/gsm8k:0.625\n"))
+    assert item.run.points["step"].to_list() == list(range(10))
+    assert item.run.points["avg@1/openai/gsm8k"].to_list()[::9] == [0.2, 0.625]
+
+
+def test_steps_from_0_without_an_update_are_not_moved(write: Write) -> None:
+    log = "step:0 - val-core/g/acc/mean@4:0.1 - timing_s/testing:3.0\n" + made.verl(range(1, 6), config=False)
+    assert one(write(log)).run.points["step"].to_list() == list(range(6))
 
 
 def test_verl_config_with_lines_lost_and_a_command_line(write: Write) -> None:
@@ -443,13 +461,13 @@ def test_two_formats_in_one_file(second: str, write: Write) -> None:
 
 def test_a_metric_spelled_two_ways_is_one_curve(write: Write) -> None:
     """veRL of late 2024 logs the base model's validation without the `val/` of the later ones."""
-    log = made.verl_2024(range(21)).replace("step:0 - val/test_score", "step:0 - test_score")
+    log = made.verl_2024(range(20))
     item = one(write(log))
     assert item.validation_points == 5
     assert item.run.points["avg@1"].drop_nulls().to_list() == [round(made.reward(s), 3) for s in range(0, 21, 5)]
     assert not [name for name in item.run.metrics if "test_score" in name]
     # Both in one row: the first stands, the other one is kept beside it.
-    both = log.replace("step:5 - val/", "step:5 - test_score/openai/gsm8k:0.125 - val/")
+    both = log.replace("step:4 - ", "step:4 - test_score/openai/gsm8k:0.125 - ")
     points = one(write(both)).run.points
     assert points["avg@1"][5] == 0.125
     assert points["val/test_score/openai/gsm8k"][5] == round(made.reward(5), 3)

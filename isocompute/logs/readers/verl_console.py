@@ -7,14 +7,14 @@ converted as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 from isocompute.logs.base import NO_MATCH, Match
-from isocompute.logs.collect import Rows, Sink
-from isocompute.logs.dumps import ConfigWatch
+from isocompute.logs.collect import Sink
 from isocompute.logs.literals import as_float
 from isocompute.logs.readers.folded import Folded
+from isocompute.logs.readers.verl_run import VerlRun
 from isocompute.logs.source import Log, Sample, strip
 
 __all__ = ["VerlConsole"]
@@ -22,7 +22,6 @@ __all__ = ["VerlConsole"]
 _STEP = re.compile(rb"step:(\d{1,15}) - ")
 _PART_OF_KEY = {bytes([c]) for c in b"/_.@-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"}
 _WRAPPERS = (b"np.float64(", b"np.float32(", b"np.int64(", b"np.int32(", b"tensor(")
-_TOTAL = re.compile(rb"Total training steps: (\d{1,12})")
 _KEY = re.compile(r"[A-Za-z_][^\s:=]*(?: [^\s:=]+){0,3}")
 _LEADING_NUMBER = re.compile(r"[-+]?(?:\d{1,40}(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|nan|inf)")
 
@@ -45,20 +44,14 @@ class VerlConsole:
 
     def read(self, log: Log, sink: Sink) -> None:
         """Step lines become rows; the config is looked for up to the first of them."""
-        rows = sink.run()
+        run = VerlRun(sink)
         layouts = _Layouts()
-        for step, body in _records(log.lines(), ConfigWatch(rows), rows):
-            pairs = _pairs(body, layouts)
-            if pairs:
-                rows.add(step, *pairs)
-            else:
-                rows.skipped_lines += 1
+        for step, body in _records(log.lines(), run.line):
+            run.row(step, _pairs(body, layouts))
 
 
-def _records(
-    lines: Iterable[bytes], watch: ConfigWatch | None = None, rows: Rows | None = None
-) -> Iterator[tuple[int, bytes]]:
-    """The steps and what their lines say; lines before the first go to the watch."""
+def _records(lines: Iterable[bytes], other: Callable[[bytes], None] | None = None) -> Iterator[tuple[int, bytes]]:
+    """The steps and what their lines say; all other lines go to `other`."""
     folded = Folded()
     for line in lines:
         found = _step_in(line) if b"step:" in line else None
@@ -67,12 +60,9 @@ def _records(
                 continue
             yield folded.close()
         if found is not None:
-            watch = None
             folded.begin(*found, width=len(line))
-        elif watch is not None and rows is not None:
-            watch.feed(line)
-            if b"Total training steps" in line:
-                _total(line, rows)
+        elif other is not None:
+            other(line)
     if folded.open:
         yield folded.close()
 
@@ -153,9 +143,3 @@ def _slowly(body: bytes) -> tuple[tuple[str, ...], list[float]] | None:
         if colon and value is not None and _KEY.fullmatch(key):
             found[key] = value
     return (tuple(found), list(found.values())) if found else None
-
-
-def _total(line: bytes, rows: Rows) -> None:
-    total = _TOTAL.search(line)
-    if total and int(total[1]) > 0:
-        rows.settings.setdefault("update_steps", int(total[1]))
