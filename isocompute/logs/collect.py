@@ -115,6 +115,10 @@ class Rows:
         """The step of the last row."""
         return self._steps[-1] if self._steps else None
 
+    def count_steps(self) -> int:
+        """How many different steps there are."""
+        return len(set(self._steps))
+
     def add(self, step: float, names: tuple[str, ...], values: Sequence[float]) -> None:
         """Take in one row."""
         if not 0 <= step <= _MOST_STEP or not names:
@@ -296,6 +300,11 @@ class Sink:
             if len(self.runs) >= _MOST_NAMES:
                 raise InputError(f"more than {_MOST_NAMES} different run names: is that column the run's name?")
             self.runs[name] = Rows(name)
+        return self.runs[name]
+
+    def begin_again(self, name: str | None) -> Rows:
+        """The run of this name without anything that was read of it."""
+        self.runs[name] = Rows(name)
         return self.runs[name]
 
 

@@ -43,11 +43,12 @@ class VerlConsole:
         return NO_MATCH
 
     def read(self, log: Log, sink: Sink) -> None:
-        """Step lines become rows; the config is looked for up to the first of them."""
-        run = VerlRun(sink)
+        """Step lines become rows; configs are looked for in between."""
+        run = VerlRun(sink, log.name)
         layouts = _Layouts()
         for step, body in _records(log.lines(), run.line):
             run.row(step, _pairs(body, layouts))
+        run.end()
 
 
 def _records(lines: Iterable[bytes], other: Callable[[bytes], None] | None = None) -> Iterator[tuple[int, bytes]]:

@@ -1,4 +1,4 @@
-"""The run that a veRL console tells of: its config, the base model's validation, and what its steps count.
+"""The run that a veRL console tells of: its config, its last attempt, the base model's validation, what steps count.
 
 veRL before 01/2025 counts its updates from 0 and logs one, and a validation after it, under the number it began with:
 `step:9` is the end of the tenth batch. Its first versions print the base model's validation and log it nowhere.
@@ -7,12 +7,16 @@ veRL before 01/2025 counts its updates from 0 and logs one, and a validation aft
 from __future__ import annotations
 
 import re
+import warnings
+from typing import Any
 
 from isocompute.logs.collect import Rows, Sink
 from isocompute.logs.dumps import ConfigWatch
 from isocompute.logs.literals import as_float
 from isocompute.logs.names import is_validation
+from isocompute.logs.settings import from_config
 from isocompute.logs.source import strip
+from isocompute.runs.model import RunWarning
 
 __all__ = ["VerlRun"]
 
@@ -26,27 +30,51 @@ _TRAINS = ("actor/", "critic/")
 """How keys begin that only an update has."""
 _COUNTED_FROM_0 = "steps are batches that are over, one more than this veRL prints"
 
+_CONFIG = b"actor_rollout_ref"
+"""In the first line of a config, and in every command line."""
+_BATCH = {"problems_per_batch": "Bp", "rollouts_per_problem": "n"}
+
 Pairs = tuple[tuple[str, ...], list[float]]
 
 
 class VerlRun:
-    """Fed with the lines of a console in their order, it fills the rows of its run."""
+    """Fed with the lines of a console in their order, it fills the rows of its run.
 
-    def __init__(self, sink: Sink) -> None:
+    A console may hold several attempts at it: where updates begin again at the first one, what came before is left out
+    together with its config. Where they go on from a later one, the run was resumed.
+    """
+
+    def __init__(self, sink: Sink, log: str) -> None:
+        self._sink = sink
+        self._log = log
         self._rows = sink.run()
+        self._found: Rows | None = self._rows
+        """Takes in the config that was printed since the last update; None where there is none."""
         self._watch: ConfigWatch | None = ConfigWatch(self._rows)
         self._initial: str | None = None
         """The printed validation of the base model, as far as it was read."""
-        self._ahead: int | None = None
-        """By how much steps are more than their number; None before the first row of training."""
+        self._held: list[tuple[int, Pairs]] = []
+        """Validations since the last update: of this attempt, or of one that begins."""
+        self._kinds: dict[tuple[str, ...], bool] = {}
+        """Whether rows of these names are an attempt's updates, as the first one is."""
+        self._first: int | None = None
+        self._last = 0
+        self._ahead = 0
+        """By how much steps are more than their number."""
+        self._attempts = self._left = 0
+        """Attempts and points that were left out."""
 
     def line(self, line: bytes) -> None:
-        """Any line that is no step's: those before the first step are looked at."""
+        """Any line that is no step's: a config and what follows it up to the next step are looked at."""
         if self._watch is None:
-            return
+            if _CONFIG not in line:
+                return
+            self._found = Rows() if self._found is None else self._found
+            self._watch = ConfigWatch(self._found)
+        assert self._found is not None
         self._watch.feed(line)
         if b"Total training steps" in line:
-            _total(line, self._rows)
+            _total(line, self._found)
         if _INITIAL in line:
             self._initial = strip(line).split(_INITIAL, 1)[1].decode(errors="replace")
         elif self._initial is not None and "}" not in self._initial and len(self._initial) < _LONGEST:
@@ -57,22 +85,90 @@ class VerlRun:
         self._watch = None
         if pairs is None:
             self._rows.skipped_lines += 1
-            return
-        if all(map(is_validation, pairs[0])):
-            self._rows.add(step, *pairs)  # before training or after it: as many batches are over
-            return
-        if self._ahead is None and any(name.startswith(_TRAINS) for name in pairs[0]):
-            self._ahead = self._begin(step)
-        self._rows.add(step + (self._ahead or 0), *pairs)
+        elif all(map(is_validation, pairs[0])):
+            self._held.append((step, pairs))  # before training or after it: as many batches are over
+        else:
+            if self._is_update(pairs[0]):
+                self._update(step)
+            self.end()
+            self._rows.add(step + self._ahead, *pairs)
 
-    def _begin(self, step: int) -> int:
-        """By how much steps are more than their number, now that the first of training is there."""
-        if step > 0:
-            return 0
-        self._rows.notes.append(_COUNTED_FROM_0)
-        if not len(self._rows):
-            self._rows.add_mapping(0, _validation(self._initial or ""))
-        return 1
+    def end(self) -> None:
+        """Nothing more is to come of what is held."""
+        for step, pairs in self._held:
+            self._rows.add(step, *pairs)
+        self._held = []
+
+    def _is_update(self, names: tuple[str, ...]) -> bool:
+        """Whether a row is one of training, with half of what the first one says."""
+        known = self._kinds.get(names)
+        if known is None:
+            first = next(iter(self._kinds), names)
+            known = any(name.startswith(_TRAINS) for name in names) and 2 * len({*first} & {*names}) >= len(first)
+            if known or self._kinds:
+                self._kinds[names] = known
+        return known
+
+    def _update(self, step: int) -> None:
+        """An update is about to be taken in: the first one, one more, or one that goes back."""
+        if self._first is None:
+            self._begin(step)
+        elif step <= self._first and (self._last > self._first or self._found is not None):
+            self._begin_again(step)
+        if self._found is not None and self._found is not self._rows:
+            self._resume(step, self._found)
+        self._last, self._found, self._initial = step, None, None
+
+    def _begin(self, step: int) -> None:
+        """The first update of an attempt, whose number says what steps count."""
+        self._first = step
+        self._ahead = 0 if step > 0 else 1
+        if self._ahead:
+            self._rows.notes.append(_COUNTED_FROM_0)
+            if not self._held:
+                self._rows.add_mapping(0, _validation(self._initial or ""))
+
+    def _begin_again(self, step: int) -> None:
+        """Leave all that came before; its config stands where this attempt prints none that tells its batch."""
+        later = [held for held in self._held if held[0] <= step]
+        self._held = [held for held in self._held if held[0] > step]
+        self.end()
+        self._held = later
+        before, own = self._rows, Rows() if self._found is None else self._found
+        self._attempts += 1
+        self._left += before.count_steps()
+        self._rows = self._sink.begin_again(before.name)
+        self._rows.skipped_lines = before.skipped_lines
+        self._rows.config, self._rows.settings = own.config, own.settings
+        if len(_batch(own)) < len(_BATCH):
+            self._rows.found(before.config)
+            self._rows.settings = {**before.settings, **own.settings}
+        attempts = "an earlier attempt" if self._attempts == 1 else f"{self._attempts} earlier attempts"
+        points = "1 point" if self._left == 1 else f"{self._left} points"
+        self._rows.notes.append(f"{points} of {attempts} in the same log left out: the run begins again")
+        self._found = None
+        self._begin(step)
+
+    def _resume(self, step: int, found: Rows) -> None:
+        """A config in the middle of a run: it fills in for one that is not there, and is compared with one that is."""
+        if not self._rows.config:
+            self._rows.found(found.config)
+            return
+        was, now = _batch(self._rows), _batch(found)
+        both = [key for key in _BATCH if key in was and key in now]
+        changed = [f"{_BATCH[key]} = {now[key]} (it was {was[key]})" for key in both if now[key] != was[key]]
+        if changed:
+            warnings.warn(
+                f"{self._log}: the run goes on at step {step} with {' and '.join(changed)}; all of its rollouts are "
+                "counted with what it began with. Split the log there to import the parts.",
+                RunWarning,
+                stacklevel=2,
+            )
+
+
+def _batch(rows: Rows) -> dict[str, Any]:
+    settings, _ = from_config(rows.config, trainer="verl")
+    return {key: settings[key] for key in _BATCH if key in settings}
 
 
 def _validation(text: str) -> dict[str, float]:
