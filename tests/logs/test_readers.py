@@ -459,6 +459,18 @@ def test_two_formats_in_one_file(second: str, write: Write) -> None:
     assert one(path, format="verl").run.points.height == 10
 
 
+def test_prime_rls_evaluations_stand_at_their_policy(write: Write) -> None:
+    """A step is counted before its evaluations begin: the base model's is logged as step 1."""
+    rows = [{"step": k, "time": 1.0, "reward/all/mean": 0.1, "progress/rollouts": 8} for k in range(1, 11)]
+    for step, version in ((1, 0), (5, 4), (10, 7)):
+        values = {"effective/solver/avg@4": version / 10, "policy_version": float(version)}
+        rows.append({"step": step, "time": 1.0} | {f"eval/gsm8k/{k}": v for k, v in values.items()})
+    item = one(write("".join(json.dumps(row) + "\n" for row in rows)))
+    assert item.format == "prime-rl"
+    held_out = item.run.points.drop_nulls("avg@4")
+    assert held_out.select("step", "rollouts", "avg@4").rows() == [(0, 0, 0.0), (4, 32, 0.4), (7, 56, 0.7)]
+
+
 def test_a_metric_spelled_two_ways_is_one_curve(write: Write) -> None:
     """veRL of late 2024 logs the base model's validation without the `val/` of the later ones."""
     log = made.verl_2024(range(20))

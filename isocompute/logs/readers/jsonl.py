@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from isocompute.logs.source import Log
 __all__ = ["objects", "read_rows", "step_of"]
 
 _NOT_METRICS = {*STEP_NAMES, "time", "timestamp", "_timestamp", "epoch_time"}
+_BESIDES = {*_NOT_METRICS, "_runtime"}
+_VERSION = re.compile(r"eval/[^/]+/policy_version")
 
 
 def objects(log: Log) -> Iterator[dict[str, Any] | None]:
@@ -29,7 +32,13 @@ def objects(log: Log) -> Iterator[dict[str, Any] | None]:
 
 
 def step_of(row: Mapping[str, Any], names: tuple[str, ...] = STEP_NAMES) -> float | None:
-    """The update a row belongs to."""
+    """The update a row belongs to.
+
+    prime-rl's evaluations have the number of the batch under way; their policy's version is the batches that are over.
+    """
+    version = next((name for name in row if _VERSION.fullmatch(name)), None)
+    if version is not None and all(name.startswith("eval/") for name in row if name not in _BESIDES):
+        names = (version, *names)
     for name in names:
         step = as_number(row.get(name))
         if step is not None and step >= 0 and step == int(step):
