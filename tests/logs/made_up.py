@@ -310,16 +310,23 @@ def _crc(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def tensorboard(steps: Iterable[int] = range(1, 11)) -> bytes:
+def tensorboard(steps: Iterable[int] = range(1, 11), *, monitor: Iterable[int] = ()) -> bytes:
+    """`monitor`: seconds at which NeMo-RL's monitor of the GPUs writes."""
+
     def frame(event: bytes) -> bytes:
         length = struct.pack("<Q", len(event))
         return length + _crc(length) + event + _crc(event)
 
     out = frame(_field(1, 1.7e9) + _field(3, b"brain.Event:2"))
-    for step in steps:
-        for tag, value in (("train/reward", reward(step)), ("validation/accuracy", 0.5), ("train/grad_norm", 0.25)):
-            inner = _field(1, tag.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", value)
-            out += frame(_field(1, 1.7e9 + step) + _field(2, step) + _field(5, _field(1, inner)))
+    scalars = [
+        (step, tag, value)
+        for step in steps
+        for tag, value in (("train/reward", reward(step)), ("validation/accuracy", 0.5), ("train/grad_norm", 0.25))
+    ]
+    scalars += [(at, tag, 50.0) for at in monitor for tag in ("ray/node.0.gpu.0.util", "ray/ray/ray_step")]
+    for step, tag, value in scalars:
+        inner = _field(1, tag.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", value)
+        out += frame(_field(1, 1.7e9 + step) + _field(2, step) + _field(5, _field(1, inner)))
     return out
 
 

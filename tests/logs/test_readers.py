@@ -471,6 +471,14 @@ def test_prime_rls_evaluations_stand_at_their_policy(write: Write) -> None:
     assert held_out.select("step", "rollouts", "avg@4").rows() == [(0, 0, 0.0), (4, 32, 0.4), (7, 56, 0.7)]
 
 
+def test_nemo_rls_monitor_makes_no_steps(write: Write) -> None:
+    """It writes into the same file, at the seconds that have passed."""
+    item = one(write(made.tensorboard(monitor=range(10, 1200, 10)), "events.out.tfevents.1.host.1.0"))
+    assert item.run.points["step"].to_list() == list(range(1, 11))
+    assert not [name for name in item.run.metrics if name.startswith("ray/")]
+    assert any("counts seconds, not steps" in note for note in item.notes)
+
+
 def test_a_metric_spelled_two_ways_is_one_curve(write: Write) -> None:
     """veRL of late 2024 logs the base model's validation without the `val/` of the later ones."""
     log = made.verl_2024(range(20))

@@ -6,6 +6,7 @@ that is not whole, which is how a file looks while it is written.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO, ClassVar
@@ -19,6 +20,9 @@ __all__ = ["TensorBoard"]
 
 _LARGEST = 1 << 26
 _POLYNOMIAL = 0x82F63B78
+_MONITOR = re.compile(r"ray/(?:node\.\d+\.|(?:ray/)?ray_step$)")
+"""NeMo-RL's monitor of the GPUs, whose step is the seconds since it began."""
+_MONITORED = "what NeMo-RL's monitor says of the GPUs (ray/…) left out: it counts seconds, not steps"
 
 
 class TensorBoard:
@@ -37,10 +41,14 @@ class TensorBoard:
         started: float | None = None
         step = -1
         row: dict[str, float] = {}
+        monitored = False
         with log.raw() as file:
             for event in _frames(file):
                 time, at, scalars = _event(event)
                 started = time if started is None else started
+                if any(map(_MONITOR.match, scalars)):
+                    scalars = {name: value for name, value in scalars.items() if not _MONITOR.match(name)}
+                    monitored = True
                 if not scalars:
                     continue
                 if at != step or any(name in row for name in scalars):
@@ -48,6 +56,8 @@ class TensorBoard:
                     step, row = at, {}
                 row |= scalars
         rows.add_mapping(step, row)
+        if monitored:
+            rows.notes.append(_MONITORED)
 
 
 def is_event_file(head: bytes) -> bool:
