@@ -13,6 +13,9 @@ __all__ = ["Left", "left_behind"]
 _GOES_ON = 2
 """Rows again of steps that were there before: one alone may be late, or another process's."""
 
+_MOST_RESTARTS = 100
+"""A log that goes back more often is in another order, such as the newest row first."""
+
 
 @dataclass(frozen=True)
 class Left:
@@ -48,6 +51,8 @@ def left_behind(step_R: Ints, trained_R: Bools) -> Left | None:
     before_R = np.maximum.accumulate(step_R)
     at = np.flatnonzero(trained_R)
     back = at[1:][(np.diff(step_R[at]) < 0) & (before_R[at[:-1]] > end_R[at[1:]])]
+    if len(back) > _MOST_RESTARTS:
+        return None
     rows_R = np.zeros(len(step_R), dtype=np.bool_)
     for row in back.tolist():
         if _is_restart(step_R[at[at < row]], step_R[at[at >= row]]):

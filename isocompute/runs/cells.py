@@ -68,7 +68,8 @@ def _own_row(row: int) -> str:
 
 def odd_cells(table: pl.DataFrame, columns: Iterable[str], *, place: Callable[[int], str] = _own_row) -> list[OddCell]:
     """One for each of these columns that is text and was meant for numbers; `place` says where a row stands."""
-    texts = [name for name in columns if table.schema[name] == pl.String]
+    schema = table.schema  # made anew each time it is asked for
+    texts = [name for name in columns if schema[name] == pl.String]
     return [odd for name in texts if not is_text(name) and (odd := _odd_cell(table[name], place))]
 
 

@@ -95,3 +95,7 @@ def test_run_folders_leave_it_too(tmp_path: Path) -> None:
     assert run.points["step"].to_list() == [10, 20, 30, 40, 50, 60, 70, 80]
     assert run.points["avg@4"][-1] == pytest.approx(0.22)
     assert [run.place(row) for row in (0, 7)] == ["row 1", "step 80"]
+
+
+def test_a_log_with_the_newest_row_first_has_no_restarts() -> None:
+    assert left_behind(np.arange(300_000)[::-1].copy(), np.ones(300_000, dtype=bool)) is None

@@ -31,9 +31,9 @@ class Trackio:
         """A SQLite file whose schema names the table."""
         if not sample.head.startswith(_MAGIC):
             return NO_MATCH
-        if b"CREATE TABLE metrics" in sample.head or b"run_name TEXT" in sample.head:
+        if b"CREATE TABLE metrics" in sample.head and b"run_name TEXT" in sample.head:
             return Match(0.95, 1)
-        return Match(0.4, why="a SQLite file without the table 'metrics'")
+        return Match(0.4, why="a SQLite file without trackio's table of metrics")
 
     def read(self, log: Log, sink: Sink) -> None:
         """A row of the table is a row of its run."""
