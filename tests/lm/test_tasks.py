@@ -98,6 +98,21 @@ def test_the_instruction_follows_messages_of_the_file(model: Path, tmp_path: Pat
     }
 
 
+@pytest.mark.parametrize("template", ["chat", "plain"])
+def test_prompts_are_whole_whatever_the_tokenizer_stores(model: Path, sums: Path, template: str):
+    """A truncation or padding that was saved into tokenizer.json is no wish about prompts."""
+    path = str(model / "tokenizer.json")
+    expected = tasks_of(model, source=str(sums), template=template).train.prompts
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.enable_truncation(3)
+    tokenizer.save(path)
+    assert tasks_of(model, source=str(sums), template=template).train.prompts == expected
+    tokenizer.no_truncation()
+    tokenizer.enable_padding(length=20, pad_id=0, pad_token="<unk>")
+    tokenizer.save(path)
+    assert tasks_of(model, source=str(sums), template=template).train.prompts == expected
+
+
 def test_a_missing_template_is_said(model: Path, sums: Path):
     about = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps({**about, "chat_template": None}))

@@ -70,16 +70,23 @@ def load_model(name: str, *, dtype: torch.dtype = torch.float32, device: str = "
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint."""
+    """The tokenizer of a checkpoint, cutting and padding nothing.
+
+    `tokenizer.json` may store a truncation and a padding of whoever saved it; transformers sets both anew at every
+    call, so a prompt is whole there, and has to be here.
+    """
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
     if not path.exists():
         raise InputError(f"{path}: not there; save the tokenizer with save_pretrained of a fast tokenizer.")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise InputError(f"{path}: not a tokenizer ({error}).") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
