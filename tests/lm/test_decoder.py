@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,89 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     tokens = torch.randint(0, 97, (3, 150), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(decoder.logits(decoder(tokens)), model(tokens).logits, atol=1e-4, rtol=0)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "scaling-beside-parameters": {"rope_scaling": YARN, "rope_parameters": PLAIN},
+    "scaling-without-theta": {
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
+    "theta-beside": {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 500.0, "rope_parameters": None},
+    "original-beside": {
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0},
+        "original_max_position_embeddings": 16,
+    },
+    "original-beside-wins": {"rope_parameters": {**YARN}, "original_max_position_embeddings": 64},
+    "original-nowhere": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        }
+    },
+    "factor-null": {"rope_parameters": {**YARN, "factor": None}},
+    "mscale": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+    "mscale-equal": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    "mscale-zero": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0}},
+    "attention-factor": {"rope_parameters": {**YARN, "attention_factor": 1.3, "mscale": 2.0, "mscale_all_dim": 0.7}},
+    "not-truncated": {"rope_parameters": {**YARN, "truncate": False}},
+    "betas": {"rope_parameters": {**YARN, "beta_fast": 4, "beta_slow": 0.5, "truncate": False}},
+    "betas-meet": {"rope_parameters": {**YARN, "beta_fast": 1000, "beta_slow": 999}},
+}
+
+
+def rewrite_config(folder: Path, changes: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_rope_is_read_as_transformers_reads_it(name: str, layout: str, tmp_path: Path) -> None:
+    """Every place and option of a scaling, and again of what is written back."""
+    reference(name).save_pretrained(tmp_path)
+    rewrite_config(tmp_path, LAYOUTS[layout])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    decoder = load_decoder(tmp_path)
+    tokens = torch.randint(0, 97, (2, 200), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(tokens).logits
+        torch.testing.assert_close(decoder.logits(decoder(tokens)), expected, atol=2e-4, rtol=0)
+        save_decoder(decoder, tmp_path / "again")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32).eval()
+        torch.testing.assert_close(again(tokens).logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_parameters": {**YARN, "long_factor": [1.0]}}, "'long_factor' is not known"),
+        ({"rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5}}, "'partial_rotary_factor' other than 1"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor' other than 1"),
+        ({"rope_parameters": {**PLAIN, "rope_type": "dynamic"}}, "rope_type 'dynamic' is not one of"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: 'factor' is missing, which rope_type 'yarn'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "'low_freq_factor' is missing"),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 1}},
+            "'high_freq_factor' is not above",
+        ),
+        ({"rope_parameters": {**YARN, "factor": "4"}}, "'factor' is '4', not a number above 0"),
+        ({"rope_parameters": {**YARN, "truncate": 0}}, "'truncate' is 0, not true or false"),
+        ({"rope_parameters": [1, 2]}, r"'rope_parameters' is \[1, 2\], not a table"),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "use_sliding_window to false"),
+        ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "names 'sliding_attention'"),
+    ],
+)
+def test_what_is_not_computed_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    reference("qwen3").save_pretrained(tmp_path)
+    rewrite_config(tmp_path, changes)
+    with pytest.raises(InputError, match=message):
+        DecoderConfig.read(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-tied", "qwen2", "qwen3"])

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from isocompute.engines.lm.rope_table import read_rope
 from isocompute.errors import InputError
 
 __all__ = ["ARCHITECTURES", "DecoderConfig"]
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,10 @@ class DecoderConfig:
             )
         if data.get("hidden_act", "silu") != "silu":
             raise InputError(f"{where}: hidden_act '{data['hidden_act']}' is not supported; these families use silu.")
-        if data.get("use_sliding_window"):
-            raise InputError(f"{where}: sliding-window attention is not supported; set use_sliding_window to false.")
+        _refuse_windows(data, where)
         try:
             hidden, heads = int(data["hidden_size"]), int(data["num_attention_heads"])
-            rope = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
-            theta = float(rope.pop("rope_theta", None) or data.get("rope_theta") or 10000.0)
-            kind_of_rope = rope.setdefault("rope_type", rope.pop("type", "default"))
-            if kind_of_rope not in _ROPE_TYPES:
-                raise InputError(f"{where}: rope_type '{kind_of_rope}' is not one of {', '.join(_ROPE_TYPES)}.")
+            theta, rope = read_rope(data, where)
             return cls(
                 model_type=kind,
                 vocab_size=int(data["vocab_size"]),
@@ -83,7 +78,7 @@ class DecoderConfig:
                 head_dim=int(data.get("head_dim") or hidden // heads),
                 rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
                 rope_theta=theta,
-                rope={} if kind_of_rope == "default" else rope,
+                rope=rope,
                 max_position_embeddings=int(data.get("max_position_embeddings", 2048)),
                 tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
                 attention_bias=bool(data.get("attention_bias", kind == "qwen2")),
@@ -131,3 +126,13 @@ class DecoderConfig:
         if self.model_type == "llama":
             out["mlp_bias"] = self.mlp_bias
         return out
+
+
+def _refuse_windows(data: dict[str, Any], where: str) -> None:
+    """Every layer here sees the whole context."""
+    if data.get("use_sliding_window"):
+        raise InputError(f"{where}: sliding-window attention is not supported; set use_sliding_window to false.")
+    kinds = data.get("layer_types") or []
+    others = [kind for kind in kinds if kind != "full_attention"] if isinstance(kinds, list) else [kinds]
+    if others:
+        raise InputError(f"{where}: layer_types names '{others[0]}'; only full_attention is supported.")

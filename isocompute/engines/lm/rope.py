@@ -50,9 +50,22 @@ def _yarn(config: DecoderConfig, speeds: Tensor, factor: float) -> tuple[Tensor,
     def channel(turns: float) -> float:
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
 
-    low = max(math.floor(channel(float(rope.get("beta_fast") or 32.0))), 0)
-    high = min(math.ceil(channel(float(rope.get("beta_slow") or 1.0))), size - 1)
-    ramp = ((torch.arange(size // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
-    scaled = (1 - ramp) * speeds + ramp * speeds / factor
-    attention = rope.get("attention_factor")
-    return scaled, float(attention) if attention is not None else 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    low, high = channel(float(rope.get("beta_fast") or 32.0)), channel(float(rope.get("beta_slow") or 1.0))
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    width = high - low or 0.001
+    ramp = ((torch.arange(size // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    return (1 - ramp) * speeds + ramp * speeds / factor, _attention_factor(rope, factor)
+
+
+def _attention_factor(rope: dict[str, float], factor: float) -> float:
+    """YaRN's factor on cos and sin: given, or by the paper's rule, which DeepSeek's two mscales bend."""
+
+    def rule(mscale: float) -> float:
+        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    given, mscale, all_dim = rope.get("attention_factor"), rope.get("mscale"), rope.get("mscale_all_dim")
+    if given is not None:
+        return float(given)
+    return rule(mscale) / rule(all_dim) if mscale and all_dim else rule(1.0)
