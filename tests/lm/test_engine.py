@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import GPT2Config
 
 from isocompute import study
@@ -183,6 +184,62 @@ def test_a_checkpoint_in_pieces(tmp_path: Path):
     other = checkpoint(tmp_path / "other")  # another name: a worker reads the problems of a model once
     (other / "tokenizer.json").unlink()
     refused(make_cell(engine={"model": str(other)}), r"tokenizer\.json: not there", out)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("config.json", {"vocab_size": "abc"}, r"config\.json: 'vocab_size' is 'abc', not a whole number"),
+        ("config.json", {"hidden_size": None}, r"config\.json: 'hidden_size' is missing"),
+        ("config.json", {"num_attention_heads": 0}, "'num_attention_heads' is 0, not a whole number above 0"),
+        ("config.json", {"num_key_value_heads": 3}, "no multiple of the 3 of 'num_key_value_heads'"),
+        ("config.json", {"head_dim": 7}, "'head_dim' is 7; RoPE turns pairs"),
+        ("config.json", {"tie_word_embeddings": "yes"}, "'tie_word_embeddings' is 'yes', not true or false"),
+        ("config.json", {"rope_parameters": {"rope_type": "yarn"}}, "'factor' is missing"),
+        (
+            "generation_config.json",
+            {"eos_token_id": "<eos>"},
+            r"config\.json: eos_token_id: '<eos>' is not a token's id",
+        ),
+        ("generation_config.json", {"eos_token_id": ["<eos>"]}, "'<eos>' is not a token's id"),
+        ("generation_config.json", {"eos_token_id": 99}, "eos_token_id: token 99 is beyond the 29 of vocab_size"),
+        ("isocompute.json", {"recipe": [1]}, "'recipe' is not a table"),
+    ],
+)
+def test_damaged_fields_are_named(file: str, changes: dict[str, Any], message: str, tmp_path: Path):
+    folder = checkpoint(tmp_path / "model")
+    change_json(folder / file, **changes)
+    refused(make_cell(engine={"model": str(folder)}), message, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", "[1]", r"config\.json: not a table of fields"),
+        ("generation_config.json", "[1]", r"generation_config\.json: not a table of fields"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 3}}', "damaged .weight_map has to name files"),
+    ],
+)
+def test_damaged_files_are_named(file: str, content: str, message: str, tmp_path: Path):
+    folder = checkpoint(tmp_path / "model")
+    (folder / file).write_text(content)
+    refused(make_cell(engine={"model": str(folder)}), message, tmp_path / "out")
+
+
+def test_a_tokenizer_of_more_words_than_the_model_has(tmp_path: Path):
+    folder = checkpoint(tmp_path / "model")
+    words = json.loads((folder / "tokenizer.json").read_text())["model"]
+    change_json(folder / "tokenizer.json", model={**words, "vocab": {**words["vocab"], "0": 5000}})
+    refused(make_cell(engine={"model": str(folder)}), "token 5000 is beyond the 29 of vocab_size", tmp_path / "out")
+
+
+def test_a_base_that_is_not_finite_is_said_so(tmp_path: Path):
+    """Not as a divergence of the run, with advice on its learning rate."""
+    folder = checkpoint(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    refused(make_cell(engine={"model": str(folder)}), r"'norm\.weight' holds weights that are NaN", tmp_path / "out")
 
 
 def test_problems_without_answers(tmp_path: Path):

@@ -121,6 +121,38 @@ def test_a_missing_template_is_said(model: Path, sums: Path):
         tasks_of(model, source=str(sums), template="chat")
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('no system role') }}", r"problem .*: the chat template of .* fails \(no system role\)"),
+        ("{% for m in messages %}{{ m.content ", "the chat template of .* fails"),
+    ],
+)
+def test_a_template_that_fails_is_said(model: Path, sums: Path, template: str, message: str):
+    path = model / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    with pytest.raises(InputError, match=message) as caught:
+        tasks_of(model, source=str(sums))
+    assert "template = 'plain'" in str(caught.value)
+    assert tasks_of(model, source=str(sums), template="plain")
+
+
+def test_a_tokenizer_that_transformers_cannot_open_is_said(model: Path, sums: Path):
+    (model / "tokenizer_config.json").write_text("xx")
+    with pytest.raises(InputError, match=r"cannot open its tokenizer .*template = 'plain'"):
+        tasks_of(model, source=str(sums))
+    assert tasks_of(model, source=str(sums), template="plain")
+
+
+def test_prompts_have_to_be_in_the_models_vocabulary(model: Path, sums: Path):
+    path = model / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["model"]["vocab"]["what"] = 5000
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match="prompts of train: token 5000 is beyond the 40 of vocab_size"):
+        tasks_of(model, source=str(sums))
+
+
 def rollouts_of(rows: list[list[int]]) -> Rollouts:
     width = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])

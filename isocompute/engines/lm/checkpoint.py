@@ -36,7 +36,7 @@ _SHARD_BYTES = 4 * 2**30
 
 
 def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
-    """A decoder with the weights of a checkpoint folder; every weight must be there and none left over."""
+    """A decoder with the weights of a checkpoint folder; every weight must be there, finite, and none left over."""
     folder = Path(folder)
     config = DecoderConfig.read(folder)
     with torch.device("meta"):
@@ -48,6 +48,11 @@ def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, devi
     for name, tensor in _tensors(folder):
         if name in wanted:
             found[name] = tensor.to(device=device, dtype=dtype)
+            if not bool(found[name].isfinite().all()):
+                raise InputError(
+                    f"{folder}: '{name}' holds weights that are NaN or infinite; the model was saved after it diverged "
+                    "or is damaged. Take an earlier checkpoint, or fetch it again."
+                )
         elif name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):  # tied; computed from config.json
             raise InputError(f"{folder}: '{name}' has no place in the model that config.json describes.")
     missing = sorted(wanted - set(found))
@@ -82,6 +87,8 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     index = folder / _INDEX
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [_WEIGHTS]
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("weight_map has to name files")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index}: damaged ({error}); fetch it again.") from error
     for name in names:

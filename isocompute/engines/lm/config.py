@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from isocompute.engines.lm.fields import Fields
 from isocompute.engines.lm.rope_table import read_rope
 from isocompute.errors import InputError
 
@@ -64,29 +65,35 @@ class DecoderConfig:
         if data.get("hidden_act", "silu") != "silu":
             raise InputError(f"{where}: hidden_act '{data['hidden_act']}' is not supported; these families use silu.")
         _refuse_windows(data, where)
-        try:
-            hidden, heads = int(data["hidden_size"]), int(data["num_attention_heads"])
-            theta, rope = read_rope(data, where)
-            return cls(
-                model_type=kind,
-                vocab_size=int(data["vocab_size"]),
-                hidden_size=hidden,
-                intermediate_size=int(data["intermediate_size"]),
-                num_hidden_layers=int(data["num_hidden_layers"]),
-                num_attention_heads=heads,
-                num_key_value_heads=int(data.get("num_key_value_heads") or heads),
-                head_dim=int(data.get("head_dim") or hidden // heads),
-                rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-                rope_theta=theta,
-                rope=rope,
-                max_position_embeddings=int(data.get("max_position_embeddings", 2048)),
-                tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-                attention_bias=bool(data.get("attention_bias", kind == "qwen2")),
-                mlp_bias=bool(data.get("mlp_bias", False)),
-                extra=dict(data),
+        fields = Fields(data, where)
+        hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+        theta, rope = read_rope(data, where)
+        config = cls(
+            model_type=kind,
+            vocab_size=fields.whole("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=fields.whole("intermediate_size"),
+            num_hidden_layers=fields.whole("num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=fields.whole("num_key_value_heads", heads),
+            head_dim=fields.whole("head_dim", hidden // heads),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            rope_theta=theta,
+            rope=rope,
+            max_position_embeddings=fields.whole("max_position_embeddings", 2048),
+            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+            attention_bias=fields.flag("attention_bias", kind == "qwen2"),
+            mlp_bias=fields.flag("mlp_bias", False),
+            extra=dict(data),
+        )
+        if heads % config.num_key_value_heads:
+            raise InputError(
+                f"{where}: 'num_attention_heads' is {heads}, no multiple of the {config.num_key_value_heads} of "
+                "'num_key_value_heads'; take the checkpoint's own values."
             )
-        except KeyError as error:
-            raise InputError(f"{where}: the key {error} is missing; is this a whole checkpoint?") from error
+        if config.head_dim % 2:
+            raise InputError(f"{where}: 'head_dim' is {config.head_dim}; RoPE turns pairs of channels, so it is even.")
+        return config
 
     @classmethod
     def read(cls, folder: Path) -> DecoderConfig:
@@ -98,6 +105,8 @@ class DecoderConfig:
             raise InputError(f"{path}: cannot be read; a checkpoint folder holds config.json.") from error
         except ValueError as error:
             raise InputError(f"{path}: not JSON ({error}).") from error
+        if not isinstance(data, dict):
+            raise InputError(f"{path}: not a table of fields; take the checkpoint's own config.json.")
         return cls.from_json(data, where=str(path))
 
     def to_json(self) -> dict[str, Any]:

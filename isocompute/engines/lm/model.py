@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,7 +95,7 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         ids = _json(folder / name).get("eos_token_id")
         if ids is not None and ids != []:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+            return _token_ids(ids if isinstance(ids, list) else [ids], folder, f"{folder / name}: eos_token_id")
     eos = _json(folder / "tokenizer_config.json").get("eos_token")
     eos = eos.get("content") if isinstance(eos, dict) else eos
     found = read_tokenizer(folder).token_to_id(eos) if isinstance(eos, str) else None
@@ -102,7 +103,27 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
         raise InputError(
             f"{folder}: no stop token; set eos_token_id in generation_config.json, or eos_token of the tokenizer."
         )
-    return (found,)
+    return _token_ids([found], folder, f"{folder / 'tokenizer_config.json'}: eos_token '{eos}'")
+
+
+def _token_ids(ids: Sequence[Any], folder: Path, where: str) -> tuple[int, ...]:
+    """Ids that the model can say; one that it cannot would never end a response."""
+    wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, int)]
+    if wrong:
+        raise InputError(f"{where}: {wrong[0]!r} is not a token's id; write its number, as tokenizer.json has it.")
+    check_vocabulary(ids, folder, where)
+    return tuple(ids)
+
+
+def check_vocabulary(ids: Iterable[int], folder: Path, where: str) -> None:
+    """Refuse tokens for which the model has no embedding."""
+    size = DecoderConfig.read(folder).vocab_size
+    beyond = [i for i in ids if not 0 <= i < size]
+    if beyond:
+        raise InputError(
+            f"{where}: token {beyond[0]} is beyond the {size} of vocab_size in {folder / 'config.json'}; "
+            "tokenizer and weights do not belong together."
+        )
 
 
 def read_anchor(folder: Path) -> dict[str, Any]:
@@ -125,4 +146,6 @@ def _json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text())
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error}).") from error
-    return data if isinstance(data, dict) else {}
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: not a table of fields; take the checkpoint's own file.")
+    return data

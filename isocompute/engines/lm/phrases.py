@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from isocompute.engines.lm.lengths import Interruption, plan_interruption
-from isocompute.engines.lm.model import read_tokenizer
+from isocompute.engines.lm.model import check_vocabulary, read_tokenizer
 from isocompute.engines.lm.tasks import Tasks
 from isocompute.errors import InputError
 from isocompute.recipes import Recipe
@@ -39,4 +39,5 @@ def phrase_tokens(phrase: str, folder: Path, stop_tokens: Sequence[int]) -> tupl
         )
     if set(ids) & set(stop_tokens):
         raise InputError(f"recipe.interrupt_phrase: {phrase!r} holds a stop token; nothing could follow it.")
+    check_vocabulary(ids, folder, f"recipe.interrupt_phrase: {phrase!r}")
     return tuple(ids)

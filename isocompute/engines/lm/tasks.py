@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.engines.lm.lengths import budget_beyond
-from isocompute.engines.lm.model import context_length, read_tokenizer
+from isocompute.engines.lm.model import check_vocabulary, context_length, read_tokenizer
 from isocompute.engines.lm.verifiers import ChainVerifier, JoinedVerifier, PartVerifier, TextVerifier, Verifier
 from isocompute.errors import InputError
 from isocompute.problems.chain import DEFAULT_SIZE, LEVELS, Chains, distinct_chains, parse_chain, vocabulary
@@ -187,6 +187,7 @@ def _is_chain(source: str) -> bool:
 def _check_room(task: Task, max_new_tokens: int, folder: Path) -> None:
     if not len(task):
         raise InputError(f"problems: {task.name} holds no problems.")
+    check_vocabulary({i for prompt in task.prompts for i in prompt}, folder, f"problems: prompts of {task.name}")
     room = context_length(folder)
     longest = max(range(len(task)), key=lambda i: len(task.prompts[i]))
     if len(task.prompts[longest]) + max_new_tokens > room:
@@ -227,6 +228,7 @@ def _chain_task(name: str, chains: Chains, folder: Path, device: torch.device) -
             f"problems: {name}: the tokenizer of {folder.name} has no word '{unknown[0]}'; chain modulo {modulus} "
             f"needs a model of its own: isocompute lm pretrain FOLDER --problems 'chain:all?modulus={modulus}'."
         )
+    check_vocabulary([i for i in ids.values() if i is not None], folder, str(folder / "tokenizer.json"))
     prompts = [tokenizer.encode(chains.question(i)).ids for i in range(len(chains))]
     number_ids = np.array([ids[str(number)] for number in range(modulus)])
     verify = ChainVerifier(number_ids[chains.answers_P], device)
@@ -305,13 +307,11 @@ class _Prompts:
     """Token ids of a problem's prompt, through the tokenizer's chat template where it has one."""
 
     def __init__(self, spec: ProblemsSpec, folder: Path) -> None:
-        self.instruction = spec.instruction
+        self.instruction, self.folder = spec.instruction, folder
         self.tokenizer = read_tokenizer(folder)
         self.chat: Any = None
         if spec.template != "plain":
-            import transformers
-
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            tokenizer = _chat_tokenizer(folder)
             if tokenizer.chat_template:
                 self.chat = tokenizer
             elif spec.template == "chat":
@@ -324,5 +324,29 @@ class _Prompts:
         messages = [dict(message) for message in problem.messages or ({"role": "user", "content": problem.question},)]
         if self.instruction:
             messages[-1]["content"] += f"\n{self.instruction}"
-        text = self.chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = self.chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program: it raises what it likes
+            raise InputError(
+                f"problems: problem {problem.id}: the chat template of {self.folder} fails ({_first_line(error)}); "
+                "mend the template or the problem's messages, or set problems.template = 'plain'."
+            ) from error
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _chat_tokenizer(folder: Path) -> Any:
+    """As transformers opens it, for its chat template alone."""
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # a damaged file raises whatever it trips over
+        raise InputError(
+            f"{folder}: transformers cannot open its tokenizer ({_first_line(error)}); mend tokenizer_config.json and "
+            "tokenizer.json, or do without a chat template: problems.template = 'plain'."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
