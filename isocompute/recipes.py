@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError, model_validator
 
@@ -288,7 +288,7 @@ def sampled_per_problem(table: Mapping[str, Any], *, rollouts_per_problem: int) 
 
 def _switched_off(fields: dict[str, Any]) -> dict[str, Any]:
     """`none` for a field that can be absent: TOML has no word for it."""
-    absent = {name for name, field in Recipe.model_fields.items() if field.default is None}
+    absent = {name for name, field in Recipe.model_fields.items() if type(None) in get_args(field.annotation)}
     return {name: None if name in absent and value == "none" else value for name, value in fields.items()}
 
 

@@ -149,3 +149,9 @@ def test_named_recipes_follow_table_1() -> None:
 def test_bad_recipes_are_refused(table: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         make_recipe(table)
+
+
+@pytest.mark.parametrize("field", ["grad_clip", "tis_cap", "no_positive_resampling"])
+def test_none_switches_an_optional_field_off(field: str) -> None:
+    """Whatever its default is."""
+    assert getattr(make_recipe({"name": "scalerl", field: "none"}), field) is None
