@@ -195,6 +195,21 @@ def test_what_is_measured_on_is_not_trained_on(model: Path, sums: Path, tmp_path
         assert not questions(model, tasks.train.prompts) & questions(model, task.prompts)
 
 
+def test_sets_of_their_own_do_not_depend_on_the_seed(model: Path, sums: Path, tmp_path: Path):
+    """What is measured on is the same in every run of a study, also where it is a part of a file of its own."""
+    other = tmp_path / "other.jsonl"
+    rows = [{"question": f"what is {a} + {b} + 1 ?", "answer": str(a + b + 1)} for a in range(8) for b in range(5)]
+    other.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = [
+        tasks_of(
+            model, source=str(sums), validation_source=str(other), out_of_distribution={"far": str(other)}, seed=seed
+        )
+        for seed in (0, 1)
+    ]
+    assert made[0].validation.ids == made[1].validation.ids
+    assert made[0].out_of_distribution["far"].ids == made[1].out_of_distribution["far"].ids
+
+
 def test_validation_does_not_depend_on_what_is_trained_on(model: Path, sums: Path):
     wanted = questions(model, tasks_of(model, source=str(sums)).validation.prompts)
     for changes in ({"size": 5}, {"size": 30}, {"seed": 3}):

@@ -174,7 +174,7 @@ def whole_task(spec: ProblemsSpec, folder: Path, device: torch.device) -> tuple[
         chains = distinct_chains(parse_chain(spec.source), spec.size or DEFAULT_SIZE, seed=spec.seed)
         task, budget = _chain_task("all", chains, folder, device), _chain_budget(spec, [chains])
     else:
-        problems = _load_text(spec, spec.source, spec.size)
+        problems = _load_text(spec, spec.source, spec.size, seed=spec.seed)
         task, budget = _text_task("all", problems, _Prompts(spec, folder), folder), _text_budget(spec)
     _check_room(task, budget, folder)
     return task, budget
@@ -248,12 +248,15 @@ def _text_tasks(spec: ProblemsSpec, folder: Path) -> Tasks:
     own = spec.validation_source is None
     # A generator is told how many; of a file, the validation problems are the same whatever is trained on.
     generated = spec.size + spec.validation * own if spec.size and spec.source.startswith("gym:") else None
-    whole = _load_text(spec, spec.source, generated)
+    whole = _load_text(spec, spec.source, generated, seed=spec.seed)
     if spec.validation_source is not None:
-        validation = _load_text(spec, spec.validation_source, spec.validation)
+        validation = _load_text(spec, spec.validation_source, spec.validation, seed=_HELD_OUT)
     else:
         validation = replace(whole, problems=draw(whole.problems, spec.validation, seed=_HELD_OUT))
-    outside = {name: _load_text(spec, source, spec.validation) for name, source in spec.out_of_distribution.items()}
+    outside = {
+        name: _load_text(spec, source, spec.validation, seed=_HELD_OUT)
+        for name, source in spec.out_of_distribution.items()
+    }
     left = _without(whole, [validation, *outside.values()])
     if len(left) < (spec.size or 1):
         raise InputError(
@@ -280,11 +283,11 @@ def _text_budget(spec: ProblemsSpec) -> int:
     return spec.max_new_tokens or _DEFAULT_BUDGET
 
 
-def _load_text(spec: ProblemsSpec, source: str, size: int | None) -> ProblemSet:
+def _load_text(spec: ProblemsSpec, source: str, size: int | None, *, seed: int) -> ProblemSet:
     from isocompute.problems.load import load_problems
 
     return load_problems(
-        source, size=size, seed=spec.seed, question=spec.question, answer=spec.answer, verifier=spec.verifier
+        source, size=size, seed=seed, question=spec.question, answer=spec.answer, verifier=spec.verifier
     )
 
 
