@@ -91,7 +91,7 @@ def bench(
     """Say how fast this machine trains a model, and how far that is from its bandwidth and its peak."""
     from dataclasses import asdict
 
-    from isocompute.engines.lm.bench import bench, measure_machine
+    from isocompute.engines.lm.bench import WARM_UP, bench, measure_machine
     from isocompute.engines.lm.engine import prepared_training
 
     sizes = rollouts or [256, 1024]
@@ -106,6 +106,7 @@ def bench(
             device=device,
             problems_per_batch=size // rollouts_per_problem,
             rollouts_per_problem=rollouts_per_problem,
+            updates=WARM_UP + steps,
         )
         if machine is None:
             machine = measure_machine(training.model.device, training.decoder.embed_tokens.weight.dtype)

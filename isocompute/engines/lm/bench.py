@@ -17,8 +17,12 @@ import torch
 
 from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.training import LmTraining
+from isocompute.errors import InputError
 
-__all__ = ["Bench", "Machine", "bench", "measure_machine"]
+__all__ = ["WARM_UP", "Bench", "Machine", "bench", "measure_machine"]
+
+WARM_UP = 2
+"""Updates before those that are timed."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,14 @@ def bench(training: LmTraining, machine: Machine, *, steps: int) -> Bench:
     device = training.model.device
     rollouts = training.cell.batch_size
     started = training.tokens
-    whole = _median(training.update, device, repeats=steps, warm=2)
+
+    def update() -> None:
+        if not training.update():
+            raise InputError("lm bench: no problem is left to train on; use fewer --steps, or more --problems.")
+
+    whole = _median(update, device, repeats=steps, warm=WARM_UP)
     training.settle()
-    tokens = (training.tokens - started) / (steps + 2)
+    tokens = (training.tokens - started) / (steps + WARM_UP)
     index_P = np.arange(training.cell.problems_per_batch)
     sampling = _median(lambda: training.sample_only(index_P), device, repeats=steps, warm=1)
     prompt = float(np.mean([len(p) for p in training.tasks.train.prompts]))

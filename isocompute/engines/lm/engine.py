@@ -19,6 +19,7 @@ from isocompute.engines.lm.spec import EngineSpec, lm_recipe
 from isocompute.engines.lm.tasks import ProblemsSpec
 from isocompute.engines.lm.training import OTHERS, LmTraining
 from isocompute.errors import InputError
+from isocompute.recipes import make_recipe
 
 __all__ = ["LmEngine", "prepared_training"]
 
@@ -116,14 +117,24 @@ def _of_model(cell: Cell) -> tuple[str, str]:
 
 
 def prepared_training(
-    *, model: str, problems: str, recipe: str, device: str, problems_per_batch: int, rollouts_per_problem: int
+    *,
+    model: str,
+    problems: str,
+    recipe: str,
+    device: str,
+    problems_per_batch: int,
+    rollouts_per_problem: int,
+    updates: int,
 ) -> LmTraining:
-    """A training that is ready to update, outside of any run folder."""
+    """A training that is ready to make so many updates, outside of any run folder.
+
+    A pipeline has as many more ahead of it as it runs ahead, so that none of these is an end, where it drains.
+    """
     cell = Cell(
         name="bench",
         problems_per_batch=problems_per_batch,
         rollouts_per_problem=rollouts_per_problem,
-        update_steps=1,
+        update_steps=updates + make_recipe({"name": recipe}).pipeline_steps,
         seed=0,
         problems={
             "source": problems,
