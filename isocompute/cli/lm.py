@@ -30,14 +30,14 @@ def pretrain(
     wrong: Annotated[float, typer.Option(min=0.0, max=0.99, help="Share of wrong steps in the traces.")] = 0.2,
     steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 6000,
     batch: Annotated[int, typer.Option(min=1, help="Traces an update.")] = 512,
-    learning_rate: Annotated[float, typer.Option(min=1e-8, help="Peak learning rate.")] = 3e-3,
+    learning_rate: Annotated[float, typer.Option(min=1e-8, max=1e3, help="Peak learning rate.")] = 3e-3,
     layers: Annotated[int, typer.Option(min=1)] = 3,
     width: Annotated[int, typer.Option(min=8)] = 64,
     heads: Annotated[int, typer.Option(min=1)] = 4,
     feed_forward: Annotated[int, typer.Option(min=8)] = 192,
     context: Annotated[int, typer.Option(min=8, help="Longest question and trace, in tokens.")] = 64,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     json: options.Json = False,
 ) -> None:
     """Train a base model on chains whose author errs, so that pass rates spread over problems."""

@@ -167,6 +167,8 @@ class Recorder:
     def resume(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """Open the folder; the last checkpoint's arrays and meta, or None to start from the beginning."""
         self.check_holding()
+        for torn in self.folder.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
+            torn.unlink(missing_ok=True)
         state = self.last_checkpoint()
         lengths = appended(state[1] if state else {})
         for key in _APPENDED.values():

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -22,6 +24,7 @@ from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.engine import LmEngine
 from isocompute.engines.lm.losses import kl_to_base
 from isocompute.engines.lm.model import load_model, model_folder
+from isocompute.engines.lm.setup import set_up
 from isocompute.errors import InputError
 from isocompute.runs import RunSettings, load
 from isocompute.train import TrainSpec, train
@@ -431,3 +434,21 @@ def test_k3_does_not_go_below_zero_by_rounding() -> None:
     assert (kl_to_base(logprobs, near) >= 0).all()
     exact = kl_to_base(logprobs.double(), near.double())
     torch.testing.assert_close(kl_to_base(logprobs, near).double(), exact, rtol=1e-2, atol=2e-11)
+
+
+def test_a_folder_whose_weights_were_replaced_is_another_base(tmp_path: Path):
+    base = tmp_path / "base"
+    shutil.copytree(model_folder("tiny"), base)
+    cell = make_cell(engine={"model": str(base)})
+    before = set_up(cell).model
+    assert set_up(cell).model is before
+    os.utime(base / "model.safetensors", ns=(1, 1))
+    assert set_up(cell).model is not before
+
+
+def test_half_a_checkpoint_of_a_killed_process_is_removed(tmp_path: Path):
+    torn = tmp_path / f".{CHECKPOINT}.ab12"
+    torn.write_bytes(b"half")
+    with Recorder(tmp_path, RunSettings()) as recorder:
+        recorder.resume()
+    assert not torn.exists()

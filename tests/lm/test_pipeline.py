@@ -411,6 +411,15 @@ def test_nothing_is_begun_that_no_update_will_take():
     assert training.sampled == training.rollouts == 5 * 8 * 4 and not len(training.ledger)
 
 
+@pytest.mark.parametrize("steps", [2, 8])
+def test_all_that_is_sampled_is_counted_where_groups_are_refilled(steps: int):
+    training = make_pipeline(recipe={"pipeline_steps": steps, "zero_variance_filter": "refill"}, update_steps=6)
+    while training.step < 6:
+        assert training.update()
+    assert not len(training.ledger) and not training.pool.in_flight
+    assert training.rollouts == training.sampled >= 6 * training.cell.batch_size
+
+
 def test_two_groups_of_one_problem_are_both_counted(monkeypatch: pytest.MonkeyPatch):
     """Few problems and many groups: one problem ends twice in a tick, and its pass rate must know both."""
     training = make_pipeline(

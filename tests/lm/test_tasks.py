@@ -239,7 +239,7 @@ def test_wrong_tables(fields: dict[str, Any], message: str, model: Path, sums: P
 
 def test_chains_need_their_words(model: Path):
     with pytest.raises(InputError, match="the tokenizer of model has no word '<pad>'; chain modulo 23 needs a model"):
-        tasks_of(model, source="chain:easy")
+        tasks_of(model, source="chain:easy", verifier=None)
 
 
 def test_text_is_trained_on(model: Path, sums: Path, tmp_path: Path):
@@ -271,3 +271,11 @@ def test_difficulty_of_chains():
     assert 0.5 < correct.mean() / 8 < 0.95
     _, longer = count_correct(problems="chain:8-10", model="tiny", samples=8, size=60, seed=2, device="cpu")
     assert longer.mean() < 0.5 * correct.mean()
+
+
+@pytest.mark.parametrize("field", [{"template": "chat"}, {"instruction": "think"}, {"verifier": "math"}])
+def test_what_chains_would_ignore_is_refused(field: dict[str, str], sums: Path):
+    with pytest.raises(InputError, match=f"problems.{next(iter(field))}: chains are made of tokens"):
+        ProblemsSpec.of({"source": "chain:easy", **field})
+    ProblemsSpec.of({"sources": {"a": "chain:easy", "b": str(sums)}, **field})
+    ProblemsSpec.of({"source": "chain:easy", "template": "auto"})

@@ -136,8 +136,10 @@ def pretrain(
         late.append(loss.detach())
         if report is not None:
             report(step + 1, loss.detach())
-    _save(decoder, Path(folder), settings, spec.modulus)
     reached, guessing = float(torch.stack(list(late)).mean()), _guessing(trace_BT, spec.modulus)
+    if not math.isfinite(reached):
+        raise InputError(f"{folder}: the loss is {reached}; lower the learning rate ({settings.learning_rate:g}).")
+    _save(decoder, Path(folder), settings, spec.modulus)
     if reached > _LEARNED * guessing:
         warnings.warn(
             f"{folder}: the model has learned next to nothing: its loss is {reached:.2f}, that of guessing numbers "

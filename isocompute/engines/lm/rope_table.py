@@ -15,7 +15,8 @@ from isocompute.errors import InputError
 __all__ = ["read_rope"]
 
 _TYPES = ("default", "linear", "llama3", "yarn")
-_NAMES = ("rope_type", "type", "rope_theta", "truncate")
+_NAMES = ("rope_type", "type", "rope_theta", "truncate", "finetuned")
+"""The last one says how YaRN's authors came by the weights."""
 _NUMBERS = (
     "factor",
     "original_max_position_embeddings",

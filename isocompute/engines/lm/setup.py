@@ -39,7 +39,7 @@ def set_up(cell: Cell) -> Setup:
     engine, recipe, problems = EngineSpec.of(cell.engine), lm_recipe(cell), ProblemsSpec.of(cell.problems)
     if engine.where.startswith("cuda:"):
         torch.cuda.set_device(engine.where)  # kernels and streams are made on the current one
-    model = _model(engine.model, engine.torch_dtype, engine.where)
+    model = _model(engine.model, engine.torch_dtype, engine.where, _stamps(model_folder(engine.model)))
     model.decoder.native = engine.fast
     _set_threads(engine, model)
     tasks = tasks_of(problems, model.folder, engine, recipe)
@@ -58,21 +58,32 @@ def can_share(cell: Cell) -> bool:
     return _kind_of_training(engine, cell, DecoderConfig.read(folder), tasks, recipe).captured
 
 
+_Stamps = tuple[tuple[str, int, int], ...]
+
+
+def _stamps(*paths: str | Path) -> _Stamps:
+    """Names, times and sizes of these files and of those in these folders: others are others' models or problems."""
+    there = [path for path in map(Path, paths) if path.exists()]
+    found = [file for path in there for file in ([path] if path.is_file() else path.iterdir())]
+    return tuple(sorted((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in found))
+
+
 @lru_cache(maxsize=1)
-def _model(name: str, dtype: torch.dtype, device: str) -> Model:
+def _model(name: str, dtype: torch.dtype, device: str, _: _Stamps) -> Model:
     """Cells of a study share their base; a worker loads it once."""
     return load_model(name, dtype=dtype, device=device)
 
 
 @lru_cache(maxsize=8)
-def _tasks(spec_json: str, folder: Path, device: str, controlled: bool) -> Tasks:
+def _tasks(spec_json: str, folder: Path, device: str, controlled: bool, _: _Stamps) -> Tasks:
     spec = ProblemsSpec.model_validate_json(spec_json)
     return make_tasks(spec, folder, torch.device(device), controlled=controlled)
 
 
 def tasks_of(problems: ProblemsSpec, folder: Path, engine: EngineSpec, recipe: Recipe) -> Tasks:
     """The cell's problems as tokens, made once."""
-    return _tasks(problems.model_dump_json(), folder, engine.where, recipe.length_control != "truncate")
+    stamps = _stamps(folder, *problems.all_sources)
+    return _tasks(problems.model_dump_json(), folder, engine.where, recipe.length_control != "truncate", stamps)
 
 
 def _kind_of_training(

@@ -23,6 +23,8 @@ __all__ = ["ProblemsSpec", "Task", "Tasks", "make_tasks", "whole_task"]
 _HELD_OUT = 7_000_003
 """Seed of validation problems: the same for every training set."""
 _RESERVED = ("", "train", "validation", "val")
+_OF_TEXT = ("question", "answer", "verifier", "template", "instruction")
+"""Fields of `[problems]` that are about problems in words."""
 
 
 class ProblemsSpec(BaseModel):
@@ -67,7 +69,20 @@ class ProblemsSpec(BaseModel):
             if spec.set is not None and spec.set not in LEVELS:
                 raise InputError(f"problems.source: say where '{spec.set}' comes from: chain:easy, gym:TASK or a file.")
             spec = spec.model_copy(update={"source": f"chain:{spec.set or 'easy'}"})
+        spec._refuse_what_chains_ignore()
         return spec
+
+    @property
+    def all_sources(self) -> list[str]:
+        """Where training, held-out and out-of-distribution problems come from."""
+        alone = [source for source in (self.source, self.validation_source) if source is not None]
+        return [*alone, *self.sources.values(), *self.out_of_distribution.values()]
+
+    def _refuse_what_chains_ignore(self) -> None:
+        """Chains are tokens already: they have no columns, no template and a verifier of their own."""
+        ignored = [name for name in _OF_TEXT if getattr(self, name) != type(self).model_fields[name].default]
+        if ignored and all(source.startswith("chain:") for source in self.all_sources):
+            raise InputError(f"problems.{ignored[0]}: chains are made of tokens and have no use for it; leave it out.")
 
     def _refuse_taken_names(self) -> None:
         """A set's name stands before its metrics, where others stand already."""

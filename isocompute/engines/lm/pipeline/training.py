@@ -155,9 +155,9 @@ class PipelineTraining(LmTraining):
     def _admit(self, next_update: int) -> None:
         n, device = self.sampled_per_problem, self.records.lengths_B.device
         count = min(self.pool.free // n, self.ledger.room(version=self.version, next_update=next_update))
-        if self.recipe.zero_variance_filter != "refill":  # at the end, no more than the last updates will take
-            left = self.cell.problems_per_batch * (self.update_steps - next_update)
-            count = min(count, left - len(self.ledger))
+        # At the end no more than the last updates will take: what is begun is trained on, or dropped and replaced.
+        left = self.cell.problems_per_batch * (self.update_steps - next_update)
+        count = min(count, left - len(self.ledger))
         if count <= 0:
             return
         # Problems follow from the seed and how many were drawn before, counted in batches as elsewhere.
