@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError, model_validator
 
-from isocompute.errors import InputError
+from isocompute.errors import InputError, first_wrong
 
 __all__ = [
     "FOLLOWS_BATCH",
@@ -264,12 +264,8 @@ def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None 
     try:
         return Recipe(**{**RECIPES[name], **(defaults or {}), **_switched_off(fields)})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f".{part}" for part in first["loc"])
-        text = str(first["msg"]).removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            text = f"there is no such field; fields are {', '.join(Recipe.model_fields)}"
-        raise InputError(f"recipe{where}: {text}.") from error
+        where, why = first_wrong(error, fields=Recipe.model_fields)
+        raise InputError(f"recipe{'.' if where else ''}{where}: {why}.") from error
 
 
 def sampled_per_problem(table: Mapping[str, Any], *, rollouts_per_problem: int) -> int:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from isocompute.engines.base import CHECKPOINT, FINISHED, SPEED_ONLY, Cell
 from isocompute.engines.holder import RUNNING
-from isocompute.errors import InputError
+from isocompute.errors import InputError, first_wrong
 from isocompute.recipes import sampled_per_problem
 from isocompute.runs import files
 
@@ -93,11 +93,8 @@ def read_train_spec(path: str | Path | None, overrides: Mapping[str, Any]) -> Tr
     try:
         return TrainSpec.model_validate(table)
     except ValidationError as error:
-        first = error.errors()[0]
-        text = str(first["msg"]).removeprefix("Value error, ")
-        known = f"; fields are {', '.join(TrainSpec.model_fields)}" if first["type"] == "extra_forbidden" else ""
-        place = ".".join(map(str, first["loc"]))
-        raise InputError(f"{where}: {f'{place}: ' if place else ''}{text}{known}.") from error
+        place, why = first_wrong(error, fields=TrainSpec.model_fields)
+        raise InputError(f"{where}: {f'{place}: ' if place else ''}{why}.") from error
 
 
 @dataclass(frozen=True)
@@ -180,7 +177,7 @@ def _spec_at(path: Path) -> TrainSpec:
     try:
         return TrainSpec.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        why = str(error.errors()[0]["msg"])
+        _, why = first_wrong(error)
         raise InputError(f"{path}: damaged ({why}); give another --out, or remove the run's folder.") from error
 
 

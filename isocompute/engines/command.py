@@ -29,7 +29,7 @@ from isocompute.engines.command_log import LogTail, PointsFile
 from isocompute.engines.holder import Holding, LostError
 from isocompute.engines.processes import start_of
 from isocompute.engines.threads import outside
-from isocompute.errors import InputError
+from isocompute.errors import InputError, first_wrong
 from isocompute.recipes import Recipe, learning_rate, make_recipe
 from isocompute.runs.settings import RunSettings
 from isocompute.runs.writer import POINTS
@@ -146,9 +146,8 @@ def _options(cell: Cell) -> _Options:
     try:
         return _Options.model_validate(dict(cell.engine))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"engine_options.{where}: {first['msg'].lower()}.") from error
+        where, why = first_wrong(error, fields=_Options.model_fields)
+        raise InputError(f"engine_options.{where}: {why[:1].lower()}{why[1:]}.") from error
 
 
 def _values(cell: Cell, folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.arrays import Ints
 from isocompute.engines.base import Control, Recorder
-from isocompute.errors import InputError
+from isocompute.errors import InputError, first_wrong
 from isocompute.recipes import Recipe
 
 __all__ = ["Evaluation", "Training", "Turns", "all_retired", "drive", "make_turns", "schedule", "turns"]
@@ -32,8 +32,8 @@ class Evaluation(BaseModel):
         try:
             out = cls(**table)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise InputError(f"evaluation.{'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+            where, why = first_wrong(error, fields=cls.model_fields)
+            raise InputError(f"evaluation.{where}: {why}.") from error
         if max(out.k) > out.samples or min(out.k) < 1:
             raise InputError(f"evaluation.k: {out.k} must lie between 1 and samples = {out.samples}.")
         return out

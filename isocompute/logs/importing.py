@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 from pydantic import ValidationError
 
-from isocompute.errors import InputError
+from isocompute.errors import InputError, first_wrong
 from isocompute.logs.base import Reader
 from isocompute.logs.collect import Rows, Sink
 from isocompute.logs.detect import find_reader, reader_named
@@ -178,8 +178,8 @@ def _finish(
     try:
         made = RunSettings.model_validate({"engine": engine} | settings if engine != "table" else settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{sources[0]}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+        where, why = first_wrong(error)
+        raise InputError(f"{sources[0]}: {where}: {why}.") from error
     run = _filled(Run(name, made, points), fill)
     counted = _counted(run, per_batch)
     if rows.has_steps and "rollouts" not in points.columns:

@@ -12,7 +12,7 @@ import polars.selectors as cs
 from pydantic import ValidationError
 
 from isocompute.arrays import Bools
-from isocompute.errors import InputError
+from isocompute.errors import InputError, first_wrong
 from isocompute.runs import files
 from isocompute.runs.bookkeeping import is_bookkeeping
 from isocompute.runs.branches import left_behind
@@ -56,9 +56,8 @@ def read_run(address: str, *, name: str | None = None) -> Run:
         try:
             settings = RunSettings.model_validate_json(files.read_bytes(settings_address))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise InputError(f"{settings_address}: {where}: {first['msg']}; mend or remove it.") from error
+            where, why = first_wrong(error)
+            raise InputError(f"{settings_address}: {where or 'the file'}: {why}; fix or remove it.") from error
     points, rows = _without_left(points, points_address)
     return Run(name or files.last_part(address), settings, tidy(points), rows_of_points(points, rows))
 

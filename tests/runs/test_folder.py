@@ -263,7 +263,7 @@ def test_settings_may_be_missing(tmp_path: Path) -> None:
         ("{", r"run.json: the file: Invalid JSON"),
         ("[]", r"run.json: the file: "),
         ('{"rollouts_per_problem": 0}', r"run.json: rollouts_per_problem: .*greater than or equal to 1"),
-        ('{"problems_per_batch": "many"}', r"run.json: problems_per_batch: .*; mend or remove it"),
+        ('{"problems_per_batch": "many"}', r"run.json: problems_per_batch: .*; fix or remove it"),
     ],
 )
 def test_wrong_settings_name_the_key(tmp_path: Path, content: str, message: str) -> None:

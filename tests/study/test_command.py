@@ -160,7 +160,7 @@ def test_a_trainer_left_by_a_killed_runner_is_ended_first(tmp_path: Path):
         ({"command": ["python", "{seed:.3q}"]}, r"command\.1: "),
         ({"command": ["no-such-program-here"]}, r"command\.0: there is no program 'no-such-program-here'"),
         ({"command": []}, r"command: list should have at least 1 item"),
-        ({"shell": True}, r"shell: extra inputs"),
+        ({"shell": True}, r"shell: there is no such field; fields are "),
         ({"logs": {"path": "{folder}/points.jsonl"}}, r"logs\.path: points\.jsonl is what the engine writes"),
         ({"logs": {"path": "x", "format": "xml"}}, r"logs\.format"),
         ({"logs": {"path": "x", "columns": {"avg@4": "acc"}}}, r"logs\.columns: 'step' is missing"),

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.engines.base import Cell
 from isocompute.engines.lm.model import TINY, model_folder, read_anchor
-from isocompute.errors import InputError
+from isocompute.errors import InputError, first_wrong
 from isocompute.recipes import Recipe, make_recipe
 
 __all__ = ["EngineSpec", "lm_recipe"]
@@ -43,9 +43,8 @@ class EngineSpec(BaseModel):
         try:
             spec = cls(**table)
         except ValidationError as error:
-            first = error.errors()[0]
-            known = f"; fields are {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else ""
-            raise InputError(f"engine.{'.'.join(map(str, first['loc']))}: {first['msg']}{known}.") from error
+            where, why = first_wrong(error, fields=cls.model_fields)
+            raise InputError(f"engine.{where}: {why}.") from error
         for name, device in (("device", spec.device), ("generation_device", spec.generation_device or "cpu")):
             if (name, device) != ("device", "auto") and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
                 auto = " or auto" if name == "device" else ""

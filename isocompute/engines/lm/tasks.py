@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from isocompute.engines.lm.lengths import budget_beyond
 from isocompute.engines.lm.model import check_vocabulary, context_length, read_tokenizer
 from isocompute.engines.lm.verifiers import ChainVerifier, JoinedVerifier, PartVerifier, TextVerifier, Verifier
-from isocompute.errors import InputError
+from isocompute.errors import InputError, first_wrong
 from isocompute.problems.chain import DEFAULT_SIZE, LEVELS, Chains, distinct_chains, parse_chain, vocabulary
 from isocompute.problems.model import Problem, ProblemSet, draw
 
@@ -57,9 +57,8 @@ class ProblemsSpec(BaseModel):
         try:
             spec = cls(**table)
         except ValidationError as error:
-            first = error.errors()[0]
-            known = f"; fields are {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else ""
-            raise InputError(f"problems.{'.'.join(map(str, first['loc']))}: {first['msg']}{known}.") from error
+            where, why = first_wrong(error, fields=cls.model_fields)
+            raise InputError(f"problems.{where}: {why}.") from error
         spec._refuse_taken_names()
         if spec.sources:
             taken = [name for name in ("source", "validation_source") if getattr(spec, name) is not None]

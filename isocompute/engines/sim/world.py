@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.arrays import Array, Bools, Ints
-from isocompute.errors import InputError
+from isocompute.errors import InputError, first_wrong
 
 __all__ = ["BANDS", "Problems", "World", "WorldSpec", "log_softmax", "make_world", "softmax"]
 
@@ -67,9 +67,8 @@ class WorldSpec(BaseModel):
         try:
             spec = cls(**table)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InputError(f"problems.{where}: {first['msg']}.") from error
+            where, why = first_wrong(error, fields=cls.model_fields)
+            raise InputError(f"problems.{where}: {why}.") from error
         if spec.mixture is not None:
             unknown = [name for name in spec.mixture if name not in _SETS]
             if unknown:
