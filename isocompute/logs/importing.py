@@ -274,7 +274,8 @@ def _with_sampled(run: Run, config: Mapping[str, Any]) -> tuple[Run, list[str]]:
         points = run.points.with_columns(found.rollouts)
     told = " + ".join(found.keys)
     of = "" if trained is None else f", {found.rollouts[-1]:,}; {trained[-1]:,.0f} of them were trained on"
-    return replace(run, points=points), [f"rollouts are all that were sampled ({told}){of}"]
+    notes = [f"rollouts are all that were sampled ({told}){of}", found.doubt]
+    return replace(run, points=points), [note for note in notes if note]
 
 
 def _with_tokens(item: Imported) -> Imported:

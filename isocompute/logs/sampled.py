@@ -32,6 +32,10 @@ LOWER_BOUND = (
 
 _MOST = 2**53
 """More is a broken number, not a count."""
+_EITHER = (
+    "the pass rate is read as percent of the problems; OpenRLHF from 04/2026 on logs n times that: if this is one, n "
+    "times as many were sampled"
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Sampled:
 
     rollouts: pl.Series
     keys: tuple[str, ...]
+    doubt: str = ""
+    """What else the keys may mean."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,10 @@ def sampled(
             said_T = _sum(points, keys)
             total_T = _total(step_T, told.rollouts(said_T if told.always else np.nan_to_num(said_T), batch))
             if total_T is not None:
-                return Sampled(pl.Series("rollouts", np.rint(total_T).astype(np.int64)), keys)
+                either = told.rollouts is _passed and (rollouts or 1) > 1 and np.nanmax(said_T) <= 100
+                return Sampled(
+                    pl.Series("rollouts", np.rint(total_T).astype(np.int64)), keys, _EITHER if either else ""
+                )
     return None
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from isocompute.arrays import Bools, Ints
+from isocompute.words import plural
 
 __all__ = ["Left", "left_behind"]
 
-_GOES_ON = 2
-"""Rows again of steps that were there before: one alone may be late, or another process's."""
+_GOES_ON = 3
+"""Rows again of steps that were there before: fewer may be late, or another process's."""
 
 _MOST_RESTARTS = 100
 """A log that goes back more often is in another order, such as the newest row first."""
@@ -30,8 +31,10 @@ class Left:
     @property
     def note(self) -> str:
         """For whoever reads the run."""
-        points = "1 point" if self.steps == 1 else f"{self.steps} points"
-        return f"{points} beyond step {self.end} left out: of a branch that the run went back from when it was resumed"
+        return (
+            f"{plural(self.steps, 'point')} beyond step {self.end} left out, taken for a branch that the run went back "
+            "from when it was resumed"
+        )
 
 
 def left_behind(step_R: Ints, trained_R: Bools) -> Left | None:
@@ -41,9 +44,9 @@ def left_behind(step_R: Ints, trained_R: Bools) -> Left | None:
     that they were at before. Rows in another order, late ones and those of evaluations are none; nor are the rows of
     several processes, which say nearly every step more than once and not only those since a checkpoint.
 
-    >>> left = left_behind(np.array([1, 2, 3, 4, 5, 2, 3]), np.ones(7, dtype=bool))
+    >>> left = left_behind(np.array([1, 2, 3, 4, 5, 6, 2, 3, 4]), np.ones(9, dtype=bool))
     >>> left.rows_R.tolist(), left.end, left.steps
-    ([False, False, False, True, True, False, False], 3, 2)
+    ([False, False, False, False, True, True, False, False, False], 4, 2)
     """
     if len(step_R) < 2:
         return None

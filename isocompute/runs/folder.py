@@ -45,6 +45,9 @@ class NoPointsError(InputError):
     """A run that has not come to its first point: there is no whole line."""
 
 
+_MOST = 2**53
+
+
 def read_run(address: str, *, name: str | None = None) -> Run:
     """Read a run folder; `NoPointsError` where it has no point yet."""
     points_address = files.join(address, POINTS)
@@ -67,11 +70,16 @@ def _is_measured(name: str) -> bool:
     return not is_text(name) and (name in POINT_COLUMNS or rank(name) < len(REWARDS))
 
 
+def _are_counts(step: pl.Series) -> bool:
+    """Whether steps are whole numbers that floats tell apart."""
+    return bool(step.is_finite().all()) and bool(((step == step.round()) & (step.abs() < _MOST)).all())
+
+
 def _without_left(table: pl.DataFrame, address: str) -> tuple[pl.DataFrame, pl.Series | None]:
     """Without what a resumed run wrote beyond the point it has come to since; the rows' places where some are gone."""
     step = steps_of(table)
     measured = [name for name in table.columns if not is_bookkeeping(name) and name != NON_FINITE]
-    if step is None or not measured or step.is_sorted() or not step.is_finite().all():
+    if step is None or not measured or step.is_sorted() or not _are_counts(step):
         return table, None
     most = max(measured, key=lambda name: table[name].count())
     left = left_behind(step.cast(pl.Int64).to_numpy(), table[most].is_not_null().to_numpy())

@@ -49,10 +49,20 @@ def test_the_last_attempt_stands_with_its_own_config(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_prints_no_config_has_the_one_before(tmp_path: Path) -> None:
-    item = read(config(made.VERL_CONFIG) + steps(range(1, 6)) + steps(range(1, 4)) + steps(range(1, 3)), tmp_path)
+    item = read(config(made.VERL_CONFIG) + steps(range(1, 6)) + steps(range(1, 4)) + steps(range(1, 5)), tmp_path)
     assert batch(item) == (16, 8)
-    assert item.run.points["step"].to_list() == [1, 2]
+    assert item.run.points["step"].to_list() == [1, 2, 3, 4]
     assert item.notes == ("8 points of 2 earlier attempts in the same log left out: the run begins again",)
+
+
+@pytest.mark.parametrize("begun", [1, 2])
+def test_an_attempt_that_has_only_begun_does_not_stand_for_the_run(begun: int, tmp_path: Path) -> None:
+    again = config(OTHER) + steps(range(1, begun + 1))
+    item = read(config(made.VERL_CONFIG) + steps(range(1, 31)) + again + again, tmp_path)
+    assert batch(item) == (16, 8)
+    assert item.run.points["step"].to_list() == list(range(1, 31))
+    points = "1 point" if begun == 1 else "2 points"
+    assert item.notes == (f"{points} of a last attempt in the same log left out: it has only begun",)
 
 
 def test_attempts_that_count_from_0(tmp_path: Path) -> None:

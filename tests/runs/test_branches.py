@@ -33,7 +33,7 @@ BURSTS = [k + j for k in range(1, 50, 4) for _ in range(2) for j in range(4)]
         ([*TO_10, 6, 7, 8, 7, 8], [9, 10]),
         ([*TO_10, 6, 7, 8, 9, 8], [10]),
         ([*TO_10, 4, 5, 6, 7, 3, 4, 5], [6, 7, 8, 9, 10, 6, 7]),
-        ([10, 20, 30, 40, 50, 30, 40], [50]),
+        ([10, 20, 30, 40, 50, 60, 30, 40, 50], [60]),
     ],
 )
 def test_rows_beyond_the_last_step_since_a_restart_go(steps: list[int], expected: list[int]) -> None:
@@ -45,6 +45,7 @@ def test_rows_beyond_the_last_step_since_a_restart_go(steps: list[int], expected
     [
         TO_10,
         [*TO_10, 6],  # one row says nothing yet
+        [*TO_10, 8, 9],  # nor do two, which may be late
         [*TO_10, 6, 7, 8, 9, 10, 11],
         TO_10[::-1],
         [9, 10, 2, 3],
@@ -73,7 +74,7 @@ def test_imports_leave_a_branch_with_all_its_rows() -> None:
     points, replaced = rows.points()
     assert (points["step"].max(), points.height, replaced, rows.skipped_lines) == (80, 81, 21, 0)
     assert rows.notes == [
-        "20 points beyond step 80 left out: of a branch that the run went back from when it was resumed"
+        "20 points beyond step 80 left out, taken for a branch that the run went back from when it was resumed"
     ]
 
 
@@ -99,3 +100,10 @@ def test_run_folders_leave_it_too(tmp_path: Path) -> None:
 
 def test_a_log_with_the_newest_row_first_has_no_restarts() -> None:
     assert left_behind(np.arange(300_000)[::-1].copy(), np.ones(300_000, dtype=bool)) is None
+
+
+@pytest.mark.parametrize("steps", [[1e30, 1e30, 1.0], [1.5, 2.5, 3.5, 4.5, 1.5, 2.5, 3.5]])
+def test_steps_that_count_nothing_are_left_as_they_are(tmp_path: Path, steps: list[float]) -> None:
+    rows = [{"step": step, "avg@4": 0.1 * i} for i, step in enumerate(steps)]
+    (tmp_path / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_run(str(tmp_path)).points["step"].max() == max(steps)

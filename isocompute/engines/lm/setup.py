@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -63,9 +64,14 @@ _Stamps = tuple[tuple[str, int, int], ...]
 
 def _stamps(*paths: str | Path) -> _Stamps:
     """Names, times and sizes of these files and of those in these folders: others are others' models or problems."""
-    there = [path for path in map(Path, paths) if path.exists()]
-    found = [file for path in there for file in ([path] if path.is_file() else path.iterdir())]
-    return tuple(sorted((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in found))
+    out = []
+    for path in map(Path, paths):
+        with suppress(OSError):  # a name that is none of a file, or too long for one
+            for file in path.iterdir() if path.is_dir() else [path]:
+                with suppress(OSError):  # a link to nothing, or gone by now
+                    found = file.stat()
+                    out.append((str(file), found.st_mtime_ns, found.st_size))
+    return tuple(sorted(out))
 
 
 @lru_cache(maxsize=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import tempfile
 from contextlib import closing
@@ -19,6 +20,9 @@ from isocompute.logs.source import Log, Sample
 __all__ = ["Trackio"]
 
 _MAGIC = b"SQLite format 3\x00"
+_TABLE = re.compile(rb"CREATE TABLE\s+[\"'`\[]?metrics\b", re.IGNORECASE)
+_RUN = re.compile(rb"\brun_name[\"'`\]]?\s+TEXT", re.IGNORECASE)
+"""Other trackers have a table of that name, too."""
 
 
 class Trackio:
@@ -31,7 +35,7 @@ class Trackio:
         """A SQLite file whose schema names the table."""
         if not sample.head.startswith(_MAGIC):
             return NO_MATCH
-        if b"CREATE TABLE metrics" in sample.head and b"run_name TEXT" in sample.head:
+        if _TABLE.search(sample.head) and _RUN.search(sample.head):
             return Match(0.95, 1)
         return Match(0.4, why="a SQLite file without trackio's table of metrics")
 

@@ -48,7 +48,7 @@ class VerlConsole:
         layouts = _Layouts()
         for step, body in _records(log.lines(), run.line):
             run.row(step, _pairs(body, layouts))
-        run.end()
+        run.finish()
 
 
 def _records(lines: Iterable[bytes], other: Callable[[bytes], None] | None = None) -> Iterator[tuple[int, bytes]]:

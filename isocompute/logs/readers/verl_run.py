@@ -17,6 +17,7 @@ from isocompute.logs.names import is_validation
 from isocompute.logs.settings import from_config
 from isocompute.logs.source import strip
 from isocompute.runs.model import RunWarning
+from isocompute.words import plural
 
 __all__ = ["VerlRun"]
 
@@ -32,6 +33,8 @@ _COUNTED_FROM_0 = "steps are batches that are over, one more than this veRL prin
 
 _CONFIG = b"actor_rollout_ref"
 """In the first line of a config, and in every command line."""
+_FEWEST = 3
+"""Updates of an attempt that stands for the run, where one before it has more."""
 _BATCH = {"problems_per_batch": "Bp", "rollouts_per_problem": "n"}
 
 Pairs = tuple[tuple[str, ...], list[float]]
@@ -63,6 +66,10 @@ class VerlRun:
         """By how much steps are more than their number."""
         self._attempts = self._left = 0
         """Attempts and points that were left out."""
+        self._earlier: Rows | None = None
+        """The last attempt before this one that had more than begun, or the first."""
+        self._updates = 0
+        """Of this attempt."""
 
     def line(self, line: bytes) -> None:
         """Any line that is no step's: a config and what follows it up to the next step are looked at."""
@@ -93,6 +100,16 @@ class VerlRun:
             self.end()
             self._rows.add(step + self._ahead, *pairs)
 
+    def finish(self) -> None:
+        """The log is over. A last attempt that has only begun does not stand for a longer one before it."""
+        self.end()
+        if self._earlier is not None and self._updates < _FEWEST and self._earlier.count_steps() > _FEWEST:
+            points = self._rows.count_steps()
+            self._earlier.notes.append(
+                f"{plural(points, 'point')} of a last attempt in the same log left out: it has only begun"
+            )
+            self._sink.runs[self._earlier.name] = self._earlier
+
     def end(self) -> None:
         """Nothing more is to come of what is held."""
         for step, pairs in self._held:
@@ -117,6 +134,7 @@ class VerlRun:
             self._begin_again(step)
         if self._found is not None and self._found is not self._rows:
             self._resume(step, self._found)
+        self._updates += 1
         self._last, self._found, self._initial = step, None, None
 
     def _begin(self, step: int) -> None:
@@ -135,6 +153,9 @@ class VerlRun:
         self.end()
         self._held = later
         before, own = self._rows, Rows() if self._found is None else self._found
+        if self._earlier is None or self._updates >= _FEWEST:
+            self._earlier = before
+        self._updates = 0
         self._attempts += 1
         self._left += before.count_steps()
         self._rows = self._sink.begin_again(before.name)
@@ -144,7 +165,7 @@ class VerlRun:
             self._rows.found(before.config)
             self._rows.settings = {**before.settings, **own.settings}
         attempts = "an earlier attempt" if self._attempts == 1 else f"{self._attempts} earlier attempts"
-        points = "1 point" if self._left == 1 else f"{self._left} points"
+        points = plural(self._left, "point")
         self._rows.notes.append(f"{points} of {attempts} in the same log left out: the run begins again")
         self._found = None
         self._begin(step)
