@@ -111,7 +111,7 @@ class CommandEngine:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=outside(),
+                    env={"PYTHONUNBUFFERED": "1", **outside()},  # else an error stands before what was printed first
                     start_new_session=True,  # so that its own children can be ended with it
                 )
             except OSError as error:
