@@ -254,7 +254,7 @@ def _curve(run: Run, metric: str, unit: str) -> Curve:
     wrong = np.flatnonzero(~((compute_C >= 0) & (compute_C < _LARGEST)))
     if len(wrong):
         place = run.place(int(row_C[wrong[0]]))
-        raise InputError(f"{counted}: {place} is empty, negative or not finite; mend or delete that row.")
+        raise InputError(f"{counted}: {place} is empty, negative or not finite; fix or delete that row.")
     back = np.flatnonzero(np.diff(compute_C) <= 0)
     if len(back):
         i = int(back[0])

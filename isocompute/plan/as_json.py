@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from isocompute.allocation import Allocation
 from isocompute.plan.advised_recipe import advise_recipe
 from isocompute.plan.decision import LEVEL
 from isocompute.plan.next_cells import Proposal
@@ -74,11 +75,7 @@ def _option(plan: Plan, option: Option) -> dict[str, Any]:
     )
     recipe = advice.recipe
     return {
-        "problems_per_batch": a.problems_per_batch,
-        "rollouts_per_problem": a.rollouts_per_problem,
-        "update_steps": a.update_steps,
-        "batch_size": a.batch_size,
-        "compute": a.compute,
+        **_allocation(a),
         "learning_rate": advice.learning_rate,
         "warmup_steps": recipe.warmup_steps,
         "kl_coef": recipe.kl_coef,
@@ -100,15 +97,20 @@ def _option(plan: Plan, option: Option) -> dict[str, Any]:
     }
 
 
-def proposal_to_json(proposal: Proposal) -> dict[str, Any]:
-    """A cell of `plan --next`."""
-    a = proposal.allocation
+def _allocation(a: Allocation) -> dict[str, Any]:
     return {
         "problems_per_batch": a.problems_per_batch,
         "rollouts_per_problem": a.rollouts_per_problem,
         "update_steps": a.update_steps,
         "batch_size": a.batch_size,
         "compute": a.compute,
+    }
+
+
+def proposal_to_json(proposal: Proposal) -> dict[str, Any]:
+    """A cell of `plan --next`."""
+    return {
+        **_allocation(proposal.allocation),
         "gain": proposal.gain,
         "gain_per_million": proposal.gain_per_million,
     }

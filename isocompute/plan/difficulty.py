@@ -81,13 +81,13 @@ def read_pass_rates(path: str, *, column: str | None = None) -> Array:
     rates = _as_numbers(_rates(table, path, column), path)
     if rates.null_count():
         row = rates.is_null().arg_max() or 0
-        raise InputError(f"{path}: row {row + 1} of '{rates.name}' is not a number; mend or delete it.")
+        raise InputError(f"{path}: row {row + 1} of '{rates.name}' is not a number; fix or delete it.")
     rates_P = rates.to_numpy().astype(np.float64)
     wrong = np.flatnonzero(~((rates_P >= 0) & (rates_P <= 1)))
     if len(wrong):
         i = int(wrong[0])
         percent = bool(np.median(rates_P) > 1 and rates_P.min() >= 0 and rates_P.max() <= _PERCENT)
-        hint = "these look like percent: divide by 100" if percent else "mend or delete it"
+        hint = "these look like percent: divide by 100" if percent else "fix or delete it"
         raise InputError(f"{path}: row {i + 1} of '{rates.name}' is {rates_P[i]:g}, outside [0, 1]; {hint}.")
     return rates_P
 

@@ -142,7 +142,7 @@ def _attention(get: ConfigReader, family: Family, hidden: int) -> _Attention:
     width = get.maybe("head_dim") or hidden // heads
     if width < 1:
         raise InputError(
-            f"{get.where}: num_attention_heads = {heads} with hidden_size = {hidden} leaves no head_dim; mend one."
+            f"{get.where}: num_attention_heads = {heads} with hidden_size = {hidden} leaves no head_dim; fix one."
         )
     queries, keys = heads * width, kv_heads * width
     asked = bool(get.config.get("attention_bias", get.config.get("qkv_bias", False)))

@@ -109,7 +109,7 @@ def tell_of_text(
     if counts:
         raise InputError(f"{address}: {counts[0]}; fix the cell or leave it empty.")
     if odd and any(kind.is_numeric() for c, kind in table.schema.items() if c not in (*used, *POINT_COLUMNS)):
-        said = f"{address}: {listed(odd)}: taken for text; mend such cells or leave them empty."
+        said = f"{address}: {listed(odd)}: taken for text; fix such cells or leave them empty."
         warnings.warn(said, RunWarning, stacklevel=2)  # a law that finds no number says so itself
 
 

@@ -128,7 +128,7 @@ def _slowly(data: bytes, address: str) -> pl.DataFrame:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{address}, line {number}: not JSON ({error}); mend or delete the line.") from error
+                raise InputError(f"{address}, line {number}: not JSON ({error}); fix or delete the line.") from error
             if not isinstance(row, dict):
                 raise InputError(f"{address}, line {number}: not an object but {type(row).__name__}; delete the line.")
             # A value that is itself a list or an object is no number a law could use.

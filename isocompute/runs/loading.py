@@ -280,7 +280,7 @@ def _tell_of_text(runs: Sequence[Run], address: str) -> None:
         said = [first + (f" and in {count - 1} more" if count > 1 else "") for first, count in odd.values()]
         more = f"; and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
         warnings.warn(
-            f"{address}: {'; '.join(said[:_MOST_NAMED])}{more}: taken for text; mend such cells or leave them empty.",
+            f"{address}: {'; '.join(said[:_MOST_NAMED])}{more}: taken for text; fix such cells or leave them empty.",
             RunWarning,
             stacklevel=2,
         )

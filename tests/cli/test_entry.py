@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from isocompute import __version__
+from isocompute.cli import quickstart
 from tests.cli.tools import QUICK
 from tests.commands import Call, Result
 from tests.conftest import rising, write_points
@@ -108,3 +109,13 @@ def test_help_has_every_command_under_a_heading_and_cuts_none(call: Call) -> Non
     headings = re.findall(r"^(\w[\w ]*):$", out, re.MULTILINE)
     assert headings == ["Options", "Start", "Your runs", "Spend a budget", "Make runs"]
     assert out.count("\n  ") >= 17 and "..." not in out.split("Start:")[1]
+
+
+@pytest.mark.parametrize(
+    ("over_n", "over_bp", "holds"),
+    [((0.05, 0.1), (0.0, 0.02), True), ((0.0, 0.02), (0.05, 0.1), False), ((0.01, 0.1), (0.0, 0.02), None)],
+)
+def test_quickstart_decides_by_intervals(
+    over_n: tuple[float, float], over_bp: tuple[float, float], holds: bool | None
+) -> None:
+    assert quickstart._above(over_n, over_bp) is holds

@@ -275,6 +275,8 @@ def test_pretrain_then_train(call: Call, tmp_path: Path):
     fails(call("lm", "pretrain", base, *small), "is there already")
     fails(call("lm", "pretrain", tmp_path / "b", "--width=18", "--heads=4"), "must be an even multiple of --heads 4")
     fails(call("lm", "pretrain", tmp_path / "b", "--problems=gym:sums"), "is not one of very-easy")
+    for odd in ("--learning-rate=inf", f"--seed={10**20}"):
+        assert call("lm", "pretrain", tmp_path / "b", odd).code == 2
     trained = ("--model", base, "--problems", "chain:2?modulus=7", "--out", tmp_path / "run", "--json")
     assert call("train", *SMALL, *trained).json["finished"]
     settings = json.loads((tmp_path / "run" / "run.json").read_text())

@@ -453,3 +453,8 @@ def test_half_a_checkpoint_of_a_killed_process_is_removed(tmp_path: Path):
     with Recorder(tmp_path, RunSettings()) as recorder:
         recorder.resume()
     assert not torn.exists()
+
+
+def test_a_source_too_long_for_a_file_is_named():
+    with pytest.raises(InputError, match="gym:a"):
+        set_up(make_cell(problems={"source": "gym:" + "a" * 300}))

@@ -118,6 +118,13 @@ def test_chains_longer_than_the_context_are_refused(tmp_path: Path):
     assert not (tmp_path / "base").exists()
 
 
+def test_weights_that_are_not_finite_are_not_written(tmp_path: Path):
+    settings = PretrainSettings(problems="chain:1-4?modulus=7", steps=4, batch=8, learning_rate=float("inf"))
+    with pytest.raises(InputError, match=r"the loss is nan; lower the learning rate \(inf\)"):
+        pretrain(tmp_path / "base", settings)
+    assert not (tmp_path / "base").exists()
+
+
 def test_the_model_that_ships():
     folder = model_folder("tiny")
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000

@@ -64,6 +64,7 @@ def test_openrlhfs_pass_rate_in_percent(tmp_path: Path) -> None:
     per_step = bp * n / 0.75
     expected = np.rint(item.run.points["step"].to_numpy() * per_step).astype(int).tolist()
     assert columns(item, "rollouts") == [expected]
+    assert any("OpenRLHF from 04/2026 on logs n times that" in note for note in item.notes)
 
 
 def test_openrlhfs_rate_of_rollouts_over_problems() -> None:
@@ -71,6 +72,7 @@ def test_openrlhfs_rate_of_rollouts_over_problems() -> None:
     found = sampled(points, problems=32, rollouts=8, config={})
     assert found is not None
     assert found.rollouts.to_list() == [1024, 1024 + 2560, 1024 + 2 * 2560]  # a quarter, then a tenth passed
+    assert not found.doubt
 
 
 def prime_rl(tmp_path: Path, config: str) -> Imported:

@@ -159,7 +159,7 @@ def test_tables_that_hold_no_runs(tmp_path: Path, header: list[str], rows: list[
 def test_a_cell_that_is_no_number_is_told_of(tmp_path: Path, cell: str) -> None:
     rows = [[s, reward(s), cell if s == 2 else 0.5, f"v{s}", "a1" if s > 2 else 1] for s in range(8)]
     path = text(tmp_path, table(["step", "train_reward", "eval_reward", "host", "what"], rows))
-    said = rf"some.csv: column 'eval_reward': '{cell}' \(row 3\) is not a number: the whole column is left out; mend"
+    said = rf"some.csv: column 'eval_reward': '{cell}' \(row 3\) is not a number: the whole column is left out; fix"
     with pytest.warns(RunWarning, match=said) as told:
         (item,) = import_logs(path)
     assert (item.run.metrics, len(told)) == (["train/avg"], 1)

@@ -30,10 +30,10 @@ def test_read(tmp_path: Path, name: str, text: str) -> None:
     [
         ("bare.csv", "0.1\n0.5\n0.9\n", r"the first line, '0\.1', is a number .* put pass_rate above it, .* \.txt"),
         ("named.csv", "q1,.5\nq2,.6\n", r"the first line, '\.5', is a number"),
-        ("odd.csv", "pass_rate\n.1\n.9\n1.5\n", r"row 3 of 'pass_rate' is 1\.5, outside \[0, 1\]; mend or delete it"),
+        ("odd.csv", "pass_rate\n.1\n.9\n1.5\n", r"row 3 of 'pass_rate' is 1\.5, outside \[0, 1\]; fix or delete it"),
         ("percent.csv", "pass_rate\n10\n90\n.5\n", r"row 1 .* is 10, outside \[0, 1\]; these look like percent"),
-        ("minus.txt", "0.5\n-0.1\n", r"row 2 of 'pass_rate' is -0\.1, outside \[0, 1\]; mend"),
-        ("nan.csv", "pass_rate\n50\nNaN\n60\n", r"outside \[0, 1\]; mend"),
+        ("minus.txt", "0.5\n-0.1\n", r"row 2 of 'pass_rate' is -0\.1, outside \[0, 1\]; fix"),
+        ("nan.csv", "pass_rate\n50\nNaN\n60\n", r"outside \[0, 1\]; fix"),
         ("words.txt", "0.5\nhalf\n", "row 2 of 'pass_rate' is not a number"),
         ("word.txt", "half\n", "row 1 of 'pass_rate' is not a number"),
         ("count.csv", "correct,samples\nmany,4\n2,4\n", "row 1 of 'correct / samples' is not a number"),

@@ -100,7 +100,7 @@ def test_a_line_that_is_wrong_in_the_middle_is_named(tmp_path: Path) -> None:
     path = write_points(tmp_path, rising(3)) / "points.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b'{"step": 15, "av\n' + b"".join(lines[1:]))
-    with pytest.raises(InputError, match=r"points.jsonl, line 2: not JSON .*; mend or delete the line"):
+    with pytest.raises(InputError, match=r"points.jsonl, line 2: not JSON .*; fix or delete the line"):
         read(tmp_path)
     path.write_bytes(lines[0] + b"[1, 2]\n" + lines[1])
     with pytest.raises(InputError, match=r"points.jsonl, line 2: not an object but list"):

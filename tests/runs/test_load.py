@@ -205,8 +205,8 @@ def changed(row: int, **cells: Any) -> list[dict[str, Any]]:
             changed(4, rollouts=10240),
             r"run 'bad', column 'rollouts': compute stands still at 10240 in row 5; .*one row",
         ),
-        (changed(4, rollouts=None), r"run 'bad', column 'rollouts': row 5 is empty, negative or not finite; mend or"),
-        (changed(0, rollouts=-1), r"run 'bad', column 'rollouts': row 1 is empty, negative or not finite; mend or"),
+        (changed(4, rollouts=None), r"run 'bad', column 'rollouts': row 5 is empty, negative or not finite; fix or"),
+        (changed(0, rollouts=-1), r"run 'bad', column 'rollouts': row 1 is empty, negative or not finite; fix or"),
         (
             [{"step": i, "rollouts": i, "reward": 0.1 * i} for i in range(1, 9)],
             r"run 'bad', column 'avg@4': it is not there or empty; say --metric with one of 'reward', or leave the run",

@@ -293,7 +293,7 @@ def test_another_column_does_not_answer_for_one_with_text_in_it(
 
 def test_text_in_a_column_that_is_not_meant_is_told_of(tmp_path: Path) -> None:
     path = text(tmp_path, "step,avg@4,kl\n" + "".join(f"{i},.{i},{i or '-'}\n" for i in range(6)))
-    with pytest.warns(RunWarning, match=r"table.csv: column 'kl': '-' \(row 1\) is not a number: taken for text; mend"):
+    with pytest.warns(RunWarning, match=r"table.csv: column 'kl': '-' \(row 1\) is not a number: taken for text; fix"):
         (run,) = load(path)
     assert run.metrics == ["avg@4"]
 

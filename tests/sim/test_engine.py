@@ -16,7 +16,7 @@ from isocompute.engines.sim.policy import Policy
 from isocompute.engines.sim.world import WorldSpec, log_softmax, make_world, softmax
 from isocompute.errors import InputError
 from isocompute.recipes import make_recipe
-from isocompute.runs import load
+from isocompute.runs import RunWriter, load
 from tests.sim.helpers import SMALL, Patient, StopAfter, cell, run
 
 
@@ -26,6 +26,23 @@ def test_same_cell_same_bytes(tmp_path: Path) -> None:
     run(tmp_path / "c", cell(seed=1))
     first, second, other = ((tmp_path / x / "points.jsonl").read_bytes() for x in "abc")
     assert first == second != other
+
+
+def test_a_cell_that_fails_closes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Patient):
+        def advanced(self, rollouts: int) -> None:
+            raise RuntimeError(f"the display is gone after {rollouts}")
+
+    closed, close = [], RunWriter.close
+
+    def closing(writer: RunWriter) -> None:
+        closed.append(writer)
+        close(writer)
+
+    monkeypatch.setattr(RunWriter, "close", closing)
+    with pytest.raises(RuntimeError, match="the display is gone"):
+        run(tmp_path / "a", cell(), Broken())
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize("recipe", [{"name": "isocompute-easy"}, {"name": "cispo", "no_positive_resampling": 0.9}])

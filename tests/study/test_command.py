@@ -65,7 +65,9 @@ def test_a_csv_log(tmp_path: Path):
     assert read(tmp_path) == EXPECTED
 
 
-def test_a_failing_command_shows_its_last_lines_in_status(tmp_path: Path):
+def test_a_failing_command_shows_its_last_lines_in_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its error among them, although what it printed before is buffered by default."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     spec = write_spec(tmp_path / "study.toml", engine="command", seeds=[0], engine_options=options("--fail-at", "3"))
     result = study.run(spec=spec, out=tmp_path / "out", workers=2)
     assert set(result.failed) == {"2x2-s0", "2x4-s0"}

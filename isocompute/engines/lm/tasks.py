@@ -346,7 +346,7 @@ class _Prompts:
         except Exception as error:  # a template is a program: it raises what it likes
             raise InputError(
                 f"problems: problem {problem.id}: the chat template of {self.folder} fails ({_first_line(error)}); "
-                "mend the template or the problem's messages, or set problems.template = 'plain'."
+                "fix the template or the problem's messages, or set problems.template = 'plain'."
             ) from error
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -359,7 +359,7 @@ def _chat_tokenizer(folder: Path) -> Any:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:  # a damaged file raises whatever it trips over
         raise InputError(
-            f"{folder}: transformers cannot open its tokenizer ({_first_line(error)}); mend tokenizer_config.json and "
+            f"{folder}: transformers cannot open its tokenizer ({_first_line(error)}); fix tokenizer_config.json and "
             "tokenizer.json, or do without a chat template: problems.template = 'plain'."
         ) from error
 

@@ -102,7 +102,7 @@ def _tell_of_text(frame: pl.DataFrame, layout: Layout, log: Log) -> None:
         odd = [found for found in odd if found.column not in keys]
     if odd:
         what = "such cells are" if layout.kind == "long" else "the whole column is"
-        said = f"{log.name}: {listed(odd)}: {what} left out; mend such cells or leave them empty."
+        said = f"{log.name}: {listed(odd)}: {what} left out; fix such cells or leave them empty."
         warnings.warn(said, RunWarning, stacklevel=2)
 
 
