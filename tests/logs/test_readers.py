@@ -225,7 +225,7 @@ def test_trackio(write: Write) -> None:
 def sqlite(path: Path, columns: str, rows: list[tuple[Any, ...]], table: str = "metrics") -> Path:
     with closing(sqlite3.connect(path)) as base:
         base.execute(f"CREATE TABLE {table} ({columns})")
-        base.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", rows)
+        base.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
         base.commit()
     return path
 
@@ -238,8 +238,9 @@ def test_mlflows_table_of_metrics_is_not_trackios(tmp_path: Path) -> None:
 
 def test_trackios_table_may_be_quoted(tmp_path: Path) -> None:
     """As SQLite stores it where it was renamed."""
-    rows = [("a", step, json.dumps({"train/reward": reward(step)})) for step in range(1, 6)]
-    path = sqlite(tmp_path / "project.db", "run_name  TEXT, step INTEGER, metrics TEXT", rows, '"metrics"')
+    rows = [(step, "a", step, json.dumps({"train/reward": reward(step)})) for step in range(1, 6)]
+    columns = "id INTEGER PRIMARY KEY, run_name  TEXT, step INTEGER, metrics TEXT"
+    path = sqlite(tmp_path / "project.db", columns, rows, '"metrics"')
     assert column(one(path), "train/avg") == [reward(step) for step in range(1, 6)]
 
 
