@@ -49,7 +49,7 @@ def test_verl_of_2024(write: Write, logged: bool) -> None:
     assert item.validation_points == 3
     assert item.run.points["tokens"][5] == pytest.approx(5 * 8 * 313.824)
     assert {"entropy", "kl", "train/avg", "actor/lr(1e-4)"} <= set(item.run.metrics)
-    assert "steps are batches that are over, one more than this veRL prints" in item.notes
+    assert "steps count finished batches: one more than the number this version of veRL prints" in item.notes
 
 
 def test_a_printed_validation_may_be_folded_and_a_logged_final_one_stays(write: Write) -> None:

@@ -29,7 +29,7 @@ _SEAM = re.compile(r'"\s*"')
 _LONGEST = 20_000
 _TRAINS = ("actor/", "critic/")
 """How keys begin that only an update has."""
-_COUNTED_FROM_0 = "steps are batches that are over, one more than this veRL prints"
+_COUNTED_FROM_0 = "steps count finished batches: one more than the number this version of veRL prints"
 
 _CONFIG = b"actor_rollout_ref"
 """In the first line of a config, and in every command line."""
