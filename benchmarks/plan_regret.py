@@ -1,6 +1,6 @@
 """How good plans are, on problem sets drawn at random for the simulator.
 
-    python benchmarks/plan_regret.py FOLDER [--sets 10] [--first 200] [--population wide|small] [--budget C] [--quick]
+    python benchmarks/plan_regret.py FOLDER [--sets 10] [--first 200] [--population NAME] [--budget C] [--quick]
 
 For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 on held-out problems, eight seeds); a
 second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives the law that plans C. Printed are
@@ -34,7 +34,6 @@ from pathlib import Path
 import numpy as np
 from plan_sets import (
     LAW_SEEDS,
-    MAX_BATCH,
     POPULATIONS,
     PROBLEMS_PER_BATCH,
     TRUTH_SEEDS,
@@ -198,7 +197,7 @@ def simulated(path: Path, problems: ProblemSet, budget: int) -> int:
             law="simulate",
             pass_rates=problems.measured_rates(),
             problems=problems.size,
-            max_batch=MAX_BATCH,
+            max_batch=problems.population.max_batch,
             replicates=REPLICATES,
         )
         found = {"rollouts_per_problem": plan.allocation.rollouts_per_problem, "expected": plan.chosen.ranked.value}
@@ -305,13 +304,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sets", type=int, default=10)
     parser.add_argument("--first", type=int, default=200)
-    parser.add_argument("--budget", type=int, default=1_000_000)
+    parser.add_argument("--budget", type=int, help="rollouts; 1M, or the population's own")
     parser.add_argument("--population", choices=sorted(POPULATIONS), default="wide")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     rows = []
     for seed in range(args.first, args.first + args.sets):
-        rows.append(measure(args.folder / f"{seed}", seed, args.budget, args.population, quick=args.quick))
+        budget = args.budget or POPULATIONS[args.population].budget
+        rows.append(measure(args.folder / f"{seed}", seed, budget, args.population, quick=args.quick))
         print(f"set {seed} done", flush=True)
     show(rows)
     speed()

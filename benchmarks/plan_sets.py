@@ -11,19 +11,41 @@ import numpy as np
 
 from isocompute import study
 from isocompute.plan.difficulty import classify
+from isocompute.plan.simulate import anchoring_kl
 from isocompute.runs import files, load
 
 PROBLEMS_PER_BATCH = (32, 128)
-ROLLOUTS = (4, 8, 16, 32, 64, 128)
-MAX_BATCH = 4096
 LAW_SEEDS, TRUTH_SEEDS = (0, 1), tuple(range(10, 18))
-POPULATIONS: dict[str, tuple[tuple[int, int], list[float]]] = {
-    "sets": ((100, 8000), []),
-    "wide": ((200, 8000), [1.0, 0.9, 0.7]),
-    "small": ((100, 3000), [1.0, 1.0, 1.0, 0.9]),
+
+
+@dataclass(frozen=True)
+class Population:
+    """What sets are drawn from, and what is run on them."""
+
+    sizes: tuple[int, int]
+    interference: tuple[float, ...] = ()
+    """Choices; where there are any, the rest of the simulator's world is drawn too, else it has its defaults."""
+    anchored: bool = False
+    """Whether training holds on to the base model (`anchoring_kl`)."""
+    rollouts: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+    max_batch: int = 4096
+    budget: int = 1_000_000
+
+
+POPULATIONS = {
+    "sets": Population((100, 8000)),
+    "wide": Population((200, 8000), (1.0, 0.9, 0.7)),
+    "small": Population((100, 3000), (1.0, 1.0, 1.0, 0.9)),
+    "anchored": Population(
+        (100, 8000),
+        anchored=True,
+        rollouts=(4, 8, 16, 32, 64, 128, 256, 512),
+        max_batch=16_384,
+        budget=4_000_000,
+    ),
 }
-"""Range of set sizes and choices of interference. In `sets` only the problem set is random and the simulator has its
-defaults; in the others its world is random too. In `small`, a budget of 1M rollouts exhausts most sets."""
+"""In `small`, a budget of 1M rollouts exhausts most sets. `anchored` is the one in which n matters, as in the paper's
+figure 6 (docs/simulator.md)."""
 Setting = tuple[int, int]
 
 
@@ -35,10 +57,17 @@ class ProblemSet:
     kind: str
     table: dict[str, Any]
     rates_P: np.ndarray
+    population: Population
 
     @property
     def size(self) -> int:
         return int(self.table["size"])
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The paper's recipe for the set's difficulty."""
+        own = {"kl_coef": anchoring_kl(self.rates_P)} if self.population.anchored else {}
+        return {"name": f"isocompute-{classify(self.rates_P).difficulty}", **own}
 
     def measured_rates(self, samples: int = 16) -> np.ndarray:
         """What a user measures: the share of right answers among 16, for every problem of the set."""
@@ -50,8 +79,8 @@ def draw(seed: int, population: str = "wide") -> ProblemSet:
     """Size and pass rates are random; but for `sets` so are features, responses, interference, alignment and noise."""
     rng = np.random.default_rng([seed, 77])
     kind = ("easy", "hard", "mixed", "skewed")[int(rng.integers(4))]
-    span, shared = POPULATIONS[population]
-    size = int(np.exp(rng.uniform(np.log(span[0]), np.log(span[1]))))
+    of = POPULATIONS[population]
+    size = int(np.exp(rng.uniform(np.log(of.sizes[0]), np.log(of.sizes[1]))))
     count = 2000
     if kind == "easy":
         rates_P = rng.uniform(0.3, 0.6, count)
@@ -63,26 +92,26 @@ def draw(seed: int, population: str = "wide") -> ProblemSet:
     else:
         rates_P = rng.beta(rng.uniform(0.3, 1.5), rng.uniform(0.5, 3), count)
     table: dict[str, Any] = {"set": f"set{seed}", "size": size, "out_of_distribution": 0, "seed": seed}
-    if shared:
+    if of.interference:
         table |= {
             "features": int(rng.choice([32, 64, 128])),
             "responses": int(rng.choice([16, 32, 64])),
-            "interference": float(rng.choice(shared)),
+            "interference": float(rng.choice(list(of.interference))),
             "alignment": round(float(rng.uniform(0.3, 0.7)), 3),
             "noise": round(float(rng.uniform(0.2, 0.7)), 3),
         }
-    return ProblemSet(seed, kind, table, np.round(rates_P, 4))
+    return ProblemSet(seed, kind, table, np.round(rates_P, 4), of)
 
 
 def sweep(folder: Path, of: ProblemSet, *, budget: int, seeds: tuple[int, ...]) -> None:
     """Run what is missing of a sweep."""
-    recipe = f"isocompute-{classify(of.rates_P).difficulty}"
     problems = [bp for bp in PROBLEMS_PER_BATCH if bp <= of.size]
     lines = ['engine = "sim"', f"seeds = {list(seeds)}", "[problems]"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in of.table.items()]
-    lines += [f"pass_rates = {of.rates_P.tolist()}", "[recipe]", f'name = "{recipe}"', "[grid]"]
-    lines += [f"problems_per_batch = {problems}", f"rollouts_per_problem = {list(ROLLOUTS)}"]
-    lines += [f"max_batch = {MAX_BATCH}", "[budget]", f"rollouts = {budget}"]
+    lines += [f"pass_rates = {of.rates_P.tolist()}", "[recipe]"]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in of.recipe.items()]
+    lines += ["[grid]", f"problems_per_batch = {problems}", f"rollouts_per_problem = {list(of.population.rollouts)}"]
+    lines += [f"max_batch = {of.population.max_batch}", "[budget]", f"rollouts = {budget}"]
     spec = folder.with_suffix(".toml")
     files.write_atomically(spec, ("\n".join(lines) + "\n").encode())
     result = study.run(spec=spec, out=folder, workers=1)

@@ -25,7 +25,7 @@ from isocompute.plan.model import PlanningLaw
 from isocompute.plan.runs_recipe import RunsRecipe
 from isocompute.plan.stability import Falls
 
-__all__ = ["simulate_law"]
+__all__ = ["anchoring_kl", "simulate_law"]
 
 MOST = 2_000_000
 """Rollouts that a cell is simulated to; a larger budget is extrapolated from there."""
@@ -42,6 +42,19 @@ _WORLDS: tuple[dict[str, Any], ...] = (
 )
 """What pass rates do not show. Four are enough: eight or sixteen plan no better (docs/planning.md)."""
 _UNCERTAINTY = f"bootstrap over {len(_WORLDS)} simulated worlds: what the simulator leaves out is not in it"
+
+
+_ANCHOR = 3.0
+
+
+def anchoring_kl(rates_P: Array) -> float:
+    """A weight of the KL divergence that holds the simulator's policy back as the paper's models were held back.
+
+    The pull of rewards on a problem goes by √(p (1 − p)), the standard deviation that advantages are divided by. With
+    three times its mean the simulator has the paper's figure 6 (docs/simulator.md); without, every n ends at about the
+    same reward.
+    """
+    return round(_ANCHOR * float(np.sqrt(rates_P * (1.0 - rates_P)).mean()), 3)
 
 
 def simulate_law(

@@ -18,8 +18,9 @@ from isocompute.engines.lm.fast import step
 from isocompute.engines.lm.fast.adam import FlatAdamW
 from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.fast.generate import Generator, fits_kernels
+from isocompute.engines.lm.fast.lane import Lane
 from isocompute.engines.lm.fast.step import SUMMED, Step
-from isocompute.engines.lm.fast.tiles import lanes_for, tiles_for
+from isocompute.engines.lm.fast.tiles import tiles_for
 from isocompute.engines.lm.fast.training import FastTraining, can_be_fast
 from isocompute.engines.lm.fast.weights import join_weights
 from isocompute.engines.lm.model import Model
@@ -85,9 +86,10 @@ def generated(
     generator.padding_P.copy_(torch.tensor([width - len(prompt) for prompt in PROMPTS]))
     generator.seed.fill_(5)
     generator.first_row.fill_(1000)
-    for lane in generator.lanes:
-        lane.overlap = {"OVERLAP": overlap}
-        lane.tiles = replace(lane.tiles, library=library)
+    lane = generator.decoding
+    assert isinstance(lane, Lane)
+    lane.overlap = {"OVERLAP": overlap}
+    lane.tiles = replace(lane.tiles, library=library)
     return generator.run()
 
 
@@ -117,34 +119,6 @@ def test_kernels_sample_what_the_plain_sampler_samples(changes: dict[str, Any]) 
     with torch.no_grad():
         again, _ = score(decoder, fast, temperature=0.8, fixed=3)
     torch.testing.assert_close(again, fast.logprobs_BT, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("lanes", [2, 3])
-def test_rows_in_parts_side_by_side_are_the_same_rows(lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two parts, one has a problem more than the other."""
-    decoder, stops = tiny(), (1, 4, 8, 9)
-    whole = generated(decoder, stops=stops)
-    monkeypatch.setattr("isocompute.engines.lm.fast.generate.lanes_for", lambda *_, **__: lanes)
-    parts = generated(decoder, stops=stops)
-    for name in ("prompts_BT", "prompt_lengths_B", "responses_BT", "mask_BT", "stopped_B"):
-        assert getattr(parts, name).equal(getattr(whole, name)), name
-    torch.testing.assert_close(parts.logprobs_BT, whole.logprobs_BT, atol=1e-6, rtol=0)
-
-
-def test_a_large_vocabulary_is_decoded_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its logits are a library's product, whose work space belongs to a stream."""
-    monkeypatch.setattr("isocompute.engines.lm.fast.generate.lanes_for", lambda *_, **__: 2)
-    shape: dict[str, Any] = {"problems": 2, "per_prompt": 2, "prompt_slots": 3, "new_slots": 2, "stop_tokens": ()}
-    for words, lanes in ((1024, 2), (1025, 1)):
-        assert len(Generator(tiny(vocab_size=words), temperature=1.0, **shape).lanes) == lanes
-
-
-def test_which_rows_are_decoded_in_parts() -> None:
-    assert [lanes_for(rows, rows // 8, 64, 192) for rows in (128, 256, 1024, 2048)] == [1, 8, 8, 1]
-    assert [lanes_for(512, problems, 64, 192) for problems in (2, 4, 7, 8)] == [1, 4, 4, 8]
-    assert [lanes_for(512, 64, tokens, 192) for tokens in (16, 48, 256, 1024)] == [1, 8, 8, 1]
-    assert lanes_for(512, 64, 64, 576) == 1, "a wide model has a library's products"
-    assert lanes_for(512, 64, 64, 192, cells=2) == 1
 
 
 def test_kernels_that_overlap_sample_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

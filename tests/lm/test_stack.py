@@ -16,6 +16,7 @@ from isocompute.engines.lm.decoder import Decoder
 from isocompute.engines.lm.fast import stacked_update
 from isocompute.engines.lm.fast.exact import exact_linear
 from isocompute.engines.lm.fast.generate import Generator
+from isocompute.engines.lm.fast.lane import Lane
 from isocompute.engines.lm.fast.products import embedded, normed, product
 from isocompute.engines.lm.fast.stack import StackedTrainings, stacks_with
 from isocompute.engines.lm.fast.stacked import Stack
@@ -57,7 +58,8 @@ def sampled(decoder: Decoder, seeds: list[int]) -> Rollouts:
         stop_tokens=(1, 4, *range(100, 1500, 5)),
         temperature=0.8,
     )
-    (lane,) = generator.lanes
+    lane = generator.decoding
+    assert isinstance(lane, Lane)
     lane.tiles = replace(lane.tiles, library=True)
     generator.prompts_PT.copy_(left_padded(PROMPTS, 0).repeat(len(seeds), 1))
     generator.padding_P.copy_(torch.tensor([width - len(prompt) for prompt in PROMPTS] * len(seeds)))

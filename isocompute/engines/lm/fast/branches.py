@@ -2,7 +2,7 @@
 
 A cell's losses and optimiser are some hundred kernels of a few microseconds, most of which one cell's data cannot fill
 a GPU with. One after another they would cost a stack of 16 cells a sixth of its step; so would verification, which can
-go beside the forward pass. Decoding of few rows waits more than it works, and goes in parts.
+go beside the forward pass.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Sampling with the decode kernels: fixed shapes, buffers that stay in place, nothing read back by the host."""
+"""Sampling in fixed shapes: buffers that stay in place, nothing read back by the host."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import Any
 
 import torch
 
 from isocompute.engines.lm.config import DecoderConfig
 from isocompute.engines.lm.decoder import Decoder
-from isocompute.engines.lm.fast.branches import Branches
-from isocompute.engines.lm.fast.lane import TILE_OF_VOCABULARY, Lane, Sampled
+from isocompute.engines.lm.fast.lane import Lane
 from isocompute.engines.lm.fast.prompts import PromptReader
-from isocompute.engines.lm.fast.tiles import lanes_for
+from isocompute.engines.lm.fast.sampled import Sampled
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
+from isocompute.engines.lm.fast.whole.generation import WholeGeneration, blocks_on
+from isocompute.engines.lm.fast.whole.shape import shape_for
 from isocompute.engines.lm.sampler import Rollouts
 
 __all__ = ["Generator", "fits_kernels"]
@@ -27,7 +28,7 @@ class Generator:
     """Responses to `problems` prompts, `per_prompt` each, always of the same shape; of a stack, to this many of each
     cell, one cell after the other.
 
-    A few hundred rows are decoded in parts side by side: a token of so few waits more than it works.
+    A small model's responses are one kernel where the GPU can run it (`whole`), else some for each token (`Lane`).
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class Generator:
         temperature: float,
         weights: list[LayerWeights] | None = None,
     ) -> None:
-        self.per_prompt, device, cells = per_prompt, decoder.embed_tokens.weight.device, decoder.cells
-        self.problems, rows = problems, cells * problems * per_prompt
-        self.rows, self.cell_rows, self.new_slots = rows, rows // cells, new_slots
+        weight, cells = decoder.embed_tokens.weight, decoder.cells
+        self.per_prompt, self.problems, rows = per_prompt, problems, cells * problems * per_prompt
+        self.rows, self.cell_rows, self.new_slots, device = rows, rows // cells, new_slots, weight.device
         joined = weights or join_weights(decoder)
         self.reader = PromptReader(decoder, joined, problems=problems, slots=prompt_slots, per_prompt=per_prompt)
         self.prompts_PT, self.padding_P = self.reader.prompts_PT, self.reader.padding_P
@@ -55,24 +56,17 @@ class Generator:
         )
         self.seed, self.first_row = (torch.zeros(cells, dtype=torch.long, device=device) for _ in range(2))
         self.steps_T = torch.arange(new_slots, device=device)
-        config, count = decoder.config, 1
-        if config.vocab_size <= TILE_OF_VOCABULARY:  # a library's product wants the stream of its work space
-            count = lanes_for(rows, cells * problems, new_slots, config.hidden_size, cells=cells)
-        self.lanes = [
-            Lane(
-                decoder,
-                joined,
-                self.reader.done.part(first, last),
-                Sampled(*(x[first * per_prompt : last * per_prompt] for x in self.sampled)),
-                first=first * per_prompt,
-                first_row=self.first_row,
-                seed=self.seed,
-                stop_tokens=stop_tokens,
-                temperature=temperature,
-            )
-            for first, last in pairwise(cells * problems * i // count for i in range(count + 1))
-        ]
-        self._branches = Branches(count, device)
+        blocks = blocks_on(weight)
+        shape = shape_for(decoder.config, cells=cells, cell_rows=self.cell_rows, blocks=blocks) if blocks else None
+        parts = decoder, joined, self.reader.done, self.sampled
+        options: dict[str, Any] = {
+            "first_row": self.first_row,
+            "seed": self.seed,
+            "stop_tokens": stop_tokens,
+            "temperature": temperature,
+        }
+        self.decoding: Lane | WholeGeneration
+        self.decoding = Lane(*parts, **options) if shape is None else WholeGeneration(*parts, shape, **options)
 
     @torch.no_grad()
     def run(self) -> Rollouts:
@@ -81,7 +75,7 @@ class Generator:
         tokens_BT.zero_()
         logprobs_BT.zero_()
         self.reader.read()
-        self._branches.each([lane.decode for lane in self.lanes])
+        self.decoding.decode()
         lengths_P = self.prompts_PT.shape[1] - self.padding_P.long()
         return Rollouts(
             self.prompts_PT.repeat_interleave(self.per_prompt, dim=0),

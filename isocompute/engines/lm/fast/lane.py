@@ -1,9 +1,9 @@
-"""Decoding of some rows with the kernels: fixed shapes, buffers that stay in place, nothing read back by the host."""
+"""Decoding with some kernels for each token: fixed shapes, buffers that stay in place, no question to the device."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,27 +13,19 @@ from isocompute.engines.lm.fast.attention import padded
 from isocompute.engines.lm.fast.layers import through_layers
 from isocompute.engines.lm.fast.products import normed
 from isocompute.engines.lm.fast.prompts import Read
+from isocompute.engines.lm.fast.sampled import Sampled
 from isocompute.engines.lm.fast.tiles import tiles_for, tiles_of, triton_type
 from isocompute.engines.lm.fast.weights import LayerWeights
 from isocompute.engines.lm.rope import rope_turns
 
-__all__ = ["TILE_OF_VOCABULARY", "Lane", "Sampled"]
+__all__ = ["TILE_OF_VOCABULARY", "Lane"]
 
 TILE_OF_VOCABULARY = 1024
 """Tokens up to which one program has all logits of a row in registers."""
 
 
-class Sampled(NamedTuple):
-    """What comes of a generation."""
-
-    tokens_BT: Tensor
-    logprobs_BT: Tensor
-    lengths_B: Tensor
-    stopped_B: Tensor
-
-
 class Lane:
-    """Responses to the prompts of a reader, or to some of them: the first of its rows has the number `first`."""
+    """Responses to the prompts of a reader."""
 
     def __init__(
         self,
@@ -42,7 +34,6 @@ class Lane:
         read: Read,
         sampled: Sampled,
         *,
-        first: int,
         first_row: Tensor,
         seed: Tensor,
         stop_tokens: tuple[int, ...],
@@ -67,15 +58,12 @@ class Lane:
         self.mixed_BF = weight.new_zeros((rows, config.intermediate_size))
         self.going_B = torch.zeros(rows, dtype=torch.int32, device=device)
         self.stops = torch.tensor(stop_tokens or (-1,), dtype=torch.int32, device=device)
-        self.first, self.seed, self.first_of_all = first, seed, first_row
-        self.first_row = torch.zeros_like(first_row) if first else first_row
+        self.seed, self.first_row = seed, first_row
         self.cos, self.sin = rope_turns(decoder.rope_speeds, decoder.rope_scale, self.prompt_slots + new_slots)
 
     @torch.no_grad()
     def decode(self) -> None:
         """Sample responses to the prompts that have been read."""
-        if self.first:
-            torch.add(self.first_of_all, self.first, out=self.first_row)
         self.going_B.fill_(1)
         self.x_BD.copy_(self.last_PD.repeat_interleave(self.per_prompt, dim=0))
         for step in range(self.new_slots):

@@ -27,11 +27,6 @@ class Read(NamedTuple):
     keys_LPGSK: Tensor
     values_LPGSK: Tensor
 
-    def part(self, first: int, last: int) -> Read:
-        """Those of some problems."""
-        own = slice(first, last)
-        return Read(self.last_PD[own], self.padding_P[own], self.keys_LPGSK[:, own], self.values_LPGSK[:, own])
-
 
 class PromptReader:
     """Reads what stands in `prompts_PT`, left-padded, this many problems of each cell."""

@@ -1,4 +1,4 @@
-"""Sizes of the decode kernels' tiles, chosen by the number of rows and the model's width, and parts of the rows."""
+"""Sizes of the decode kernels' tiles, chosen by the number of rows and the model's width."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Tiles", "lanes_for", "tiles_for", "tiles_of", "triton_type"]
+__all__ = ["Tiles", "tiles_for", "tiles_of", "triton_type"]
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,6 @@ def tiles_for(rows: int, width: int, *, cells: int = 1) -> Tiles:
     if rows > 512:
         return Tiles(rows=64, columns=64, inputs=256)
     return Tiles(rows=16, columns=32, inputs=256, warps=2)
-
-
-_LANES, _FEW, _TOKENS = (1, 4, 8), 256, range(48, 257)
-"""Numbers of parts that pay, and for which rows and tokens: capturing 64 tokens takes a second longer, which a few do
-not earn, and many make a graph of a hundred thousand kernels. Two parts of 512 or 1,024 rows are slower than one.
-"""
-
-
-def lanes_for(rows: int, problems: int, tokens: int, width: int, *, cells: int = 1) -> int:
-    """Parts of the problems that are decoded side by side: several where kernels are small, and rows enough for all."""
-    small = not tiles_for(rows, width, cells=cells).library
-    pays = small and rows >= _FEW and tokens in _TOKENS
-    return max(lanes for lanes in _LANES if lanes <= problems) if pays else 1
 
 
 def tiles_of(size: int, tile: int) -> int:
