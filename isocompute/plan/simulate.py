@@ -133,7 +133,8 @@ def _sweep(
         kept_P = np.random.default_rng(seed).choice(rates_P, _LARGEST_SET, replace=False)
     lines = ['engine = "sim"', f"seeds = [{seed}]", "[problems]", 'set = "yours"']
     lines += [f"{key} = {json.dumps(value)}" for key, value in world.items()]
-    lines += [f"pass_rates = {json.dumps(np.round(kept_P, 5).tolist())}", "[recipe]", f'name = "{recipe}"', "[grid]"]
+    lines += [f"pass_rates = {json.dumps(np.round(kept_P, 5).tolist())}", "[recipe]"]
+    lines += [f'name = "{recipe}"', f"kl_coef = {anchoring_kl(rates_P)}", "[grid]"]
     lines += [f"problems_per_batch = [{bp}]", f"rollouts_per_problem = {json.dumps(ns)}"]
     lines += [
         "[budget]",

@@ -21,8 +21,12 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
-struct uint4 { u32 x, y, z, w; };
-struct float4 { float x, y, z, w; };
+struct uint4 {
+    u32 x, y, z, w;
+};
+struct float4 {
+    float x, y, z, w;
+};
 
 #define DEVICE inline
 #define KERNEL extern "C" void
@@ -35,8 +39,8 @@ constexpr int LANES = 32;
 struct Warp {
     u64 done = 0;  // instructions of the warp so far
     int arrived = 0;
-    const void* inputs[LANES];
-    void* outputs[LANES];
+    const void *inputs[LANES];
+    void *outputs[LANES];
 };
 
 struct Gate {  // a barrier of threads
@@ -46,7 +50,7 @@ struct Gate {  // a barrier of threads
 
 struct Block {
     std::vector<u8> storage;
-    u8* memory;
+    u8 *memory;
     std::vector<Warp> warps;
     Gate all, first;
 };
@@ -54,9 +58,9 @@ struct Block {
 struct Fiber {
     ucontext_t context;
     std::unique_ptr<u8[]> stack;
-    Block* block;
+    Block *block;
     int thread, number;
-    const u64* waits_for = nullptr;  // runs when this word, or its highest bit alone, is no longer `while_it_is`
+    const u64 *waits_for = nullptr;  // runs when this word, or its highest bit alone, is no longer `while_it_is`
     u64 while_it_is = 0;
     bool phase_alone = false, finished = false;
 };
@@ -67,25 +71,25 @@ struct Cluster {
     std::vector<std::function<void()>> on_the_way;
     Gate gate;
     ucontext_t scheduler;
-    Fiber* now = nullptr;
+    Fiber *now = nullptr;
     std::function<void()> body;
     std::mt19937 random{1};
     int first_block, grid;
 };
 
-inline Cluster* cluster = nullptr;
+inline Cluster *cluster = nullptr;
 constexpr u64 PHASE = 1ull << 63;
 
-inline Fiber& me() { return *cluster->now; }
+inline Fiber &me() { return *cluster->now; }
 
 inline void yield() { swapcontext(&me().context, &cluster->scheduler); }
 
-inline void wait_while(const u64* word, u64 value, bool phase_alone = false) {
+inline void wait_while(const u64 *word, u64 value, bool phase_alone = false) {
     me().waits_for = word, me().while_it_is = value, me().phase_alone = phase_alone;
     yield();
 }
 
-inline void pass(Gate& gate, int count) {
+inline void pass(Gate &gate, int count) {
     u64 done = gate.done;
     if (++gate.arrived == count) {
         gate.arrived = 0;
@@ -97,18 +101,18 @@ inline void pass(Gate& gate, int count) {
 
 // All lanes of a warp give an input and get an output; `work` sees all of them.
 template <class In, class Out, class Work>
-void together(const In& input, Out& output, Work work) {
-    Warp& warp = me().block->warps[me().thread / LANES];
+void together(const In &input, Out &output, Work work) {
+    Warp &warp = me().block->warps[me().thread / LANES];
     int lane = me().thread % LANES;
     warp.inputs[lane] = &input;
     warp.outputs[lane] = &output;
     u64 done = warp.done;
     if (++warp.arrived == LANES) {
-        const In* inputs[LANES];
-        Out* outputs[LANES];
+        const In *inputs[LANES];
+        Out *outputs[LANES];
         for (int i = 0; i < LANES; ++i) {
-            inputs[i] = static_cast<const In*>(warp.inputs[i]);
-            outputs[i] = static_cast<Out*>(warp.outputs[i]);
+            inputs[i] = static_cast<const In *>(warp.inputs[i]);
+            outputs[i] = static_cast<Out *>(warp.outputs[i]);
         }
         work(inputs, outputs);
         warp.arrived = 0;
@@ -124,14 +128,14 @@ inline void start() {
     yield();
 }
 
-inline bool ready(const Fiber& fiber) {
+inline bool ready(const Fiber &fiber) {
     if (fiber.finished) return false;
     if (!fiber.waits_for) return true;
     u64 now = *fiber.waits_for;
     return fiber.phase_alone ? ((now ^ fiber.while_it_is) & PHASE) != 0 : now != fiber.while_it_is;
 }
 
-inline void resume(Fiber& fiber) {
+inline void resume(Fiber &fiber) {
     fiber.waits_for = nullptr;
     cluster->now = &fiber;
     swapcontext(&cluster->scheduler, &fiber.context);
@@ -144,11 +148,11 @@ inline void deliver(size_t which) {
 }
 
 inline void run_to_end() {
-    Cluster& c = *cluster;
+    Cluster &c = *cluster;
     int idle = 0;
     for (;;) {
         bool ran = false, left = false;
-        for (Fiber& fiber : c.fibers) {
+        for (Fiber &fiber : c.fibers) {
             left |= !fiber.finished;
             if (ready(fiber)) {
                 resume(fiber);
@@ -166,7 +170,7 @@ inline void run_to_end() {
             std::abort();
         }
         if (!ran)  // a poll may be for something else than its barrier
-            for (Fiber& fiber : c.fibers)
+            for (Fiber &fiber : c.fibers)
                 if (!fiber.finished && fiber.phase_alone) resume(fiber);
     }
     if (!c.on_the_way.empty()) {
@@ -176,13 +180,13 @@ inline void run_to_end() {
 }
 
 template <class... Types, size_t... Places>
-void call(void (*kernel)(Types...), void** arguments, std::index_sequence<Places...>) {
-    kernel(*static_cast<Types*>(arguments[Places])...);
+void call(void (*kernel)(Types...), void **arguments, std::index_sequence<Places...>) {
+    kernel(*static_cast<Types *>(arguments[Places])...);
 }
 
 // Run a kernel's grid, one cluster after another.
 template <class... Types>
-void launch(void (*kernel)(Types...), int blocks, int threads, int ranks, int bytes, void** arguments) {
+void launch(void (*kernel)(Types...), int blocks, int threads, int ranks, int bytes, void **arguments) {
     for (int first = 0; first < blocks; first += ranks) {
         Cluster now;
         cluster = &now;
@@ -193,12 +197,12 @@ void launch(void (*kernel)(Types...), int blocks, int threads, int ranks, int by
         now.blocks.resize(ranks);
         now.fibers.resize(ranks * threads);
         for (int rank = 0; rank < ranks; ++rank) {
-            Block& block = now.blocks[rank];
+            Block &block = now.blocks[rank];
             block.storage.assign(bytes + 128, 0xff);  // as good as NaN
             block.memory = block.storage.data() + (128 - reinterpret_cast<uintptr_t>(block.storage.data()) % 128);
             block.warps.resize(threads / LANES);
             for (int thread = 0; thread < threads; ++thread) {
-                Fiber& fiber = now.fibers[rank * threads + thread];
+                Fiber &fiber = now.fibers[rank * threads + thread];
                 constexpr size_t STACK = 64 * 1024;
                 fiber.stack.reset(new u8[STACK]);
                 fiber.block = &block, fiber.thread = thread, fiber.number = rank;
@@ -222,7 +226,7 @@ struct Barrier {
     int bytes() const { return static_cast<int>(word & 0xffffffff); }
 };
 
-inline void change(u64* word, int arrivals, int bytes) {
+inline void change(u64 *word, int arrivals, int bytes) {
     Barrier b{*word};
     int left = b.left() - arrivals, open = b.bytes() + bytes;
     if (left < 0) {
@@ -235,8 +239,8 @@ inline void change(u64* word, int arrivals, int bytes) {
 }
 
 template <class T>
-T* in_block(T* mine, int rank) {
-    return reinterpret_cast<T*>(cluster->blocks[rank].memory + (reinterpret_cast<u8*>(mine) - me().block->memory));
+T *in_block(T *mine, int rank) {
+    return reinterpret_cast<T *>(cluster->blocks[rank].memory + (reinterpret_cast<u8 *>(mine) - me().block->memory));
 }
 
 }  // namespace cpu
@@ -245,20 +249,22 @@ inline int thread_index() { return cpu::me().thread; }
 inline int block_index() { return cpu::cluster->first_block + cpu::me().number; }
 inline int block_count() { return cpu::cluster->grid; }
 inline int block_size() { return static_cast<int>(cpu::me().block->warps.size()) * cpu::LANES; }
-inline u8* shared_memory() { return cpu::me().block->memory; }
+inline u8 *shared_memory() { return cpu::me().block->memory; }
 
-inline void barrier_init(u64* b, int arrivals) { *b = static_cast<u64>(arrivals) << 48 | static_cast<u64>(arrivals) << 40; }
+inline void barrier_init(u64 *b, int arrivals) {
+    *b = static_cast<u64>(arrivals) << 48 | static_cast<u64>(arrivals) << 40;
+}
 inline void barriers_made() {}
-inline void barrier_arrive(u64* b, int count = 1) { cpu::change(b, count, 0); }
-inline void barrier_expect(u64* b, int bytes) { cpu::change(b, 1, bytes); }
-inline bool barrier_passed(u64* b, int parity) {
+inline void barrier_arrive(u64 *b, int count = 1) { cpu::change(b, count, 0); }
+inline void barrier_expect(u64 *b, int bytes) { cpu::change(b, 1, bytes); }
+inline bool barrier_passed(u64 *b, int parity) {
     u64 current = parity ? cpu::PHASE : 0;  // a phase has passed when the barrier is no longer in it
     if ((*b & cpu::PHASE) == current) cpu::wait_while(b, current, true);
     return (*b & cpu::PHASE) != current;
 }
-inline bool barrier_passed_cluster(u64* b, int parity) { return barrier_passed(b, parity); }
-inline void publish(int* count, int value) { *count = value; }
-inline int wait_until_above(int* count, int value) {
+inline bool barrier_passed_cluster(u64 *b, int parity) { return barrier_passed(b, parity); }
+inline void publish(int *count, int value) { *count = value; }
+inline int wait_until_above(int *count, int value) {
     while (*count <= value) cpu::yield();
     return *count;
 }
@@ -268,7 +274,7 @@ inline void cluster_sync() { cpu::pass(cpu::cluster->gate, static_cast<int>(cpu:
 inline int cluster_rank() { return cpu::me().number; }
 inline void before_copies() {}
 
-inline void copy_in(void* to, const void* from, int bytes, u64* barrier) {
+inline void copy_in(void *to, const void *from, int bytes, u64 *barrier) {
     if (bytes % 16 || reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) {
         std::fprintf(stderr, "a copy that is not a multiple of 16 bytes\n");
         std::abort();
@@ -280,17 +286,17 @@ inline void copy_in(void* to, const void* from, int bytes, u64* barrier) {
     });
 }
 
-inline void send(float* to, u64* barrier, int rank, const float* v, int count) {
+inline void send(float *to, u64 *barrier, int rank, const float *v, int count) {
     std::vector<float> letter(v, v + count);
-    float* there = cpu::in_block(to, rank);
-    u64* counts = cpu::in_block(barrier, rank);
+    float *there = cpu::in_block(to, rank);
+    u64 *counts = cpu::in_block(barrier, rank);
     cpu::cluster->on_the_way.push_back([=] {
         std::memcpy(there, letter.data(), 4 * count);
         cpu::change(counts, 0, -4 * count);
     });
 }
-inline void send4(float* to, u64* barrier, int rank, const float* v) { send(to, barrier, rank, v, 4); }
-inline void send2(float* to, u64* barrier, int rank, const float* v) { send(to, barrier, rank, v, 2); }
+inline void send4(float *to, u64 *barrier, int rank, const float *v) { send(to, barrier, rank, v, 4); }
+inline void send2(float *to, u64 *barrier, int rank, const float *v) { send(to, barrier, rank, v, 2); }
 
 inline void warp_sync() {
     int none = 0, out;
@@ -351,7 +357,7 @@ struct Matrices {
     u16 rows[4][8][8];
 };
 
-inline void gather_matrices(u32 (&out)[4], const void* row, bool transposed) {
+inline void gather_matrices(u32 (&out)[4], const void *row, bool transposed) {
     struct Out {
         u32 words[4];
     } result;
@@ -371,8 +377,8 @@ inline void gather_matrices(u32 (&out)[4], const void* row, bool transposed) {
     });
     std::memcpy(out, result.words, 16);
 }
-inline void load_matrices(u32 (&out)[4], const void* row) { gather_matrices(out, row, false); }
-inline void load_transposed(u32 (&out)[4], const void* row) { gather_matrices(out, row, true); }
+inline void load_matrices(u32 (&out)[4], const void *row) { gather_matrices(out, row, false); }
+inline void load_transposed(u32 (&out)[4], const void *row) { gather_matrices(out, row, true); }
 
 inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     struct In {

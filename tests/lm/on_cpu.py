@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from isocompute.engines.lm.fast.whole.generation import source_of
+from isocompute.engines.lm.fast.whole.generation import sources_of
 from isocompute.engines.lm.fast.whole.shape import Shape
 
 _HEADER = Path(__file__).with_name("hopper_on_cpu.h")
 _MAIN = """
-#include "{header}"
-#include "{kernel}"
+{includes}
 extern "C" void run_{name}(int blocks, int threads, int bytes, void** arguments) {{
     cpu::launch({name}, blocks, threads, {ranks}, bytes, arguments);
 }}
@@ -32,7 +31,8 @@ class OnCpu:
     def compile(self, shape: Shape, name: str) -> Any:
         """What `generation.compiled` does on a GPU."""
         ranks = shape.ranks if name == "generate" else 1
-        text = _MAIN.format(header=_HEADER, kernel=source_of(name), name=name, ranks=ranks)
+        includes = "\n".join(f'#include "{path}"' for path in (_HEADER, *sources_of(name)))
+        text = _MAIN.format(includes=includes, name=name, ranks=ranks)
         options = [f"-D{key}={value}" for key, value in shape.constants().items()] if name == "generate" else []
         key = hashlib.sha256("\n".join([text, *options]).encode()).hexdigest()[:16]
         library = self.folder / f"{key}.so"

@@ -18,7 +18,7 @@ from isocompute.engines.lm.fast.whole.packing import word_addresses
 from isocompute.engines.lm.fast.whole.shape import Shape
 from isocompute.engines.lm.rope import rope_turns
 
-__all__ = ["Launch", "WholeGeneration", "blocks_on", "compiled", "source_of"]
+__all__ = ["Launch", "WholeGeneration", "blocks_on", "compiled", "sources_of"]
 
 _HERE = Path(__file__).parent
 _GENERATE = "generate"
@@ -46,9 +46,10 @@ def blocks_on(weight: Tensor) -> int:
     return int(machine.multi_processor_count) if machine.major == _HOPPER and torch.version.hip is None else 0
 
 
-def source_of(name: str) -> Path:
-    """The file that a kernel is in; `hopper.h` stands before it."""
-    return _HERE / ("kernel.cu" if name == _GENERATE else "packing.cu")
+def sources_of(name: str) -> list[Path]:
+    """The files that a kernel is made of, in their order, behind `hopper.h`."""
+    generate = ("layout.h", "feeding.h", "attention.h", "worker.h", "kernel.cu")
+    return [_HERE / file for file in (generate if name == _GENERATE else ("packing.cu",))]
 
 
 def compiled(shape: Shape, name: str) -> Launch:
@@ -59,7 +60,7 @@ def compiled(shape: Shape, name: str) -> Launch:
 
 @cache
 def _compiled(name: str, options: tuple[str, ...], shared_bytes: int) -> Launch:
-    source = (_HERE / "hopper.h").read_text(encoding="utf-8") + source_of(name).read_text(encoding="utf-8")
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (_HERE / "hopper.h", *sources_of(name)))
     kernel = torch.cuda._compile_kernel(source, name, compute_capability="90a", nvcc_options=list(options))
     if name == _GENERATE:
         kernel.set_shared_memory_config(shared_bytes)

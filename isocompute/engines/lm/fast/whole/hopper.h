@@ -19,16 +19,16 @@ DEVICE int block_index() { return blockIdx.x; }
 DEVICE int block_count() { return gridDim.x; }
 DEVICE int block_size() { return blockDim.x; }
 
-DEVICE u8* shared_memory() {
+DEVICE u8 *shared_memory() {
     extern __shared__ __align__(128) u8 memory[];
     return memory;
 }
 
-DEVICE u32 address_of(const void* shared) { return (u32)__cvta_generic_to_shared(shared); }
+DEVICE u32 address_of(const void *shared) { return (u32)__cvta_generic_to_shared(shared); }
 
 // --- barriers ---
 
-DEVICE void barrier_init(u64* barrier, int arrivals) {
+DEVICE void barrier_init(u64 *barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(arrivals) : "memory");
 }
 
@@ -36,47 +36,49 @@ DEVICE void barrier_init(u64* barrier, int arrivals) {
 // of the cluster.
 DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-DEVICE void barrier_arrive(u64* barrier, int count = 1) {
+DEVICE void barrier_arrive(u64 *barrier, int count = 1) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)), "r"(count)
                  : "memory");
 }
 
 // Arrive, and let the phase end only when so many bytes more have come.
-DEVICE void barrier_expect(u64* barrier, int bytes) {
+DEVICE void barrier_expect(u64 *barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)),
                  "r"(bytes)
                  : "memory");
 }
 
-DEVICE bool barrier_passed(u64* barrier, int parity) {
+DEVICE bool barrier_passed(u64 *barrier, int parity) {
     u32 passed;
-    asm volatile("{\n.reg .pred p;\n"
-                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(passed)
-                 : "r"(address_of(barrier)), "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(passed)
+        : "r"(address_of(barrier)), "r"(parity)
+        : "memory");
     return passed;
 }
 
 // The same, with what other blocks of the cluster wrote.
-DEVICE bool barrier_passed_cluster(u64* barrier, int parity) {
+DEVICE bool barrier_passed_cluster(u64 *barrier, int parity) {
     u32 passed;
-    asm volatile("{\n.reg .pred p;\n"
-                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(passed)
-                 : "r"(address_of(barrier)), "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(passed)
+        : "r"(address_of(barrier)), "r"(parity)
+        : "memory");
     return passed;
 }
 
 // A count that one thread raises and others wait for.
-DEVICE void publish(int* count, int value) {
+DEVICE void publish(int *count, int value) {
     asm volatile("st.release.cta.shared::cta.s32 [%0], %1;" ::"r"(address_of(count)), "r"(value) : "memory");
 }
 
-DEVICE int wait_until_above(int* count, int value) {
+DEVICE int wait_until_above(int *count, int value) {
     int now;
     do asm volatile("ld.acquire.cta.shared::cta.s32 %0, [%1];" : "=r"(now) : "r"(address_of(count)) : "memory");
     while (now <= value);
@@ -102,14 +104,14 @@ DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-DEVICE u32 address_in(const void* shared, int rank) {
+DEVICE u32 address_in(const void *shared, int rank) {
     u32 out;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address_of(shared)), "r"(rank));
     return out;
 }
 
 // Four numbers to the same place of another block; they count at its barrier when they are there.
-DEVICE void send4(float* to, u64* barrier, int rank, const float* v) {
+DEVICE void send4(float *to, u64 *barrier, int rank, const float *v) {
     asm volatile(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
             address_in(to, rank)),
@@ -117,7 +119,7 @@ DEVICE void send4(float* to, u64* barrier, int rank, const float* v) {
         : "memory");
 }
 
-DEVICE void send2(float* to, u64* barrier, int rank, const float* v) {
+DEVICE void send2(float *to, u64 *barrier, int rank, const float *v) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
                      address_in(to, rank)),
                  "f"(v[0]), "f"(v[1]), "r"(address_in(barrier, rank))
@@ -127,11 +129,11 @@ DEVICE void send2(float* to, u64* barrier, int rank, const float* v) {
 // --- copies ---
 
 // From global to shared memory, in multiples of 16 bytes; counts at the barrier when it is there.
-DEVICE void copy_in(void* to, const void* from, int bytes, u64* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     address_of(to)),
-                 "l"(from), "r"(bytes), "r"(address_of(barrier))
-                 : "memory");
+DEVICE void copy_in(void *to, const void *from, int bytes, u64 *barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address_of(to)),
+        "l"(from), "r"(bytes), "r"(address_of(barrier))
+        : "memory");
 }
 
 // What this thread wrote before is seen by copies that begin after.
@@ -147,7 +149,6 @@ DEVICE int ones(u32 x) { return __popc(x); }
 
 // --- numbers ---
 
-DEVICE u32 as_bits(float x) { return __float_as_uint(x); }
 DEVICE float from_bits(u32 x) { return __uint_as_float(x); }
 DEVICE float power_of_two(float x) {
     float out;
@@ -171,15 +172,15 @@ DEVICE u32 rounded2(float low, float high) {
 
 // --- tensor cores ---
 
-// Four 8 × 8 matrices of 16-bit numbers, whose rows lie where the lanes say. What is written there by ordinary stores has
-// to be behind a barrier.
-DEVICE void load_matrices(u32 (&out)[4], const void* row) {
+// Four 8 × 8 matrices of 16-bit numbers, whose rows lie where the lanes say. What is written there by ordinary stores
+// has to be behind a barrier.
+DEVICE void load_matrices(u32 (&out)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(address_of(row)));
 }
 
-DEVICE void load_transposed(u32 (&out)[4], const void* row) {
+DEVICE void load_transposed(u32 (&out)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(address_of(row)));
