@@ -302,3 +302,50 @@ def test_a_cpu_has_kernels_for_each_token() -> None:
         decoder, problems=1, per_prompt=2, prompt_slots=3, new_slots=2, stop_tokens=(), temperature=1.0
     )
     assert isinstance(generator.decoding, Lane)
+
+
+class _Machine:
+    """What PyTorch says of a GPU."""
+
+    def __init__(self, major: int) -> None:
+        self.major, self.multi_processor_count = major, 132
+
+
+class _OnGpu:
+    """As much of a tensor on a GPU as `blocks_on` asks for."""
+
+    dtype, is_cuda = torch.bfloat16, True
+
+    def __init__(self, index: int = 0, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.device, self.dtype = torch.device("cuda", index), dtype
+
+
+@pytest.mark.parametrize(
+    ("weight", "major", "blocks"),
+    [
+        (_OnGpu(), 9, 132),
+        (_OnGpu(), 8, 0),
+        (_OnGpu(), 10, 0),
+        (_OnGpu(1), 9, 0),
+        (_OnGpu(dtype=torch.float32), 9, 0),
+    ],
+    ids=["hopper", "ampere", "blackwell", "another-gpu", "fp32"],
+)
+def test_where_the_kernel_runs(weight: Any, major: int, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: _Machine(major))
+    assert blocks_on(weight) == blocks
+
+
+def test_without_a_compiler_tokens_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError("Could not find any NVRTC library")
+
+    monkeypatch.setattr(generate, "blocks_on", lambda _: 132)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", failing)
+    with pytest.warns(UserWarning, match="slower way: no kernel could be compiled .Could not find any NVRTC library"):
+        generator = Generator(
+            tiny(), problems=1, per_prompt=2, prompt_slots=3, new_slots=2, stop_tokens=(), temperature=1.0
+        )
+    assert isinstance(generator.decoding, Lane)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from isocompute.engines.lm.fast.lane import Lane
 from isocompute.engines.lm.fast.prompts import PromptReader
 from isocompute.engines.lm.fast.sampled import Sampled
 from isocompute.engines.lm.fast.weights import LayerWeights, join_weights
-from isocompute.engines.lm.fast.whole.generation import WholeGeneration, blocks_on
+from isocompute.engines.lm.fast.whole.generation import CompilerError, WholeGeneration, blocks_on
 from isocompute.engines.lm.fast.whole.shape import shape_for
 from isocompute.engines.lm.sampler import Rollouts
 
@@ -56,17 +57,19 @@ class Generator:
         )
         self.seed, self.first_row = (torch.zeros(cells, dtype=torch.long, device=device) for _ in range(2))
         self.steps_T = torch.arange(new_slots, device=device)
-        blocks = blocks_on(weight)
-        shape = shape_for(decoder.config, cells=cells, cell_rows=self.cell_rows, blocks=blocks) if blocks else None
-        parts = decoder, joined, self.reader.done, self.sampled
-        options: dict[str, Any] = {
-            "first_row": self.first_row,
-            "seed": self.seed,
-            "stop_tokens": stop_tokens,
-            "temperature": temperature,
-        }
-        self.decoding: Lane | WholeGeneration
-        self.decoding = Lane(*parts, **options) if shape is None else WholeGeneration(*parts, shape, **options)
+        self.decoding = self._make_decoding(decoder, joined, stop_tokens=stop_tokens, temperature=temperature)
+
+    def _make_decoding(self, decoder: Decoder, weights: list[LayerWeights], **options: Any) -> Lane | WholeGeneration:
+        blocks, parts = blocks_on(decoder.embed_tokens.weight), (decoder, weights, self.reader.done, self.sampled)
+        options |= {"first_row": self.first_row, "seed": self.seed}
+        if blocks:
+            shape = shape_for(decoder.config, cells=decoder.cells, cell_rows=self.cell_rows, blocks=blocks)
+            try:
+                if shape is not None:
+                    return WholeGeneration(*parts, shape, **options)
+            except CompilerError as error:
+                warnings.warn(f"sampling goes the slower way: no kernel could be compiled ({error}).", stacklevel=3)
+        return Lane(*parts, **options)
 
     @torch.no_grad()
     def run(self) -> Rollouts:

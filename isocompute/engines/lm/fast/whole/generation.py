@@ -18,13 +18,17 @@ from isocompute.engines.lm.fast.whole.packing import word_addresses
 from isocompute.engines.lm.fast.whole.shape import Shape
 from isocompute.engines.lm.rope import rope_turns
 
-__all__ = ["Launch", "WholeGeneration", "blocks_on", "compiled", "sources_of"]
+__all__ = ["CompilerError", "Launch", "WholeGeneration", "blocks_on", "compiled", "sources_of"]
 
 _HERE = Path(__file__).parent
 _GENERATE = "generate"
 _BLOCKS, _THREADS = 528, 256
 """Of the kernels that only move data."""
 _HOPPER = 9
+
+
+class CompilerError(Exception):
+    """The run-time compiler could not be had, or did not do it."""
 
 
 class Launch(Protocol):
@@ -38,9 +42,11 @@ class Launch(Protocol):
 
 def blocks_on(weight: Tensor) -> int:
     """How many blocks of the kernel run at the same time where these weights are; 0 where it cannot run: it needs bf16,
-    a Hopper GPU, and a PyTorch with a run-time compiler.
+    a Hopper GPU, the current one, and a PyTorch with a run-time compiler.
     """
     if weight.dtype != torch.bfloat16 or not weight.is_cuda or not hasattr(torch.cuda, "_compile_kernel"):
+        return 0
+    if weight.device.index != torch.cuda.current_device():
         return 0
     machine = torch.cuda.get_device_properties(weight.device)
     return int(machine.multi_processor_count) if machine.major == _HOPPER and torch.version.hip is None else 0
@@ -55,11 +61,16 @@ def sources_of(name: str) -> list[Path]:
 def compiled(shape: Shape, name: str) -> Launch:
     """A kernel for this shape, by PyTorch's run-time compiler; those that only move data know of none."""
     constants = shape.constants() if name == _GENERATE else {}
-    return _compiled(name, tuple(f"-D{key}={value}" for key, value in constants.items()), shape.shared_bytes)
+    options = tuple(f"-D{key}={value}" for key, value in constants.items())
+    try:
+        return _compiled(name, options, shape.shared_bytes, torch.cuda.current_device())
+    except (RuntimeError, OSError) as error:  # of the compiler, and of a library that is not there
+        raise CompilerError(str(error).strip().splitlines()[0]) from error
 
 
 @cache
-def _compiled(name: str, options: tuple[str, ...], shared_bytes: int) -> Launch:
+def _compiled(name: str, options: tuple[str, ...], shared_bytes: int, _device: int) -> Launch:
+    """What was compiled on one GPU cannot be launched on another."""
     source = "\n".join(path.read_text(encoding="utf-8") for path in (_HERE / "hopper.h", *sources_of(name)))
     kernel = torch.cuda._compile_kernel(source, name, compute_capability="90a", nvcc_options=list(options))
     if name == _GENERATE:
