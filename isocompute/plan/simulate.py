@@ -27,7 +27,7 @@ from isocompute.plan.stability import Falls
 
 __all__ = ["anchoring_kl", "simulate_law"]
 
-MOST = 2_000_000
+MOST = 4_000_000
 """Rollouts that a cell is simulated to; a larger budget is extrapolated from there."""
 FEWEST = 50_000
 ROLLOUTS = (4, 8, 16, 32, 64, 128, 256, 512)

@@ -16,6 +16,7 @@ import isocompute
 from isocompute.engines.command import CommandEngine
 from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
+from isocompute.plan.simulate import anchoring_kl
 from isocompute.recipes import Recipe
 from isocompute.study import cells, read_spec
 from tests.commands import Call, fails
@@ -292,6 +293,12 @@ def test_simulate_gives_a_first_law_from_pass_rates(call: Call, tmp_path: Path) 
     assert found["law"]["name"] == "simulate" and "simulat" in found["law"]["setup"]
     assert 0.3 < found["expected"]["value"] < 1
     fails(call("--budget", "6e4", "--law", "simulate"), "--pass-rates")
+
+
+def test_the_simulated_policy_is_held_to_its_base_by_the_pull_of_rewards() -> None:
+    assert anchoring_kl(np.full(10, 0.5)) == 1.5
+    assert anchoring_kl(np.array([0.0, 1.0])) == 0.0
+    assert anchoring_kl(np.array([0.1, 0.9])) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(

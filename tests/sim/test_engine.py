@@ -193,6 +193,18 @@ def test_two_regimes_on_purpose(tmp_path: Path) -> None:
     assert final("scarce", 256, scarce) > final("scarce", 8, scarce) + 0.01
 
 
+def test_n_matters_to_a_policy_that_is_held_to_its_base(tmp_path: Path) -> None:
+    """The paper's figure 6 in small: with a strong KL term small groups level off, without one they do not."""
+
+    def final(n: int, kl: float) -> float:
+        recipe, problems = {"name": "isocompute-hard", "kl_coef": kl}, {"set": "hard", "size": 4000, "validation": 600}
+        spec = cell(bp=32, n=n, steps=300_000 // (32 * n), problems=problems, recipe=recipe)
+        return run(tmp_path / f"{n}-{kl}", spec)[-1]["exact/avg@4"]
+
+    held, free = (final(32, kl) - final(8, kl) for kl in (0.3, 0.0))
+    assert held > 0.03 and free < -0.01
+
+
 def test_decoupled_baseline_counts_all_rollouts(tmp_path: Path) -> None:
     points = run(tmp_path, cell(steps=50, recipe={"name": "grpo", "baseline_rollouts": 32}))
     assert points[-1]["rollouts"] == 50 * 16 * 32
