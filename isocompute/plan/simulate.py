@@ -19,6 +19,8 @@ import numpy as np
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.law import Curve, curves_of, fit_law
+from isocompute.plan.as_run import as_run
+from isocompute.plan.curves import Curves
 from isocompute.plan.difficulty import classify
 from isocompute.plan.load_law import planning_law
 from isocompute.plan.model import PlanningLaw
@@ -106,8 +108,10 @@ def simulate_law(
         seed=seed,
         uncertainty=_UNCERTAINTY,
     )
+    assert isinstance(out.model, Curves)
     return replace(
         out,
+        model=as_run(out.model, curves, seed=seed),
         setup="the simulator, calibrated to your pass rates: no real model was trained",
         problems=size,
         runs_recipe=RunsRecipe(unsaid="the simulator cannot say yours"),
