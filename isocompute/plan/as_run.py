@@ -31,7 +31,7 @@ class AsRun(Curves):
     def _own(self, key: tuple[int, int], compute_C: Array) -> Array:
         best_WC = np.stack(
             [
-                np.interp(np.log(compute_C), np.log(of.compute_C), np.maximum.accumulate(of.values_C))
+                np.interp(np.log1p(compute_C), np.log1p(of.compute_C), np.maximum.accumulate(of.values_C))
                 for of in self.worlds[key]
             ]
         )

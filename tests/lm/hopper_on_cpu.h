@@ -63,6 +63,8 @@ struct Fiber {
     const u64 *waits_for = nullptr;  // runs when this word, or its highest bit alone, is no longer `while_it_is`
     u64 while_it_is = 0;
     bool phase_alone = false, finished = false;
+    const int *counts = nullptr;  // or when this is more than `above`
+    int above = 0;
 };
 
 struct Cluster {
@@ -130,6 +132,7 @@ inline void start() {
 
 inline bool ready(const Fiber &fiber) {
     if (fiber.finished) return false;
+    if (fiber.counts) return *fiber.counts > fiber.above;
     if (!fiber.waits_for) return true;
     u64 now = *fiber.waits_for;
     return fiber.phase_alone ? ((now ^ fiber.while_it_is) & PHASE) != 0 : now != fiber.while_it_is;
@@ -160,18 +163,20 @@ inline void run_to_end() {
             }
         }
         if (!left) break;
-        if (!c.on_the_way.empty() && (!ran || c.random() % 4 == 0)) {
-            deliver(c.random() % c.on_the_way.size());
+        bool polls = !ran && c.random() % 2;
+        if (polls)  // a poll may be for something else than its barrier, also while copies are on the way
+            for (Fiber &fiber : c.fibers)
+                if (!fiber.finished && fiber.phase_alone) resume(fiber);
+        if (!polls && !c.on_the_way.empty() && (!ran || c.random() % 512 == 0)) {
+            for (size_t some = 1 + c.random() % c.on_the_way.size(); some; --some)
+                deliver(c.random() % c.on_the_way.size());
             ran = true;
         }
         idle = ran ? 0 : idle + 1;
-        if (idle > 2) {
+        if (idle > 64) {
             std::fprintf(stderr, "every thread waits\n");
             std::abort();
         }
-        if (!ran)  // a poll may be for something else than its barrier
-            for (Fiber &fiber : c.fibers)
-                if (!fiber.finished && fiber.phase_alone) resume(fiber);
     }
     if (!c.on_the_way.empty()) {
         std::fprintf(stderr, "something arrives where nobody is any more\n");
@@ -265,7 +270,11 @@ inline bool barrier_passed(u64 *b, int parity) {
 inline bool barrier_passed_cluster(u64 *b, int parity) { return barrier_passed(b, parity); }
 inline void publish(int *count, int value) { *count = value; }
 inline int wait_until_above(int *count, int value) {
-    while (*count <= value) cpu::yield();
+    if (*count <= value) {
+        cpu::me().counts = count, cpu::me().above = value;
+        cpu::yield();
+        cpu::me().counts = nullptr;
+    }
     return *count;
 }
 inline void block_sync() { cpu::pass(cpu::me().block->all, block_size()); }

@@ -169,6 +169,29 @@ def test_stacked_cells_learn_what_they_learn_alone(tmp_path: Path) -> None:
             assert got[name] == pytest.approx(want[name], rel=1e-3, abs=1e-5), name
 
 
+def test_a_stack_that_fails_while_it_is_built_leaves_its_cells_their_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their parameters have moved by then; what samples has to know where to."""
+    members = [
+        run for run in (training(FastTraining, cell, tmp_path) for cell in CELLS) if isinstance(run, FastTraining)
+    ]
+    for run in members:
+        run.update()
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr("isocompute.engines.lm.fast.stack.Step", failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        StackedTrainings(members)
+    for run in members:
+        run.stand_alone()
+        run.update()
+        attention = run.decoder.layers[0].self_attn  # type: ignore[union-attr]  # a Block
+        assert run.weights[0].qkv[: len(attention.q_proj.weight)].equal(attention.q_proj.weight)  # type: ignore[union-attr, arg-type, index]  # as above
+
+
 def test_several_updates_a_batch(tmp_path: Path) -> None:
     cells = [a_cell(seed, updates_per_batch=2, loss="clip") for seed in (3, 8)]
     alone, together = ([training(FastTraining, cell, tmp_path) for cell in cells] for _ in "ab")

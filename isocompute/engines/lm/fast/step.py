@@ -30,6 +30,7 @@ from isocompute.engines.lm.optimizer import Optimizer
 from isocompute.engines.lm.sampler import Rollouts, left_padded
 from isocompute.engines.lm.tasks import Task
 from isocompute.engines.lm.update import Batch, UpdateStats, descend, make_batch, score_all
+from isocompute.errors import InputError
 from isocompute.recipes import Recipe
 
 __all__ = ["SUMMED", "Part", "PromptTable", "Step", "compile_decoder"]
@@ -46,6 +47,8 @@ class PromptTable:
     """All prompts of a task on the device, left-padded to one width."""
 
     def __init__(self, task: Task, device: torch.device) -> None:
+        if not all(task.prompts):
+            raise InputError("a prompt is empty; give at least a start token.")
         self.prompts_PT = left_padded(task.prompts, 0).to(device)
         width = self.prompts_PT.shape[1]
         self.padding_P = torch.tensor([width - len(p) for p in task.prompts], dtype=torch.int32, device=device)

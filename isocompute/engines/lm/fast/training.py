@@ -78,17 +78,21 @@ class FastTraining(LmTraining):
         self._measuring: dict[tuple[str, float], tuple[Generator, PromptTable, Replay[Rollouts]]] = {}
 
     def enter(self, step: Step, place: int, weights: list[LayerWeights]) -> None:
-        """Be a part of a stack from now on, whose owner calls the step. The weights have moved: what was built on their
-        old place, graphs of evaluations among it, is built anew.
-        """
+        """Be a part of a stack from now on, whose owner calls the step."""
+        self._forget_places()
         self._stack, self._weights = (step, place), weights
+
+    def stand_alone(self) -> None:
+        """Be part of a stack no longer; one that did not fit memory may have moved the weights before it failed."""
+        self._forget_places()
+        self._stack = None
+
+    def _forget_places(self) -> None:
+        """The weights have moved: what was built on their old place, graphs of evaluations among it, is built anew."""
+        self._weights = None
         self._measuring.clear()
         for built in ("step_of_own", "_replay", "_sampling"):
             self.__dict__.pop(built, None)
-
-    def stand_alone(self) -> None:
-        """Be part of a stack no longer; the weights may stay where they are."""
-        self._stack = None
 
     @cached_property
     def step_of_own(self) -> Step:

@@ -121,6 +121,8 @@ DEVICE void feed_cache_of_wave(
                     (step - at < SLOTS ? step - at : SLOTS) * SLOT);
 }
 
+// The barrier of drawn tokens has one bit: workers must not be two tokens ahead. They are not, since every token of a
+// row that is going reads its prompt, which is never empty.
 DEVICE void feed_cache(const Inputs &in, const Unit &unit, const Shared &shared) {
     CacheFeed feed{shared};
     for (int step = 0; step + 1 < in.new_slots; ++step) {

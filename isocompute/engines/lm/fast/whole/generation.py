@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,23 +61,42 @@ def sources_of(name: str) -> list[Path]:
 
 def compiled(shape: Shape, name: str) -> Launch:
     """A kernel for this shape, by PyTorch's run-time compiler; those that only move data know of none."""
-    constants = shape.constants() if name == _GENERATE else {}
-    options = tuple(f"-D{key}={value}" for key, value in constants.items())
+    whole = name == _GENERATE
+    options = tuple(f"-D{key}={value}" for key, value in shape.constants().items()) if whole else ()
     try:
-        return _compiled(name, options, shape.shared_bytes, torch.cuda.current_device())
-    except (RuntimeError, OSError) as error:  # of the compiler, and of a library that is not there
-        raise CompilerError(str(error).strip().splitlines()[0]) from error
+        return _compiled(name, options, shape.shared_bytes if whole else 0, torch.cuda.current_device())
+    except (RuntimeError, OSError, AttributeError, TypeError) as error:
+        # Of the compiler; of a library that is not there; of a PyTorch that calls its own function otherwise.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = next((line for line in lines if "error" in line.lower()), lines[0] if lines else type(error).__name__)
+        raise CompilerError(why.rstrip(".")) from error
 
 
 @cache
 def _compiled(name: str, options: tuple[str, ...], shared_bytes: int, _device: int) -> Launch:
     """What was compiled on one GPU cannot be launched on another."""
     source = "\n".join(path.read_text(encoding="utf-8") for path in (_HERE / "hopper.h", *sources_of(name)))
-    kernel = torch.cuda._compile_kernel(source, name, compute_capability="90a", nvcc_options=list(options))
-    if name == _GENERATE:
+    with _some_cuda_home():
+        kernel = torch.cuda._compile_kernel(source, name, compute_capability="90a", nvcc_options=list(options))
+    if shared_bytes:
         kernel.set_shared_memory_config(shared_bytes)
     out: Launch = kernel
     return out
+
+
+@contextmanager
+def _some_cuda_home() -> Iterator[None]:
+    """PyTorch's function asks where CUDA's headers are, and fails on machines that have the compiler's library alone,
+    as it comes with PyTorch. No header is included here: any place will do.
+    """
+    from torch.utils import cpp_extension
+
+    found = cpp_extension.CUDA_HOME
+    cpp_extension.CUDA_HOME = found or str(_HERE)
+    try:
+        yield
+    finally:
+        cpp_extension.CUDA_HOME = found
 
 
 class WholeGeneration:

@@ -10,7 +10,8 @@
 // residual stream, makes the same logits of it and draws the same tokens; the first writes them.
 //
 // Numerics are those of `kernels.py`: products of bf16 numbers summed in FP32 and rounded to bf16, norms and softmax in
-// FP32, softmax weights not rounded (as two bf16 numbers side by side), the head's logits never rounded.
+// FP32, softmax weights as the trainer has them (two bf16 numbers, the second the rest of the first: 16 bits of them),
+// the head's logits never rounded.
 //
 // Weights come packed (`packing.py`): for every 8 columns and 32 inputs of a product the four registers of each lane
 // that the tensor core's second operand has. Sizes and places in shared memory are constants of the compiler

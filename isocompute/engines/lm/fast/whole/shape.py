@@ -193,12 +193,12 @@ class Shape:
 def shape_for(config: DecoderConfig, *, cells: int, cell_rows: int, blocks: int) -> Shape | None:
     """How to divide the rows of some cells among so many blocks; None where the kernel cannot do it.
 
-    With few rows most of the time goes into taking in weights: two blocks divide them then. With more rows than all
-    blocks hold, some wait for their turn.
+    With few rows most of the time goes into taking in weights: two blocks divide them then, if all run at once. With
+    more rows than all blocks hold, some wait for their turn.
     """
     for ranks, most in ((2, _FEW_ROWS), (1, _MOST_ROWS)):
         rows = -(-cell_rows // max(1, blocks // ranks // cells))
-        if rows > most and ranks > 1:
+        if ranks > 1 and (rows > most or blocks // ranks < cells):
             continue
         for tiles in (1, 2, 4):
             shape = Shape(config, ranks, tiles, min(rows, 16 * tiles))
