@@ -4,7 +4,10 @@ struct Worker {
     const Inputs &in;
     const Unit &unit;
     const Shared &shared;
-    int warp, lane, taken = 0, read = 0, asked = 0, exchanges = 0;
+    int warp, lane;
+    int taken = 0, read = 0;  // stages of weights and blocks of the cache so far
+    int asked = 0;            // blocks of the cache that are known to have been asked for
+    int exchanges = 0;
     float x[TILES][NARROW][4];  // residual stream: rows lane/4 and lane/4 + 8, two columns
 
     DEVICE void sync() { sync_first(THREADS); }
