@@ -1,0 +1,64 @@
+"""The pass rates behind measured ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from isocompute.plan.simulate import anchoring_kl
+from isocompute.problems.population import rates_behind, samples_behind
+
+
+def measured(rates_P: np.ndarray, samples: int = 16, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).binomial(samples, rates_P) / samples
+
+
+@given(samples=st.integers(1, 64), digits=st.sampled_from([3, 4, 6, 15]), seed=st.integers(0, 1000))
+@settings(deadline=None)
+def test_the_number_of_samples_is_seen_in_the_rates(samples: int, digits: int, seed: int) -> None:
+    rates_P = np.concatenate([[0.0, 1.0 / samples], measured(np.linspace(0.1, 0.9, 200), samples, seed)])
+    assert samples_behind(np.round(rates_P, digits)) == samples or (digits == 3 and samples > 11)
+
+
+@pytest.mark.parametrize(
+    "rates_P",
+    [np.linspace(0.3, 0.6, 200), np.random.default_rng(0).beta(0.5, 2, 500), np.array([0.25, 0.5]), np.ones(3) / 7],
+    ids=["even", "drawn", "two", "three"],
+)
+def test_rates_that_are_no_shares_of_few_samples_stay(rates_P: np.ndarray) -> None:
+    assert samples_behind(rates_P) is None
+    assert rates_behind(rates_P) is rates_P
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [stats.uniform(0, 0.0625), stats.uniform(0.3, 0.3), stats.beta(0.5, 1.5), stats.beta(5, 0.7)],
+    ids=["hard", "easy", "skewed", "very easy"],
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_they_are_nearer_to_the_truth_than_the_measured_ones(kind: stats.rv_continuous, seed: int) -> None:
+    """By the largest distance between distributions, and by what the simulator takes from them."""
+    true_P = kind.rvs(size=3000, random_state=seed)
+    seen_P = measured(true_P, seed=seed)
+    behind_P = rates_behind(seen_P)
+    assert len(behind_P) == 3000 and behind_P.min() >= 0 and behind_P.max() <= 1
+    far, near = (stats.ks_2samp(of_P, true_P).statistic for of_P in (seen_P, behind_P))
+    assert near < 0.5 * far
+    assert behind_P.mean() == pytest.approx(seen_P.mean(), abs=0.005), "samples are right on average"
+    assert anchoring_kl(behind_P) == pytest.approx(anchoring_kl(true_P), rel=0.05)
+
+
+def test_problems_that_nobody_solves_are_kept_as_such() -> None:
+    """Half of the set at 0, half at .5: no count lies between, and neither does a rate."""
+    behind_P = rates_behind(measured(np.repeat([0.0, 0.5], 500)))
+    assert (behind_P < 0.005).mean() == pytest.approx(0.5, abs=0.03)
+    assert ((behind_P > 0.4) & (behind_P < 0.6)).mean() == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_same_rates_give_the_same_numbers() -> None:
+    seen_P = measured(np.linspace(0, 0.3, 300))
+    assert (rates_behind(seen_P) == rates_behind(seen_P)).all()
+    assert (rates_behind(seen_P[::-1]) == rates_behind(seen_P)).all(), "whatever their order"
