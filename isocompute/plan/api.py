@@ -179,20 +179,32 @@ def _proposals(plan: Plan, model: Curves, targets: Sequence[Allocation], count: 
     if not cells:
         return []
     looks_EB = values(plan.law, *columns(plan.law, plan.prices, cells))
-    # A setting with one seed is off by what that seed gave, at every compute; another seed shows it, and its own.
-    rng, members = np.random.default_rng(0), looks_EB.shape[1]
-    keys = {(a.problems_per_batch, a.rollouts_per_problem) for a in (*plan.targets, *cells)}
-    off = {key: plan.law.seed_spread(*key) * rng.standard_normal(members) for key in sorted(keys)}
+    off = _off(plan, cells)
     off_AB, off_EB = (
         np.stack([off[a.problems_per_batch, a.rollouts_per_problem] for a in each]) for each in (plan.targets, cells)
     )
+    counted_AB = plan.values_AB if plan.law.borrows else plan.values_AB + off_AB - off_AB.mean(axis=1, keepdims=True)
     return propose(
-        values_AB=plan.values_AB + off_AB - off_AB.mean(axis=1, keepdims=True),
+        values_AB=counted_AB,
         looks_EB=looks_EB + off_EB,
         cells=cells,
         count=count,
         noise=float(np.hypot(max(_NOISE, model.noise()), one_seed_spread(plan.law.seed_error))),
     )
+
+
+def _off(plan: Plan, cells: Sequence[Allocation]) -> dict[tuple[int, int], Array]:
+    """By setting, how far its curve is off under every member, at every compute: another seed shows it, and its own.
+
+    By what its one seed gave; where the plan has counted that already, together with what neighbours say of it.
+    """
+    if plan.law.borrows:
+        off_AB = plan.values_AB - values(plan.law, *columns(plan.law, plan.prices, plan.targets))
+        keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in plan.targets]
+        return dict(zip(keys, off_AB, strict=True))
+    rng, members = np.random.default_rng(0), plan.values_AB.shape[1]
+    every = {(a.problems_per_batch, a.rollouts_per_problem) for a in (*plan.targets, *cells)}
+    return {key: np.asarray(plan.law.seed_spread(*key) * rng.standard_normal(members)) for key in sorted(every)}
 
 
 def _rates_of(plan: Plan, a: Allocation) -> Rates:

@@ -27,6 +27,7 @@ class Ranked:
 
     index: int
     value: float
+    """Of the allocation by itself."""
     interval: tuple[float, float]
     probability_best: float
     regret: float
@@ -40,24 +41,28 @@ class Ranked:
         return self.regret <= self.standard_error
 
 
-def rank(values_AB: Array, *, seen_AB: Array | None = None, tolerance: float = TOLERANCE) -> list[Ranked]:
+def rank(
+    values_AB: Array, *, seen_AB: Array | None = None, own_AB: Array | None = None, tolerance: float = TOLERANCE
+) -> list[Ranked]:
     """The allocations, best expected value first; of those within `tolerance` of the best, the earliest row wins.
 
     How sure that is comes from `seen_AB` where it is given: the same values with what the ensemble does not show.
+    What is said of a single allocation, its value and interval, is of `own_AB` where the others compare on more.
     """
     mean_A = values_AB.mean(axis=1)
     best = int(np.argmax(mean_A >= mean_A.max() - tolerance))
     order = np.argsort(-mean_A, kind="stable")
     order = np.concatenate([[best], order[order != best]])
     seen_AB = values_AB if seen_AB is None else seen_AB
+    told_A, told_AB = (mean_A, seen_AB) if own_AB is None else (own_AB.mean(axis=1), own_AB)
     winner_B = order[seen_AB[order].argmax(axis=0)]
     probability_A = np.bincount(winner_B, minlength=len(values_AB)) / values_AB.shape[1]
     loss_A, spread_A = mean_A[best] - mean_A, (seen_AB[best] - seen_AB).std(axis=1)
     return [
         Ranked(
             index=int(a),
-            value=float(mean_A[a]),
-            interval=percentiles(seen_AB[a], LEVEL),
+            value=float(told_A[a]),
+            interval=percentiles(told_AB[a], LEVEL),
             probability_best=float(probability_A[a]),
             regret=max(0.0, float(loss_A[a])),
             standard_error=float(spread_A[a]),

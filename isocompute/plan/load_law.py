@@ -177,6 +177,7 @@ def planning_law(
         steadiness=steady,
         runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),
         bounded=is_rate(metric) and all(float(fit.at(np.array([fit.last]))[0]) <= 1.0 for fit in known),
+        borrows=True,
     )
 
 

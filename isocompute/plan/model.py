@@ -16,7 +16,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.law.seeds import one_seed_spread
-from isocompute.plan.beyond import SAME, drift
+from isocompute.plan.beyond import SAME, centred, drift
 from isocompute.plan.budget import Rates
 from isocompute.plan.runs_recipe import RunsRecipe
 from isocompute.plan.stability import Fallen, Steadiness
@@ -95,6 +95,8 @@ class PlanningLaw:
     """By (Bp, n): which of the user's runs held; empty for a published law."""
     bounded: bool = False
     """Whether its values are rates, which no member can take out of [0, 1]."""
+    borrows: bool = False
+    """Whether neighbouring settings say something of a setting, too: of measured values, not of published curves."""
 
     def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
         """Allocations × members, as the metric can be."""
@@ -112,7 +114,7 @@ class PlanningLaw:
         if self.seed_error == 0.0:
             return values_AB
         spread_A = np.array([self.seed_spread(bp, n) for bp, n in settings])
-        out_AB = values_AB + spread_A[:, None] * np.random.default_rng(0).standard_normal(values_AB.shape)
+        out_AB = values_AB + spread_A[:, None] * centred(np.random.default_rng(0), values_AB.shape)
         return np.clip(out_AB, 0.0, 1.0) if self.bounded else out_AB
 
     def fallen(self, bp: int, n: int, compute: float) -> Fallen | None:

@@ -32,6 +32,7 @@ from isocompute.plan.grid import (
 from isocompute.plan.law_advice import law_advice, way_to_find_out
 from isocompute.plan.limits import ADVICE, Diagnosis, assumed_regime
 from isocompute.plan.model import OWN, PlanningLaw
+from isocompute.plan.neighbours import borrow, higher_by_itself
 from isocompute.plan.reach import planned_range, range_warnings, setting_warnings
 from isocompute.plan.small_sets import hold_to_set
 from isocompute.plan.spending import Prices
@@ -95,6 +96,7 @@ class Plan:
     targets: tuple[Allocation, ...]
     """All allocations that were compared, in the order of `values_AB`."""
     values_AB: Array
+    """What each is worth under every member of the law; where neighbours say something of a setting, with that."""
 
     def __repr__(self) -> str:
         a, ranked, other = self.allocation, self.chosen.ranked, self.cheapest.allocation
@@ -189,9 +191,13 @@ def make_plan(
     targets = [a for a, kept in zip(targets, begun(law, *columns(law, prices, targets)), strict=True) if kept]
     grid = columns(law, prices, targets)
     values_AB = values(law, *grid)
-    ranking = rank(
-        values_AB, seen_AB=law.with_seeds(values_AB, [(a.problems_per_batch, a.rollouts_per_problem) for a in targets])
-    )
+    seen_AB = law.with_seeds(values_AB, [(a.problems_per_batch, a.rollouts_per_problem) for a in targets])
+    if law.borrows:
+        values_AB = borrow(seen_AB, *grid[:2])
+        ranking = rank(values_AB, own_AB=seen_AB)
+        warnings += higher_by_itself(targets, ranking)
+    else:
+        ranking = rank(values_AB, seen_AB=seen_AB)
     warnings += setting_warnings(law, targets, grid[2].tolist(), ranking)
     fallen_A = [
         law.fallen(a.problems_per_batch, a.rollouts_per_problem, c) for a, c in zip(targets, grid[2], strict=True)

@@ -50,7 +50,8 @@ def ends_apart() -> list[Curve]:
 
 
 def test_a_setting_that_is_expected_to_lose_more_than_seeds_differ_is_not_named() -> None:
-    plan = isocompute.plan(budget=5e5, law=fit_law(ends_apart(), metric="avg@4", replicates=200))
+    law = load_law(fit_law(ends_apart(), metric="avg@4", replicates=200))
+    plan = isocompute.plan(budget=5e5, law=replace(law, borrows=False))
     chosen, cheapest = plan.chosen, plan.cheapest
     assert chosen.allocation.rollouts_per_problem == 32 and chosen.ranked.probability_best > 0.5
     assert plan.alternatives[0].ranked.regret < plan.law.seed_error < cheapest.ranked.regret

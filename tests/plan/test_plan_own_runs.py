@@ -309,7 +309,7 @@ def test_what_another_seed_would_give_is_worth_a_look(tmp_path: Path) -> None:
     """Evaluations tell the two apart, one seed each does not: a run of either could change the decision."""
     plan = isocompute.plan(budget=60_000, law=one_seed(tmp_path / "runs"), replicates=200)
     gain = max(p.gain for p in next_cells(plan, 2))
-    certain = replace(plan, law=replace(plan.law, seed_error=0.0))
+    certain = isocompute.plan(budget=60_000, law=replace(plan.law, seed_error=0.0))
     assert gain > 5 * max((p.gain for p in next_cells(certain, 2)), default=0.0)
     assert gain < plan.law.seed_error, "no look is worth more than what is unknown"
 
