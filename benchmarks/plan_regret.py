@@ -58,6 +58,8 @@ PILOT = 1 / 16
 CELLS, ROUNDS, MOST, WORTH = 3, 9, 0.5, 1e-4
 """`--next` is asked for so many cells at a time, so often, until so much of the sweep is spent or a run gains less."""
 REPLICATES, NEXT_REPLICATES = 300, 100
+ALREADY = 0.98
+"""A run to so much of a compute has been there: batches are whole."""
 NEAR = 0.002
 """A decision whose true value is so near that of the whole sweep's counts as the same."""
 
@@ -138,34 +140,25 @@ def plan_curves(curves: list[Curve], budget: int) -> Plan:
 
 
 def ask_next(folder: Path, true: Truth, budget: int) -> Asked:
-    """Go on from a pilot with what `--next` proposes, and compare each decision with that of the whole sweep."""
-    runs = load(folder)
-    curves, _, _ = curves_of(runs, metric="avg@4", unit="rollouts")
-    whole = {
-        (int(c.problems_per_batch or 0), int(c.rollouts_per_problem or 0)): c
-        for c in curves
-        if c.seed == TRUTH_SEEDS[0]
-    }
-    last = plan_curves(list(whole.values()), budget)
+    """Go on from a pilot with what `--next` proposes, and compare each decision with that of the whole sweep: one run
+    of every cell. A cell that is proposed a second time to where it has been is run with another seed.
+    """
+    seeds = _by_seed(folder)
+    last = plan_curves([runs[0] for runs in seeds.values()], budget)
     goal = setting(last)
     ties = {goal} | {
         (o.allocation.problems_per_batch, o.allocation.rollouts_per_problem) for o in last.alternatives if o.ranked.ties
     }
-    everything = sum(float(c.compute_C[-1]) for c in whole.values())
-
-    def until(curve: Curve, compute: float) -> Curve:
-        keep = curve.compute_C <= compute * 1.001
-        return replace(curve, compute_C=curve.compute_C[keep], values_C=curve.values_C[keep])
-
-    done = {key: until(c, budget * PILOT) for key, c in whole.items()}
-    done = {key: c for key, c in done.items() if len(c.compute_C) >= 5}
-    spent = sum(float(c.compute_C[-1]) for c in done.values())
+    everything = sum(float(runs[0].compute_C[-1]) for runs in seeds.values())
+    pilots = {key: _run_to(runs[0], budget * PILOT) for key, runs in seeds.items()}
+    done = {key: [pilot] for key, pilot in pilots.items() if len(pilot.compute_C) >= 5}
+    spent = sum(float(pilot.compute_C[-1]) for (pilot,) in done.values())
     shares: list[float] = []
     same: list[bool] = []
     equal: list[bool] = []
     proposed = 0
     for _ in range(ROUNDS):
-        plan = plan_curves(list(done.values()), budget)
+        plan = plan_curves([curve for curves in done.values() for curve in curves], budget)
         shares.append(spent / everything)
         same.append(setting(plan) == goal or true.best[setting(plan)] >= true.best[goal] - NEAR)
         equal.append(setting(plan) in ties)
@@ -174,12 +167,29 @@ def ask_next(folder: Path, true: Truth, budget: int) -> Asked:
             break
         for cell in (p.allocation for p in proposals):
             key = (cell.problems_per_batch, cell.rollouts_per_problem)
-            spent += cell.compute
+            have = done.setdefault(key, [])
+            again = bool(have) and have[-1].compute_C[-1] >= cell.compute * ALREADY
+            which = len(have) if again else max(len(have) - 1, 0)
+            run = _run_to(seeds[key][min(which, len(TRUTH_SEEDS) - 1)], cell.compute)
+            spent += float(run.compute_C[-1])
             proposed += 1
-            longer = until(whole[key], cell.compute)
-            if key not in done or len(longer.compute_C) > len(done[key].compute_C):
-                done[key] = longer
+            have[len(have) if again else -1 :] = [run]
     return Asked(_from(shares, same), _from(shares, equal), proposed)
+
+
+def _by_seed(folder: Path) -> dict[Setting, list[Curve]]:
+    """Every cell's curves, in the order of their seeds."""
+    curves, _, _ = curves_of(load(folder), metric="avg@4", unit="rollouts")
+    out: dict[Setting, list[Curve]] = {}
+    for curve in sorted(curves, key=lambda curve: curve.seed or 0):
+        out.setdefault((int(curve.problems_per_batch or 0), int(curve.rollouts_per_problem or 0)), []).append(curve)
+    return out
+
+
+def _run_to(curve: Curve, compute: float) -> Curve:
+    """What a run to this compute shows, of one that went further: up to its first evaluation there or beyond."""
+    end = int(np.searchsorted(curve.compute_C, compute * ALREADY)) + 1
+    return replace(curve, compute_C=curve.compute_C[:end], values_C=curve.values_C[:end])
 
 
 def _from(shares: list[float], right: list[bool]) -> float:
