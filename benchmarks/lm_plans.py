@@ -3,10 +3,11 @@
     python benchmarks/lm_plans.py results/2026-11-16-lm-grid.csv [--ahead 8] [--draws 3]
 
 For every `set` of the table, three metrics and six budgets C (the largest to which two n go, and its halves): a law of
-all runs up to C/8 (`--ahead`) plans C, with and without what neighbouring settings say of a setting (`plan/neighbours.py`); what
-the planned n had reached by C (best value so far, mean over all seeds, `lm_grid.py`) is held against the best n,
-against n = 8 and n = 16 where they were run, and against two rules of thumb: the n that leads at C/8 by its points, and
-the smallest. With one seed of each n the law is of `--draws` random choices of them; the truth is of all seeds.
+all runs up to C/8 (`--ahead`) plans C, with and without what neighbouring settings say of a setting
+(`plan/neighbours.py`); what the planned n had reached by C (best value so far, mean over all seeds, `lm_grid.py`) is
+held against the best n, against n = 8 and n = 16 where they were run, and against two rules of thumb: the n that leads
+at C/8 by its points, and the smallest. With one seed of each n the law is of `--draws` random choices of them; the
+truth is of all seeds.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ _NOTHING = 1e-5
 _SAME = 1e-9
 _LEVELS = 8
 """Numbers of rollouts that are tried as those of a study."""
-_WORTH = 1.2
-"""A candidate goes at least this much further than the setting was run."""
+_WORTH = 1.5
+"""A candidate goes at least this much further than the setting's last evaluation, which may lie before its end."""
 
 
 @dataclass(frozen=True)
