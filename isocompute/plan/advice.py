@@ -72,6 +72,33 @@ def run_advice(allocation: Allocation, *, problems: int | None, warmup_steps: in
     return out
 
 
+def _even_groups(n: int, rates_P: Array, *, filtered: bool) -> list[Warned]:
+    """Where more than half of the groups will be all right or all wrong, and whether that is the samples' doing."""
+    share = zero_variance_share(rates_P, n)
+    if share <= _WASTED:
+        return []
+    from isocompute.problems.population import rates_behind, samples_behind  # loads SciPy
+
+    behind_P, samples = rates_behind(rates_P), samples_behind(rates_P)
+    said = f"{share:.0%} of groups are expected to be all right or all wrong at n = {n}, at the start"
+    less = zero_variance_share(behind_P, n)
+    if samples is not None and less < share:
+        said += (
+            f", by the rates as measured; {less:.0%} by those behind them: {plural(samples, 'sample')} a problem "
+            "show too many zeros and ones"
+        )
+    kept = (
+        "the filter drops such groups"
+        if filtered
+        else "their rollouts have no advantage: only KL and entropy terms, where there are any, move them"
+    )
+    useful = (2**i for i in range(1, 12) if 2**i > n and zero_variance_share(behind_P, 2**i) <= _WASTED)
+    more = (
+        "no n brings it under a half" if (m := next(useful, None)) is None else f"n = {m} would bring it under a half"
+    )
+    return [Warned("zero_variance", f"{said}; {kept}" + (f"; {more}" if less > _WASTED else ""))]
+
+
 def data_advice(
     *,
     allocation: Allocation,
@@ -84,25 +111,7 @@ def data_advice(
     """Zero-variance groups, hard-only and very easy sets, a difficulty that is not the mix's, truncation."""
     out = []
     if rates_P is not None:
-        n = allocation.rollouts_per_problem
-        share = zero_variance_share(rates_P, n)
-        if share > _WASTED:
-            useful = next(
-                (2**i for i in range(1, 12) if 2**i > n and zero_variance_share(rates_P, 2**i) <= _WASTED), None
-            )
-            more = f"n = {useful} would bring it under a half" if useful else "no n brings it under a half"
-            kept = (
-                "the filter drops them"
-                if filtered
-                else "their rollouts have no advantage: only KL and entropy terms, where there are any, move them"
-            )
-            out.append(
-                Warned(
-                    "zero_variance",
-                    f"{share:.0%} of groups are expected to be all right or all wrong at n = {n}, at the start; "
-                    f"{kept}; {more}",
-                )
-            )
+        out += _even_groups(allocation.rollouts_per_problem, rates_P, filtered=filtered)
     if mix is not None:
         if difficulty != mix.difficulty:
             out.append(

@@ -16,12 +16,13 @@ from isocompute.law.seeds import one_seed_spread
 from isocompute.plan.advised_recipe import parse_anchor
 from isocompute.plan.budget import Budget, Rates, parse_budget
 from isocompute.plan.candidates import Constraints, allowed_rollouts
+from isocompute.plan.comparing import with_neighbours
 from isocompute.plan.curves import Curves
 from isocompute.plan.difficulty import read_pass_rates
 from isocompute.plan.grid import columns, values
 from isocompute.plan.load_law import LawSource, load_law
 from isocompute.plan.model import PlanningLaw
-from isocompute.plan.next_cells import Proposal, candidate_cells, common_targets, propose
+from isocompute.plan.next_cells import SHARES, Proposal, candidate_cells, common_targets, propose
 from isocompute.plan.one_condition import one_condition
 from isocompute.plan.planner import Plan, make_plan
 from isocompute.plan.regime import diagnose
@@ -178,33 +179,42 @@ def _proposals(plan: Plan, model: Curves, targets: Sequence[Allocation], count: 
     cells = candidate_cells(model, targets, per_unit=lambda a: plan.law.per_rollout(_rates_of(plan, a)))
     if not cells:
         return []
-    looks_EB = values(plan.law, *columns(plan.law, plan.prices, cells))
-    off = _off(plan, cells)
-    off_AB, off_EB = (
-        np.stack([off[a.problems_per_batch, a.rollouts_per_problem] for a in each]) for each in (plan.targets, cells)
-    )
-    counted_AB = plan.values_AB if plan.law.borrows else plan.values_AB + off_AB - off_AB.mean(axis=1, keepdims=True)
+    if plan.compared_AB is None:
+        values_AB, looks_EB = _with_seeds(plan, plan.targets), _with_seeds(plan, cells)
+    else:
+        values_AB, looks_EB = plan.compared_AB, _looks(plan, cells, max(target.compute for target in targets))
     return propose(
-        values_AB=counted_AB,
-        looks_EB=looks_EB + off_EB,
+        values_AB=values_AB,
+        looks_EB=looks_EB,
         cells=cells,
         count=count,
         noise=float(np.hypot(max(_NOISE, model.noise()), one_seed_spread(plan.law.seed_error))),
     )
 
 
-def _off(plan: Plan, cells: Sequence[Allocation]) -> dict[tuple[int, int], Array]:
-    """By setting, how far its curve is off under every member, at every compute: another seed shows it, and its own.
-
-    By what its one seed gave; where the plan has counted that already, together with what neighbours say of it.
+def _with_seeds(plan: Plan, settings: Sequence[Allocation]) -> Array:
+    """Values under every member. A setting with one seed is off by what that seed gave, at every compute; another seed
+    shows it, and its own.
     """
-    if plan.law.borrows:
-        off_AB = plan.values_AB - values(plan.law, *columns(plan.law, plan.prices, plan.targets))
-        keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in plan.targets]
-        return dict(zip(keys, off_AB, strict=True))
-    rng, members = np.random.default_rng(0), plan.values_AB.shape[1]
-    every = {(a.problems_per_batch, a.rollouts_per_problem) for a in (*plan.targets, *cells)}
-    return {key: np.asarray(plan.law.seed_spread(*key) * rng.standard_normal(members)) for key in sorted(every)}
+    own_AB = values(plan.law, *columns(plan.law, plan.prices, settings))
+    keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in settings]
+    return np.asarray(own_AB + plan.law.seed_draws(keys, own_AB.shape[1]))
+
+
+def _looks(plan: Plan, cells: Sequence[Allocation], whole: float) -> Array:
+    """What cells would show, those that go as far as each other with what that says of their neighbours."""
+    shares = [min(SHARES, key=lambda share: abs(np.log(cell.compute / whole / share))) for cell in cells]
+    rows: dict[int, Array] = {}
+    for share in set(shares):
+        own = [i for i, of in enumerate(shares) if of == share]
+        some, spent = [cells[i] for i in own], share * whole
+        compared_EB = with_neighbours(plan.law, plan.prices, some, _spending(spent))
+        rows |= dict(zip(own, _with_seeds(plan, some) if compared_EB is None else compared_EB, strict=True))
+    return np.stack([rows[i] for i in range(len(cells))])
+
+
+def _spending(rollouts: float) -> Callable[[int, int], float]:
+    return lambda _bp, _n: rollouts
 
 
 def _rates_of(plan: Plan, a: Allocation) -> Rates:

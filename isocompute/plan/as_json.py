@@ -51,6 +51,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             "mean": plan.mix.mean,
             **plan.mix.shares,
             "zero_variance": plan.zero_variance,
+            "zero_variance_behind": plan.zero_variance_behind,
         },
         "recipe": plan.recipe.recipe.model_dump(),
         "recipe_lines": [

@@ -42,27 +42,32 @@ class Ranked:
 
 
 def rank(
-    values_AB: Array, *, seen_AB: Array | None = None, own_AB: Array | None = None, tolerance: float = TOLERANCE
+    values_AB: Array,
+    *,
+    seen_AB: Array | None = None,
+    compared_AB: Array | None = None,
+    tolerance: float = TOLERANCE,
 ) -> list[Ranked]:
     """The allocations, best expected value first; of those within `tolerance` of the best, the earliest row wins.
 
-    How sure that is comes from `seen_AB` where it is given: the same values with what the ensemble does not show.
-    What is said of a single allocation, its value and interval, is of `own_AB` where the others compare on more.
+    How sure that is comes from `seen_AB` where it is given: the same values with what the ensemble does not show. Where
+    allocations are compared by more than their own values, `compared_AB`, that alone decides; each one's own say which
+    is best of those that it does not tell apart, and what to expect of it.
     """
-    mean_A = values_AB.mean(axis=1)
-    best = int(np.argmax(mean_A >= mean_A.max() - tolerance))
+    own_A, seen_AB = values_AB.mean(axis=1), values_AB if seen_AB is None else seen_AB
+    mean_A, against_AB = (own_A, seen_AB) if compared_AB is None else (compared_AB.mean(axis=1), compared_AB)
+    near_A = mean_A >= mean_A.max() - tolerance
+    best = int(np.argmax(near_A & (own_A >= own_A[near_A].max() - tolerance)))
     order = np.argsort(-mean_A, kind="stable")
     order = np.concatenate([[best], order[order != best]])
-    seen_AB = values_AB if seen_AB is None else seen_AB
-    told_A, told_AB = (mean_A, seen_AB) if own_AB is None else (own_AB.mean(axis=1), own_AB)
-    winner_B = order[seen_AB[order].argmax(axis=0)]
+    winner_B = order[against_AB[order].argmax(axis=0)]
     probability_A = np.bincount(winner_B, minlength=len(values_AB)) / values_AB.shape[1]
-    loss_A, spread_A = mean_A[best] - mean_A, (seen_AB[best] - seen_AB).std(axis=1)
+    loss_A, spread_A = mean_A[best] - mean_A, (against_AB[best] - against_AB).std(axis=1)
     return [
         Ranked(
             index=int(a),
-            value=float(told_A[a]),
-            interval=percentiles(told_AB[a], LEVEL),
+            value=float(own_A[a]),
+            interval=percentiles(seen_AB[a], LEVEL),
             probability_best=float(probability_A[a]),
             regret=max(0.0, float(loss_A[a])),
             standard_error=float(spread_A[a]),

@@ -20,7 +20,7 @@ from isocompute.runs import files
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["Mix", "classify", "read_pass_rates", "zero_variance_share"]
+__all__ = ["Mix", "classify", "read_pass_rates", "zero_variance_behind", "zero_variance_share"]
 
 HARD = 0.0625
 EASY = 0.3
@@ -70,6 +70,13 @@ def zero_variance_share(rates_P: Array, rollouts_per_problem: int) -> float:
     """
     n = rollouts_per_problem
     return float(np.mean(rates_P**n + (1.0 - rates_P) ** n))
+
+
+def zero_variance_behind(rates_P: Array, rollouts_per_problem: int) -> float:
+    """The same by the rates behind those that were measured with few samples, which have too many zeros and ones."""
+    from isocompute.problems.population import rates_behind  # loads SciPy
+
+    return zero_variance_share(rates_behind(rates_P), rollouts_per_problem)
 
 
 def read_pass_rates(path: str, *, column: str | None = None) -> Array:

@@ -107,14 +107,20 @@ class PlanningLaw:
         """Standard deviation of a setting over seeds, where no member shows it; 0 where they do."""
         return 0.0 if (bp, n) in self.repeated else one_seed_spread(self.seed_error)
 
-    def with_seeds(self, values_AB: Array, settings: Sequence[tuple[int, int]]) -> Array:
-        """The values of these settings with what another seed would give, where no member shows it: the 95% interval
-        of a difference between two settings of one seed is then at least ± `seed_error`.
+    def seed_draws(self, settings: Sequence[tuple[int, int]], members: int) -> Array:
+        """What another seed would give of these settings, settings × members, where no member shows it: the 95%
+        interval of a difference between two settings of one seed is then at least ± `seed_error`. A setting's draws are
+        the same whatever stands beside it: a seed is off at every compute.
         """
+        return np.stack(
+            [self.seed_spread(bp, n) * centred(np.random.default_rng([bp, n]), (1, members))[0] for bp, n in settings]
+        )
+
+    def with_seeds(self, values_AB: Array, settings: Sequence[tuple[int, int]]) -> Array:
+        """The values of these settings with what another seed would give."""
         if self.seed_error == 0.0:
             return values_AB
-        spread_A = np.array([self.seed_spread(bp, n) for bp, n in settings])
-        out_AB = values_AB + spread_A[:, None] * centred(np.random.default_rng(0), values_AB.shape)
+        out_AB = values_AB + self.seed_draws(settings, values_AB.shape[1])
         return np.clip(out_AB, 0.0, 1.0) if self.bounded else out_AB
 
     def fallen(self, bp: int, n: int, compute: float) -> Fallen | None:

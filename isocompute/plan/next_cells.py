@@ -22,7 +22,7 @@ from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.plan.curves import Curves
 
-__all__ = ["Proposal", "candidate_cells", "common_targets", "propose"]
+__all__ = ["SHARES", "Proposal", "candidate_cells", "common_targets", "propose"]
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Candidates run a setting to these shares of the budget."""

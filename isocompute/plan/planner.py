@@ -17,8 +17,9 @@ from isocompute.plan.advice import FEW_UPDATES, Warned, data_advice, metric_advi
 from isocompute.plan.advised_recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
 from isocompute.plan.budget import Budget
 from isocompute.plan.candidates import Constraints, allocations
+from isocompute.plan.comparing import higher_by_itself, with_neighbours
 from isocompute.plan.decision import LEVEL, Ranked, rank
-from isocompute.plan.difficulty import Mix, classify, zero_variance_share
+from isocompute.plan.difficulty import Mix, classify, zero_variance_behind, zero_variance_share
 from isocompute.plan.grid import (
     asked_settings,
     begun,
@@ -32,7 +33,6 @@ from isocompute.plan.grid import (
 from isocompute.plan.law_advice import law_advice, way_to_find_out
 from isocompute.plan.limits import ADVICE, Diagnosis, assumed_regime
 from isocompute.plan.model import OWN, PlanningLaw
-from isocompute.plan.neighbours import borrow, higher_by_itself
 from isocompute.plan.reach import planned_range, range_warnings, setting_warnings
 from isocompute.plan.small_sets import hold_to_set
 from isocompute.plan.spending import Prices
@@ -89,14 +89,18 @@ class Plan:
     difficulty: str | None
     mix: Mix | None
     zero_variance: float | None
-    """Expected share of groups that are all right or all wrong at the chosen n, at the start."""
+    """Expected share of groups that are all right or all wrong at the chosen n, at the start, by the given rates."""
+    zero_variance_behind: float | None
+    """The same by the rates behind them, where they were measured with few samples."""
     prices: Prices
     warnings: tuple[Warned, ...]
     regime: Assumed
     targets: tuple[Allocation, ...]
     """All allocations that were compared, in the order of `values_AB`."""
     values_AB: Array
-    """What each is worth under every member of the law; where neighbours say something of a setting, with that."""
+    """What each is worth by itself under every member of the law."""
+    compared_AB: Array | None
+    """The same with seeds and with what neighbouring settings say, where they do: that is what was compared."""
 
     def __repr__(self) -> str:
         a, ranked, other = self.allocation, self.chosen.ranked, self.cheapest.allocation
@@ -123,14 +127,16 @@ class Plan:
     @property
     def stands_out(self) -> bool:
         """Whether to name the chosen setting and not the cheapest within one error of it: it is the cheapest itself, or
-        the other is expected to lose more than seeds differ by. Where the members show what seeds do, "within one
-        error" has counted that, and the chosen one has to be more likely the best than not.
+        the other is expected to lose more than seeds differ by, with or without what neighbours say. Where the members
+        show what seeds do, "within one error" has counted that, and the chosen one has to be more likely the best than
+        not.
         """
         if self.chosen.cheapest:
             return True
         pair_of = [option.allocation for option in (self.chosen, self.cheapest)]
         if any(self.law.seed_spread(a.problems_per_batch, a.rollouts_per_problem) > 0.0 for a in pair_of):
-            return self.cheapest.ranked.regret > self.law.seed_error
+            chosen, other = self.chosen.ranked, self.cheapest.ranked
+            return max(other.regret, chosen.value - other.value) > self.law.seed_error
         return self.chosen.ranked.probability_best >= _LIKELY
 
     @property
@@ -192,12 +198,10 @@ def make_plan(
     grid = columns(law, prices, targets)
     values_AB = values(law, *grid)
     seen_AB = law.with_seeds(values_AB, [(a.problems_per_batch, a.rollouts_per_problem) for a in targets])
-    if law.borrows:
-        values_AB = borrow(seen_AB, *grid[:2])
-        ranking = rank(values_AB, own_AB=seen_AB)
+    compared_AB = with_neighbours(law, prices, targets, lambda bp, n: prices.rates(bp, n).rollouts(budget))
+    ranking = rank(values_AB, seen_AB=seen_AB, compared_AB=compared_AB)
+    if compared_AB is not None:
         warnings += higher_by_itself(targets, ranking)
-    else:
-        ranking = rank(values_AB, seen_AB=seen_AB)
     warnings += setting_warnings(law, targets, grid[2].tolist(), ranking)
     fallen_A = [
         law.fallen(a.problems_per_batch, a.rollouts_per_problem, c) for a, c in zip(targets, grid[2], strict=True)
@@ -238,11 +242,13 @@ def make_plan(
         difficulty=difficulty,
         mix=mix,
         zero_variance=None if rates_P is None else zero_variance_share(rates_P, a.rollouts_per_problem),
+        zero_variance_behind=None if rates_P is None else zero_variance_behind(rates_P, a.rollouts_per_problem),
         prices=prices,
         warnings=tuple(warnings),
         regime=_assumed(law, diagnosis),
         targets=tuple(targets),
         values_AB=values_AB,
+        compared_AB=compared_AB,
     )
 
 

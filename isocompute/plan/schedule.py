@@ -21,6 +21,7 @@ from isocompute.errors import InputError
 from isocompute.plan.candidates import Constraints
 from isocompute.plan.grid import asked_settings, started, values
 from isocompute.plan.model import PlanningLaw
+from isocompute.plan.neighbours import FEWEST, expected
 
 __all__ = ["Schedule", "Stage", "schedule"]
 
@@ -154,10 +155,17 @@ def _frontier(law: PlanningLaw, bp: float, n_N: Array, compute_NC: Array) -> Arr
     """Index of the best n at each column's computes, among those that the law knows anything about there."""
     shape = compute_NC.shape
     bp_A, n_A, compute_A = np.full(compute_NC.size, bp), np.repeat(n_N, shape[1]), compute_NC.ravel()
-    values_NC = values(law, bp_A, n_A, compute_A).mean(axis=1).reshape(shape)
+    values_NCB = values(law, bp_A, n_A, compute_A).reshape(*shape, -1)
     begun_NC = started(law, bp_A, n_A, compute_A).reshape(shape)
     begun_NC[0] |= ~begun_NC.any(axis=0)  # before everything, the smallest n
-    return np.asarray(np.where(begun_NC, values_NC, -np.inf).argmax(axis=0))
+    compared_NC = np.where(begun_NC, values_NCB.mean(axis=2), -np.inf)
+    if law.borrows:  # as the plan compares them
+        keys = [(int(bp), int(n)) for n in n_N]
+        seen_NCB = values_NCB + law.seed_draws(keys, values_NCB.shape[2])[:, None]
+        for c in np.flatnonzero(begun_NC.sum(axis=0) >= FEWEST).tolist():
+            there = np.flatnonzero(begun_NC[:, c])
+            compared_NC[there, c] = expected(seen_NCB[there, c], [keys[i] for i in there])
+    return np.asarray(compared_NC.argmax(axis=0))
 
 
 def _overtakes(best: Callable[[Array], Array], to: int, low: float, high: float) -> float:

@@ -4,24 +4,33 @@ Of 16 samples of a problem that is solved in 3% of cases, most often none is rig
 zeros and ones and spread too far, and what is computed from them (how strong rewards pull, how many groups are all
 wrong) is off by a third or more on hard sets. The distribution behind the counts has neither. The most likely one
 (`pass_rates`) is a handful of spikes where a set has a range; a few dozen steps of EM towards it from a flat start are
-half as far from the true one on small sets (docs/planning.md): stopping early is the smoothing.
+half as far from the true one on small sets: stopping early is the smoothing.
+
+A set that was filtered by these same counts (kept from .3 to .6, or up to .0625) ends abruptly; where many more
+problems should lie outside the range that was seen than none, the likelihood is that of counts inside it.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from scipy.stats import binom
 
 from isocompute.arrays import Array
-from isocompute.problems.pass_rates import gather, log_kernel, rate_grid
+from isocompute.problems.pass_rates import Cells, Kept, gather, log_kernel, rate_grid
 
 __all__ = ["rates_behind", "samples_behind"]
 
 _MOST_SAMPLES = 64
 """Rates of more samples are as good as exact, and any number with few digits would look like one of them."""
 _FEWEST_PROBLEMS = 20
-_ROUNDING = 0.011
-"""How far from a whole count a rate may be that was written with three digits."""
+_DIGITS = range(2, 13)
+"""With which rates are written; more are a computer's own."""
+_EXACT = 1e-12
 _STEPS = 60
+_MISSING = 7.0
+"""Problems that should have counts outside the range that was seen, from which on the set was filtered by its counts:
+that none has would be a chance of one in a thousand."""
+_FEWEST_SAMPLES = 4
 _GRID = 64
 """Samples whose grid is fine enough for any number of them."""
 
@@ -29,7 +38,7 @@ _GRID = 64
 def samples_behind(rates_P: Array) -> int | None:
     """How many samples a problem the rates were measured with: the fewest of which all are whole shares.
 
-    None where they are not such shares, or too few problems to tell.
+    None where they are not such shares, of fewer samples than say anything, or too few problems to tell.
 
     >>> samples_behind(np.tile([0.0, 0.25, 0.0625, 0.5], 5)), samples_behind(np.linspace(0.3, 0.6, 50))
     (16, None)
@@ -37,10 +46,11 @@ def samples_behind(rates_P: Array) -> int | None:
     if len(rates_P) < _FEWEST_PROBLEMS:
         return None
     distinct = np.unique(rates_P)
+    digits = next((d for d in _DIGITS if np.abs(distinct.round(d) - distinct).max() < _EXACT), _DIGITS.stop)
+    rounding = 0.5 * 10.0**-digits + _EXACT
     for samples in range(1, _MOST_SAMPLES + 1):
-        counts = distinct * samples
-        if np.abs(counts - counts.round()).max() <= _ROUNDING:
-            return samples
+        if np.abs((distinct * samples).round() / samples - distinct).max() <= rounding:
+            return samples if samples >= _FEWEST_SAMPLES else None
     return None
 
 
@@ -56,10 +66,31 @@ def rates_behind(rates_P: Array) -> Array:
     if samples is None:
         return rates_P
     cells, rate_K, count = gather((rates_P * samples).round(), samples), rate_grid(_GRID), len(rates_P)
-    kernel_DK, share_D = np.exp(log_kernel(cells, rate_K)), cells.problems_D / count
-    weight_K = np.full(len(rate_K), 1.0 / len(rate_K))
-    for _ in range(_STEPS):
-        weight_K = weight_K * ((share_D / (kernel_DK @ weight_K)) @ kernel_DK)
+    weight_K = _climbed(cells, rate_K, None)
+    seen = (float(cells.rate_D.min()), float(cells.rate_D.max()))
+    if count * float(weight_K @ (1.0 - _passing(rate_K, samples, seen))) > _MISSING:
+        weight_K = _climbed(cells, rate_K, seen)
     # The middles of equal shares of the distribution: as many numbers as problems, and no further luck. A rate of the
     # grid stands for those half-way to its neighbours.
     return np.asarray(np.interp((np.arange(count) + 0.5) / count, np.cumsum(weight_K) - weight_K / 2, rate_K))
+
+
+def _climbed(cells: Cells, rate_K: Array, kept: Kept | None) -> Array:
+    """Weights of the rates after some steps of EM from a flat start: flat before the filter, where there was one, since
+    a rate that hardly ever passes it explains what did as well as any other.
+    """
+    start_K = np.ones(len(rate_K)) if kept is None else _passing(rate_K, int(cells.samples_D[0]), kept)
+    can_K = start_K > _EXACT  # a rate of exactly 0 passes no filter of successes
+    kernel_DK, share_D = np.exp(log_kernel(cells, rate_K[can_K], kept=kept)), cells.problems_D / cells.problems_D.sum()
+    weight_K = start_K[can_K] / start_K[can_K].sum()
+    for _ in range(_STEPS):
+        weight_K = weight_K * ((share_D / (kernel_DK @ weight_K)) @ kernel_DK)
+    out_K = np.zeros(len(rate_K))
+    out_K[can_K] = weight_K
+    return out_K
+
+
+def _passing(rate_K: Array, samples: int, kept: Kept) -> Array:
+    """Chances that the measured rate of a problem lies in a range."""
+    low, high = (round(bound * samples) for bound in kept)
+    return np.asarray(binom.cdf(high, samples, rate_K) - binom.cdf(low - 1, samples, rate_K))

@@ -95,3 +95,25 @@ def test_a_difficulty_that_the_pass_rates_contradict_is_told() -> None:
 
     assert "difficulty_contradicts" in codes("easy")
     assert "difficulty_contradicts" not in codes("hard") + codes(None)
+
+
+def test_zeros_of_few_samples_are_told_from_problems_that_nobody_solves() -> None:
+    """Two in three problems with no success in 16 samples and one with one: some 2% of the samples are right."""
+    seen = isocompute.plan(
+        budget=2e6, law="isocompute/bp32-hard", pass_rates=[0.0, 0.0, 0.0625] * 100, rollouts_per_problem=8
+    )
+    (message,) = (w.message for w in seen.warnings if w.code == "zero_variance")
+    shares = seen.zero_variance, seen.zero_variance_behind
+    assert shares[0] == pytest.approx(2 / 3 + 0.9375**8 / 3, abs=0.001) and shares[1] < shares[0]
+    assert f"{shares[0]:.0%} of groups" in message and f"{shares[1]:.0%} by those behind them: 16 samples" in message
+    assert message.endswith("n = 32 would bring it under a half"), "by the measured rates no n would"
+    told = plan_to_json(seen)["mix"]
+    assert (told["zero_variance"], told["zero_variance_behind"]) == shares
+
+
+def test_exact_rates_are_taken_as_they_are() -> None:
+    rates = [0.001 + 0.00001 * i for i in range(100)]
+    exact = isocompute.plan(budget=2e6, law="isocompute/bp32-hard", pass_rates=rates, rollouts_per_problem=8)
+    assert exact.zero_variance == exact.zero_variance_behind
+    (message,) = (w.message for w in exact.warnings if w.code == "zero_variance")
+    assert "behind" not in message and message.endswith("would bring it under a half")

@@ -64,7 +64,7 @@ def test_the_cheapest_is_named_where_no_setting_is_likely_the_best() -> None:
     near = replace(
         other,
         allocation=replace(other.allocation, update_steps=7),
-        ranked=replace(other.ranked, regret=0.01),
+        ranked=replace(other.ranked, regret=0.01, value=chosen.ranked.value - 0.01),
         cheapest=True,
     )
     headline = replace(answer, plan=replace(answer.plan, chosen=doubtful, alternatives=(near,))).headline

@@ -1,0 +1,65 @@
+"""Settings of a law against each other: by themselves, or with what their neighbours say (`plan.neighbours`).
+
+Neighbours are all settings that the law was measured at, whatever the constraints leave to choose from: what is
+forbidden is no less true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from isocompute.allocation import Allocation
+from isocompute.arrays import Array
+from isocompute.plan.advice import Warned
+from isocompute.plan.decision import TOLERANCE, Ranked
+from isocompute.plan.grid import columns, only_problems, started
+from isocompute.plan.model import PlanningLaw
+from isocompute.plan.neighbours import FEWEST, borrow
+from isocompute.plan.spending import Prices
+from isocompute.words import value
+
+__all__ = ["higher_by_itself", "with_neighbours"]
+
+Buys = Callable[[int, int], float]
+"""Rollouts that are spent at a Bp and n."""
+
+
+def with_neighbours(law: PlanningLaw, prices: Prices, targets: Sequence[Allocation], buys: Buys) -> Array | None:
+    """Values of allocations that spend what `buys` says, allocations × members; None where nothing is borrowed: of a
+    law that was published, or of too few settings.
+    """
+    only = only_problems(law)
+    asked = [(only or a.problems_per_batch, a.rollouts_per_problem) for a in targets]
+    computes = dict(zip(asked, columns(law, prices, targets)[2].tolist(), strict=True))
+    known = sorted(law.model.settings())
+    paid = {key: int(buys(*key) // (key[0] * key[1])) for key in known if key not in computes}
+    others = [Allocation(*key, updates) for key, updates in paid.items() if updates]
+    if others:
+        grid = columns(law, prices, others)
+        begun = zip(others, grid[2].tolist(), started(law, *grid).tolist(), strict=True)
+        computes |= {(a.problems_per_batch, a.rollouts_per_problem): c for a, c, has in begun if has}
+    measured = [key for key in known if key in computes]
+    if not law.borrows or len(measured) < FEWEST:
+        return None
+    bp_R, n_R = np.array(measured, dtype=np.float64).T
+    values_RB = law.model.values(bp_R, n_R, np.array([computes[key] for key in measured]))
+    return borrow(values_RB + law.seed_draws(measured, values_RB.shape[1]), measured, asked)
+
+
+def higher_by_itself(targets: Sequence[Allocation], ranking: Sequence[Ranked]) -> list[Warned]:
+    """Say so where a setting came out higher than the chosen one, which its neighbours do not bear out."""
+    chosen, highest = ranking[0], max(ranking, key=lambda ranked: ranked.value)
+    if value(highest.value) == value(chosen.value) or highest.regret <= TOLERANCE:
+        return []
+    other, own = (
+        f"{targets[r.index].problems_per_batch} × {targets[r.index].rollouts_per_problem}" for r in (highest, chosen)
+    )
+    return [
+        Warned(
+            "neighbours",
+            f"by itself {other} comes out higher ({value(highest.value)}, {own} {value(chosen.value)}); the settings "
+            "around it do not bear that out, and the choice and the regrets count them, too",
+        )
+    ]
