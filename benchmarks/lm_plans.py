@@ -128,9 +128,10 @@ def main() -> None:
                 samples = {"all seeds": [curves], "one seed": [one_of_each(curves, rng) for _ in range(args.draws)]}
                 for seeds, some in samples.items():
                     for sample in some:
-                        for borrows, n in (planned(sample, budget, end, metric) or {}).items():
-                            if n not in values:
-                                continue
+                        chosen = planned(sample, budget, end, metric)
+                        if chosen is None or not values.keys() >= set(chosen.values()):
+                            continue  # a pair of plans of which one was not run so far
+                        for borrows, n in chosen.items():
                             rule = f"plan, {seeds}, {'with' if borrows else 'without'} neighbours"
                             lost[rule].append(best - values[n])
                             leads[rule] += [values[n] - values[o] for o in (8, 16) if o != n and o in values]

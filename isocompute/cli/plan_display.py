@@ -59,6 +59,10 @@ def show(plan: Plan) -> None:
         screen.print(heading("Within one standard error"))
         heads = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["runs that fell"] if fell else []), ""]
         screen.print(table(heads, rows))
+        if plan.compared_AB is not None:
+            from isocompute.plan.comparing import OWN_AND_COMPARED
+
+            screen.print(f" {OWN_AND_COMPARED}", style="dim")
     screen.print(heading("Recipe"))
     for part in plan.recipe.lines:
         screen.print(f" {part.setting} = {part.value}: {part.reason} ({part.source})")

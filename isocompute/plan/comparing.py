@@ -20,7 +20,10 @@ from isocompute.plan.neighbours import FEWEST, borrow
 from isocompute.plan.spending import Prices
 from isocompute.words import value
 
-__all__ = ["higher_by_itself", "with_neighbours"]
+__all__ = ["OWN_AND_COMPARED", "higher_by_itself", "with_neighbours"]
+
+OWN_AND_COMPARED = "each setting's own value and interval; best and regret count what neighbouring settings show, too"
+"""What a table of settings is made of where neighbours were asked."""
 
 Buys = Callable[[int, int], float]
 """Rollouts that are spent at a Bp and n."""
@@ -30,6 +33,8 @@ def with_neighbours(law: PlanningLaw, prices: Prices, targets: Sequence[Allocati
     """Values of allocations that spend what `buys` says, allocations × members; None where nothing is borrowed: of a
     law that was published, or of too few settings.
     """
+    if not law.borrows:
+        return None
     only = only_problems(law)
     asked = [(only or a.problems_per_batch, a.rollouts_per_problem) for a in targets]
     computes = dict(zip(asked, columns(law, prices, targets)[2].tolist(), strict=True))
@@ -41,7 +46,7 @@ def with_neighbours(law: PlanningLaw, prices: Prices, targets: Sequence[Allocati
         begun = zip(others, grid[2].tolist(), started(law, *grid).tolist(), strict=True)
         computes |= {(a.problems_per_batch, a.rollouts_per_problem): c for a, c, has in begun if has}
     measured = [key for key in known if key in computes]
-    if not law.borrows or len(measured) < FEWEST:
+    if len(measured) < FEWEST:
         return None
     bp_R, n_R = np.array(measured, dtype=np.float64).T
     values_RB = law.model.values(bp_R, n_R, np.array([computes[key] for key in measured]))

@@ -5,7 +5,7 @@ that was lucky. But reward mostly changes little from one n, or one Bp, to the n
 settings at one budget are taken as a function f of log n and log Bp, a Gaussian process around an unknown level, seen
 with the errors that the law gives them (universal kriging: Rasmussen and Williams 2006, section 2.7). The prior's
 covariance K has a smooth part and one that is each setting's own, since one may collapse beside others that do not.
-With the errors' covariance N,
+With the covariance N of what each is off by for itself,
 
     estimate = M v,   M = 1 wᵀ + K (K + N)⁻¹ (I - 1 wᵀ),   w = (K + N)⁻¹ 1 / 1ᵀ (K + N)⁻¹ 1,
 
@@ -33,6 +33,9 @@ _SCALES = 4.0 ** np.arange(-3, 4)
 """Of K, in units of the variance between the values and of their errors."""
 _OWN = (0.0, 0.03, 0.3)
 """Shares of K that are each setting's own."""
+_TRENDS = 6
+"""Settings from which on errors may have trends."""
+_LEAST_LEFT = 0.2
 _JITTER = 1e-9
 
 Setting = tuple[int, int]
@@ -70,7 +73,7 @@ def expected(values_RB: Array, measured: Sequence[Setting]) -> Array:
 def _weighed(values_RB: Array, places: Sequence[Setting]) -> Iterator[tuple[float, Array, Array]]:
     """Priors over all places with their chances, and M under each; the first places are the measured ones."""
     count, mean_R = len(values_RB), values_RB.mean(axis=1)
-    noise_RR = _errors(values_RB)
+    noise_RR = _errors(values_RB, places[:count])
     unit = float(mean_R.var() + np.diag(noise_RR).mean())
     if unit == 0.0:  # all the same, for sure
         unit = 1.0
@@ -83,12 +86,18 @@ def _weighed(values_RB: Array, places: Sequence[Setting]) -> Iterator[tuple[floa
         yield chance, prior_UU, _leaning(prior_UU[:, :count], prior_UU[:count, :count] + noise_RR)
 
 
-def _errors(values_RB: Array) -> Array:
-    """Covariance of the settings over the members, held towards its diagonal where these are few."""
-    count, members = values_RB.shape
-    errors_RR = np.atleast_2d(np.cov(values_RB))
-    shrink = min(1.0, count / members)
-    return np.asarray((1.0 - shrink) * errors_RR + shrink * np.diag(np.diag(errors_RR)))
+def _errors(values_RB: Array, measured: Sequence[Setting]) -> Array:
+    """Covariance of what each setting is off by for itself.
+
+    An error that all settings share, or that grows along n or Bp, as those of extrapolation do, no neighbour can tell
+    from the truth: level and trends are taken out of every member first. Members keep them.
+    """
+    at_R2, count = np.log2(np.array(measured, dtype=np.float64)), len(measured)
+    trends = [at_R for at_R in at_R2.T if np.ptp(at_R)] if count >= _TRENDS else []
+    shared_RZ = np.stack([np.ones(count), *trends], axis=1)
+    out_RR = np.eye(count) - shared_RZ @ np.linalg.pinv(shared_RZ)
+    own_R = (out_RR @ values_RB).var(axis=1) / np.maximum(np.diag(out_RR), _LEAST_LEFT)
+    return np.diag(np.minimum(own_R, values_RB.var(axis=1)))  # a large error of one setting is none of the others'
 
 
 def _likeness(places: Sequence[Setting]) -> Array:

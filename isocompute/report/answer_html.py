@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from isocompute.plan.comparing import OWN_AND_COMPARED
 from isocompute.plan.planner import Option, Plan
 from isocompute.report.answer import Answer
 from isocompute.report.html import items, table, tag
@@ -54,6 +55,8 @@ def _plan(plan: Plan, condition: str) -> list[str]:
                 [_row(option) + ([str(option.fallen or "–")] if fell else []) for option in options],
             )
         )
+        if plan.compared_AB is not None:
+            out.append(tag("p", escape(f"{OWN_AND_COMPARED.capitalize()}."), class_="note"))
     lines = [f"{line.setting} = {line.value}: {line.reason} ({line.source})" for line in plan.recipe.lines]
     out.append(tag("details", tag("summary", "The whole recipe, and why"), items(lines)))
     if plan.warnings:
