@@ -16,7 +16,7 @@ from isocompute.plan.advice import Warned
 from isocompute.plan.decision import TOLERANCE, Ranked
 from isocompute.plan.grid import columns, only_problems, started
 from isocompute.plan.model import PlanningLaw
-from isocompute.plan.neighbours import FEWEST, borrow
+from isocompute.plan.neighbours import FEWEST, Setting, borrow, own_errors
 from isocompute.plan.spending import Prices
 from isocompute.words import value
 
@@ -24,6 +24,8 @@ __all__ = ["OWN_AND_COMPARED", "higher_by_itself", "with_neighbours"]
 
 OWN_AND_COMPARED = "each setting's own value and interval; best and regret count what neighbouring settings show, too"
 """What a table of settings is made of where neighbours were asked."""
+
+_LIFT = 0.5
 
 Buys = Callable[[int, int], float]
 """Rollouts that are spent at a Bp and n."""
@@ -50,7 +52,19 @@ def with_neighbours(law: PlanningLaw, prices: Prices, targets: Sequence[Allocati
         return None
     bp_R, n_R = np.array(measured, dtype=np.float64).T
     values_RB = law.model.values(bp_R, n_R, np.array([computes[key] for key in measured]))
-    return borrow(values_RB + law.seed_draws(measured, values_RB.shape[1]), measured, asked)
+    values_RB = values_RB + law.seed_draws(measured, values_RB.shape[1])
+    return _hardly_lifted(borrow(values_RB, measured, asked), asked, values_RB, measured)
+
+
+def _hardly_lifted(out_AB: Array, asked: Sequence[Setting], values_RB: Array, measured: Sequence[Setting]) -> Array:
+    """Luck is taken off a setting as far as its neighbours say; bad luck is made good by half of its error at most.
+
+    A setting that did badly in few runs may be one that does badly, such as the largest batch of a sweep, and whoever
+    runs it has nothing but its neighbours to hope for.
+    """
+    most = dict(zip(measured, values_RB.mean(axis=1) + _LIFT * own_errors(values_RB, measured), strict=True))
+    over_A = np.array([out_B.mean() - most.get(key, np.inf) for key, out_B in zip(asked, out_AB, strict=True)])
+    return np.asarray(out_AB - np.maximum(over_A, 0.0)[:, None])
 
 
 def higher_by_itself(targets: Sequence[Allocation], ranking: Sequence[Ranked]) -> list[Warned]:

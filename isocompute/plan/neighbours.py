@@ -23,7 +23,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 
-__all__ = ["FEWEST", "borrow", "expected"]
+__all__ = ["FEWEST", "Setting", "borrow", "expected", "own_errors"]
 
 LENGTH = 3.0
 """Doublings of n, or of Bp, over which values stay alike: a correlation of .95 between neighbours."""
@@ -73,7 +73,7 @@ def expected(values_RB: Array, measured: Sequence[Setting]) -> Array:
 def _weighed(values_RB: Array, places: Sequence[Setting]) -> Iterator[tuple[float, Array, Array]]:
     """Priors over all places with their chances, and M under each; the first places are the measured ones."""
     count, mean_R = len(values_RB), values_RB.mean(axis=1)
-    noise_RR = _errors(values_RB, places[:count])
+    noise_RR = np.diag(own_errors(values_RB, places[:count]) ** 2)
     unit = float(mean_R.var() + np.diag(noise_RR).mean())
     if unit == 0.0:  # all the same, for sure
         unit = 1.0
@@ -86,8 +86,8 @@ def _weighed(values_RB: Array, places: Sequence[Setting]) -> Iterator[tuple[floa
         yield chance, prior_UU, _leaning(prior_UU[:, :count], prior_UU[:count, :count] + noise_RR)
 
 
-def _errors(values_RB: Array, measured: Sequence[Setting]) -> Array:
-    """Covariance of what each setting is off by for itself.
+def own_errors(values_RB: Array, measured: Sequence[Setting]) -> Array:
+    """What each setting is off by for itself, as a standard deviation.
 
     An error that all settings share, or that grows along n or Bp, as those of extrapolation do, no neighbour can tell
     from the truth: level and trends are taken out of every member first. Members keep them.
@@ -97,7 +97,7 @@ def _errors(values_RB: Array, measured: Sequence[Setting]) -> Array:
     shared_RZ = np.stack([np.ones(count), *trends], axis=1)
     out_RR = np.eye(count) - shared_RZ @ np.linalg.pinv(shared_RZ)
     own_R = (out_RR @ values_RB).var(axis=1) / np.maximum(np.diag(out_RR), _LEAST_LEFT)
-    return np.diag(np.minimum(own_R, values_RB.var(axis=1)))  # a large error of one setting is none of the others'
+    return np.asarray(np.sqrt(np.minimum(own_R, values_RB.var(axis=1))))  # a large error of one is none of the others'
 
 
 def _likeness(places: Sequence[Setting]) -> Array:

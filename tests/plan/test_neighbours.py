@@ -232,6 +232,20 @@ def test_beyond_the_data_no_n_wins_for_being_the_smallest(seeds: int) -> None:
     assert borrowed < alone + 0.004
 
 
+def test_neighbours_do_not_make_good_what_did_badly() -> None:
+    """The largest n has three seeds, one of which fell far: by its neighbours alone it would be as good as they."""
+    compute = np.geomspace(2e4, 1e6, 24)
+    curves = [
+        Curve(f"n{n}-{s}", compute, 0.98 - 0.3 * np.exp(-compute / 5e4) - low, 32, n, seed=s)
+        for n in ROLLOUTS
+        for s, low in enumerate((0.0, 0.001, 0.1) if n == 512 else (0.0, 0.001, 0.0005))
+    ]
+    plan = isocompute.plan(budget=1e6, law=law_of(curves))
+    ranked = {o.allocation.rollouts_per_problem: o.ranked for o in (plan.chosen, *plan.alternatives)}
+    own_loss = plan.chosen.ranked.value - ranked[512].value
+    assert own_loss > 0.02 and 0.3 * own_loss < ranked[512].regret <= own_loss + 0.001
+
+
 def test_a_look_at_one_setting_teaches_of_its_neighbours() -> None:
     """Under a member that has n = 64 high, n = 128 is likely high, too; by themselves they have nothing in common."""
     law = law_of(sweep(), 400)
