@@ -1,6 +1,6 @@
 """How good plans are, on problem sets drawn at random for the simulator.
 
-    python benchmarks/plan_regret.py FOLDER [--sets 10] [--first 200] [--population NAME] [--budget C] [--quick]
+    python benchmarks/plan_regret.py FOLDER [--sets 16] [--first 900] [--population anchored] [--budget C] [--quick]
 
 For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 on held-out problems, eight seeds); a
 second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives the law that plans C. Printed are
@@ -15,7 +15,7 @@ second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives 
 `--quick` leaves out `--law simulate` and `--next`, which take most of the time after the sweeps.
 
 Sweeps and plans are kept in FOLDER, so that a second call only prints: after a change to the planner delete its
-`planned.json` and `simulated.json` files. What was tuned was tuned on other seeds (docs/planning.md).
+`planned.json` and `simulated.json` files. What was tuned was tuned on other seeds (docs/plan_quality.md).
 """
 
 from __future__ import annotations
@@ -312,10 +312,10 @@ def speed() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--sets", type=int, default=10)
-    parser.add_argument("--first", type=int, default=200)
-    parser.add_argument("--budget", type=int, help="rollouts; 1M, or the population's own")
-    parser.add_argument("--population", choices=sorted(POPULATIONS), default="wide")
+    parser.add_argument("--sets", type=int, default=16)
+    parser.add_argument("--first", type=int, default=900)
+    parser.add_argument("--budget", type=int, help="rollouts; the population's own where not given")
+    parser.add_argument("--population", choices=sorted(POPULATIONS), default="anchored")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     rows = []

@@ -6,7 +6,7 @@ forbidden is no less true.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from isocompute.plan.neighbours import FEWEST, Setting, borrow, own_errors
 from isocompute.plan.spending import Prices
 from isocompute.words import value
 
-__all__ = ["OWN_AND_COMPARED", "higher_by_itself", "with_neighbours"]
+__all__ = ["OWN_AND_COMPARED", "compared", "higher_by_itself", "with_neighbours"]
 
 OWN_AND_COMPARED = "each setting's own value and interval; best and regret count what neighbouring settings show, too"
 """What a table of settings is made of where neighbours were asked."""
@@ -40,31 +40,48 @@ def with_neighbours(law: PlanningLaw, prices: Prices, targets: Sequence[Allocati
     only = only_problems(law)
     asked = [(only or a.problems_per_batch, a.rollouts_per_problem) for a in targets]
     computes = dict(zip(asked, columns(law, prices, targets)[2].tolist(), strict=True))
-    known = sorted(law.model.settings())
-    paid = {key: int(buys(*key) // (key[0] * key[1])) for key in known if key not in computes}
+    paid = {key: int(buys(*key) // (key[0] * key[1])) for key in law.model.settings() if key not in computes}
     others = [Allocation(*key, updates) for key, updates in paid.items() if updates]
     if others:
-        grid = columns(law, prices, others)
-        begun = zip(others, grid[2].tolist(), started(law, *grid).tolist(), strict=True)
-        computes |= {(a.problems_per_batch, a.rollouts_per_problem): c for a, c, has in begun if has}
-    measured = [key for key in known if key in computes]
-    if len(measured) < FEWEST:
+        keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in others]
+        computes |= dict(zip(keys, columns(law, prices, others)[2].tolist(), strict=True))
+    return compared(law, computes, asked)
+
+
+def compared(law: PlanningLaw, computes: Mapping[Setting, float], asked: Sequence[Setting]) -> Array | None:
+    """Values of settings (Bp, n of the law's own Bp) at these computes, asked × members; None where too few of the
+    law's settings are among them and have begun.
+    """
+    known = law.model.settings()
+    begun = [key for key in known if key in computes]
+    if begun:
+        grid = (*np.array(begun, dtype=np.float64).T, np.array([computes[key] for key in begun]))
+        begun = [key for key, has in zip(begun, started(law, *grid).tolist(), strict=True) if has or key in asked]
+    if len(begun) < FEWEST:
         return None
-    bp_R, n_R = np.array(measured, dtype=np.float64).T
-    values_RB = law.model.values(bp_R, n_R, np.array([computes[key] for key in measured]))
-    values_RB = values_RB + law.seed_draws(measured, values_RB.shape[1])
-    return _hardly_lifted(borrow(values_RB, measured, asked), asked, values_RB, measured)
+    bp_R, n_R = np.array(begun, dtype=np.float64).T
+    values_RB = law.values(bp_R, n_R, np.array([computes[key] for key in begun]))
+    values_RB = values_RB + law.seed_draws(begun, values_RB.shape[1])
+    # All of the law's settings have a place, so that members are the same at every compute.
+    out_AB = borrow(values_RB, begun, [*asked, *known])[: len(asked)]
+    return np.asarray(out_AB - _too_high(out_AB.mean(axis=1), asked, values_RB, begun)[:, None])
 
 
-def _hardly_lifted(out_AB: Array, asked: Sequence[Setting], values_RB: Array, measured: Sequence[Setting]) -> Array:
+def _too_high(mean_A: Array, asked: Sequence[Setting], values_RB: Array, measured: Sequence[Setting]) -> Array:
     """Luck is taken off a setting as far as its neighbours say; bad luck is made good by half of its error at most.
 
     A setting that did badly in few runs may be one that does badly, such as the largest batch of a sweep, and whoever
-    runs it has nothing but its neighbours to hope for.
+    runs it has nothing but its neighbours to hope for. One that was not run is held to what lies between those beside
+    it.
     """
-    most = dict(zip(measured, values_RB.mean(axis=1) + _LIFT * own_errors(values_RB, measured), strict=True))
-    over_A = np.array([out_B.mean() - most.get(key, np.inf) for key, out_B in zip(asked, out_AB, strict=True)])
-    return np.asarray(out_AB - np.maximum(over_A, 0.0)[:, None])
+    most_R = values_RB.mean(axis=1) + _LIFT * own_errors(values_RB, measured)
+    out_A = np.zeros(len(asked))
+    for i, (bp, n) in enumerate(asked):
+        near = min((key[0] for key in measured), key=lambda other: abs(np.log(other / bp)))
+        beside = [j for j, key in enumerate(measured) if key[0] == near]
+        limit = np.interp(np.log(n), np.log([measured[j][1] for j in beside]), most_R[beside])
+        out_A[i] = max(0.0, float(mean_A[i]) - float(limit))
+    return out_A
 
 
 def higher_by_itself(targets: Sequence[Allocation], ranking: Sequence[Ranked]) -> list[Warned]:

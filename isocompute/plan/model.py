@@ -104,7 +104,11 @@ class PlanningLaw:
         return np.clip(values_AB, 0.0, 1.0) if self.bounded else values_AB
 
     def seed_spread(self, bp: int, n: int) -> float:
-        """Standard deviation of a setting over seeds, where no member shows it; 0 where they do."""
+        """Standard deviation of a setting over seeds, where no member shows it; 0 where they do. A law of one Bp stands
+        in for others.
+        """
+        own = {known for known, _ in self.model.settings()}
+        bp = next(iter(own)) if len(own) == 1 else bp
         return 0.0 if (bp, n) in self.repeated else one_seed_spread(self.seed_error)
 
     def seed_draws(self, settings: Sequence[tuple[int, int]], members: int) -> Array:

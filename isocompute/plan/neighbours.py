@@ -23,7 +23,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 
-__all__ = ["FEWEST", "Setting", "borrow", "expected", "own_errors"]
+__all__ = ["FEWEST", "Setting", "borrow", "own_errors"]
 
 LENGTH = 3.0
 """Doublings of n, or of Bp, over which values stay alike: a correlation of .95 between neighbours."""
@@ -35,7 +35,7 @@ _OWN = (0.0, 0.03, 0.3)
 """Shares of K that are each setting's own."""
 _TRENDS = 6
 """Settings from which on errors may have trends."""
-_LEAST_LEFT = 0.2
+_LEAST_LEFT, _TURNS = 0.2, 20
 _JITTER = 1e-9
 
 Setting = tuple[int, int]
@@ -44,11 +44,13 @@ Setting = tuple[int, int]
 def borrow(values_RB: Array, measured: Sequence[Setting], asked: Sequence[Setting], *, seed: int = 0) -> Array:
     """Values of settings (Bp, n), asked × members, from those of the measured ones.
 
-    Members stay what they are, draws of what is true: where one has a setting high, it still has.
+    Members stay what they are, draws of what is true: where one has a setting high, it still has. Draws of the prior
+    belong to the places that are measured or asked for, in their order: with the same places they are the same.
     """
-    places = [*measured, *(key for key in dict.fromkeys(asked) if key not in set(measured))]
-    members, count = values_RB.shape[1], len(measured)
-    found = list(_weighed(values_RB, places))
+    places = sorted({*measured, *asked})
+    at_R = [places.index(key) for key in measured]
+    members = values_RB.shape[1]
+    found = list(_weighed(values_RB, places, at_R))
     ends = np.cumsum([chance for chance, _, _ in found])
     which_B = np.searchsorted(ends, (np.arange(members) + 0.5) / members).clip(max=len(found) - 1)
     normal_UB = np.random.default_rng([seed, 3]).standard_normal((len(places), members))
@@ -59,45 +61,45 @@ def borrow(values_RB: Array, measured: Sequence[Setting], asked: Sequence[Settin
         if own_B.any():
             jitter = _JITTER * prior_UU[0, 0] * np.eye(len(places))
             prior_UB = np.linalg.cholesky(prior_UU + jitter) @ normal_UB[:, own_B]
-            out_UB[:, own_B] = lean_UR @ (values_RB[:, own_B] - prior_UB[:count]) + prior_UB
+            out_UB[:, own_B] = lean_UR @ (values_RB[:, own_B] - prior_UB[at_R]) + prior_UB
     out_UB += (mean_U - out_UB.mean(axis=1))[:, None]  # whichever members had which prior
     return out_UB[[places.index(key) for key in asked]]
 
 
-def expected(values_RB: Array, measured: Sequence[Setting]) -> Array:
-    """The means of `borrow` for the measured settings themselves."""
-    mean_R = values_RB.mean(axis=1)
-    return np.asarray(sum(chance * (lean_RR @ mean_R) for chance, _, lean_RR in _weighed(values_RB, measured)))
-
-
-def _weighed(values_RB: Array, places: Sequence[Setting]) -> Iterator[tuple[float, Array, Array]]:
-    """Priors over all places with their chances, and M under each; the first places are the measured ones."""
-    count, mean_R = len(values_RB), values_RB.mean(axis=1)
-    noise_RR = np.diag(own_errors(values_RB, places[:count]) ** 2)
+def _weighed(values_RB: Array, places: Sequence[Setting], at_R: Sequence[int]) -> Iterator[tuple[float, Array, Array]]:
+    """Priors over all places with their chances, and M under each; `at_R` says where the measured ones stand."""
+    mean_R, measured = values_RB.mean(axis=1), [places[i] for i in at_R]
+    noise_RR = np.diag(own_errors(values_RB, measured) ** 2)
     unit = float(mean_R.var() + np.diag(noise_RR).mean())
     if unit == 0.0:  # all the same, for sure
         unit = 1.0
-    noise_RR = noise_RR + _JITTER * unit * np.eye(count)
-    like_UU, same_UU = _likeness(places), np.eye(len(places))
+    noise_RR = noise_RR + _JITTER * unit * np.eye(len(measured))
+    like_UU, same_UU, inside = _likeness(places), np.eye(len(places)), np.ix_(at_R, at_R)
     priors = [scale * unit * ((1.0 - own) * like_UU + own * same_UU) for scale in _SCALES for own in _OWN]
-    evidence = np.array([_evidence(mean_R, prior_UU[:count, :count] + noise_RR) for prior_UU in priors])
+    evidence = np.array([_evidence(mean_R, prior_UU[inside] + noise_RR) for prior_UU in priors])
     chances = np.exp(evidence - evidence.max())
     for chance, prior_UU in zip((chances / chances.sum()).tolist(), priors, strict=True):
-        yield chance, prior_UU, _leaning(prior_UU[:, :count], prior_UU[:count, :count] + noise_RR)
+        yield chance, prior_UU, _leaning(prior_UU[:, at_R], prior_UU[inside] + noise_RR)
 
 
 def own_errors(values_RB: Array, measured: Sequence[Setting]) -> Array:
     """What each setting is off by for itself, as a standard deviation.
 
     An error that all settings share, or that grows along n or Bp, as those of extrapolation do, no neighbour can tell
-    from the truth: level and trends are taken out of every member first. Members keep them.
+    from the truth: level and trends are taken out of every member first. Members keep them. They are fitted with
+    weights, so that a large error of one setting is none of the others'.
     """
     at_R2, count = np.log2(np.array(measured, dtype=np.float64)), len(measured)
-    trends = [at_R for at_R in at_R2.T if np.ptp(at_R)] if count >= _TRENDS else []
-    shared_RZ = np.stack([np.ones(count), *trends], axis=1)
-    out_RR = np.eye(count) - shared_RZ @ np.linalg.pinv(shared_RZ)
-    own_R = (out_RR @ values_RB).var(axis=1) / np.maximum(np.diag(out_RR), _LEAST_LEFT)
-    return np.asarray(np.sqrt(np.minimum(own_R, values_RB.var(axis=1))))  # a large error of one is none of the others'
+    trends = [at_R - at_R.mean() for at_R in at_R2.T if np.ptp(at_R)] if count >= _TRENDS else []
+    shared_RZ, whole_R = np.stack([np.ones(count), *trends], axis=1), values_RB.var(axis=1)
+    least = _JITTER * float(whole_R.max())
+    own_R = whole_R + least
+    for _ in range(_TURNS):
+        weighed_ZR = shared_RZ.T / own_R
+        out_RR = np.eye(count) - shared_RZ @ np.linalg.pinv(weighed_ZR @ shared_RZ) @ weighed_ZR
+        left_R = (out_RR @ values_RB).var(axis=1) / np.maximum(np.diag(out_RR), _LEAST_LEFT)
+        own_R = np.minimum(left_R, whole_R) + least
+    return np.asarray(np.sqrt(own_R - least).clip(min=0.0))
 
 
 def _likeness(places: Sequence[Setting]) -> Array:

@@ -19,9 +19,9 @@ import numpy as np
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.plan.candidates import Constraints
-from isocompute.plan.grid import asked_settings, started, values
+from isocompute.plan.comparing import compared
+from isocompute.plan.grid import asked_settings, only_problems, started, values
 from isocompute.plan.model import PlanningLaw
-from isocompute.plan.neighbours import FEWEST, expected
 
 __all__ = ["Schedule", "Stage", "schedule"]
 
@@ -111,10 +111,14 @@ def schedule(
     n_N = np.array(allowed, dtype=np.float64)
     units_N = np.array([_of(unit_per_rollout, n) / _of(price, n) for n in allowed])
 
-    def best(spent_C: Array) -> Array:
-        return _frontier(law, float(problems_per_batch), n_N, units_N[:, None] * spent_C)
+    own = only_problems(law) or problems_per_batch
+    others = [n for bp, n in law.model.settings() if bp == own and n not in allowed]
+    beside = {(own, n): _of(unit_per_rollout, n) / _of(price, n) for n in others}
 
-    spent_C = np.geomspace(costs[first], budget, _GRID)
+    def best(spent_C: Array) -> Array:
+        return _frontier(law, problems_per_batch, n_N, units_N[:, None] * spent_C, beside, spent_C)
+
+    spent_C = np.geomspace(costs[first], budget, _GRID // 4 if law.borrows else _GRID)
     # The smallest n that is still to come: n rises only to where it stays.
     rising_C = np.minimum.accumulate(best(spent_C)[::-1])[::-1]
     changes = [(0.0, int(n_N[rising_C[0]]))]
@@ -151,21 +155,34 @@ def _allowed(law: PlanningLaw, bp: int, held: Constraints) -> list[int]:
     return kept
 
 
-def _frontier(law: PlanningLaw, bp: float, n_N: Array, compute_NC: Array) -> Array:
-    """Index of the best n at each column's computes, among those that the law knows anything about there."""
+def _frontier(
+    law: PlanningLaw,
+    bp: int,
+    n_N: Array,
+    compute_NC: Array,
+    beside: Mapping[tuple[int, int], float],
+    spent_C: Array,
+) -> Array:
+    """Index of the best n at each column's computes, among those that the law knows anything about there.
+
+    `beside` are the law's other settings at this Bp, which may not be chosen, with their compute for each unit spent.
+    """
     shape = compute_NC.shape
-    bp_A, n_A, compute_A = np.full(compute_NC.size, bp), np.repeat(n_N, shape[1]), compute_NC.ravel()
-    values_NCB = values(law, bp_A, n_A, compute_A).reshape(*shape, -1)
+    bp_A, n_A, compute_A = np.full(compute_NC.size, float(bp)), np.repeat(n_N, shape[1]), compute_NC.ravel()
+    values_NC = values(law, bp_A, n_A, compute_A).mean(axis=1).reshape(shape)
     begun_NC = started(law, bp_A, n_A, compute_A).reshape(shape)
     begun_NC[0] |= ~begun_NC.any(axis=0)  # before everything, the smallest n
-    compared_NC = np.where(begun_NC, values_NCB.mean(axis=2), -np.inf)
     if law.borrows:  # as the plan compares them
-        keys = [(int(bp), int(n)) for n in n_N]
-        seen_NCB = values_NCB + law.seed_draws(keys, values_NCB.shape[2])[:, None]
-        for c in np.flatnonzero(begun_NC.sum(axis=0) >= FEWEST).tolist():
+        own = only_problems(law) or bp
+        for c, spent in enumerate(spent_C.tolist()):
             there = np.flatnonzero(begun_NC[:, c])
-            compared_NC[there, c] = expected(seen_NCB[there, c], [keys[i] for i in there])
-    return np.asarray(compared_NC.argmax(axis=0))
+            asked = [(own, int(n_N[i])) for i in there]
+            computes = {key: units * spent for key, units in beside.items()}
+            computes |= dict(zip(asked, compute_NC[there, c].tolist(), strict=True))
+            found_AB = compared(law, computes, asked)
+            if found_AB is not None:
+                values_NC[there, c] = found_AB.mean(axis=1)
+    return np.asarray(np.where(begun_NC, values_NC, -np.inf).argmax(axis=0))
 
 
 def _overtakes(best: Callable[[Array], Array], to: int, low: float, high: float) -> float:

@@ -30,7 +30,7 @@ _STEPS = 60
 _MISSING = 7.0
 """Problems that should have counts outside the range that was seen, from which on the set was filtered by its counts:
 that none has would be a chance of one in a thousand."""
-_FEWEST_SAMPLES = 4
+_FEWEST_SAMPLES, _FEWEST_RATES = 4, 4
 _GRID = 64
 """Samples whose grid is fine enough for any number of them."""
 
@@ -46,6 +46,8 @@ def samples_behind(rates_P: Array) -> int | None:
     if len(rates_P) < _FEWEST_PROBLEMS:
         return None
     distinct = np.unique(rates_P)
+    if len(distinct) < _FEWEST_RATES and distinct[0] > 0.0:
+        return None  # any number of samples would do
     digits = next((d for d in _DIGITS if np.abs(distinct.round(d) - distinct).max() < _EXACT), _DIGITS.stop)
     rounding = 0.5 * 10.0**-digits + _EXACT
     for samples in range(1, _MOST_SAMPLES + 1):

@@ -15,7 +15,7 @@ from isocompute.plan.api import next_cells, stages
 from isocompute.plan.decision import rank
 from isocompute.plan.load_law import load_law
 from isocompute.plan.model import PlanningLaw
-from isocompute.plan.neighbours import LENGTH, borrow, expected
+from isocompute.plan.neighbours import LENGTH, borrow, own_errors
 from isocompute.plan.planner import Plan
 
 ROLLOUTS = tuple(2**i for i in range(3, 10))
@@ -30,6 +30,10 @@ def members(mean_R: np.ndarray, error: float | np.ndarray, count: int = 400, see
     noise_RB -= noise_RB.mean(axis=1, keepdims=True)
     noise_RB /= noise_RB.std(axis=1, keepdims=True)
     return mean_R[:, None] + np.broadcast_to(error, mean_R.shape)[:, None] * noise_RB
+
+
+def expected(values_RB: np.ndarray, keys: list[tuple[int, int]]) -> np.ndarray:
+    return borrow(values_RB, keys, keys).mean(axis=1)
 
 
 def test_it_is_the_gaussian_posterior_under_a_level_that_nobody_knows() -> None:
@@ -101,6 +105,15 @@ def test_values_that_are_nearly_equal_are_not_sure_for_it() -> None:
     near = members(np.array([0.5, 0.5002, 0.4999]), 0.007, 2000)
     out = borrow(near, KEYS[:3], KEYS[:3])
     assert 0.002 < (out[0] - out[1]).std() < (near[0] - near[1]).std()
+
+
+def test_a_large_error_of_one_setting_is_none_of_the_others() -> None:
+    """Beside a level and a trend that all share."""
+    rng, tilt = np.random.default_rng(4), np.linspace(-1, 1, 7)[:, None]
+    own = np.array([0.003] * 6 + [0.1])
+    values = members(HILL, own, 2000) + 0.03 * rng.standard_normal(2000) + 0.01 * tilt * rng.standard_normal(2000)
+    assert own_errors(values, KEYS)[:6] == pytest.approx(0.003, rel=0.4)
+    assert own_errors(values, KEYS)[6] == pytest.approx(0.1, rel=0.1)
 
 
 @given(seed=st.integers(0, 10_000), scale=st.floats(0.01, 1e4), level=st.floats(-100, 100))
@@ -200,9 +213,12 @@ def test_what_may_be_chosen_does_not_change_what_is_true(lucky: PlanningLaw) -> 
     assert n_of(isocompute.plan(budget=1e6, law=lucky, rollouts_per_problem=[128, 256])) == 128
 
 
-def test_a_run_whose_n_grows_ends_where_the_plan_is(lucky: PlanningLaw) -> None:
-    plan = isocompute.plan(budget=1e6, law=lucky)
+@pytest.mark.parametrize("allowed", [None, [128, 256], [64, 256], [128, 192, 256]])
+def test_a_run_whose_n_grows_ends_where_the_plan_is(lucky: PlanningLaw, allowed: list[int] | None) -> None:
+    plan = isocompute.plan(budget=1e6, law=lucky, rollouts_per_problem=allowed)
     assert stages(plan).stages[-1].rollouts_per_problem == n_of(plan)
+    if allowed:
+        return
     assert stages(isocompute.plan(budget=1e6, law=replace(lucky, borrows=False))).stages[-1].rollouts_per_problem == 256
 
 
@@ -219,7 +235,7 @@ def test_settings_that_were_not_run_are_no_measurements() -> None:
 def test_beyond_the_data_no_n_wins_for_being_the_smallest(seeds: int) -> None:
     """A law that ends at an eighth of the budget, whose errors are shared and tilted along n."""
     lost = []
-    for draw in range(4):
+    for draw in range(8):
         curves = [
             replace(curve, name=f"{curve.name}-{s}", seed=s)
             for s in range(seeds)
@@ -229,7 +245,7 @@ def test_beyond_the_data_no_n_wins_for_being_the_smallest(seeds: int) -> None:
         plans = [isocompute.plan(budget=1e6, law=replace(law, borrows=b), extrapolate=True) for b in (False, True)]
         lost.append([HILL.max() - HILL[ROLLOUTS.index(n_of(plan))] for plan in plans])
     alone, borrowed = np.mean(lost, axis=0)
-    assert borrowed < alone + 0.004
+    assert borrowed < alone + 0.002
 
 
 def test_neighbours_do_not_make_good_what_did_badly() -> None:
@@ -244,6 +260,8 @@ def test_neighbours_do_not_make_good_what_did_badly() -> None:
     ranked = {o.allocation.rollouts_per_problem: o.ranked for o in (plan.chosen, *plan.alternatives)}
     own_loss = plan.chosen.ranked.value - ranked[512].value
     assert own_loss > 0.02 and 0.3 * own_loss < ranked[512].regret <= own_loss + 0.001
+    beside = isocompute.plan(budget=1e6, law=law_of(curves), rollouts_per_problem=[128, 384, 500, 512])
+    assert n_of(beside) == 128, "nor what was not run beside it"
 
 
 def test_a_look_at_one_setting_teaches_of_its_neighbours() -> None:

@@ -76,7 +76,11 @@ def test_a_set_that_was_filtered_by_its_counts(kind: stats.rv_continuous, kept: 
     assert np.quantile(behind_P, [0.1, 0.9]) == pytest.approx([low, high], abs=0.04)
 
 
-@pytest.mark.parametrize("rates_P", [np.zeros(50), np.full(50, 0.5), np.repeat([0.0, 1.0], 30)])
+@pytest.mark.parametrize(
+    "rates_P",
+    [np.zeros(50), np.full(50, 0.5), np.repeat([0.0, 1.0], 30), np.full(100, 0.25), np.repeat([0.1, 0.2], 50)],
+    ids=["none", "halves", "single", "one", "two"],
+)
 def test_rates_of_a_sample_or_two_say_too_little(rates_P: np.ndarray) -> None:
     assert rates_behind(rates_P) is rates_P
 
