@@ -1,6 +1,6 @@
 """What neighbouring settings are worth to a plan of one seed a setting, on the sweeps that `plan_regret.py` has kept.
 
-    python benchmarks/plan_neighbours.py FOLDER [--seeds 4]
+    python benchmarks/plan_neighbours.py FOLDER [--seeds 4] [--problems-per-batch 32]
 
 FOLDER is that of `plan_regret.py`, which has a sweep of eight seeds for every set. Each of the first seeds is taken by
 itself, as somebody would have it who runs every cell once, cut at C, C/2, C/8 and C/16, and C is planned with and
@@ -56,8 +56,10 @@ def cut(curve: Curve, compute: float) -> Curve:
     return curve.until(int(np.searchsorted(curve.compute_C, 0.98 * compute)) + 1)
 
 
-def measure(folder: Path, seeds: int, out: dict[tuple[float, bool], Found]) -> None:
-    runs = load(folder)
+def measure(folder: Path, seeds: int, only: int | None, out: dict[tuple[float, bool], Found]) -> None:
+    every = load(folder)
+    kept = [run for run in every if only is None or run.settings.problems_per_batch == only]
+    runs = RunSet(tuple(kept), source=every.source)
     curves, _, _ = curves_of(runs, metric="avg@4", unit="rollouts")
     budget = max(float(curve.compute_C[-1]) for curve in curves)
     for seed in TRUTH_SEEDS[:seeds]:
@@ -79,11 +81,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--problems-per-batch", type=int)
     args = parser.parse_args()
     out: dict[tuple[float, bool], Found] = defaultdict(Found)
     sets = sorted(path for path in args.folder.iterdir() if (path / "truth").is_dir())
     for path in sets:
-        measure(path / "truth", args.seeds, out)
+        measure(path / "truth", args.seeds, args.problems_per_batch, out)
     print(f"{len(sets)} sets × {args.seeds} seeds, one at a time")
     print("law up to  neighbours  mean loss  median  90th percentile  80% interval holds")
     for share in SHARES:

@@ -1,8 +1,8 @@
 """Curves as they were run, where evaluations have no noise and the mean over worlds needs no form.
 
 A simulated sweep is exact at every point and goes to the budget itself, so a fitted form can only take away
-(docs/planning.md has what it took). Beyond the last point, and for settings that were not run, the fits still say how
-much further a setting goes.
+(docs/plan_quality.md has what it took). Beyond the last point, and for settings that were not run, the fits still say
+how much further a setting goes.
 """
 
 from __future__ import annotations

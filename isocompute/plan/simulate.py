@@ -40,7 +40,7 @@ _FEWEST_UPDATES = 12
 _LARGEST_SET = 20_000
 _WORLDS = 6
 """Draws of the simulator's world, its teacher, base policy and problems: what pass rates do not show. Two rank the best
-n of other sets nearly as well, eight no better (docs/planning.md)."""
+n of other sets nearly as well, eight no better (docs/plan_quality.md)."""
 _UNCERTAINTY = f"bootstrap over {_WORLDS} simulated worlds: what the simulator leaves out is not in it"
 
 
