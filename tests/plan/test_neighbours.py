@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import isocompute
+from isocompute.cli.plan_display import show
 from isocompute.law import Curve, fit_law
 from isocompute.plan.api import next_cells, stages
 from isocompute.plan.decision import rank
@@ -275,3 +276,11 @@ def test_a_look_at_one_setting_teaches_of_its_neighbours() -> None:
     proposals = next_cells(isocompute.plan(budget=4e6, law=law, extrapolate=True), 3)
     assert proposals and all(0 < p.gain < law.seed_error for p in proposals)
     assert len({p.allocation.rollouts_per_problem for p in proposals}) == len(proposals)
+
+
+def test_output_says_whether_neighbours_were_asked(lucky: PlanningLaw, capsys: pytest.CaptureFixture[str]) -> None:
+    for borrows in (False, True):
+        plan = isocompute.plan(budget=1e6, law=replace(lucky, borrows=borrows))
+        show(plan)
+        assert plan.to_json()["law"]["neighbours"] is borrows
+        assert ("best and regret count" in " ".join(capsys.readouterr().out.split())) is borrows
