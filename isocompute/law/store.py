@@ -254,6 +254,7 @@ def _setting(fit: CurveFit) -> dict[str, Any]:
         "last": fit.last,
         "starts": fit.starts,
         "seed_spread": fit.seed_spread,
+        "trend": fit.trend,
         "ensemble": {
             "families": [family.name for family in FAMILIES],
             "family": e.family_B.tolist(),
@@ -344,6 +345,7 @@ class _SettingFile(_Part):
     last: float
     starts: float = Field(ge=0)
     seed_spread: float = Field(default=0.0, ge=0)  # older files do not have it
+    trend: float | None = None  # nor this
     ensemble: _EnsembleFile
 
     @model_validator(mode="after")
@@ -443,4 +445,5 @@ def _read_setting(s: _SettingFile) -> CurveFit:
             np.array(e.ceiling, dtype=np.float64),
         ),
         seed_spread=s.seed_spread,
+        trend=s.trend,
     )

@@ -15,12 +15,14 @@ from isocompute.arrays import Array
 from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import REACH
 from isocompute.law.surface import Surface
-from isocompute.plan.beyond import SAME, centred, drift, extrapolate
+from isocompute.plan.beyond import SAME, centred, drift, extrapolate, going_on
 
 __all__ = ["Curves"]
 
 _ABOUT_AS_FAR = 2.0
 """Settings were run about as far as each other where their last evaluations lie within this many times."""
+_GRID = 0.5
+"""Doublings between the points at which a trend is looked at."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Curves:
         doublings_A = np.log2(np.maximum(compute_A / last_A, 1.0))
         doublings_A[doublings_A < np.log2(SAME)] = 0.0
         if doublings_A.any():
-            out_AB = out_AB + drift(
+            out_AB += self._going_on(doublings_A)
+            out_AB += drift(
                 settings=self.settings(),
                 problems_A=problems_A,
                 rollouts_A=rollouts_A,
@@ -117,6 +120,26 @@ class Curves:
             base=float(np.median([fit.base for fit in self.fits])),
             doublings_A=np.log2(compute_A / last_A),
         )
+
+    def _going_on(self, doublings_A: Array) -> Array:
+        """What half of the members, always the same ones, expect on top: the trend at the settings' ends goes on.
+        Allocations × members; nothing where no setting has a trend, as published curves have none.
+        """
+        known = [fit for fit in self.fits if fit.trend is not None and self._key(fit) not in self.fallen]
+        if not known:
+            return np.zeros((len(doublings_A), self._members()))
+        # Along a grid, since every allocation lies a little elsewhere: batches are whole.
+        grid_D = np.arange(0.0, doublings_A.max() + _GRID, _GRID)
+        last_Q = np.repeat([fit.last for fit in known], len(grid_D))
+        keys = [self._key(fit) for fit in known for _ in grid_D]
+        growth_QB = self._growth(keys, last_Q, last_Q * np.tile(2.0**grid_D, len(known)))
+        more_D = going_on(
+            trend_S=np.array([fit.trend for fit in known]),
+            growth_SD=growth_QB.mean(axis=1).reshape(len(known), len(grid_D)),
+            doublings_D=grid_D,
+        )
+        half_B = np.random.default_rng([self.seed, 4]).permutation(self._members()) % 2
+        return np.outer(np.interp(doublings_A, grid_D, more_D), half_B)
 
     def _grown(self, key: tuple[int, int], compute_A: Array) -> Array:
         """A setting's own curve, and past its last point what the surface adds."""
