@@ -28,7 +28,6 @@ from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.rows import Rows
 from isocompute.law.seeds import Luck, Spread, moderated, of_one
 from isocompute.law.solver import Fits, evaluate
-from isocompute.law.trend import last_trend
 from isocompute.words import number, value
 
 __all__ = ["MAXIMUM_POINTS", "SEEN", "CurveFit", "Ensemble", "fit_groups", "usable_points"]
@@ -66,7 +65,7 @@ class CurveFit:
     seed_spread: float = 0.0
     """Where the ensemble has none: what the other settings' seeds say of it; 0 where no setting has several."""
     trend: float | None = None
-    """Rise for each doubling of compute where its runs end (`trend.last_trend`); None where that is not known."""
+    """Rise for each doubling of compute where its runs end (`last_trend`), of a law's settings; None if not known."""
 
     def __repr__(self) -> str:
         more = f" and {len(self.curves) - 1} more" if len(self.curves) > 1 else ""
@@ -208,7 +207,6 @@ def fit_groups(
                 ensemble=ensembles[g],
                 seed_error=luck.level if luck else 0.0,
                 seed_spread=lone.level if lone and not luck else 0.0,
-                trend=last_trend(group),
             )
         )
     return out

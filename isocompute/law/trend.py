@@ -15,26 +15,31 @@ from isocompute.law.curve import Curve
 __all__ = ["last_trend"]
 
 _DOUBLINGS = 2.0
-_FEWEST = 3
+"""Of compute, before the end of the longest run, whose points count."""
+_FEWEST = 4
 """Points that a slope takes."""
-_LEAST_SPAN = 0.5
+_LEAST_SPAN = 1.0
 """Doublings that they have to lie apart."""
+_ROUNDING = 1e-9
 
 
 def last_trend(curves: Sequence[Curve]) -> float | None:
-    """Slope in log2 compute over the last two doublings of the longest run, each run around its own level, since seeds
-    differ in that and may end at different places; None where too few points lie there.
+    """Slope in log2 compute, each run around its own level, since seeds differ in that and may end at different places;
+    None where too few points lie there.
 
-    >>> compute_C = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
-    >>> round(last_trend([Curve("a", compute_C, np.array([0.0, 0.3, 0.4, 0.41, 0.42]))]), 9)
-    0.01
+    >>> compute_C = np.array([1.0, 2.0, 4.0, 6.0, 8.0, 16.0])
+    >>> last_trend([Curve("a", compute_C, 0.01 * np.log2(compute_C) + (compute_C > 1))])  # doctest: +ELLIPSIS
+    0.01...
     """
     start = max(float(curve.compute_C[-1]) for curve in curves) / 2.0**_DOUBLINGS
-    late = [(curve, curve.compute_C >= start * (1 - 1e-9)) for curve in curves]
-    x_R = [np.log2(curve.compute_C[late_C] / start) for curve, late_C in late if late_C.sum() > 1]
-    y_R = [curve.values_C[late_C] for curve, late_C in late if late_C.sum() > 1]
-    if sum(map(len, x_R)) < _FEWEST or max(float(np.ptp(x_C)) for x_C in x_R) < _LEAST_SPAN:
+    x_R, y_R = [], []
+    for curve in curves:
+        late_C = curve.compute_C >= start * (1 - _ROUNDING)
+        if late_C.any():
+            x_R.append(np.log2(curve.compute_C[late_C] / start))
+            y_R.append(curve.values_C[late_C])
+    if sum(map(len, x_R)) < _FEWEST or max(float(np.ptp(x_C)) for x_C in x_R) < _LEAST_SPAN * (1 - _ROUNDING):
         return None
-    across = sum(float(((x_C - x_C.mean()) * y_C).sum()) for x_C, y_C in zip(x_R, y_R, strict=True))
-    along = sum(float(((x_C - x_C.mean()) ** 2).sum()) for x_C in x_R)
-    return across / along
+    off_R = [x_C - x_C.mean() for x_C in x_R]
+    rise = sum(float(off_C @ y_C) for off_C, y_C in zip(off_R, y_R, strict=True))
+    return rise / sum(float(off_C @ off_C) for off_C in off_R)

@@ -21,8 +21,6 @@ __all__ = ["Curves"]
 
 _ABOUT_AS_FAR = 2.0
 """Settings were run about as far as each other where their last evaluations lie within this many times."""
-_GRID = 0.5
-"""Doublings between the points at which a trend is looked at."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Curves:
         doublings_A = np.log2(np.maximum(compute_A / last_A, 1.0))
         doublings_A[doublings_A < np.log2(SAME)] = 0.0
         if doublings_A.any():
-            out_AB += self._going_on(doublings_A)
+            out_AB += self._going_on(compute_A)
             out_AB += drift(
                 settings=self.settings(),
                 problems_A=problems_A,
@@ -121,25 +119,32 @@ class Curves:
             doublings_A=np.log2(compute_A / last_A),
         )
 
-    def _going_on(self, doublings_A: Array) -> Array:
-        """What half of the members, always the same ones, expect on top: the trend at the settings' ends goes on.
-        Allocations × members; nothing where no setting has a trend, as published curves have none.
+    def _going_on(self, compute_A: Array) -> Array:
+        """What half of the members, always the same ones, expect on top beyond the furthest runs: that settings go on
+        as they did there. Allocations × members, the same for all at one compute.
+
+        Settings that ended long before say nothing: they were cut off in their steep part. Published curves have no
+        points, and so no trend.
         """
-        known = [fit for fit in self.fits if fit.trend is not None and self._key(fit) not in self.fallen]
-        if not known:
-            return np.zeros((len(doublings_A), self._members()))
-        # Along a grid, since every allocation lies a little elsewhere: batches are whole.
-        grid_D = np.arange(0.0, doublings_A.max() + _GRID, _GRID)
-        last_Q = np.repeat([fit.last for fit in known], len(grid_D))
-        keys = [self._key(fit) for fit in known for _ in grid_D]
-        growth_QB = self._growth(keys, last_Q, last_Q * np.tile(2.0**grid_D, len(known)))
-        more_D = going_on(
-            trend_S=np.array([fit.trend for fit in known]),
-            growth_SD=growth_QB.mean(axis=1).reshape(len(known), len(grid_D)),
-            doublings_D=grid_D,
-        )
+        held = [fit for fit in self.fits if self._key(fit) not in self.fallen]
+        end = max((fit.last for fit in held), default=np.inf)
+        known = [fit for fit in held if fit.trend is not None and fit.last >= end / _ABOUT_AS_FAR]
+        doublings_A = np.log2(np.maximum(compute_A / end * 2, 1.0))
+        if not known or doublings_A.max() < np.log2(SAME):
+            return np.zeros((len(compute_A), self._members()))
+        growth_SA = np.stack([self._form(fit, fit.last * 2.0**doublings_A) for fit in known])
+        growth_SA -= np.stack([self._form(fit, np.full(len(compute_A), fit.last)) for fit in known])
+        trend_S = np.array([fit.trend for fit in known])
+        more_A = going_on(trend_S=trend_S, growth_SA=growth_SA, doublings_A=doublings_A)
         half_B = np.random.default_rng([self.seed, 4]).permutation(self._members()) % 2
-        return np.outer(np.interp(doublings_A, grid_D, more_D), half_B)
+        return np.outer(more_A, half_B)
+
+    def _form(self, fit: CurveFit, compute_C: Array) -> Array:
+        """What a setting is by the form of the surface, or where there is none by its own."""
+        if self.surface is None:
+            return fit.at(compute_C)
+        bp, n = self._key(fit)
+        return self.surface.at(compute_C, np.array(float(n)), np.array(float(bp)))
 
     def _grown(self, key: tuple[int, int], compute_A: Array) -> Array:
         """A setting's own curve, and past its last point what the surface adds."""

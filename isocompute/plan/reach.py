@@ -94,7 +94,7 @@ def setting_warnings(
 def _outside(law: PlanningLaw, beyond: bool) -> str:
     """What an expectation outside the range is made of."""
     if not isinstance(law.model, OptimumOnly):
-        return "the expectation rests on the form of the curves, not on data"
+        return "the expectation rests on the form of the curves and the trend at their ends, not on data"
     made = "stays at" if beyond else "follows, down to the base, the slope of"
     points = "the law's last point" if beyond else "the law's first two points"
     return f"the expectation {made} {points}, less sure with each doubling of compute"

@@ -25,15 +25,17 @@ def value(n: float, compute_C: np.ndarray, late: float) -> np.ndarray:
     return np.asarray(hill_C + late * np.maximum(np.log2(compute_C / (LAST / 8)), 0.0))
 
 
+def curves_of(late: float) -> list[Curve]:
+    rng, compute_C = np.random.default_rng(5), np.geomspace(1e3, LAST, 30)
+    return [
+        Curve(f"{n}-{seed}", compute_C, value(n, compute_C, late) + 0.002 * rng.standard_normal(30), bp, n, seed=seed)
+        for bp, n in SETTINGS
+        for seed in range(2)
+    ]
+
+
 def law_of(late: float, *, known: bool = True) -> Law:
-    rng = np.random.default_rng(5)
-    curves = []
-    for bp, n in SETTINGS:
-        for seed in range(2):
-            compute_C = np.geomspace(1e3, LAST, 30)
-            noisy_C = value(n, compute_C, late) + 0.002 * rng.standard_normal(30)
-            curves.append(Curve(f"{n}-{seed}", compute_C, noisy_C, bp, n, seed=seed))
-    law = fit_law(curves, metric="avg@4", replicates=200)
+    law = fit_law(curves_of(late), metric="avg@4", replicates=200)
     return law if known else replace(law, settings=tuple(replace(fit, trend=None) for fit in law.settings))
 
 
@@ -65,6 +67,7 @@ def test_settings_that_end_together_gain_the_same_under_the_same_half_of_the_mem
     gain_AB = expected(law_of(0.015), 4 * LAST) - expected(law_of(0.015, known=False), 4 * LAST)
     assert np.allclose(gain_AB, gain_AB[:1])
     assert np.mean(gain_AB[0] > 1e-6) == pytest.approx(0.5)
+    assert 0.003 < gain_AB.max() < 2 * 0.5 * 0.016, "at most half of the trend for each of two doublings"
     further_AB = expected(law_of(0.015), 8 * LAST) - expected(law_of(0.015, known=False), 8 * LAST)
     assert np.array_equal(further_AB > 1e-6, gain_AB > 1e-6), "a look on the way says something of the end"
 
@@ -77,10 +80,58 @@ def test_the_choice_is_the_same_and_the_expectation_higher() -> None:
 
 
 def test_a_trend_goes_on_at_half_its_slope_and_is_never_held_against_a_setting() -> None:
-    trend_S, doublings_D = np.array([0.03, 0.01]), np.array([1.0, 3.0])
-    more_D = going_on(trend_S=trend_S, growth_SD=np.array([[0.004, 0.006], [0.0, 0.0]]), doublings_D=doublings_D)
-    assert more_D == pytest.approx([0.008, 0.027])  # half of .02 for each doubling, less what was expected anyway
-    assert (going_on(trend_S=-trend_S, growth_SD=np.zeros((2, 2)), doublings_D=doublings_D) == 0.0).all()
+    trend_S, doublings_A = np.array([0.03, 0.01]), np.array([1.0, 3.0])
+    more_A = going_on(trend_S=trend_S, growth_SA=np.array([[0.004, 0.006], [0.0, 0.0]]), doublings_A=doublings_A)
+    assert more_A == pytest.approx([0.008, 0.027])  # half of .02 for each doubling, less what was expected anyway
+    assert (going_on(trend_S=-trend_S, growth_SA=np.zeros((2, 2)), doublings_A=doublings_A) == 0.0).all()
+
+
+def test_a_setting_that_has_hardly_begun_does_not_speak_for_the_others() -> None:
+    """Its form expects .5 of it, its trend says as little."""
+    growth_SA = np.array([[0.0], [0.0], [0.0], [0.5]])
+    more_A = going_on(trend_S=np.array([0.02, 0.02, 0.02, 0.001]), growth_SA=growth_SA, doublings_A=np.array([2.0]))
+    assert more_A == pytest.approx([0.02])
+
+
+def test_a_trend_does_not_go_on_for_ever() -> None:
+    far_A = np.array([4.0, 10.0, 20.0])
+    more_A = going_on(trend_S=np.array([0.05]), growth_SA=np.zeros((1, 3)), doublings_A=far_A)
+    assert more_A == pytest.approx([0.1, 0.1, 0.1])
+
+
+def with_others(*, fallen: bool) -> list[Curve]:
+    """n = 8 and 16 were run to `LAST` and have levelled off. Most others were not: pilots that were cut off in their
+    steep part, or, with `fallen`, steeper ones that went twice as far and all fell for good at the end.
+    """
+    rng, curves = np.random.default_rng(6), []
+    for n in (8, 16, 32, 64, 128):
+        for seed in range(2):
+            other = n > 16
+            compute_C = np.geomspace(1e3, LAST * (2 if fallen else 1 / 32) if other else LAST, 30)
+            value_C = value(n, compute_C, late=0.05 if other and fallen else 0.0) + 0.002 * rng.standard_normal(30)
+            if other and fallen:
+                value_C[-3:] = 0.05
+            curves.append(Curve(f"{n}-{seed}", compute_C, value_C, 32, n, seed=seed))
+    return curves
+
+
+@pytest.mark.parametrize("fallen", [False, True])
+@pytest.mark.parametrize("budget", [LAST, 4 * LAST])
+def test_pilots_and_fallen_runs_are_no_trend_and_have_none_to_gain(budget: float, fallen: bool) -> None:
+    law = fit_law(with_others(fallen=fallen), metric="avg@4", replicates=100)
+    blind = replace(law, settings=tuple(replace(fit, trend=None) for fit in law.settings))
+    plans = [isocompute.plan(budget=budget, law=each) for each in (law, blind)]
+    assert np.median([fit.trend or 0.0 for fit in law.settings]) > 0.02, "most are steep"
+    assert plans[0].allocation == plans[1].allocation
+    assert np.abs(plans[0].values_AB - plans[1].values_AB).max() < 0.003
+
+
+def test_settings_that_end_apart_gain_the_same_at_one_compute() -> None:
+    curves = [curve.until(27) if curve.rollouts_per_problem == 64 else curve for curve in curves_of(0.015)]
+    law = fit_law(curves, metric="avg@4", replicates=100)
+    blind = replace(law, settings=tuple(replace(fit, trend=None) for fit in law.settings))
+    gain_AB = expected(law, 4 * LAST) - expected(blind, 4 * LAST)
+    assert gain_AB.max() > 0.01 and np.allclose(gain_AB, gain_AB[:1])
 
 
 def test_published_curves_have_no_points_and_no_trend() -> None:
