@@ -32,8 +32,8 @@ SAME = 1.02
 """Budgets that differ by a batch are the same budget."""
 DRIFT = 0.05
 """Standard deviation of the growth's error, as a share of the rise seen, for each doubling of compute."""
-TREND = 0.5
-"""Share of its slope, for each doubling of compute, with which a trend goes on."""
+TREND = 0.7
+"""Share of its slope, for each doubling of compute, with which a trend goes on, as in the forecasts of single runs."""
 _FURTHEST = 4.0
 """Doublings for which it does: nobody has looked further."""
 _TILT_ROLLOUTS, _TILT_PROBLEMS, _OWN = 0.6, 0.3, 0.2

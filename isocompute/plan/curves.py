@@ -129,7 +129,7 @@ class Curves:
         held = [fit for fit in self.fits if self._key(fit) not in self.fallen]
         end = max((fit.last for fit in held), default=np.inf)
         known = [fit for fit in held if fit.trend is not None and fit.last >= end / _ABOUT_AS_FAR]
-        doublings_A = np.log2(np.maximum(compute_A / end * 2, 1.0))
+        doublings_A = np.log2(np.maximum(compute_A / end, 1.0))
         if not known or doublings_A.max() < np.log2(SAME):
             return np.zeros((len(compute_A), self._members()))
         growth_SA = np.stack([self._form(fit, fit.last * 2.0**doublings_A) for fit in known])

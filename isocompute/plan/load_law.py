@@ -32,8 +32,8 @@ __all__ = ["LawSource", "law_of_runs", "load_law", "planning_law"]
 LawSource: TypeAlias = "PlanningLaw | Law | StoredLaw | RunSet | str | Path"
 _FEWEST = 50
 _FITTED = (
-    "bootstrap over points, seeds and forms of the curves; beyond the data, over whether the trend at their ends goes on "
-    "and what extrapolation got wrong before"
+    "bootstrap over points, seeds and forms of the curves; beyond the data, over whether the trend at their ends goes "
+    "on and what extrapolation got wrong before"
 )
 
 

@@ -67,7 +67,7 @@ def test_settings_that_end_together_gain_the_same_under_the_same_half_of_the_mem
     gain_AB = expected(law_of(0.015), 4 * LAST) - expected(law_of(0.015, known=False), 4 * LAST)
     assert np.allclose(gain_AB, gain_AB[:1])
     assert np.mean(gain_AB[0] > 1e-6) == pytest.approx(0.5)
-    assert 0.003 < gain_AB.max() < 2 * 0.5 * 0.016, "at most half of the trend for each of two doublings"
+    assert 0.003 < gain_AB.max() < 2 * 0.7 * 0.016, "at most .7 of the trend for each of two doublings"
     further_AB = expected(law_of(0.015), 8 * LAST) - expected(law_of(0.015, known=False), 8 * LAST)
     assert np.array_equal(further_AB > 1e-6, gain_AB > 1e-6), "a look on the way says something of the end"
 
@@ -79,10 +79,10 @@ def test_the_choice_is_the_same_and_the_expectation_higher() -> None:
     assert plans[0].chosen.ranked.regret == plans[1].chosen.ranked.regret == 0.0
 
 
-def test_a_trend_goes_on_at_half_its_slope_and_is_never_held_against_a_setting() -> None:
+def test_a_trend_goes_on_at_part_of_its_slope_and_is_never_held_against_a_setting() -> None:
     trend_S, doublings_A = np.array([0.03, 0.01]), np.array([1.0, 3.0])
     more_A = going_on(trend_S=trend_S, growth_SA=np.array([[0.004, 0.006], [0.0, 0.0]]), doublings_A=doublings_A)
-    assert more_A == pytest.approx([0.008, 0.027])  # half of .02 for each doubling, less what was expected anyway
+    assert more_A == pytest.approx([0.012, 0.039])  # .7 of .02 for each doubling, less what was expected anyway
     assert (going_on(trend_S=-trend_S, growth_SA=np.zeros((2, 2)), doublings_A=doublings_A) == 0.0).all()
 
 
@@ -90,13 +90,13 @@ def test_a_setting_that_has_hardly_begun_does_not_speak_for_the_others() -> None
     """Its form expects .5 of it, its trend says as little."""
     growth_SA = np.array([[0.0], [0.0], [0.0], [0.5]])
     more_A = going_on(trend_S=np.array([0.02, 0.02, 0.02, 0.001]), growth_SA=growth_SA, doublings_A=np.array([2.0]))
-    assert more_A == pytest.approx([0.02])
+    assert more_A == pytest.approx([0.028])
 
 
 def test_a_trend_does_not_go_on_for_ever() -> None:
     far_A = np.array([4.0, 10.0, 20.0])
     more_A = going_on(trend_S=np.array([0.05]), growth_SA=np.zeros((1, 3)), doublings_A=far_A)
-    assert more_A == pytest.approx([0.1, 0.1, 0.1])
+    assert more_A == pytest.approx([0.14, 0.14, 0.14])
 
 
 def with_others(*, fallen: bool) -> list[Curve]:
