@@ -31,6 +31,8 @@ __all__ = ["LawSource", "law_of_runs", "load_law", "planning_law"]
 
 LawSource: TypeAlias = "PlanningLaw | Law | StoredLaw | RunSet | str | Path"
 _FEWEST = 50
+_BELOW = 0.01
+"""How far below 0 a curve through rates may begin."""
 _FITTED = (
     "bootstrap over points, seeds and forms of the curves; beyond the data, over whether the trend at their ends goes "
     "on and what extrapolation got wrong before"
@@ -177,7 +179,7 @@ def planning_law(
         model=Curves(tuple(known), surface, problems_per_batch, seed, fallen),
         steadiness=steady,
         runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),
-        bounded=is_rate(metric) and all(float(fit.at(np.array([fit.last]))[0]) <= 1.0 for fit in known),
+        bounded=is_rate(metric) and _in_unit(known),
         borrows=True,
     )
 
@@ -199,6 +201,14 @@ def _stored(law: StoredLaw, name: str, problems_per_batch: int | None, seed: int
 def _keys(fits: Sequence[CurveFit], problems_per_batch: int | None) -> frozenset[tuple[int, int]]:
     """(Bp, n) of settings that say their n; runs that do not say their Bp have the one that was given."""
     return frozenset((fit.setting[0] or problems_per_batch or 0, fit.setting[1] or 0) for fit in fits)
+
+
+def _in_unit(fits: Sequence[CurveFit]) -> bool:
+    """Whether values lie between 0 and 1, as those of an avg@k do that is a mean of rewards 0 and 1: one of rewards -1
+    and 1 has the same name. Fitted curves may lie a little below 0 where a run begins there.
+    """
+    values = np.concatenate([fit.at(np.array([fit.first, fit.last])) for fit in fits])
+    return bool(values.min() >= -_BELOW and max(float(fit.at(np.array([fit.last]))[0]) for fit in fits) <= 1.0)
 
 
 def _seed_error(fits: Sequence[CurveFit]) -> float:

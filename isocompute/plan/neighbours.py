@@ -93,6 +93,8 @@ def own_errors(values_RB: Array, measured: Sequence[Setting]) -> Array:
     trends = [at_R - at_R.mean() for at_R in at_R2.T if np.ptp(at_R)] if count >= _TRENDS else []
     shared_RZ, whole_R = np.stack([np.ones(count), *trends], axis=1), values_RB.var(axis=1)
     least = _JITTER * float(whole_R.max())
+    if least == 0.0:  # every member has the same, as where all rates are 1
+        return np.zeros(count)
     own_R = whole_R + least
     for _ in range(_TURNS):
         weighed_ZR = shared_RZ.T / own_R

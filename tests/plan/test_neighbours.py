@@ -284,3 +284,11 @@ def test_output_says_whether_neighbours_were_asked(lucky: PlanningLaw, capsys: p
         show(plan)
         assert plan.to_json()["law"]["neighbours"] is borrows
         assert ("best and regret count" in " ".join(capsys.readouterr().out.split())) is borrows
+
+
+def test_where_every_member_has_the_same_there_is_no_error_and_nothing_moves() -> None:
+    """As where all rates are held to 1: seven settings, so that trends would be fitted to their errors."""
+    settings = [(32, 2**k) for k in range(3, 10)]
+    values_RB = np.ones((len(settings), 50))
+    assert (own_errors(values_RB, settings) == 0.0).all()
+    assert np.allclose(borrow(values_RB, settings, settings), 1.0, atol=1e-3)

@@ -432,3 +432,19 @@ def stored_law(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("law") / "law.json"
     write_law(fit_law(sweep_curves(5e4), metric="avg@4", replicates=60), path)
     return path.read_text()
+
+
+def test_an_average_of_rewards_from_minus_one_to_one_is_not_held_to_zero() -> None:
+    """ScaleRL's rewards are -1 and 1, and logs call their mean avg@k like that of 0 and 1."""
+    rng, compute_C = np.random.default_rng(8), np.geomspace(5e3, 1e6, 24)
+    ends = {8: -0.09, 32: -0.05, 128: -0.01}
+    curves = [
+        Curve(f"n{n}-{seed}", compute_C, end - 0.4 * np.exp(-compute_C / 1e5) + noise_C, 32, n, seed=seed)
+        for n, end in ends.items()
+        for seed in range(2)
+        for noise_C in [0.004 * rng.standard_normal(24)]
+    ]
+    plan = isocompute.plan(budget=1e6, law=fit_law(curves, metric="avg@4", replicates=100))
+    assert plan.allocation.rollouts_per_problem == 128
+    found = {o.allocation.rollouts_per_problem: o.ranked.value for o in (plan.chosen, *plan.alternatives)}
+    assert found == pytest.approx(ends, abs=0.01)
