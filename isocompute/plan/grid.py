@@ -75,24 +75,47 @@ def problems_between(law: PlanningLaw) -> tuple[int, int] | None:
 
 
 def asked_settings(law: PlanningLaw, held: Constraints) -> list[tuple[int, int]]:
-    """The law's settings, and those asked for by name that it answers for without having run them."""
+    """The law's settings, and those that were asked for and that it answers for without having run them."""
     known = law.model.settings()
     if law.batch_size is not None:
         return known
     problems, rollouts = {bp for bp, _ in known}, {n for _, n in known}
-    bp, wanted = held.problems_per_batch, held.rollouts_per_problem or ()
+    bp, wanted = held.problems_per_batch or _stable(problems, held), held.rollouts_per_problem or ()
     between = problems_between(law)
     if bp and bp not in problems and between and only_problems(law) is not None:
         if not between[0] <= bp <= between[1]:
-            raise InputError(_too_far(law, bp, between))
+            raise InputError(_too_far(law, bp, between, held))
         known, problems = [(bp, n) for _, n in known], {bp}
     if law.model.interpolates():
         more = {n for n in wanted if min(rollouts) <= n <= max(rollouts)} - rollouts
         other = {bp} - problems if bp and between and between[0] <= bp <= between[1] else set()
+        biggest = law.max_batch or max(bp * n for bp, n in known)
         if more or other:
-            biggest = law.max_batch or max(bp * n for bp, n in known)
-            return [(x, n) for x in sorted(problems | other) for n in sorted(rollouts | more) if x * n <= biggest]
+            known = [(x, n) for x in sorted(problems | other) for n in sorted(rollouts | more) if x * n <= biggest]
+        if held.batch_size is not None and held.batch_size <= biggest:
+            known = sorted({*known, *_of_batch(held.batch_size, problems | other, rollouts | more)})
     return known
+
+
+def _stable(problems: set[int], held: Constraints) -> int | None:
+    """The Bp that a range of stable ones asks for where the law has none in it: the nearest of its ends."""
+    if held.problems_range is None:
+        return None
+    low, high = held.problems_range
+    if low > high or any(low <= bp <= high for bp in problems):
+        return None
+    return low if min(problems) < low else high
+
+
+def _of_batch(batch: int, problems: set[int], rollouts: set[int]) -> list[tuple[int, int]]:
+    """Settings of one batch with a Bp or an n of the law and the other between those it has: Bp against n at fixed B
+    needs several, and a grid of both need not have them.
+    """
+    low, high = min(problems), max(problems)
+    least, most = min(rollouts), max(rollouts)
+    by_problems = [(bp, batch // bp) for bp in problems if batch % bp == 0 and least <= batch // bp <= most]
+    by_rollouts = [(batch // n, n) for n in rollouts if batch % n == 0 and low <= batch // n <= high]
+    return by_problems + by_rollouts
 
 
 def left_out_rollouts(law: PlanningLaw, held: Constraints, settings: Sequence[tuple[int, int]]) -> list[Warned]:
@@ -107,15 +130,19 @@ def left_out_rollouts(law: PlanningLaw, held: Constraints, settings: Sequence[tu
     ]
 
 
-def _too_far(law: PlanningLaw, bp: int, between: tuple[int, int]) -> str:
+def _too_far(law: PlanningLaw, bp: int, between: tuple[int, int], held: Constraints) -> str:
     instead = (
         f"run Bp = {bp} and fit it"
         if figure_10(law) is None
         else f"--law isocompute/joint-{law.difficulty}, which has Bp from 32 to 1,024"
     )
+    nearest = min(max(bp, between[0]), between[1])
+    said, say = f"--problems-per-batch {bp}", f"--problems-per-batch {nearest}"
+    if held.problems_per_batch is None and held.problems_range is not None:
+        said, say = "--stable-problems {}-{}".format(*held.problems_range), f"a --stable-problems with {nearest} in it"
     return (
-        f"--problems-per-batch {bp}: {law.name} is of Bp = {only_problems(law)} and answers for {between[0]} to "
-        f"{between[1]}; say --problems-per-batch {min(max(bp, between[0]), between[1])}, or {instead}."
+        f"{said}: {law.name} is of Bp = {only_problems(law)} and answers for {between[0]} to {between[1]}; say {say}, "
+        f"or {instead}."
     )
 
 

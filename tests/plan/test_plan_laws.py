@@ -8,9 +8,10 @@ import pytest
 import isocompute
 from isocompute import InputError
 from isocompute.allocation import Allocation
+from isocompute.law import fit_law
 from isocompute.plan.model import OptimumOnly
 from isocompute.plan.published import entries, published
-from tests.plan.made_up import columns
+from tests.plan.made_up import columns, sweep_curves
 
 FIGURE_6 = {8: (0.5827, 0.15, 0.223e6), 32: (0.5953, 0.1892, 0.222e6), 256: (0.6542, 0.1807, 0.9254e6)}
 
@@ -189,3 +190,32 @@ def test_generations_that_tie_show_no_limit_by_noise() -> None:
     """ScaleRL found no effect of 8 to 32 generations: the fits differ by .004, far inside their error."""
     assert isocompute.plan(budget="8000h", law="scalerl/generations", replicates=200).regime.regime != "noise"
     assert isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=200).regime.regime == "noise"
+
+
+@pytest.mark.parametrize(("stable", "planned"), [((64, 128), 64), ((8, 16), 16), ((16, 64), 32)])
+def test_a_law_of_one_problems_per_batch_plans_the_nearest_stable_one(stable: tuple[int, int], planned: int) -> None:
+    plan = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", stable_problems=stable, replicates=50)
+    assert {a.problems_per_batch for a in plan.targets} == {planned}
+    assert ("problems_not_in_law" in {w.code for w in plan.warnings}) == (planned != 32)
+
+
+def test_a_stable_range_between_the_settings_of_a_law_is_read_off_it() -> None:
+    plan = isocompute.plan(budget=2e6, law="isocompute/joint-easy", stable_problems=(33, 63), replicates=50)
+    assert {a.problems_per_batch for a in plan.targets} == {33}
+
+
+def test_a_stable_range_that_is_too_far_away_is_named_with_one_that_works() -> None:
+    with pytest.raises(InputError, match=r"--stable-problems 1024-2048: .* with 256 in it"):
+        isocompute.plan(budget=2e6, law="isocompute/bp32-easy", stable_problems=(1024, 2048), replicates=50)
+    plan = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", stable_problems=(256, 2048), replicates=50)
+    assert plan.allocation.problems_per_batch == 256
+
+
+def test_at_a_fixed_batch_settings_between_those_of_a_surface_are_compared() -> None:
+    """Of Bp = 32 and 64 and n = 8 to 64 the grid has B = 768 and B = 1,024 once each."""
+    law = fit_law(sweep_curves(1e6, (8, 12, 32, 64)), metric="m", replicates=50)
+    plan = isocompute.plan(budget=5e5, law=law, batch=1024)
+    found = {(a.problems_per_batch, a.rollouts_per_problem) for a in plan.targets}
+    assert found == {(32, 32), (64, 16)}
+    alone = isocompute.plan(budget=5e5, law=law, batch=768)
+    assert {(a.problems_per_batch, a.rollouts_per_problem) for a in alone.targets} == {(32, 24), (64, 12)}
