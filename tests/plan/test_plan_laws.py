@@ -214,8 +214,8 @@ def test_a_stable_range_that_is_too_far_away_is_named_with_one_that_works() -> N
 def test_at_a_fixed_batch_settings_between_those_of_a_surface_are_compared() -> None:
     """Of Bp = 32 and 64 and n = 8 to 64 the grid has B = 768 and B = 1,024 once each."""
     law = fit_law(sweep_curves(1e6, (8, 12, 32, 64)), metric="m", replicates=50)
-    plan = isocompute.plan(budget=5e5, law=law, batch=1024)
+    plan = isocompute.plan(budget=5e5, law=law, batch_size=1024)
     found = {(a.problems_per_batch, a.rollouts_per_problem) for a in plan.targets}
     assert found == {(32, 32), (64, 16)}
-    alone = isocompute.plan(budget=5e5, law=law, batch=768)
+    alone = isocompute.plan(budget=5e5, law=law, batch_size=768)
     assert {(a.problems_per_batch, a.rollouts_per_problem) for a in alone.targets} == {(32, 24), (64, 12)}
