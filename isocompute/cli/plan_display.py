@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isocompute.cli.show import console, heading, table
-from isocompute.words import number, pair, value
+from isocompute.words import number, pair, thousands, value
 
 if TYPE_CHECKING:
     from isocompute.allocation import Allocation
@@ -39,6 +39,9 @@ def show(plan: Plan) -> None:
         screen.print(f" No setting stands out; the cheapest within one error is {_cell(plan.cheapest.allocation)}")
     for line in _recipe(plan):
         screen.print(f" {line}")
+    if (epochs := plan.epochs(a)) is not None and plan.problems is not None:
+        each = number(a.compute / plan.problems)
+        screen.print(f" Passes over {thousands(plan.problems, 'problem')}: {number(epochs)} ({each} rollouts of each)")
     for line in _cost(plan):
         screen.print(f" {line}")
     ties = [o for o in (plan.chosen, *plan.alternatives) if o.ranked.ties]

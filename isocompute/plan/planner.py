@@ -13,7 +13,7 @@ import numpy as np
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.plan.advice import FEW_UPDATES, Warned, data_advice, metric_advice, run_advice
+from isocompute.plan.advice import FEW_UPDATES, Warned, data_advice, epochs_of, metric_advice, run_advice
 from isocompute.plan.advised_recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
 from isocompute.plan.budget import Budget
 from isocompute.plan.candidates import Constraints, allocations
@@ -123,6 +123,15 @@ class Plan:
     def allocation(self) -> Allocation:
         """The chosen one."""
         return self.chosen.allocation
+
+    def epochs(self, allocation: Allocation) -> float | None:
+        """Passes over the training set; None where its size is unknown."""
+        return None if self.problems is None else epochs_of(allocation, self.problems)
+
+    @property
+    def problems(self) -> int | None:
+        """D: problems of the training set, as said or as many as there are pass rates."""
+        return self.constraints.problems or (self.mix.problems if self.mix else None)
 
     @property
     def stands_out(self) -> bool:

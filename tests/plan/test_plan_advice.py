@@ -12,6 +12,7 @@ import isocompute
 from isocompute import InputError
 from isocompute.allocation import Allocation
 from isocompute.plan import simulate
+from isocompute.plan.advice import run_advice
 from isocompute.plan.advised_recipe import advise_recipe, parse_anchor
 from isocompute.plan.as_json import plan_to_json
 from isocompute.plan.difficulty import classify, zero_variance_share
@@ -69,6 +70,40 @@ def test_pass_rates_are_the_set_that_epochs_are_counted_over() -> None:
     plan = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.4] * 40, replicates=60)
     (message,) = (w.message for w in plan.warnings if w.code == "many_epochs")
     assert message.startswith(f"{32 * plan.allocation.update_steps / 40:,.0f} passes over 40 problems")
+
+
+@pytest.mark.parametrize(
+    ("problems", "allocation", "code"),
+    [
+        (400, (32, 64, 48), ""),  # 246 of each
+        (400, (32, 64, 60), "overfitting"),  # 5 passes, 307 of each
+        (400, (32, 256, 244), "overfitting"),  # 20 passes, 5,000 of each
+        (400, (32, 512, 12), "under_one_epoch"),  # each is seen once at most, so none is learnt by heart
+        (1_000, (32, 8, 3_000), "overfitting"),
+        (6_000, (32, 256, 488), ""),  # the paper's 4M
+        (6_000, (32, 8, 15_600), ""),  # the same with n = 8: 83 passes
+        (6_000, (32, 256, 1_000), "overfitting"),  # 8M, further than anybody looked
+        (6_000, (32, 4, 20_000), "many_epochs"),  # 107 passes
+        (100_000, (32, 32, 15_625), ""),  # 16M rollouts that did not overfit
+    ],
+)
+def test_overfitting_goes_by_how_few_problems_are_seen_how_often(
+    problems: int, allocation: tuple[int, int, int], code: str
+) -> None:
+    warned = run_advice(Allocation(*allocation), problems=problems, warmup_steps=1)
+    found = [w for w in warned if w.code in ("overfitting", "many_epochs", "under_one_epoch")]
+    assert [w.code for w in found] == ([code] if code else [])
+
+
+def test_passes_over_the_set_are_told_where_its_size_is_known() -> None:
+    known = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", problems=6000, replicates=60)
+    told = plan_to_json(known)
+    assert told["epochs"] == pytest.approx(32 * 244 / 6000)
+    for other in told["alternatives"]:
+        assert other["epochs"] == pytest.approx(32 * other["update_steps"] / 6000)
+    assert not {"overfitting", "many_epochs", "under_one_epoch"} & {w.code for w in known.warnings}
+    unknown = plan_to_json(isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=60))
+    assert [unknown["epochs"], *(other["epochs"] for other in unknown["alternatives"])] == [None] * 5
 
 
 def test_n_that_the_law_does_not_know_are_named() -> None:

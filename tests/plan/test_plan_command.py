@@ -128,6 +128,15 @@ def test_the_terminal_says_the_answer_first(call: Call) -> None:
     assert "Careful" in shown and "intervals: published without errors" in shown
 
 
+def test_the_terminal_says_how_often_the_set_is_seen(call: Call) -> None:
+    args = ("--budget", "2e6", "--law", "isocompute/bp32-easy")
+    assert "\n Passes over 6,000 problems: 1.3 (333 rollouts of each)\n" in call(*args, "--problems", "6000").out
+    few = call(*args, "--problems", "400").out
+    assert "\n Passes over 400 problems: 19.5 (5k rollouts of each)\n" in few
+    assert "expect overfitting" in few and "250 of each of 400" in few.replace("\n", " ")
+    assert "Passes" not in call(*args).out
+
+
 def test_laws_are_listed_with_source_and_range(call: Call) -> None:
     laws = {law["name"]: law for law in call("--laws", "--json").json["laws"]}
     assert {
