@@ -73,9 +73,8 @@ def show(plan: Plan) -> None:
     screen.print(f" intervals: {plan.law.uncertainty}")
     limit = plan.regime.regime or "none"
     screen.print(f" limit {'found' if plan.regime.diagnosis else 'assumed'}: {limit} ({plan.regime.reason})")
-    if plan.mix is not None:
-        shares = ", ".join(f"{share:.0%} {name.replace('_', ' ')}" for name, share in plan.mix.shares.items())
-        screen.print(f" your {plan.mix.problems:,} problems: mean pass rate {value(plan.mix.mean)}; {shares}")
+    for line in _mix(plan):
+        screen.print(f" {line}")
     for warning in plan.warnings:
         screen.print(f" Careful: {warning.message}", style="yellow")
 
@@ -92,6 +91,25 @@ def _recipe(plan: Plan) -> list[str]:
     terms = f"KL and entropy {kl}" if kl == entropy else f"KL {kl}, entropy {entropy}"
     return [
         f"Learning rate {plan.recipe.learning_rate:.2g}{scaled}, {recipe.warmup_steps} warm-up steps · {terms} ({kind})"
+    ]
+
+
+def _mix(plan: Plan) -> list[str]:
+    """The pass rates that were given: bands that add up to all problems, and groups that will teach nothing."""
+    mix = plan.mix
+    if mix is None or plan.zero_variance is None or plan.zero_variance_behind is None:
+        return []
+    unsolved = f" (never solved: {mix.shares['unsolved']:.0%} of the set)" if mix.shares["unsolved"] else ""
+    bands = [
+        f"{share:.0%} {name.replace('_', ' ')}{unsolved if name == 'hard' else ''}"
+        for name, share in mix.shares.items()
+        if name != "unsolved"
+    ]
+    even, behind = (f"{share:.0%}" for share in (plan.zero_variance, plan.zero_variance_behind))
+    fewer = "" if behind == even else f", {behind} by the rates behind these samples"
+    return [
+        f"your {thousands(mix.problems, 'problem')}: mean pass rate {value(mix.mean)}; {', '.join(bands)}",
+        f"groups all right or all wrong at n = {plan.allocation.rollouts_per_problem}: {even} at the start{fewer}",
     ]
 
 

@@ -137,6 +137,24 @@ def test_the_terminal_says_how_often_the_set_is_seen(call: Call) -> None:
     assert "Passes" not in call(*args).out
 
 
+def test_the_terminal_says_the_mix_and_how_many_groups_teach_nothing(call: Call, tmp_path: Path) -> None:
+    """Bands add up to all problems: those never solved are among the hard ones."""
+    args = ("--law", "isocompute/bp32-hard", "--n", "8", "--budget", "1e6", "--pass-rates", str(tmp_path / "rates.txt"))
+    (tmp_path / "rates.txt").write_text("0\n0.05\n0.2\n0.4\n0.5\n0.5\n0.55\n0.6\n0.7\n0.8\n")
+    shown = call(*args).out
+    assert (
+        "\n your 10 problems: mean pass rate .430; 20% hard (never solved: 10% of the set), 10% between, "
+        "50% easy, 20% very easy\n"
+    ) in shown
+    assert "\n groups all right or all wrong at n = 8: 21% at the start\n" in shown
+    (tmp_path / "rates.txt").write_text("0\n0\n0.0625\n" * 100)
+    few = call(*args).out
+    told = re.search(r"at n = 8: (\d+)% at the start, (\d+)% by the rates behind these samples\n", few)
+    assert told and int(told[2]) < int(told[1])
+    (tmp_path / "rates.txt").write_text("0.411\n")
+    assert "your 1 problem: mean pass rate .411; 0% hard, 0% between, 100% easy" in call(*args).out
+
+
 def test_laws_are_listed_with_source_and_range(call: Call) -> None:
     laws = {law["name"]: law for law in call("--laws", "--json").json["laws"]}
     assert {
