@@ -128,7 +128,9 @@ def _cost(plan: Plan) -> list[str]:
         return []
     source = f"; throughput: {cost['source']}" if cost["source"] else ""
     bound = f"; a step is bound by {str(cost['bound']).replace('_', ' ')}" if cost.get("bound") else ""
-    return [f"Costs {', '.join(parts)}{source}{bound}"]
+    assumed = cost["prompt_source"] == "assumed"
+    prompts = f"; prompts of {cost['prompt_tokens']:g} tokens assumed (--prompt-tokens)" if assumed else ""
+    return [f"Costs {', '.join(parts)}{source}{bound}{prompts}"]
 
 
 def show_schedule(found: Schedule) -> None:
