@@ -184,7 +184,6 @@ def make_plan(
         difficulty=difficulty,
         anchor=anchor,
         own=law.recipe,
-        own_source=law.source,
         runs=law.runs_recipe,
     )
     prices = prices.of_recipe(advise(allocation=Allocation(1, 1, 1)).recipe)  # whatever the batch

@@ -44,6 +44,21 @@ def test_recipes_follow_difficulty_batch_and_updates() -> None:
         assert line.reason and "2603.12151" in line.source
 
 
+def test_scalerls_recipe_cites_where_the_paper_has_it() -> None:
+    """The law's source is its table of fits, which holds no recipe; an anchor is the user's, its rule IsoCompute's."""
+    plan = isocompute.plan(budget="8000h", law="scalerl/8b", replicates=60)
+    lines = {line.setting: line for line in plan.recipe.lines}
+    assert {"learning_rate", "warmup_steps", "kl_coef, entropy_coef", "temperature, top_p", "tis_cap"} <= set(lines)
+    assert not [line for line in lines.values() if "table of fits" in line.source]
+    cited = {name: line for name, line in lines.items() if name != "temperature, top_p"}
+    assert all("2510.13786, " in line.source for line in cited.values())
+    assert "our choice" in lines["temperature, top_p"].reason, "the paper's is in none of our sources"
+    assert "appendix A.3" in lines["learning_rate"].source and lines["learning_rate"].value == "5e-07"
+    assert (lines["kl_coef, entropy_coef"].value, lines["tis_cap"].value) == ("0, 0", "off")
+    given = isocompute.plan(budget="8000h", law="scalerl/8b", replicates=60, lr_anchor="1e-6@1024").recipe.lines[0]
+    assert "your anchor" in given.reason and "2603.12151" in given.source
+
+
 @pytest.mark.parametrize("text", ["1e-6", "@1024", "0@8", "1e-6@0", "1e-6@8.5", "a@b", "nan@8"])
 def test_wrong_anchors(text: str) -> None:
     with pytest.raises(InputError, match="1e-6@1024"):
