@@ -291,6 +291,19 @@ def test_next_writes_a_study_that_runs(call: Call, own_law: Path, tmp_path: Path
     fails(call("--budget", "2e6", "--law", "isocompute/joint-easy", "--next", 2), "--next")
 
 
+def test_next_overwrites_no_study_that_differs(call: Call, own_law: Path, tmp_path: Path) -> None:
+    """The same plan again is no harm; a study of the user's, or one that they have filled in, is not written again."""
+    out = tmp_path / "next.toml"
+    args = ("--budget", "8e6", "--law", own_law, "--next", 2, "--out", out)
+    call(*args)
+    written = out.read_text()
+    call(*args)
+    assert out.read_text() == written
+    out.write_text(written.replace("train.py", "mine.py"))
+    fails(call(*args), r"next\.toml: it is there already .* --out with a new name, or move it away")
+    assert out.read_text() == written.replace("train.py", "mine.py")
+
+
 def test_next_goes_on_with_the_study_that_made_the_runs(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     rng = np.random.default_rng(0)
