@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isocompute.cli.show import console, heading, table
-from isocompute.words import number, pair, thousands, value
+from isocompute.words import number, pair, plural, thousands, value
 
 if TYPE_CHECKING:
     from isocompute.allocation import Allocation
@@ -23,8 +23,8 @@ def show(plan: Plan) -> None:
     a, ranked = plan.allocation, plan.chosen.ranked
     second = plan.alternatives[0] if plan.alternatives else None
     screen.print(
-        f" Use  {a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps} updates   "
-        f"({a.compute:,} rollouts)",
+        f" Use  {plural(a.problems_per_batch, 'problem')} × {plural(a.rollouts_per_problem, 'rollout')} × "
+        f"{plural(a.update_steps, 'update')}   ({thousands(a.compute, 'rollout')})",
         style="bold",
     )
     next_best = ""
@@ -41,7 +41,8 @@ def show(plan: Plan) -> None:
         screen.print(f" {line}")
     if (epochs := plan.epochs(a)) is not None and plan.problems is not None:
         each = number(a.compute / plan.problems)
-        screen.print(f" Passes over {thousands(plan.problems, 'problem')}: {number(epochs)} ({each} rollouts of each)")
+        each += " rollout" if each == "1" else " rollouts"
+        screen.print(f" Passes over {thousands(plan.problems, 'problem')}: {number(epochs)} ({each} of each)")
     for line in _cost(plan):
         screen.print(f" {line}")
     ties = [o for o in (plan.chosen, *plan.alternatives) if o.ranked.ties]
@@ -90,7 +91,8 @@ def _recipe(plan: Plan) -> list[str]:
     kl, entropy = ("on" if coefficient else "off" for coefficient in (recipe.kl_coef, recipe.entropy_coef))
     terms = f"KL and entropy {kl}" if kl == entropy else f"KL {kl}, entropy {entropy}"
     return [
-        f"Learning rate {plan.recipe.learning_rate:.2g}{scaled}, {recipe.warmup_steps} warm-up steps · {terms} ({kind})"
+        f"Learning rate {plan.recipe.learning_rate:.2g}{scaled}, {plural(recipe.warmup_steps, 'warm-up step')} · "
+        f"{terms} ({kind})"
     ]
 
 
@@ -140,7 +142,11 @@ def show_schedule(found: Schedule) -> None:
         for s in found.stages
     ]
     screen = console()
-    screen.print(heading(f"As a run whose n grows ({found.update_steps} updates, {found.compute:,} rollouts)"))
+    screen.print(
+        heading(
+            f"As a run whose n grows ({plural(found.update_steps, 'update')}, {thousands(found.compute, 'rollout')})"
+        )
+    )
     screen.print(table(["from", "Bp × n", "updates"], rows))
 
 

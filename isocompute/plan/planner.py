@@ -37,7 +37,7 @@ from isocompute.plan.reach import planned_range, range_warnings, setting_warning
 from isocompute.plan.small_sets import hold_to_set
 from isocompute.plan.spending import Prices
 from isocompute.plan.stability import Fallen, fall_warnings
-from isocompute.words import number, pair, plural, value
+from isocompute.words import number, pair, plural, thousands, value
 
 __all__ = ["Assumed", "Option", "Plan", "make_plan"]
 
@@ -106,7 +106,8 @@ class Plan:
         a, ranked, other = self.allocation, self.chosen.ranked, self.cheapest.allocation
         cheaper = f"{other.problems_per_batch} × {other.rollouts_per_problem} × {other.update_steps}"
         return (
-            f"Plan({a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps} updates = "
+            f"Plan({plural(a.problems_per_batch, 'problem')} × {plural(a.rollouts_per_problem, 'rollout')} × "
+            f"{plural(a.update_steps, 'update')} = "
             f"{number(a.compute)} rollouts; expect {self.law.metric} {value(ranked.value)} ({pair(ranked.interval)}, "
             f"{LEVEL:.0%}); best of {len(self.targets)} with probability {ranked.probability_best:.2f}"
             + ("" if self.stands_out else f"; cheapest within one error of it: {cheaper}")
@@ -368,7 +369,11 @@ def _law_warnings(
             Warned(
                 "foreign_law",
                 f"this law was measured on {law.setup}"
-                + ("; yours may differ" if held.problems is None else f"; yours has {held.problems:,} problems")
+                + (
+                    "; yours may differ"
+                    if held.problems is None
+                    else f"; yours has {thousands(held.problems, 'problem')}"
+                )
                 + f": {way_to_find_out(law, budget)}",
             )
         )

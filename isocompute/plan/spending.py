@@ -29,6 +29,7 @@ from isocompute.plan.throughput import Throughput, calibrate, gpus_of, measure, 
 from isocompute.plan.timed_settings import TimedSettings, measure_settings
 from isocompute.plan.training_memory import check_training_memory
 from isocompute.recipes import Recipe
+from isocompute.words import plural
 
 if TYPE_CHECKING:
     from isocompute.runs.model import Run
@@ -191,7 +192,7 @@ def prices(
         return _fixed(found, Throughput(hardware.rollouts_per_second / hardware.gpus, "given"))
     if timed := _timed(law_runs or (), hardware.gpus):
         own = all(run.settings.gpus for run in timed)
-        taken = "" if own else f", which are taken to have used {hardware.gpus} GPUs"
+        taken = "" if own else f", which are taken to have used {plural(hardware.gpus or 1, 'GPU')}"
         found = replace(found, timed=measure_settings(timed, gpus=hardware.gpus))
         return _fixed(found, measure(timed, gpus=hardware.gpus), source=f"measured on the law's runs{taken}")
     if law_gpu_hours_per_rollout is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import isocompute
+from isocompute.allocation import Allocation
 from isocompute.engines.command import CommandEngine
 from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
@@ -153,6 +154,17 @@ def test_the_terminal_says_the_mix_and_how_many_groups_teach_nothing(call: Call,
     assert told and int(told[2]) < int(told[1])
     (tmp_path / "rates.txt").write_text("0.411\n")
     assert "your 1 problem: mean pass rate .411; 0% hard, 0% between, 100% easy" in call(*args).out
+
+
+def test_one_is_not_told_as_several(call: Call, own_law: Path) -> None:
+    one = ("--law", "isocompute/bp32-easy", "--n", "512", "--min-updates", "1", "--extrapolate")
+    shown = call(*one, "--budget", "16384", "--problems", "16384").out
+    assert " Use  32 problems × 512 rollouts × 1 update   (16,384 rollouts)" in shown
+    assert "(1 rollout of each)" in shown
+    assert ", 1 warm-up step ·" in call(*one, "--budget", "65536").out
+    own = isocompute.plan(budget=1e5, law=own_law, problems_per_batch=32, rollouts_per_problem=8)
+    single = replace(own, chosen=replace(own.chosen, allocation=Allocation(1, 1, 1)))
+    assert repr(single).startswith("Plan(1 problem × 1 rollout × 1 update = ")
 
 
 def test_laws_are_listed_with_source_and_range(call: Call) -> None:
