@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["count", "number", "pair", "plural", "value"]
+__all__ = ["count", "number", "pair", "plural", "thousands", "value"]
 
 _LARGE = 1e4
 """No reward that is read to three places is so large."""
@@ -26,6 +26,15 @@ def plural(x: int, noun: str) -> str:
     ('1 run', '2 runs')
     """
     return f"{x} {noun}" if x == 1 else f"{x} {noun}s"
+
+
+def thousands(x: int, noun: str) -> str:
+    """So many things where there may be many.
+
+    >>> thousands(1, "problem"), thousands(6000, "problem")
+    ('1 problem', '6,000 problems')
+    """
+    return f"{x:,} {noun}" if x == 1 else f"{x:,} {noun}s"
 
 
 def number(x: float | None) -> str:

@@ -285,5 +285,11 @@ def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Prop
             seen=seeds_of(plan),
             why=f"What to run to plan {plan.budget} better (law: {plan.law.name}); `isocompute study run {out}`.",
         )
-        files.write_atomically(Path(out), text.encode())
+        data, path = text.encode(), Path(out)
+        if path.exists() and not (path.is_file() and path.read_bytes() == data):
+            raise InputError(
+                f"--out {out}: it is there already and is another than the study that --next would write; say --out "
+                "with a new name, or move it away."
+            )
+        files.write_atomically(path, data)
     return proposals

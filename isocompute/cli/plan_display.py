@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isocompute.cli.show import console, heading, table
-from isocompute.words import number, pair, value
+from isocompute.words import number, pair, plural, thousands, value
 
 if TYPE_CHECKING:
     from isocompute.allocation import Allocation
@@ -23,8 +23,8 @@ def show(plan: Plan) -> None:
     a, ranked = plan.allocation, plan.chosen.ranked
     second = plan.alternatives[0] if plan.alternatives else None
     screen.print(
-        f" Use  {a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps} updates   "
-        f"({a.compute:,} rollouts)",
+        f" Use  {plural(a.problems_per_batch, 'problem')} × {plural(a.rollouts_per_problem, 'rollout')} × "
+        f"{plural(a.update_steps, 'update')}   ({thousands(a.compute, 'rollout')})",
         style="bold",
     )
     next_best = ""
@@ -39,6 +39,10 @@ def show(plan: Plan) -> None:
         screen.print(f" No setting stands out; the cheapest within one error is {_cell(plan.cheapest.allocation)}")
     for line in _recipe(plan):
         screen.print(f" {line}")
+    if (epochs := plan.epochs(a)) is not None and plan.problems is not None:
+        each = number(a.compute / plan.problems)
+        each += " rollout" if each == "1" else " rollouts"
+        screen.print(f" Passes over {thousands(plan.problems, 'problem')}: {number(epochs)} ({each} of each)")
     for line in _cost(plan):
         screen.print(f" {line}")
     ties = [o for o in (plan.chosen, *plan.alternatives) if o.ranked.ties]
@@ -70,9 +74,8 @@ def show(plan: Plan) -> None:
     screen.print(f" intervals: {plan.law.uncertainty}")
     limit = plan.regime.regime or "none"
     screen.print(f" limit {'found' if plan.regime.diagnosis else 'assumed'}: {limit} ({plan.regime.reason})")
-    if plan.mix is not None:
-        shares = ", ".join(f"{share:.0%} {name.replace('_', ' ')}" for name, share in plan.mix.shares.items())
-        screen.print(f" your {plan.mix.problems:,} problems: mean pass rate {value(plan.mix.mean)}; {shares}")
+    for line in _mix(plan):
+        screen.print(f" {line}")
     for warning in plan.warnings:
         screen.print(f" Careful: {warning.message}", style="yellow")
 
@@ -88,7 +91,27 @@ def _recipe(plan: Plan) -> list[str]:
     kl, entropy = ("on" if coefficient else "off" for coefficient in (recipe.kl_coef, recipe.entropy_coef))
     terms = f"KL and entropy {kl}" if kl == entropy else f"KL {kl}, entropy {entropy}"
     return [
-        f"Learning rate {plan.recipe.learning_rate:.2g}{scaled}, {recipe.warmup_steps} warm-up steps · {terms} ({kind})"
+        f"Learning rate {plan.recipe.learning_rate:.2g}{scaled}, {plural(recipe.warmup_steps, 'warm-up step')} · "
+        f"{terms} ({kind})"
+    ]
+
+
+def _mix(plan: Plan) -> list[str]:
+    """The pass rates that were given: bands that add up to all problems, and groups that will teach nothing."""
+    mix = plan.mix
+    if mix is None or plan.zero_variance is None or plan.zero_variance_behind is None:
+        return []
+    unsolved = f" (never solved: {mix.shares['unsolved']:.0%} of the set)" if mix.shares["unsolved"] else ""
+    bands = [
+        f"{share:.0%} {name.replace('_', ' ')}{unsolved if name == 'hard' else ''}"
+        for name, share in mix.shares.items()
+        if name != "unsolved"
+    ]
+    even, behind = (f"{share:.0%}" for share in (plan.zero_variance, plan.zero_variance_behind))
+    fewer = "" if behind == even else f", {behind} by the rates behind these samples"
+    return [
+        f"your {thousands(mix.problems, 'problem')}: mean pass rate {value(mix.mean)}; {', '.join(bands)}",
+        f"groups all right or all wrong at n = {plan.allocation.rollouts_per_problem}: {even} at the start{fewer}",
     ]
 
 
@@ -107,7 +130,9 @@ def _cost(plan: Plan) -> list[str]:
         return []
     source = f"; throughput: {cost['source']}" if cost["source"] else ""
     bound = f"; a step is bound by {str(cost['bound']).replace('_', ' ')}" if cost.get("bound") else ""
-    return [f"Costs {', '.join(parts)}{source}{bound}"]
+    assumed = cost["prompt_source"] == "assumed"
+    prompts = f"; prompts of {cost['prompt_tokens']:g} tokens assumed (--prompt-tokens)" if assumed else ""
+    return [f"Costs {', '.join(parts)}{source}{bound}{prompts}"]
 
 
 def show_schedule(found: Schedule) -> None:
@@ -117,7 +142,11 @@ def show_schedule(found: Schedule) -> None:
         for s in found.stages
     ]
     screen = console()
-    screen.print(heading(f"As a run whose n grows ({found.update_steps} updates, {found.compute:,} rollouts)"))
+    screen.print(
+        heading(
+            f"As a run whose n grows ({plural(found.update_steps, 'update')}, {thousands(found.compute, 'rollout')})"
+        )
+    )
     screen.print(table(["from", "Bp × n", "updates"], rows))
 
 

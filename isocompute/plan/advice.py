@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.plan.difficulty import HARD, Mix, zero_variance_share
-from isocompute.words import plural
+from isocompute.words import number, plural, thousands
 
-__all__ = ["FEW_UPDATES", "Warned", "data_advice", "metric_advice", "run_advice"]
+__all__ = ["FEW_UPDATES", "Warned", "data_advice", "epochs_of", "metric_advice", "run_advice"]
 
 SMALL_SET = 1000
 """Between the paper's D = 500, where n = 512 overfits, and D = 6,000, where it does not."""
 SMALL_SET_ROLLOUTS = 256
-MANY_EPOCHS = 100.0
+_MANY_EPOCHS = 100.0
 """The paper's own longest easy run at n = 8, 4M rollouts over 6,000 problems, is 83 epochs."""
+_OFTEN_SMALL = 250.0
+"""Rollouts of each problem, C/D, from which on a small set overfits. A small decoder's validation reward fell from 1e5
+rollouts on with 400 problems, whatever n; with 200 it fell from 1,500 to 2,500 of each on (docs/lm_law.md)."""
+_OFTEN_LARGE = 700.0
+"""The same on a larger set: beyond what anybody looked at. The paper's 6,000 problems had 4M rollouts, 667 of each, and
+validation rose to the end; a small decoder had a gap of .1 at 333 of each of 6,000, none at 160 of each of 100,000."""
 _WARMUPS = 10
 """A run should be this many times as long as its warm-up."""
 FEW_UPDATES = 20
@@ -35,32 +41,62 @@ class Warned:
     message: str
 
 
+def epochs_of(allocation: Allocation, problems: int) -> float:
+    """Passes over a set of so many problems: how often each of them is drawn.
+
+    >>> epochs_of(Allocation(32, 256, 250), 400)
+    20.0
+    """
+    return allocation.problems_per_batch * allocation.update_steps / problems
+
+
+def _overfitting(allocation: Allocation, problems: int) -> list[Warned]:
+    """Whether problems are seen too often, or some of them never.
+
+    What overfits is few problems with many rollouts of each, C/D, in few passes with a large n as in many with a small
+    one: with 200 problems validation turned after 375 passes at n = 4 and after 20 to 40 at n = 64 and 128, which are
+    1,500 to 2,500 rollouts of each problem in all of them. A problem that is drawn once is not learnt by heart.
+    """
+    epochs, each = epochs_of(allocation, problems), allocation.compute / problems
+    few = problems <= SMALL_SET
+    if epochs < 1:
+        return [
+            Warned(
+                "under_one_epoch",
+                f"{epochs:.0%} of the {thousands(problems, 'problem')} are seen; the rest plays no part",
+            )
+        ]
+    if epochs <= _MANY_EPOCHS and (epochs <= 1 or each <= (_OFTEN_SMALL if few else _OFTEN_LARGE)):
+        return []
+    seen = (
+        "a small model's validation reward fell from 250 of each of 400 on"
+        if few and each > _OFTEN_SMALL
+        else "the paper's 6,000 problems had 83 passes and 667 of each at most, and nobody looked further"
+    )
+    return [
+        Warned(
+            "many_epochs" if epochs > _MANY_EPOCHS else "overfitting",
+            f"{number(epochs)} passes over {thousands(problems, 'problem')}, {number(each)} rollouts of each: expect "
+            f"overfitting ({seen}); watch the gap between training and validation reward, keep the best checkpoint, or "
+            "add problems",
+        )
+    ]
+
+
 def run_advice(allocation: Allocation, *, problems: int | None, warmup_steps: int) -> list[Warned]:
     """Epochs over the set, a set too small for this n, too few updates for the warm-up."""
     out = []
     n, m = allocation.rollouts_per_problem, allocation.update_steps
     if problems is not None:
-        epochs = allocation.problems_per_batch * m / problems
         if problems <= SMALL_SET and n > SMALL_SET_ROLLOUTS:
             out.append(
                 Warned(
                     "small_set",
-                    f"{problems:,} problems: on 500 the paper's frontier ends at n = {SMALL_SET_ROLLOUTS} and n = 512 "
-                    f"overfits (figure 13); cap it with --n or add problems",
+                    f"{thousands(problems, 'problem')}: on 500 the paper's frontier ends at n = {SMALL_SET_ROLLOUTS} "
+                    "and n = 512 overfits (figure 13); cap it with --n or add problems",
                 )
             )
-        if epochs > MANY_EPOCHS:
-            out.append(
-                Warned(
-                    "many_epochs",
-                    f"{epochs:,.0f} passes over {problems:,} problems: expect overfitting; watch the gap between "
-                    "training and validation reward and keep the best checkpoint",
-                )
-            )
-        elif epochs < 1:
-            out.append(
-                Warned("under_one_epoch", f"{epochs:.0%} of the {problems:,} problems are seen; the rest plays no part")
-            )
+        out += _overfitting(allocation, problems)
     if m < _WARMUPS * max(warmup_steps, 1) or m < FEW_UPDATES:
         out.append(
             Warned(

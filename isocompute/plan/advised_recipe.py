@@ -14,7 +14,7 @@ from typing import Any
 
 from isocompute.allocation import Allocation
 from isocompute.errors import InputError
-from isocompute.plan.recipe_lines import FEW_UPDATES, Line, law_lines, paper_lines
+from isocompute.plan.recipe_lines import FEW_UPDATES, Line, paper_lines, scalerl_lines
 from isocompute.plan.runs_recipe import RunsRecipe
 from isocompute.recipes import Recipe, learning_rate, make_recipe
 
@@ -74,13 +74,12 @@ def advise_recipe(
     difficulty: str | None,
     anchor: Anchor = PAPER_ANCHOR,
     own: Mapping[str, Any] | None = None,
-    own_source: str = "",
     runs: RunsRecipe | None = None,
 ) -> AdvisedRecipe:
     """The recipe for an allocation.
 
-    `own` is that of a published law that was measured with another than the paper's; `runs` is what the user's runs
-    agree on, which stands before the paper's.
+    `own` is that of a published law that was measured with another than the paper's, which is ScaleRL's; `runs` is
+    what the user's runs agree on, which stands before the paper's.
 
     >>> advice = advise_recipe(allocation=Allocation(32, 256, 244), difficulty="easy")
     >>> f"{advice.learning_rate:.2g}", advice.recipe.kl_coef
@@ -106,7 +105,7 @@ def advise_recipe(
             f"{allocation.batch_size:,} is not finite; give one that works, such as 1e-6@1024."
         )
     if own is not None:
-        lines = law_lines(allocation, recipe, rate, given=anchor.given, source=own_source)
+        lines = scalerl_lines(allocation, recipe, rate, given=anchor.given)
     else:
         lines = paper_lines(allocation, recipe, rate, difficulty, given=anchor.given, runs=runs)
     return AdvisedRecipe(recipe, rate, tuple(lines))

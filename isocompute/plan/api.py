@@ -9,6 +9,7 @@ import numpy as np
 
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
+from isocompute.caught import quiet
 from isocompute.errors import InputError
 from isocompute.law.from_runs import choose_metric
 from isocompute.law.intervals import check_replicates
@@ -29,7 +30,7 @@ from isocompute.plan.regime import diagnose
 from isocompute.plan.schedule import Schedule, schedule
 from isocompute.plan.spending import Hardware, prices
 from isocompute.recipes import learning_rate
-from isocompute.runs import RunSet, files
+from isocompute.runs import RunSet, RunWarning, files
 
 __all__ = ["next_cells", "plan", "stages"]
 
@@ -122,6 +123,8 @@ def plan(
     else:
         source, runs = _with_runs(law, metric)
         found = load_law(source, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed)
+    with quiet(RunWarning):  # the law has said what there is to say of its runs
+        diagnosis = None if runs is None else diagnose(runs, metric=found.metric)
     return make_plan(
         law=found,
         budget=asked,
@@ -140,7 +143,7 @@ def plan(
         truncated=truncated,
         anchor=parse_anchor(lr_anchor),
         extrapolate=extrapolate,
-        diagnosis=None if runs is None else diagnose(runs, metric=found.metric),
+        diagnosis=diagnosis,
     )
 
 

@@ -78,6 +78,7 @@ def _option(plan: Plan, option: Option) -> dict[str, Any]:
     recipe = advice.recipe
     return {
         **_allocation(a),
+        "epochs": plan.epochs(a),
         "learning_rate": advice.learning_rate,
         "warmup_steps": recipe.warmup_steps,
         "kl_coef": recipe.kl_coef,

@@ -13,7 +13,7 @@ import numpy as np
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.plan.advice import FEW_UPDATES, Warned, data_advice, metric_advice, run_advice
+from isocompute.plan.advice import FEW_UPDATES, Warned, data_advice, epochs_of, metric_advice, run_advice
 from isocompute.plan.advised_recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
 from isocompute.plan.budget import Budget
 from isocompute.plan.candidates import Constraints, allocations
@@ -37,7 +37,7 @@ from isocompute.plan.reach import planned_range, range_warnings, setting_warning
 from isocompute.plan.small_sets import hold_to_set
 from isocompute.plan.spending import Prices
 from isocompute.plan.stability import Fallen, fall_warnings
-from isocompute.words import number, pair, plural, value
+from isocompute.words import number, pair, plural, thousands, value
 
 __all__ = ["Assumed", "Option", "Plan", "make_plan"]
 
@@ -106,7 +106,8 @@ class Plan:
         a, ranked, other = self.allocation, self.chosen.ranked, self.cheapest.allocation
         cheaper = f"{other.problems_per_batch} × {other.rollouts_per_problem} × {other.update_steps}"
         return (
-            f"Plan({a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps} updates = "
+            f"Plan({plural(a.problems_per_batch, 'problem')} × {plural(a.rollouts_per_problem, 'rollout')} × "
+            f"{plural(a.update_steps, 'update')} = "
             f"{number(a.compute)} rollouts; expect {self.law.metric} {value(ranked.value)} ({pair(ranked.interval)}, "
             f"{LEVEL:.0%}); best of {len(self.targets)} with probability {ranked.probability_best:.2f}"
             + ("" if self.stands_out else f"; cheapest within one error of it: {cheaper}")
@@ -123,6 +124,15 @@ class Plan:
     def allocation(self) -> Allocation:
         """The chosen one."""
         return self.chosen.allocation
+
+    def epochs(self, allocation: Allocation) -> float | None:
+        """Passes over the training set; None where its size is unknown."""
+        return None if self.problems is None else epochs_of(allocation, self.problems)
+
+    @property
+    def problems(self) -> int | None:
+        """D: problems of the training set, as said or as many as there are pass rates."""
+        return self.constraints.problems or (self.mix.problems if self.mix else None)
 
     @property
     def stands_out(self) -> bool:
@@ -175,7 +185,6 @@ def make_plan(
         difficulty=difficulty,
         anchor=anchor,
         own=law.recipe,
-        own_source=law.source,
         runs=law.runs_recipe,
     )
     prices = prices.of_recipe(advise(allocation=Allocation(1, 1, 1)).recipe)  # whatever the batch
@@ -360,7 +369,11 @@ def _law_warnings(
             Warned(
                 "foreign_law",
                 f"this law was measured on {law.setup}"
-                + ("; yours may differ" if held.problems is None else f"; yours has {held.problems:,} problems")
+                + (
+                    "; yours may differ"
+                    if held.problems is None
+                    else f"; yours has {thousands(held.problems, 'problem')}"
+                )
                 + f": {way_to_find_out(law, budget)}",
             )
         )

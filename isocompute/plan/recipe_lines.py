@@ -9,9 +9,12 @@ from isocompute.allocation import Allocation
 from isocompute.plan.runs_recipe import RunsRecipe
 from isocompute.recipes import RECIPES, Recipe
 
-__all__ = ["FEW_UPDATES", "Line", "law_lines", "paper_lines"]
+__all__ = ["FEW_UPDATES", "Line", "paper_lines", "scalerl_lines"]
 
 ISOCOMPUTE = "IsoCompute, arXiv 2603.12151"
+SCALERL = "ScaleRL, arXiv 2510.13786"
+_TRAINING = "section 2 and appendix A.3"
+"""Where ScaleRL says how it trains."""
 FEW_UPDATES = 40
 """Under this many updates, a quarter of them at most is warm-up."""
 _YOURS = "your runs"
@@ -28,24 +31,49 @@ class Line:
     source: str
 
 
-def law_lines(allocation: Allocation, recipe: Recipe, rate: float, *, given: bool, source: str) -> list[Line]:
-    """The recipe that a published law was measured with, where it is not the IsoCompute paper's."""
-    whose = "your anchor" if given else "the law's own"
+def scalerl_lines(allocation: Allocation, recipe: Recipe, rate: float, *, given: bool) -> list[Line]:
+    """ScaleRL's recipe, that of the published laws which bring one: where the paper has each part of it."""
+    whatever = f"{recipe.lr_scaling}, whatever the batch: the paper's at 48 × 16 with an 8B model"
+    own_rate = Line("learning_rate", f"{rate:.2g}", whatever, f"{SCALERL}, {_TRAINING}")
     return [
-        Line("learning_rate", f"{rate:.2g}", f"{_scaled(allocation, recipe)}, {whose}", source),
-        Line("warmup_steps", f"{recipe.warmup_steps}", _warmup(allocation), source),
-        Line("loss, advantage", f"{recipe.loss}, {recipe.advantage}", "the recipe the law was measured with", source),
+        _rate_line(allocation, recipe, rate, given=True, runs=None) if given else own_rate,
+        Line("warmup_steps", f"{recipe.warmup_steps}", _warmup(allocation), f"{SCALERL}, {_TRAINING}"),
+        Line(
+            "kl_coef, entropy_coef",
+            f"{_text(recipe.kl_coef)}, {_text(recipe.entropy_coef)}",
+            "the recipe's loss has neither term, whatever the difficulty",
+            f"{SCALERL}, section 4",
+        ),
+        Line(
+            "loss, advantage",
+            f"{recipe.loss}, {recipe.advantage}",
+            "CISPO reached higher than DAPO's clip; over which standard deviation advantages are hardly matters",
+            f"{SCALERL}, sections 3.2 and 4",
+        ),
+        Line(
+            "tis_cap",
+            _text(recipe.tis_cap),
+            f"CISPO's ratio to the sampler's probabilities, cut off at {_text(recipe.ratio_cap)}, does it; 4, 5 and 8 "
+            "are equal",
+            f"{SCALERL}, equation 4 and appendix A.17.2",
+        ),
+        Line(
+            "temperature, top_p",
+            f"{_text(recipe.temperature)}, {_text(recipe.top_p)}",
+            "plain sampling, our choice: we have no temperature of the paper's",
+            "isocompute",
+        ),
         Line(
             "zero_variance_filter",
             recipe.zero_variance_filter,
             "groups without variance have no gradient; they are dropped, not refilled",
-            source,
+            f"{SCALERL}, section 3.2 and figure 6",
         ),
         Line(
             "no_positive_resampling, length_control, pipeline_steps",
             f"{_text(recipe.no_positive_resampling)}, {recipe.length_control}, {recipe.pipeline_steps}",
             "solved problems retire, long thinking is interrupted, sampling goes on beside training",
-            source,
+            f"{SCALERL}, sections 3.1 and 4",
         ),
     ]
 

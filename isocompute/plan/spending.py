@@ -29,6 +29,7 @@ from isocompute.plan.throughput import Throughput, calibrate, gpus_of, measure, 
 from isocompute.plan.timed_settings import TimedSettings, measure_settings
 from isocompute.plan.training_memory import check_training_memory
 from isocompute.recipes import Recipe
+from isocompute.words import plural
 
 if TYPE_CHECKING:
     from isocompute.runs.model import Run
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Hardware", "Prices", "prices"]
 
 _PROMPT_TOKENS = 256.0
+"""Assumed where the user does not say: a mathematics problem with its instructions."""
 _LARGEST = 1e12
 """Numbers of a setup lie between this and its inverse: beyond, what they cost is no longer a number."""
 _SIZED = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z0-9])")
@@ -91,7 +93,7 @@ class Prices:
             gpu=self.gpu,
             gpus=self.hardware.gpus or 1,
             allocation=allocation,
-            prompt_tokens=_PROMPT_TOKENS if self.hardware.prompt_tokens is None else self.hardware.prompt_tokens,
+            prompt_tokens=_prompts(self.hardware),
             response_tokens=self.hardware.response_tokens,
             efficiency=self.efficiency,
             scoring_passes=2 if self.reference else 1,
@@ -124,7 +126,13 @@ class Prices:
         step = self._step(allocation)
         throughput = self._throughput(allocation, step)
         tokens = self.hardware.response_tokens
-        length = {"response_tokens": tokens, "response_source": self.response_source}
+        asked = self.hardware.prompt_tokens
+        length = {
+            "response_tokens": tokens,
+            "response_source": self.response_source,
+            "prompt_tokens": None if step is None else _prompts(self.hardware),
+            "prompt_source": None if step is None else "assumed" if asked is None else "given",
+        }
         if throughput is None:
             return {
                 "seconds": None,
@@ -184,13 +192,18 @@ def prices(
         return _fixed(found, Throughput(hardware.rollouts_per_second / hardware.gpus, "given"))
     if timed := _timed(law_runs or (), hardware.gpus):
         own = all(run.settings.gpus for run in timed)
-        taken = "" if own else f", which are taken to have used {hardware.gpus} GPUs"
+        taken = "" if own else f", which are taken to have used {plural(hardware.gpus or 1, 'GPU')}"
         found = replace(found, timed=measure_settings(timed, gpus=hardware.gpus))
         return _fixed(found, measure(timed, gpus=hardware.gpus), source=f"measured on the law's runs{taken}")
     if law_gpu_hours_per_rollout is not None:
         rate = 1.0 / (3600.0 * law_gpu_hours_per_rollout)
         return _fixed(found, Throughput(rate, "given", None, law_response_tokens), source=law_source)
     return found
+
+
+def _prompts(hardware: Hardware) -> float:
+    """Tokens of a prompt for the roofline."""
+    return _PROMPT_TOKENS if hardware.prompt_tokens is None else hardware.prompt_tokens
 
 
 def _check(hardware: Hardware, *, timed: bool) -> None:
@@ -266,7 +279,7 @@ def _modelled(found: Prices, shape: ModelShape, gpu: Gpu, runs: Sequence[Run]) -
             runs,
             shape=shape,
             gpu=gpu,
-            prompt_tokens=known.prompt_tokens or _PROMPT_TOKENS,
+            prompt_tokens=_prompts(known),
             response_tokens=known.response_tokens,
             gpus=count,
         )

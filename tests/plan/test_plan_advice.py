@@ -12,6 +12,7 @@ import isocompute
 from isocompute import InputError
 from isocompute.allocation import Allocation
 from isocompute.plan import simulate
+from isocompute.plan.advice import run_advice
 from isocompute.plan.advised_recipe import advise_recipe, parse_anchor
 from isocompute.plan.as_json import plan_to_json
 from isocompute.plan.difficulty import classify, zero_variance_share
@@ -43,6 +44,21 @@ def test_recipes_follow_difficulty_batch_and_updates() -> None:
         assert line.reason and "2603.12151" in line.source
 
 
+def test_scalerls_recipe_cites_where_the_paper_has_it() -> None:
+    """The law's source is its table of fits, which holds no recipe; an anchor is the user's, its rule IsoCompute's."""
+    plan = isocompute.plan(budget="8000h", law="scalerl/8b", replicates=60)
+    lines = {line.setting: line for line in plan.recipe.lines}
+    assert {"learning_rate", "warmup_steps", "kl_coef, entropy_coef", "temperature, top_p", "tis_cap"} <= set(lines)
+    assert not [line for line in lines.values() if "table of fits" in line.source]
+    cited = {name: line for name, line in lines.items() if name != "temperature, top_p"}
+    assert all("2510.13786, " in line.source for line in cited.values())
+    assert "our choice" in lines["temperature, top_p"].reason, "the paper's is in none of our sources"
+    assert "appendix A.3" in lines["learning_rate"].source and lines["learning_rate"].value == "5e-07"
+    assert (lines["kl_coef, entropy_coef"].value, lines["tis_cap"].value) == ("0, 0", "off")
+    given = isocompute.plan(budget="8000h", law="scalerl/8b", replicates=60, lr_anchor="1e-6@1024").recipe.lines[0]
+    assert "your anchor" in given.reason and "2603.12151" in given.source
+
+
 @pytest.mark.parametrize("text", ["1e-6", "@1024", "0@8", "1e-6@0", "1e-6@8.5", "a@b", "nan@8"])
 def test_wrong_anchors(text: str) -> None:
     with pytest.raises(InputError, match="1e-6@1024"):
@@ -69,6 +85,40 @@ def test_pass_rates_are_the_set_that_epochs_are_counted_over() -> None:
     plan = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.4] * 40, replicates=60)
     (message,) = (w.message for w in plan.warnings if w.code == "many_epochs")
     assert message.startswith(f"{32 * plan.allocation.update_steps / 40:,.0f} passes over 40 problems")
+
+
+@pytest.mark.parametrize(
+    ("problems", "allocation", "code"),
+    [
+        (400, (32, 64, 48), ""),  # 246 of each
+        (400, (32, 64, 60), "overfitting"),  # 5 passes, 307 of each
+        (400, (32, 256, 244), "overfitting"),  # 20 passes, 5,000 of each
+        (400, (32, 512, 12), "under_one_epoch"),  # each is seen once at most, so none is learnt by heart
+        (1_000, (32, 8, 3_000), "overfitting"),
+        (6_000, (32, 256, 488), ""),  # the paper's 4M
+        (6_000, (32, 8, 15_600), ""),  # the same with n = 8: 83 passes
+        (6_000, (32, 256, 1_000), "overfitting"),  # 8M, further than anybody looked
+        (6_000, (32, 4, 20_000), "many_epochs"),  # 107 passes
+        (100_000, (32, 32, 15_625), ""),  # 16M rollouts that did not overfit
+    ],
+)
+def test_overfitting_goes_by_how_few_problems_are_seen_how_often(
+    problems: int, allocation: tuple[int, int, int], code: str
+) -> None:
+    warned = run_advice(Allocation(*allocation), problems=problems, warmup_steps=1)
+    found = [w for w in warned if w.code in ("overfitting", "many_epochs", "under_one_epoch")]
+    assert [w.code for w in found] == ([code] if code else [])
+
+
+def test_passes_over_the_set_are_told_where_its_size_is_known() -> None:
+    known = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", problems=6000, replicates=60)
+    told = plan_to_json(known)
+    assert told["epochs"] == pytest.approx(32 * 244 / 6000)
+    for other in told["alternatives"]:
+        assert other["epochs"] == pytest.approx(32 * other["update_steps"] / 6000)
+    assert not {"overfitting", "many_epochs", "under_one_epoch"} & {w.code for w in known.warnings}
+    unknown = plan_to_json(isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=60))
+    assert [unknown["epochs"], *(other["epochs"] for other in unknown["alternatives"])] == [None] * 5
 
 
 def test_n_that_the_law_does_not_know_are_named() -> None:

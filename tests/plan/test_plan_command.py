@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import isocompute
+from isocompute.allocation import Allocation
 from isocompute.engines.command import CommandEngine
 from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
@@ -126,6 +127,44 @@ def test_the_terminal_says_the_answer_first(call: Call) -> None:
     )
     assert first[2].startswith(" Learning rate 2.8e-06 = 1e-06 × √(8192/1024), 10 warm-up steps · KL and entropy on")
     assert "Careful" in shown and "intervals: published without errors" in shown
+
+
+def test_the_terminal_says_how_often_the_set_is_seen(call: Call) -> None:
+    args = ("--budget", "2e6", "--law", "isocompute/bp32-easy")
+    assert "\n Passes over 6,000 problems: 1.3 (333 rollouts of each)\n" in call(*args, "--problems", "6000").out
+    few = call(*args, "--problems", "400").out
+    assert "\n Passes over 400 problems: 19.5 (5k rollouts of each)\n" in few
+    assert "expect overfitting" in few and "250 of each of 400" in few.replace("\n", " ")
+    assert "Passes" not in call(*args).out
+
+
+def test_the_terminal_says_the_mix_and_how_many_groups_teach_nothing(call: Call, tmp_path: Path) -> None:
+    """Bands add up to all problems: those never solved are among the hard ones."""
+    args = ("--law", "isocompute/bp32-hard", "--n", "8", "--budget", "1e6", "--pass-rates", str(tmp_path / "rates.txt"))
+    (tmp_path / "rates.txt").write_text("0\n0.05\n0.2\n0.4\n0.5\n0.5\n0.55\n0.6\n0.7\n0.8\n")
+    shown = call(*args).out
+    assert (
+        "\n your 10 problems: mean pass rate .430; 20% hard (never solved: 10% of the set), 10% between, "
+        "50% easy, 20% very easy\n"
+    ) in shown
+    assert "\n groups all right or all wrong at n = 8: 21% at the start\n" in shown
+    (tmp_path / "rates.txt").write_text("0\n0\n0.0625\n" * 100)
+    few = call(*args).out
+    told = re.search(r"at n = 8: (\d+)% at the start, (\d+)% by the rates behind these samples\n", few)
+    assert told and int(told[2]) < int(told[1])
+    (tmp_path / "rates.txt").write_text("0.411\n")
+    assert "your 1 problem: mean pass rate .411; 0% hard, 0% between, 100% easy" in call(*args).out
+
+
+def test_one_is_not_told_as_several(call: Call, own_law: Path) -> None:
+    one = ("--law", "isocompute/bp32-easy", "--n", "512", "--min-updates", "1", "--extrapolate")
+    shown = call(*one, "--budget", "16384", "--problems", "16384").out
+    assert " Use  32 problems × 512 rollouts × 1 update   (16,384 rollouts)" in shown
+    assert "(1 rollout of each)" in shown
+    assert ", 1 warm-up step ·" in call(*one, "--budget", "65536").out
+    own = isocompute.plan(budget=1e5, law=own_law, problems_per_batch=32, rollouts_per_problem=8)
+    single = replace(own, chosen=replace(own.chosen, allocation=Allocation(1, 1, 1)))
+    assert repr(single).startswith("Plan(1 problem × 1 rollout × 1 update = ")
 
 
 def test_laws_are_listed_with_source_and_range(call: Call) -> None:
@@ -262,6 +301,19 @@ def test_next_writes_a_study_that_runs(call: Call, own_law: Path, tmp_path: Path
     for cell in cells(spec):
         CommandEngine().check(replace(cell, engine=options))  # it knows every name
     fails(call("--budget", "2e6", "--law", "isocompute/joint-easy", "--next", 2), "--next")
+
+
+def test_next_overwrites_no_study_that_differs(call: Call, own_law: Path, tmp_path: Path) -> None:
+    """The same plan again is no harm; a study of the user's, or one that they have filled in, is not written again."""
+    out = tmp_path / "next.toml"
+    args = ("--budget", "8e6", "--law", own_law, "--next", 2, "--out", out)
+    call(*args)
+    written = out.read_text()
+    call(*args)
+    assert out.read_text() == written
+    out.write_text(written.replace("train.py", "mine.py"))
+    fails(call(*args), r"next\.toml: it is there already .* --out with a new name, or move it away")
+    assert out.read_text() == written.replace("train.py", "mine.py")
 
 
 def test_next_goes_on_with_the_study_that_made_the_runs(call: Call, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import isocompute
 from isocompute import InputError
+from isocompute.cli.plan_display import show
 from tests.conftest import write_points
 from tests.plan.made_up import write_timed
 
@@ -55,6 +57,24 @@ def test_a_model_and_a_gpu_turn_hours_into_rollouts(tmp_path: Path) -> None:
             gpus=8,
             response_tokens=9,
         )
+
+
+def test_prompts_that_are_assumed_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def planned(**more: Any) -> isocompute.Plan:
+        return isocompute.plan(budget=2e6, law="isocompute/bp32-easy", gpus=8, replicates=50, **more)
+
+    modelled = {"model": str(config(tmp_path / "config.json")), "gpu": "H200", "response_tokens": 1500.0}
+    for plan, tokens, source in (
+        (planned(**modelled), 256.0, "assumed"),
+        (planned(**modelled, prompt_tokens=64.0), 64.0, "given"),
+        (planned(rollouts_per_second=8.0), None, None),
+        (planned(), None, None),
+    ):
+        cost = plan.to_json()["cost"]
+        assert (cost["prompt_tokens"], cost["prompt_source"]) == (tokens, source)
+        show(plan)
+        told = " ".join(capsys.readouterr().out.split())
+        assert ("prompts of 256 tokens assumed (--prompt-tokens)" in told) == (source == "assumed")
 
 
 def test_a_recipe_with_kl_pays_for_its_reference_model(tmp_path: Path) -> None:

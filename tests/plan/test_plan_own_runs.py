@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -448,3 +449,13 @@ def test_an_average_of_rewards_from_minus_one_to_one_is_not_held_to_zero() -> No
     assert plan.allocation.rollouts_per_problem == 128
     found = {o.allocation.rollouts_per_problem: o.ranked.value for o in (plan.chosen, *plan.alternatives)}
     assert found == pytest.approx(ends, abs=0.01)
+
+
+def test_a_run_that_is_left_out_is_told_once(tmp_path: Path) -> None:
+    """The law and what limits the runs are both read off them."""
+    for name, points in (("a", rising()), ("b", rising()), ("short", rising()[:2])):
+        write_points(tmp_path / name, points, problems_per_batch=32, rollouts_per_problem=8)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        isocompute.plan(budget=8e4, law=tmp_path, replicates=60)
+    assert len([w for w in said if "1 of 3 runs left out" in str(w.message)]) == 1
