@@ -154,7 +154,7 @@ def show_next(proposals: list[Proposal], out: str) -> None:
     """The cells of `--next`."""
     screen = console()
     if not proposals:
-        screen.print("\nNo run of the law's settings up to this budget would change the decision.")
+        screen.print("\nNo run of the law's settings up to this budget would change the decision, if the law holds.")
         screen.print(f"{out} is not written.")
         return
     rows = [

@@ -9,7 +9,7 @@ from isocompute.arrays import Array
 from isocompute.plan.difficulty import HARD, Mix, zero_variance_share
 from isocompute.words import number, plural, thousands
 
-__all__ = ["FEW_UPDATES", "Warned", "data_advice", "epochs_of", "metric_advice", "run_advice"]
+__all__ = ["Warned", "data_advice", "enough_updates", "epochs_of", "metric_advice", "run_advice"]
 
 SMALL_SET = 1000
 """Between the paper's D = 500, where n = 512 overfits, and D = 6,000, where it does not."""
@@ -24,7 +24,7 @@ _OFTEN_LARGE = 700.0
 validation rose to the end; a small decoder had a gap of .1 at 333 of each of 6,000, none at 160 of each of 100,000."""
 _WARMUPS = 10
 """A run should be this many times as long as its warm-up."""
-FEW_UPDATES = 20
+_FEW_UPDATES = 20
 _WASTED = 0.5
 """Share of groups without variance from which on a larger n is named."""
 _UNSTABLE_TRUNCATION = 0.10
@@ -83,6 +83,11 @@ def _overfitting(allocation: Allocation, problems: int) -> list[Warned]:
     ]
 
 
+def enough_updates(warmup_steps: int) -> int:
+    """Updates below which a run is said to be too short to learn much."""
+    return max(_WARMUPS * warmup_steps, _FEW_UPDATES)
+
+
 def run_advice(allocation: Allocation, *, problems: int | None, warmup_steps: int) -> list[Warned]:
     """Epochs over the set, a set too small for this n, too few updates for the warm-up."""
     out = []
@@ -97,7 +102,7 @@ def run_advice(allocation: Allocation, *, problems: int | None, warmup_steps: in
                 )
             )
         out += _overfitting(allocation, problems)
-    if m < _WARMUPS * max(warmup_steps, 1) or m < FEW_UPDATES:
+    if m < enough_updates(warmup_steps):
         out.append(
             Warned(
                 "few_updates",

@@ -37,8 +37,8 @@ def law_advice(
         out.append(
             Warned(
                 "simulated",
-                "a first guess: how large n should be hangs largely on what pass rates do not show (docs/planning.md); "
-                "run a few n to find out",
+                "a first guess: how large n should be hangs largely on what pass rates do not show (docs/planning.md), "
+                "and neither the interval nor the probability counts that; run a few n to find out",
             )
         )
     if law.difficulty and difficulty and law.difficulty != difficulty:
@@ -78,7 +78,7 @@ def way_to_find_out(law: PlanningLaw, rollouts: float) -> str:
     if len(known) == 1:
         bp, n = known[0]
         return f"it knows {bp} × {n} alone; run other n or Bp on yours (`isocompute study`) and plan with --law RUNS"
-    return f"{_next_command(law, rollouts)} says what to run to find out"
+    return f"run a few of its settings on yours; {_next_command(law, rollouts)} says which it is least sure of"
 
 
 def _next_command(law: PlanningLaw, rollouts: float) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.errors import InputError
-from isocompute.plan.advice import FEW_UPDATES, Warned, data_advice, epochs_of, metric_advice, run_advice
+from isocompute.plan.advice import Warned, data_advice, enough_updates, epochs_of, metric_advice, run_advice
 from isocompute.plan.advised_recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
 from isocompute.plan.budget import Budget
 from isocompute.plan.candidates import Constraints, allocations
@@ -45,6 +45,8 @@ _METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
 _LOOKS = 32
 _LIKELY = 0.5
 """Probability from which the chosen setting is more likely the best than not."""
+_LONG = 10**6
+"""Updates of a run whose warm-up is not shortened."""
 _SHOWN = 8
 """Alternatives of a plan."""
 
@@ -216,7 +218,8 @@ def make_plan(
         law.fallen(a.problems_per_batch, a.rollouts_per_problem, c) for a, c in zip(targets, grid[2], strict=True)
     ]
     warnings += fall_warnings(targets, fallen_A, ranking, unit=law.unit)
-    options = _options(ranking, targets, fallen_A, prices, budget)
+    long_run = advise(allocation=Allocation(1, 1, _LONG)).recipe
+    options = _options(ranking, targets, fallen_A, prices, budget, enough_updates(long_run.warmup_steps))
     chosen = options[0]
     recipe = advise(allocation=chosen.allocation)
     a = chosen.allocation
@@ -267,6 +270,7 @@ def _options(
     fallen_A: Sequence[Fallen | None],
     prices: Prices,
     budget: Budget,
+    enough: int,
 ) -> list[Option]:
     """Cheapest: the fewest GPU-hours, or the fewest updates (each syncs the weights once) where no throughput is known
     or the budget is one of time or money, which all allocations spend but for rounding.
@@ -285,9 +289,9 @@ def _options(
         return fallen.fallen / fallen.runs if fallen is not None else 0.0
 
     def updates(i: int) -> int:
-        return min(priced[i][1].update_steps, FEW_UPDATES)
+        return min(priced[i][1].update_steps, enough)
 
-    # What fell more often than the chosen setting, or hardly gets beyond its warm-up, is no way to save.
+    # What fell more often than the chosen setting, or makes too few updates to learn much, is no way to save.
     sound = [i for i in ties if share(i) <= share(0) and updates(i) >= updates(0)]
     cheapest = min(sound, key=price)
     return [Option(a, r, costs[i]["seconds"], i == cheapest, fallen_A[r.index]) for i, (r, a) in enumerate(priced)]
