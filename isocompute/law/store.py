@@ -66,6 +66,7 @@ def law_to_json(law: Law) -> dict[str, Any]:
                 "rmse": run.fit.rmse,
                 "points": run.points,
                 "records": run.records,
+                "last": float(run.curve.compute_C[-1]),
                 "falls_after": run.falls_after,
             }
             for run in law.runs
@@ -363,6 +364,7 @@ class _SettingFile(_Part):
 
 class _CurveFile(_Part):
     run: str
+    last: float | None = None  # older files do not have it
     falls_after: float | None = None
 
 
