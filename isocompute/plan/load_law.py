@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from isocompute.errors import InputError
-from isocompute.law import Law, StoredLaw, fit_law, read_law
+from isocompute.law import Law, StoredLaw, fit_law, is_law_file, read_law
 from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
 from isocompute.law.seeds import ONE_SEED_ERROR, difference_error
@@ -27,7 +27,7 @@ from isocompute.words import number, plural
 if TYPE_CHECKING:
     from isocompute.runs import RunSet
 
-__all__ = ["LawSource", "law_of_runs", "load_law", "planning_law"]
+__all__ = ["LawSource", "law_of_runs", "load_law", "planning_law", "runs_at"]
 
 LawSource: TypeAlias = "PlanningLaw | Law | StoredLaw | RunSet | str | Path"
 _FEWEST = 50
@@ -80,14 +80,27 @@ def load_law(
             f"--law {name}: neither a file or folder nor a published law; `isocompute plan --laws` lists those, "
             "`isocompute fit RUNS --out law.json` writes one."
         )
-    if name.endswith(".json"):
+    runs = runs_at(name)
+    if runs is None:
         _refuse_certain(name)
         return _stored(read_law(name), name, problems_per_batch, seed)
+    return law_of_runs(runs, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed)
+
+
+def runs_at(name: str) -> RunSet | None:
+    """The runs that a path is of; None where it is a law's, or nothing is there."""
+    if not files.exists(name) or is_law_file(name):
+        return None
     from isocompute.runs import load
 
-    return law_of_runs(
-        load(name), metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed
-    )
+    try:
+        return load(name)
+    except InputError as error:
+        if name.lower().endswith(".json"):
+            raise InputError(
+                f"--law {name}: neither a law, as isocompute fit RUNS --out law.json writes it, nor runs; {error}"
+            ) from error
+        raise
 
 
 def _runs(source: object) -> RunSet:

@@ -464,6 +464,34 @@ def test_where_picks_among_runs(call: Call, tmp_path: Path) -> None:
     fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--where", "model=a"), "it picks among runs")
 
 
+def trainer_state(path: Path) -> Path:
+    """A log of TRL's that ends in .json, with n and the batch."""
+    rows = [{"step": s, "reward": 0.3 + 0.4 * s / (s + 60), "num_tokens": 900.0 * s} for s in range(10, 400, 10)]
+    path.write_text(json.dumps({"global_step": 390, "log_history": rows}))
+    return path
+
+
+def test_a_log_that_ends_in_json_is_runs(call: Call, tmp_path: Path) -> None:
+    """What it lacks is said as of any log; the file is not called a law to be written, and not overwritten."""
+    log = trainer_state(tmp_path / "trainer_state.json")
+    text = log.read_text()
+    for args in (("--budget", "1e5"), ("--budget", "1e5", "--where", "step=10"), ("--backtest",)):
+        told = call("--law", log, *args)
+        assert told.code == 2
+        assert "not a law" not in told.err and f"--out {log}" not in told.err
+        assert "it picks among runs" not in told.err and "no folder or table" not in told.err
+    fails(call("--budget", "1e5", "--law", log), "steps|rollouts per problem")
+    assert log.read_text() == text
+    other = tmp_path / "other.json"
+    other.write_text('{"answer": 42}')
+    fails(call("--budget", "1e5", "--law", other), r"neither a law, as isocompute fit RUNS --out law\.json .* nor runs")
+
+
+def test_a_law_is_no_runs(call: Call, own_law: Path) -> None:
+    fails(call("--law", own_law, "--backtest"), "is a law, not runs")
+    fails(call("--budget", "2e6", "--law", own_law, "--where", "set=a"), "it picks among runs")
+
+
 def test_what_an_error_suggests_works(call: Call) -> None:
     easy = ("--law", "isocompute/bp32-easy", "--replicates", "60")
     few = call("--budget", "2e6", *easy, "--problems", 16)
