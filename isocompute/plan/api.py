@@ -108,6 +108,11 @@ def plan(
         if rates_P is None:
             raise InputError("--law simulate: the simulator is calibrated to pass rates; say --pass-rates FILE.")
         bp = problems_per_batch or 32
+        if problems is not None and bp > problems:  # before it is simulated; other laws answer for some Bp alone
+            raise InputError(
+                f"--problems-per-batch {bp} with --problems {problems}: a batch holds no problem twice; say "
+                f"--problems-per-batch {problems}."
+            )
         found: PlanningLaw = simulate_law(
             rates_P,
             problems=problems,

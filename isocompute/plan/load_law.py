@@ -155,8 +155,9 @@ def planning_law(
     """A law of fitted settings as the planner sees it; `falls` are the runs that fell for good (`falls_of`)."""
     if unit == "steps":
         raise InputError(
-            f"--law {name}: it counts compute in steps, which cost differently at different n; say Bp and n of the "
-            "runs and fit again."
+            f"--law {name}: it counts compute in steps, which cost differently at different n; say Bp and n of its "
+            "runs: isocompute fit RUNS --problems-per-batch Bp --rollouts-per-problem n --out law.json, then --law "
+            "law.json."
         )
     told = [fit for fit in settings if fit.setting[1] is not None]
     check_one_setup(told, name)
@@ -166,7 +167,8 @@ def planning_law(
         source += f", {len(known)} of {len(told)} settings: those of the recipe that reached highest"
     if not known:
         raise InputError(
-            f"--law {name}: no run says its rollouts per problem; fit with --rollouts-per-problem or --columns."
+            f"--law {name}: no run says its rollouts per problem; say n: isocompute fit RUNS --rollouts-per-problem n "
+            "--out law.json, then --law law.json."
         )
     if any(fit.setting[0] is None for fit in known) and problems_per_batch is None:
         raise InputError(f"--law {name}: its runs do not say their problems per batch; say --problems-per-batch 32.")

@@ -492,6 +492,42 @@ def test_a_law_is_no_runs(call: Call, own_law: Path) -> None:
     fails(call("--budget", "2e6", "--law", own_law, "--where", "set=a"), "it picks among runs")
 
 
+def test_what_is_said_of_a_batch_larger_than_the_set_works(call: Call) -> None:
+    joint = ("--budget", "2e6", "--law", "isocompute/joint-easy", "--replicates", "60")
+    told = call(*joint, "--problems-per-batch", 32, "--problems", 16)
+    fails(told, "32 × 8 would with at least 32 problems")
+    assert "--problems-per-batch 16" not in told.err  # for which the law does not answer
+    assert call(*joint, "--problems-per-batch", 32, "--problems", 32).code == 0
+    easy = ("--budget", "2e6", "--law", "isocompute/bp32-easy", "--replicates", "60", "--problems", 16)
+    fails(call(*easy, "--problems-per-batch", 32), "or 16 × 8 with --problems-per-batch 16")
+    assert call(*easy, "--problems-per-batch", 16).code == 0
+
+
+def test_a_simulated_law_answers_for_the_batch_that_the_set_fills(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "rates.txt").write_text("0.2\n0.5\n")
+    args = ("--budget", "1e5", "--law", "simulate", "--pass-rates", tmp_path / "rates.txt", "--problems", 16)
+    fails(call(*args, "--problems-per-batch", 32), "say --problems-per-batch 16")
+
+
+def test_runs_that_do_not_say_bp_and_n_are_planned_as_the_error_says(call: Call, tmp_path: Path) -> None:
+    points = [{k: v for k, v in p.items() if k != "rollouts"} for p in rising()]
+    write_points(tmp_path / "runs" / "one", points)
+    law = tmp_path / "law.json"
+    told = call("--budget", "1e4", "--law", tmp_path / "runs")
+    fails(told, "isocompute fit RUNS --problems-per-batch Bp --rollouts-per-problem n --out law.json, then --law")
+    fit = partial(call.func, "fit") if isinstance(call, partial) else call
+    said = ("--problems-per-batch", 32, "--rollouts-per-problem", 8, "--replicates", 60, "--out", law)
+    assert fit(tmp_path / "runs", *said).code == 0
+    assert call("--budget", "1e4", "--law", law).code == 0
+
+
+def test_hours_of_the_paper_s_machines_are_named_as_such(call: Call) -> None:
+    args = ("--law", "scalerl/8b", "--rollouts-per-second", 12, "--gpus", 8, "--replicates", 60)
+    told = call("--budget", "8000h", *args)
+    fails(told, r"8,000 GPU-hours buys rollouts that took 281k GPU-hours on the machines of scalerl/8b's paper")
+    assert call("--budget", "4550h", *args).code == 0  # what it says
+
+
 def test_what_an_error_suggests_works(call: Call) -> None:
     easy = ("--law", "isocompute/bp32-easy", "--replicates", "60")
     few = call("--budget", "2e6", *easy, "--problems", 16)
