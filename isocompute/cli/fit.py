@@ -46,8 +46,10 @@ def command(
 
         check_format(chart)
     from isocompute import api
-    from isocompute.law import write_law
+    from isocompute.law import check_out, write_law
 
+    if out:
+        check_out(out)  # first: a fit takes a while
     with options.heard() as said:
         loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
         law = api.fit(

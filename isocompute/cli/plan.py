@@ -194,12 +194,15 @@ def _backtest(
     json: bool,
 ) -> None:
     from isocompute.cli.plan_backtest import budget_of, show_tests, tests_to_json
+    from isocompute.law import is_law_file
     from isocompute.plan.backtest import backtest_plans
     from isocompute.runs import files
 
     rollouts = budget_of(budget)
-    if law is None or law.endswith(".json") or not files.exists(law):
+    if law is None or is_law_file(law) or not files.exists(law):
         what = "say which" if law is None else f"{law} is no folder or table that is there"
+        if law is not None and is_law_file(law):
+            what = f"{law} is a law, not runs"
         raise InputError(f"--backtest: it plans finished runs anew; {what}: --law RUNS, those of a sweep.")
     with options.heard() as said:
         runs = options.load_runs([law], None, where, problems_per_batch, without=without)
@@ -212,9 +215,10 @@ def _backtest(
 
 def _picked(law: str, where: list[str] | None, without: list[str] | None) -> RunSet:
     """Those of the runs that --where keeps and --without does not leave out."""
+    from isocompute.law import is_law_file
     from isocompute.runs import files
 
-    if law.endswith(".json") or not files.exists(law):
+    if is_law_file(law) or not files.exists(law):
         said = f"--where {where[0]}" if where else f"--without {(without or [''])[0]}"
         raise InputError(f"{said}: it picks among runs, and --law {law} is none; leave it out.")
     return options.load_runs([law], None, where, without=without)

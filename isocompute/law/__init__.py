@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from isocompute.law.forecasting import Backtest, Forecast, backtest, forecast
     from isocompute.law.from_runs import curves_of
     from isocompute.law.law import Law, fit_law
-    from isocompute.law.store import StoredLaw, law_to_json, read_law, write_law
+    from isocompute.law.store import StoredLaw, check_out, is_law_file, law_to_json, read_law, write_law
 
 _HOMES = {
     "Backtest": "forecasting",
@@ -24,10 +24,12 @@ _HOMES = {
     "Law": "law",
     "StoredLaw": "store",
     "backtest": "forecasting",
+    "check_out": "store",
     "compare": "comparison",
     "curves_of": "from_runs",
     "fit_law": "law",
     "forecast": "forecasting",
+    "is_law_file": "store",
     "law_to_json": "store",
     "read_law": "store",
     "write_law": "store",
@@ -41,10 +43,12 @@ __all__ = [
     "Law",
     "StoredLaw",
     "backtest",
+    "check_out",
     "compare",
     "curves_of",
     "fit_law",
     "forecast",
+    "is_law_file",
     "law_to_json",
     "read_law",
     "write_law",

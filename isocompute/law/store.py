@@ -26,9 +26,12 @@ from isocompute.law.sensitivity import Slice
 from isocompute.law.surface import LeftOut, Surface, Terms
 from isocompute.runs import files
 
-__all__ = ["StoredLaw", "law_to_json", "read_law", "write_law"]
+__all__ = ["StoredLaw", "check_out", "is_law_file", "law_to_json", "read_law", "write_law"]
 
 _FORMAT, _VERSION = "isocompute-law", 1
+_BEGINS = b'{"format": "isocompute-law"'
+_PRINTED = {"metric", "unit", "curves", "frontier"}
+"""Keys of what `fit --json` prints, which says no format."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ def law_to_json(law: Law) -> dict[str, Any]:
                 "rmse": run.fit.rmse,
                 "points": run.points,
                 "records": run.records,
+                "last": float(run.curve.compute_C[-1]),
                 "falls_after": run.falls_after,
             }
             for run in law.runs
@@ -220,7 +224,8 @@ def _surface(surface: Surface | None) -> dict[str, Any] | None:
 
 
 def write_law(law: Law, path: str | Path) -> None:
-    """Write `law.json`, whole or not at all."""
+    """Write `law.json`, whole or not at all; over another law, over nothing else."""
+    check_out(path)
     data = {"format": _FORMAT, "version": _VERSION, **law_to_json(law)}
     data["settings"] = [_setting(fit) for fit in law.settings]
     if law.surface is not None:
@@ -265,6 +270,33 @@ def _setting(fit: CurveFit) -> dict[str, Any]:
     }
 
 
+def is_law_file(path: str | Path) -> bool:
+    """Whether there is a `.json` here that `fit` wrote or printed, of whatever version and however damaged; other
+    `.json` are a trainer's logs, as far as anyone knows.
+    """
+    address = str(path)
+    if not address.lower().endswith(".json") or not files.exists(address) or files.is_folder(address):
+        return False
+    return _is_law(files.read_bytes(address))
+
+
+def check_out(path: str | Path) -> None:
+    """Refuse to write a law over what is none: a log or table that was named by mistake cannot be had back."""
+    there = Path(path)
+    if there.is_file() and (data := files.read_bytes(str(path))) and not _is_law(data):
+        raise InputError(f"--out {path}: this file is there and is not a law; name another, such as law.json.")
+
+
+def _is_law(data: bytes) -> bool:
+    if data.startswith(_BEGINS):
+        return True
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and (found.get("format") == _FORMAT or found.keys() >= _PRINTED)
+
+
 def read_law(path: str | Path) -> StoredLaw:
     """Read `law.json`; the settings' curves evaluate as they did when it was written."""
     try:
@@ -272,7 +304,7 @@ def read_law(path: str | Path) -> StoredLaw:
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error}); write it with isocompute fit --out.") from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise InputError(f"{path}: not a law; write one with isocompute fit --out {path}.")
+        raise InputError(f"{path}: not a law; isocompute fit RUNS --out law.json writes one.")
     if data.get("version") != _VERSION:
         raise InputError(
             f"{path}: version {data.get('version')} of a law; this isocompute reads {_VERSION}: fit again."
@@ -363,6 +395,7 @@ class _SettingFile(_Part):
 
 class _CurveFile(_Part):
     run: str
+    last: float | None = None  # older files do not have it
     falls_after: float | None = None
 
 

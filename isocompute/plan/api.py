@@ -21,7 +21,7 @@ from isocompute.plan.comparing import with_neighbours
 from isocompute.plan.curves import Curves
 from isocompute.plan.difficulty import read_pass_rates
 from isocompute.plan.grid import columns, values
-from isocompute.plan.load_law import LawSource, load_law
+from isocompute.plan.load_law import LawSource, load_law, runs_at
 from isocompute.plan.model import PlanningLaw
 from isocompute.plan.next_cells import SHARES, Proposal, candidate_cells, common_targets, propose
 from isocompute.plan.one_condition import one_condition
@@ -30,7 +30,7 @@ from isocompute.plan.regime import diagnose
 from isocompute.plan.schedule import Schedule, schedule
 from isocompute.plan.spending import Hardware, prices
 from isocompute.recipes import learning_rate
-from isocompute.runs import RunSet, RunWarning, files
+from isocompute.runs import RunSet, RunWarning
 
 __all__ = ["next_cells", "plan", "stages"]
 
@@ -109,6 +109,11 @@ def plan(
         if rates_P is None:
             raise InputError("--law simulate: the simulator is calibrated to pass rates; say --pass-rates FILE.")
         bp = problems_per_batch or 32
+        if problems is not None and bp > problems:  # before it is simulated; other laws answer for some Bp alone
+            raise InputError(
+                f"--problems-per-batch {bp} with --problems {problems}: a batch holds no problem twice; say "
+                f"--problems-per-batch {problems}."
+            )
         found: PlanningLaw = simulate_law(
             rates_P,
             problems=problems,
@@ -226,10 +231,9 @@ def _rates_of(plan: Plan, a: Allocation) -> Rates:
 
 def _with_runs(law: LawSource, metric: str | None) -> tuple[LawSource, RunSet | None]:
     """Runs are read once, for the law and, those that it is of, for what limits them and how fast they were."""
-    if isinstance(law, str | Path) and not str(law).endswith(".json") and files.exists(str(law)):
-        from isocompute.runs import load
-
-        law = load(law)
+    if isinstance(law, str | Path):
+        runs = runs_at(str(law))
+        law = law if runs is None else runs
     if not isinstance(law, RunSet):
         return law, None
     return law, one_condition(law, metric=choose_metric(law, metric))[0]

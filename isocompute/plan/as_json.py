@@ -96,7 +96,7 @@ def _option(plan: Plan, option: Option) -> dict[str, Any]:
         "cheapest": option.cheapest,
         "falls": None
         if (fell := option.fallen) is None
-        else {"runs": fell.runs, "fallen": fell.fallen, "interval": list(fell.interval())},
+        else {"runs": fell.runs, "fallen": fell.fallen, "share": fell.share, "interval": list(fell.interval())},
     }
 
 

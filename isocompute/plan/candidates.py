@@ -72,11 +72,6 @@ class Constraints:
                 f"--problems-per-batch {bp} with --stable-problems {low}-{high}: say --problems-per-batch "
                 f"{min(max(bp, low), high)}."
             )
-        if bp and self.problems and bp > self.problems:
-            raise InputError(
-                f"--problems-per-batch {bp} with --problems {self.problems}: a batch holds no problem twice; say "
-                f"--problems-per-batch {self.problems}."
-            )
 
     def _check_numbers(self) -> None:
         """The command line asks for whole numbers of at least 1; from Python anything can come."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from isocompute.errors import InputError
-from isocompute.law import Law, StoredLaw, fit_law, read_law
+from isocompute.law import Law, StoredLaw, fit_law, is_law_file, read_law
 from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
 from isocompute.law.seeds import ONE_SEED_ERROR, difference_error
@@ -27,7 +27,7 @@ from isocompute.words import number, plural
 if TYPE_CHECKING:
     from isocompute.runs import RunSet
 
-__all__ = ["LawSource", "law_of_runs", "load_law", "planning_law"]
+__all__ = ["LawSource", "law_of_runs", "load_law", "planning_law", "runs_at"]
 
 LawSource: TypeAlias = "PlanningLaw | Law | StoredLaw | RunSet | str | Path"
 _FEWEST = 50
@@ -82,14 +82,27 @@ def load_law(
             f"--law {name}: neither a file or folder nor a published law; `isocompute plan --laws` lists those, "
             "`isocompute fit RUNS --out law.json` writes one."
         )
-    if name.endswith(".json"):
+    runs = runs_at(name)
+    if runs is None:
         _refuse_certain(name)
         return _stored(read_law(name), name, problems_per_batch, seed)
+    return law_of_runs(runs, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed)
+
+
+def runs_at(name: str) -> RunSet | None:
+    """The runs that a path is of; None where it is a law's, or nothing is there."""
+    if not files.exists(name) or is_law_file(name):
+        return None
     from isocompute.runs import load
 
-    return law_of_runs(
-        load(name), metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed
-    )
+    try:
+        return load(name)
+    except InputError as error:
+        if name.lower().endswith(".json"):
+            raise InputError(
+                f"--law {name}: neither a law, as isocompute fit RUNS --out law.json writes it, nor runs; {error}"
+            ) from error
+        raise
 
 
 def _runs(source: object) -> RunSet:
@@ -144,8 +157,9 @@ def planning_law(
     """A law of fitted settings as the planner sees it; `falls` are the runs that fell for good (`falls_of`)."""
     if unit == "steps":
         raise InputError(
-            f"--law {name}: it counts compute in steps, which cost differently at different n; say Bp and n of the "
-            "runs and fit again."
+            f"--law {name}: it counts compute in steps, which cost differently at different n; say Bp and n of its "
+            "runs: isocompute fit RUNS --problems-per-batch Bp --rollouts-per-problem n --out law.json, then --law "
+            "law.json."
         )
     told = [fit for fit in settings if fit.setting[1] is not None]
     check_one_setup(told, name)
@@ -155,7 +169,8 @@ def planning_law(
         source += f", {len(known)} of {len(told)} settings: those of the recipe that reached highest"
     if not known:
         raise InputError(
-            f"--law {name}: no run says its rollouts per problem; fit with --rollouts-per-problem or --columns."
+            f"--law {name}: no run says its rollouts per problem; say n: isocompute fit RUNS --rollouts-per-problem n "
+            "--out law.json, then --law law.json."
         )
     if any(fit.setting[0] is None for fit in known) and problems_per_batch is None:
         raise InputError(f"--law {name}: its runs do not say their problems per batch; say --problems-per-batch 32.")

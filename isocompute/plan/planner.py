@@ -286,7 +286,7 @@ def _options(
 
     def share(i: int) -> float:
         fallen = fallen_A[priced[i][0].index]
-        return fallen.fallen / fallen.runs if fallen is not None else 0.0
+        return fallen.share if fallen is not None else 0.0
 
     def updates(i: int) -> int:
         return min(priced[i][1].update_steps, enough)

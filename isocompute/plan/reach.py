@@ -13,7 +13,7 @@ from isocompute.plan.budget import Budget
 from isocompute.plan.curves import Curves
 from isocompute.plan.decision import Ranked
 from isocompute.plan.grid import only_problems
-from isocompute.plan.model import OptimumOnly, PlanningLaw
+from isocompute.plan.model import OWN, OptimumOnly, PlanningLaw
 from isocompute.plan.spending import Prices
 from isocompute.words import number
 
@@ -44,11 +44,15 @@ def range_warnings(
     times = law.outside(most)
     unit = law.unit.replace("gpu_hours", "GPU-hours")
     span = f"{number(law.first)}–{number(law.last)} {unit}"
+    told = f"{number(most)} {unit}"
+    if law.unit == "gpu_hours" and law.gpu_hours_per_rollout is not None and law.setup != OWN:
+        # What the budget buys, on the machines that the law was measured on: not the hours that a user has.
+        told = f"{budget} buys rollouts that took {told} on the machines of {law.name}'s paper, which"
     far = max(times, 1 / times) > FAR * (1 + 1e-6)  # the budget that the message names is not far
     if far and not extrapolate:
         nearest = law.last * FAR if times > 1 else law.first / FAR
         raise InputError(
-            f"--budget: {number(most)} {unit} is {_times(times)} the range of {law.name}, {span}; plan for at "
+            f"--budget: {told} is {_times(times)} the range of {law.name}, {span}; plan for at "
             f"{'most' if times > 1 else 'least'} --budget {budget.times(nearest / most, at_most=times > 1)}, or say "
             "--extrapolate."
         )
@@ -57,7 +61,7 @@ def range_warnings(
     return [
         Warned(
             "far_extrapolation" if far else "extrapolation",
-            f"{number(most)} {unit} is {_times(times)} the range of {law.name}, {span}: {_outside(law, times > 1)}",
+            f"{told} is {_times(times)} the range of {law.name}, {span}: {_outside(law, times > 1)}",
         )
     ]
 

@@ -4,8 +4,9 @@ n* rises with compute, so the best n for the first tenth of a budget is smaller 
 follows the frontier: at C rollouts, the n with the highest expected value over the law's members there. n never falls
 (where the frontier goes back, the smaller n is kept until it no longer does), and every stage is a whole number of
 updates. A budget of hours or money buys more rollouts at one n than at another: there the frontier is along what is
-spent, and every stage is paid at its own price. Whether this beats one n for the whole run is measured, not assumed:
-docs/schedule.md.
+spent, and every stage is paid at its own price. Where the run has to make more updates than the frontier does, the n
+with the dearest updates is left out, and the next, until it makes them. Whether this beats one n for the whole run is
+measured, not assumed: docs/schedule.md.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = ["Schedule", "Stage", "schedule"]
 
 _PerRollout = float | Callable[[int], float]
 """Something that a rollout has, the same for all n or by n."""
+_HAIR = 1e-12
 _GRID = 256
 _HALVINGS = 20
 """Of a step of the grid, 4% or less: under one rollout in a million."""
@@ -97,10 +99,12 @@ def schedule(
 ) -> Schedule:
     """The stages of a run along the law's frontier that spends `budget`: rollouts, or what `price` is in.
 
-    Every stage keeps to the constraints on n and B. Of a rollout at some n, `price` is what it takes of the budget and
-    `unit_per_rollout` what it is in the law's unit; `learning_rate` gives that of a batch.
+    Every stage keeps to the constraints on n and B, all of them together make the least updates. Of a rollout at some
+    n, `price` is what it takes of the budget and `unit_per_rollout` what it is in the law's unit; `learning_rate` gives
+    that of a batch.
     """
-    allowed = _allowed(law, problems_per_batch, constraints or Constraints())
+    held = constraints or Constraints()
+    allowed = _allowed(law, problems_per_batch, held)
     costs = {n: problems_per_batch * n * _of(price, n) for n in allowed}
     first = min(costs, key=costs.__getitem__)
     if budget < costs[first]:
@@ -108,6 +112,33 @@ def schedule(
         raise InputError(
             f"--budget: {rollouts:,.0f} rollouts are less than one batch of {problems_per_batch} × {first}."
         )
+    most = _updates(budget, costs[first])
+    if most < held.min_updates:
+        raise InputError(
+            f"--min-updates {held.min_updates}: the budget pays for {most:,} of {problems_per_batch} × {first}, the "
+            f"cheapest there are; say --min-updates {most}."
+        )
+    while True:
+        made = _along_the_frontier(law, budget, problems_per_batch, costs, price, unit_per_rollout)
+        if len(costs) == 1 or sum(stage.update_steps for stage in made) >= held.min_updates:
+            break
+        del costs[max(costs, key=costs.__getitem__)]
+    if learning_rate is not None:
+        made = [replace(s, learning_rate=learning_rate(problems_per_batch * s.rollouts_per_problem)) for s in made]
+    return Schedule(problems_per_batch, tuple(made))
+
+
+def _along_the_frontier(
+    law: PlanningLaw,
+    budget: float,
+    problems_per_batch: int,
+    costs: Mapping[int, float],
+    price: _PerRollout,
+    unit_per_rollout: _PerRollout,
+) -> list[Stage]:
+    """The stages with the best n at every compute, of those that an update has `costs` for."""
+    allowed = sorted(costs)
+    first = min(costs, key=costs.__getitem__)
     n_N = np.array(allowed, dtype=np.float64)
     units_N = np.array([_of(unit_per_rollout, n) / _of(price, n) for n in allowed])
 
@@ -125,14 +156,17 @@ def schedule(
     for i in (np.flatnonzero(np.diff(rising_C)) + 1).tolist():
         to = int(rising_C[i])
         changes.append((_overtakes(best, to, spent_C[i - 1], spent_C[i]), int(n_N[to])))
-    made = _stages(changes, budget, problems_per_batch, costs)
-    if learning_rate is not None:
-        made = [replace(s, learning_rate=learning_rate(problems_per_batch * s.rollouts_per_problem)) for s in made]
-    return Schedule(problems_per_batch, tuple(made))
+    return _stages(changes, budget, problems_per_batch, costs)
 
 
 def _of(per_rollout: _PerRollout, n: int) -> float:
     return per_rollout(n) if callable(per_rollout) else per_rollout
+
+
+def _updates(amount: float, cost: float) -> int:
+    """How many it pays for; one that a conversion left a hair short of whole is made, as in a plan."""
+    exact = amount / cost
+    return int(exact + _HAIR * min(exact, 1.0 / _HAIR**0.5))
 
 
 def _allowed(law: PlanningLaw, bp: int, held: Constraints) -> list[int]:
@@ -201,17 +235,17 @@ def _stages(changes: Sequence[tuple[float, int]], budget: float, bp: int, costs:
     counted: list[tuple[int, int]] = []
     spent = 0.0
     for (_, n), end in zip(changes, ends, strict=True):
-        most = int((budget - spent) // costs[n])
+        most = _updates(budget - spent, costs[n])
         updates = most if end is None else min(int(-(-max(end - spent, 0.0) // costs[n])), most)
         if updates > 0:
             counted.append((n, updates))
             spent += updates * costs[n]
     if not counted:  # the first n that is planned has larger batches than the smallest one pays for
         n = min(costs, key=costs.__getitem__)
-        counted = [(n, int(budget // costs[n]))]
+        counted = [(n, _updates(budget, costs[n]))]
         spent = counted[0][1] * costs[n]
     first_n, first_updates = counted[0]
-    counted[0] = (first_n, first_updates + int((budget - spent) // costs[first_n]))
+    counted[0] = (first_n, first_updates + _updates(budget - spent, costs[first_n]))
     out, made = [], 0
     for n, updates in counted:
         out.append(Stage(made, n, updates))

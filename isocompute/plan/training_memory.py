@@ -26,18 +26,25 @@ def check_training_memory(shape: ModelShape, gpu: Gpu, count: int) -> list[Warne
     all_of_it, least = TRAINING_BYTES * shape.parameters, ON_GPU_BYTES * shape.parameters
     if all_of_it <= there:
         return []
-    enough = 1
-    while enough * USABLE * gpu.memory < all_of_it:
-        enough *= 2
+    enough = _enough(all_of_it, gpu)
     what = (
         f"{shape.parameters / 1e9:.1f}B parameters take {all_of_it / 1e9:,.0f} GB to train (weights, gradient, AdamW) "
         f"and {count} × {gpu.name} has {there / 1e9:,.0f} GB to use"
     )
     if least > there:
         raise InputError(
-            f"{what}, too little even with AdamW's state offloaded ({least / 1e9:,.0f} GB); use at least {enough}, or "
-            "give the throughput of your setup (--rollouts-per-second)."
+            f"{what}, too little even with AdamW's state offloaded ({least / 1e9:,.0f} GB); use at least "
+            f"{_enough(least, gpu)}, {enough} to do without offloading, or give the throughput of your setup "
+            "(--rollouts-per-second)."
         )
     return [
         Warned("training_memory", f"{what}: offload AdamW's state, which is slower than priced here, or use {enough}")
     ]
+
+
+def _enough(needed: float, gpu: Gpu) -> int:
+    """The fewest GPUs, a power of two as batches are, that hold so many bytes."""
+    count = 1
+    while count * USABLE * gpu.memory < needed:
+        count *= 2
+    return count

@@ -12,7 +12,7 @@ import isocompute
 from isocompute.cli.fit import show
 from isocompute.law import read_law
 from tests.cli.tools import QUICK, RUNS, check_intervals
-from tests.commands import Call
+from tests.commands import Call, fails
 from tests.conftest import CEILINGS, rising, write_points
 
 
@@ -77,6 +77,19 @@ def test_fit_writes_the_law(call: Call, sweep: Path, tmp_path: Path) -> None:
     }
     assert [fit.setting for fit in stored.settings] == [(32, 8), (32, 16), (32, 64)]
     assert sorted(p.name for p in path.parent.iterdir()) == ["law.json"]
+
+
+def test_fit_overwrites_laws_and_nothing_else(call: Call, sweep: Path, tmp_path: Path) -> None:
+    path = tmp_path / "law.json"
+    for there in ('{"log_history": []}', "[1, 2]", "step,reward\n"):
+        path.write_text(there)
+        fails(call("fit", sweep / "runs", *QUICK, "--out", path), "is not a law; name another")
+        assert path.read_text() == there
+    torn = '{"format": "isocompute-law", "version": 1, "metr'
+    for there in ("", torn, call("fit", sweep / "runs", *QUICK, "--json").out):
+        path.write_text(there)
+        assert call("fit", sweep / "runs", *QUICK, "--out", path).code == 0
+        assert len(read_law(path).settings) == 3
 
 
 def test_fit_is_repeatable_and_its_seed_counts(call: Call, sweep: Path) -> None:

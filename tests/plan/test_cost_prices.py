@@ -108,9 +108,10 @@ def test_training_has_to_fit() -> None:
         and "use 2" in warning.message
     )
     large = replace(QWEN_7B, parameters=70_000_000_000)
-    with pytest.raises(InputError, match=r"take 1,120 GB .* 2 × H100 has 144 GB .* \(280 GB\); use at least 16,"):
+    with pytest.raises(InputError, match=r"take 1,120 GB .* 2 × H100 has 144 GB .* \(280 GB\); use at least 4, 16 to"):
         check_training_memory(large, h100, 2)
-    assert [w.code for w in check_training_memory(large, h100, 8)] == ["training_memory"]
+    for count in (4, 8):
+        assert [w.code for w in check_training_memory(large, h100, count)] == ["training_memory"]
     assert check_training_memory(large, h100, 16) == []
 
 
@@ -120,7 +121,7 @@ def test_prices_check_memory_unless_runs_show_that_it_fits(hardware: Hardware) -
     assert [w.code for w in prices(single).warnings] == ["training_memory"]
     assert prices(single, runs=[timed(gpus=1)]).warnings == ()
     assert [w.code for w in prices(single, runs=[timed(gpus=8)]).warnings] == ["training_memory"]
-    with pytest.raises(InputError, match=r"1 × 4090 has 22 GB .* offloaded \(30 GB\); use at least 8"):
+    with pytest.raises(InputError, match=r"1 × 4090 has 22 GB .* offloaded \(30 GB\); use at least 2, 8 to"):
         prices(replace(single, gpu="4090"))
 
 

@@ -516,6 +516,70 @@ def test_where_picks_among_runs(call: Call, tmp_path: Path) -> None:
     fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--where", "model=a"), "it picks among runs")
 
 
+def trainer_state(path: Path) -> Path:
+    """A log of TRL's that ends in .json, with n and the batch."""
+    rows = [{"step": s, "reward": 0.3 + 0.4 * s / (s + 60), "num_tokens": 900.0 * s} for s in range(10, 400, 10)]
+    path.write_text(json.dumps({"global_step": 390, "log_history": rows}))
+    return path
+
+
+def test_a_log_that_ends_in_json_is_runs(call: Call, tmp_path: Path) -> None:
+    """What it lacks is said as of any log; the file is not called a law to be written, and not overwritten."""
+    log = trainer_state(tmp_path / "trainer_state.json")
+    text = log.read_text()
+    for args in (("--budget", "1e5"), ("--budget", "1e5", "--where", "step=10"), ("--backtest",)):
+        told = call("--law", log, *args)
+        assert told.code == 2
+        assert "not a law" not in told.err and f"--out {log}" not in told.err
+        assert "it picks among runs" not in told.err and "no folder or table" not in told.err
+    fails(call("--budget", "1e5", "--law", log), "steps|rollouts per problem")
+    assert log.read_text() == text
+    other = tmp_path / "other.json"
+    other.write_text('{"answer": 42}')
+    fails(call("--budget", "1e5", "--law", other), r"neither a law, as isocompute fit RUNS --out law\.json .* nor runs")
+
+
+def test_a_law_is_no_runs(call: Call, own_law: Path) -> None:
+    fails(call("--law", own_law, "--backtest"), "is a law, not runs")
+    fails(call("--budget", "2e6", "--law", own_law, "--where", "set=a"), "it picks among runs")
+
+
+def test_what_is_said_of_a_batch_larger_than_the_set_works(call: Call) -> None:
+    joint = ("--budget", "2e6", "--law", "isocompute/joint-easy", "--replicates", "60")
+    told = call(*joint, "--problems-per-batch", 32, "--problems", 16)
+    fails(told, "32 × 8 would with at least 32 problems")
+    assert "--problems-per-batch 16" not in told.err  # for which the law does not answer
+    assert call(*joint, "--problems-per-batch", 32, "--problems", 32).code == 0
+    easy = ("--budget", "2e6", "--law", "isocompute/bp32-easy", "--replicates", "60", "--problems", 16)
+    fails(call(*easy, "--problems-per-batch", 32), "or 16 × 8 with --problems-per-batch 16")
+    assert call(*easy, "--problems-per-batch", 16).code == 0
+
+
+def test_a_simulated_law_answers_for_the_batch_that_the_set_fills(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "rates.txt").write_text("0.2\n0.5\n")
+    args = ("--budget", "1e5", "--law", "simulate", "--pass-rates", tmp_path / "rates.txt", "--problems", 16)
+    fails(call(*args, "--problems-per-batch", 32), "say --problems-per-batch 16")
+
+
+def test_runs_that_do_not_say_bp_and_n_are_planned_as_the_error_says(call: Call, tmp_path: Path) -> None:
+    points = [{k: v for k, v in p.items() if k != "rollouts"} for p in rising()]
+    write_points(tmp_path / "runs" / "one", points)
+    law = tmp_path / "law.json"
+    told = call("--budget", "1e4", "--law", tmp_path / "runs")
+    fails(told, "isocompute fit RUNS --problems-per-batch Bp --rollouts-per-problem n --out law.json, then --law")
+    fit = partial(call.func, "fit") if isinstance(call, partial) else call
+    said = ("--problems-per-batch", 32, "--rollouts-per-problem", 8, "--replicates", 60, "--out", law)
+    assert fit(tmp_path / "runs", *said).code == 0
+    assert call("--budget", "1e4", "--law", law).code == 0
+
+
+def test_hours_of_the_paper_s_machines_are_named_as_such(call: Call) -> None:
+    args = ("--law", "scalerl/8b", "--rollouts-per-second", 12, "--gpus", 8, "--replicates", 60)
+    told = call("--budget", "8000h", *args)
+    fails(told, r"8,000 GPU-hours buys rollouts that took 281k GPU-hours on the machines of scalerl/8b's paper")
+    assert call("--budget", "4550h", *args).code == 0  # what it says
+
+
 def test_what_an_error_suggests_works(call: Call) -> None:
     easy = ("--law", "isocompute/bp32-easy", "--replicates", "60")
     few = call("--budget", "2e6", *easy, "--problems", 16)

@@ -166,7 +166,7 @@ def test_a_budget_under_one_batch_names_the_smallest_that_works(budget: int, siz
         (Constraints(problems_per_batch=64, rollouts_per_problem=(4,)), "--problems-per-batch 32 and --n 8"),
         (Constraints(problems_range=(64, 32)), "32-64"),
         (Constraints(problems_per_batch=512, problems_range=(32, 256)), "--problems-per-batch 256"),
-        (Constraints(problems_per_batch=512, problems=400), "--problems-per-batch 400"),
+        (Constraints(problems_per_batch=512, problems=400), "32 × 8 would with --problems-per-batch 32"),
         (Constraints(max_batch=128), "--max-batch 256"),
         (Constraints(gpus=3), "--gpus 4"),
         (Constraints(gpus=6), "--gpus 8"),

@@ -89,6 +89,32 @@ def test_a_plan_s_schedule_keeps_to_its_constraints() -> None:
     assert between.problems_per_batch == 48 and len(between.stages) > 2
 
 
+def test_a_schedule_makes_the_least_updates_that_are_asked_for() -> None:
+    """Along the frontier 4M rollouts are 1,888 updates; the largest n go until those left make enough."""
+
+    def made(least: int) -> Any:
+        return stages(plan(budget=4e6, law="isocompute/bp32-easy", replicates=100, min_updates=least))
+
+    free = made(1)
+    assert made(free.update_steps).stages == free.stages  # the stages together, not each of them
+    last = [free.stages[-1].rollouts_per_problem]
+    for least in (free.update_steps + 1, 2500, 7000, 15_625):
+        found = made(least)
+        assert found.update_steps >= least
+        assert found.compute <= 4e6 < found.compute + 32 * found.stages[0].rollouts_per_problem
+        last.append(found.stages[-1].rollouts_per_problem)
+    assert last == [512, 256, 32, 8, 8]
+
+
+def test_a_schedule_of_hours_makes_the_least_updates(tmp_path: Path) -> None:
+    """Where an update of n = 8 takes as long as one of n = 32, the least updates that the plan makes can be made."""
+    write_timed(tmp_path, {8: 2.0, 32: 6.0, 128: 16.0, 512: 20.0})
+    options: dict[str, Any] = {"law": "isocompute/bp32-easy", "timed_runs": tmp_path, "replicates": 60}
+    most = plan(budget="200h", rollouts_per_problem=[8], **options).allocation.update_steps
+    found = stages(plan(budget="200h", min_updates=most, **options))
+    assert found.update_steps == most and [s.rollouts_per_problem for s in found.stages] == [8]
+
+
 @settings(max_examples=40)
 @given(
     law=st.sampled_from([EASY, HARD, JOINT]),
@@ -108,10 +134,11 @@ def test_stages_are_whole_and_spend_the_budget(law: Any, budget: float, bp: int,
     )
     ns = [s.rollouts_per_problem for s in made.stages]
     assert ns == sorted(set(ns)) and set(ns) <= allowed
-    assert made.compute <= budget < made.compute + bp * ns[0]
+    whole = int(budget * (1 + 1e-12))  # a hair short of a rollout is one, as in a plan
+    assert made.compute <= whole < made.compute + bp * ns[0]
     assert all(s.update_steps >= 1 for s in made.stages)
     # The simulator makes of the recipe's field exactly these stages.
-    ran = growth(Allocation(bp, ns[0], int(budget) // (bp * ns[0])), [(c, n) for c, n in made.changes])
+    ran = growth(Allocation(bp, ns[0], whole // (bp * ns[0])), [(c, n) for c, n in made.changes])
     assert ran.rollouts_per_problem_S == tuple(ns)
     assert ran.before_S == tuple(s.rollouts_from for s in made.stages)
     assert (ran.update_steps, ran.compute) == (made.update_steps, made.compute)
@@ -127,6 +154,8 @@ def test_bad_input() -> None:
         schedule(law=EASY, budget=1e6, problems_per_batch=512)
     with pytest.raises(InputError, match="no n of the law keeps to --max-batch 128"):
         schedule(law=EASY, budget=1e6, problems_per_batch=32, constraints=Constraints(max_batch=128))
+    with pytest.raises(InputError, match=r"--min-updates 4000: the budget pays for 3,906 .* say --min-updates 3906"):
+        schedule(law=EASY, budget=1e6, problems_per_batch=32, constraints=Constraints(min_updates=4000))
     engine = sim.SimEngine()
     wrong: list[tuple[Any, str]] = [
         ([[2000, 16], [1000, 32]], "rising order"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from isocompute.law import fit_law, write_law
 from isocompute.law.curve import Curve
 from isocompute.plan.as_json import plan_to_json
 from isocompute.plan.planner import Plan
-from isocompute.plan.stability import Fallen, Steadiness
+from isocompute.plan.stability import Steadiness
 
 ENDS = 1e6
 
@@ -64,6 +66,7 @@ def test_a_plan_says_how_many_runs_of_its_setting_fell_and_which_setting_held(
     assert told["alternatives"][0]["falls"] == {
         "runs": 3,
         "fallen": 0,
+        "share": 0.0,
         "interval": [0.0, pytest.approx(stats.beta(0.5, 3.5).ppf(0.9))],
     }
     show(plan)
@@ -119,23 +122,86 @@ def test_a_published_law_knows_no_runs() -> None:
 
 @pytest.mark.parametrize(("runs", "fallen"), [(3, 1), (12, 1), (16, 7)])
 def test_the_share_that_falls_has_jeffreys_interval(runs: int, fallen: int) -> None:
-    low, high = Fallen(runs, fallen, 1.0).interval()
+    found = Steadiness((1e5,) * fallen, (1e6,) * (runs - fallen)).by(1e6)
+    assert found is not None and (found.runs, found.fallen) == (runs, fallen)
+    assert found.share == pytest.approx(fallen / runs)
     expected = stats.beta(fallen + 0.5, runs - fallen + 0.5).interval(0.8)
-    assert (low, high) == pytest.approx(expected, rel=1e-9)
+    assert found.interval() == pytest.approx(expected, rel=1e-9)
 
 
 def test_none_and_all_reach_to_the_end() -> None:
-    assert Fallen(4, 0, None).interval()[0] == 0.0
-    assert Fallen(4, 4, 1.0).interval()[1] == 1.0
+    none, all_of_them = Steadiness((), (1e6,) * 4).by(1e6), Steadiness((1e5, 2e5, 2e5, 3e5), ()).by(1e6)
+    assert none is not None and none.interval()[0] == 0.0
+    assert all_of_them is not None and all_of_them.share == 1.0
+    assert all_of_them.interval() == (pytest.approx(stats.beta(4.5, 0.5).ppf(0.1)), 1.0)
 
 
 def test_runs_that_ended_before_a_compute_are_not_said_to_have_held_it() -> None:
-    steady = Steadiness((), (1e6, 1e6, 1e6))
-    assert steady.by(1.05e6) == Fallen(3, 0, None)
-    assert steady.by(4e6) is None
-    assert Steadiness((2e5,), (1e6, 1e6)).by(4e6) == Fallen(3, 1, 2e5)
-    assert Steadiness((), (2e3, 2e3, 2e3, 1e6)).by(1e6) == Fallen(1, 0, None)
-    assert Steadiness((2e5, 8e5), (1e5, 1e6)).by(5e5) == Fallen(3, 1, 2e5)
+    def told(fell: tuple[float, ...], held: tuple[float, ...], at: float) -> tuple[int, int, float | None] | None:
+        found = Steadiness(fell, held).by(at)
+        return None if found is None else (found.runs, found.fallen, found.first)
+
+    assert told((), (1e6, 1e6, 1e6), 1.05e6) == (3, 0, None)
+    assert told((), (1e6, 1e6, 1e6), 4e6) is None
+    assert told((2e5,), (1e6, 1e6), 4e6) == (3, 1, 2e5)
+    assert told((), (2e3, 2e3, 2e3, 1e6), 1e6) == (1, 0, None)
+    assert told((2e5, 8e5), (1e5, 1e6), 5e5) == (3, 1, 2e5)
+
+
+def test_runs_count_as_long_as_they_were_watched() -> None:
+    """Twelve seeds to 1M, of which one falls, and four to 2M, of which one falls late: by hand."""
+    found = Steadiness((7.6e5, 1.5e6), (1e6,) * 11 + (2e6,) * 3).by(2e6)
+    assert found is not None and (found.runs, found.fallen) == (16, 2)
+    holds = 15 / 16 * 3 / 4
+    assert found.share == pytest.approx(1 - holds)
+    assert found.effective == pytest.approx(3 / holds)
+    assert str(found) == "2 of 16 (30%)"
+    lost = Steadiness((2e5, 5e5), (3e5, 3e5)).by(1e6)  # after 300k one run is left, and falls
+    assert lost is not None and lost.share == 1.0 and lost.effective == pytest.approx(1 / (3 / 4))
+
+
+def test_the_share_is_not_biased_by_runs_that_end_in_good_health() -> None:
+    """Every run falls by 2M with probability .36; three in four are only watched to 1M."""
+    rng = np.random.default_rng(0)
+    watched_R = np.where(np.arange(4000) % 4 == 0, 2e6, 1e6)
+    falls_R = rng.exponential(2e6 / -np.log(1 - 0.36), 4000)
+    fell, held = falls_R[falls_R < watched_R], watched_R[falls_R >= watched_R]
+    found = Steadiness(tuple(sorted(fell.tolist())), tuple(sorted(held.tolist()))).by(2e6)
+    assert found is not None and found.share == pytest.approx(0.36, abs=0.03)
+    low, high = found.interval()
+    assert low < found.share < high and 0.01 < high - low < 0.06
+
+
+def test_runs_of_different_length_say_the_same_here_and_in_a_file(tmp_path: Path) -> None:
+    def cut(curve: Curve) -> Curve:
+        return replace(curve, compute_C=curve.compute_C[:34], values_C=curve.values_C[:34])
+
+    short = [cut(run(8, seed, lead=0.001)) for seed in range(4, 10)]
+    curves = [*sweep([6e5, None, None, None]), *short]
+    assert max(c.compute_C[-1] for c in short) < 5e5
+    plan = plan_of(curves, 9e5, tmp_path)  # looks at both
+    falls = plan_to_json(plan)["falls"]
+    assert (falls["runs"], falls["fallen"], falls["share"]) == (4, 1, 0.25)
+    kept = json.loads((tmp_path / "law.json").read_text())
+    for curve in kept["curves"]:
+        del curve["last"]
+    (tmp_path / "before.json").write_text(json.dumps(kept))
+    before = isocompute.plan(budget=9e5, law=tmp_path / "before.json")
+    assert plan_to_json(before)["falls"]["fallen"] == 1
+
+
+def test_the_cheapest_goes_by_the_share_not_by_the_counts() -> None:
+    """n = 32 has fewer falls in its runs, but most of those ended before: of four that went on two fell."""
+    leading = [run(8, seed, falls_at=7e5 if seed < 3 else None, lead=0.001) for seed in range(10)]
+    ended = [run(32, seed) for seed in range(4, 20)]
+    ended = [replace(c, compute_C=c.compute_C[:34], values_C=c.values_C[:34]) for c in ended]
+    going = [run(32, seed, falls_at=(2e5, 7e5, None, None)[seed]) for seed in range(4)]
+    plan = isocompute.plan(budget=9e5, law=fit_law(leading + ended + going, metric="avg@4", replicates=100))
+    (other,) = plan.alternatives
+    assert other.ranked.ties and other.fallen is not None and plan.chosen.fallen is not None
+    assert (other.fallen.fallen, other.fallen.runs) == (2, 20)
+    assert other.fallen.share > plan.chosen.fallen.share == pytest.approx(0.3)
+    assert plan.cheapest is plan.chosen
 
 
 def test_nothing_is_expected_of_a_setting_beyond_where_all_its_runs_fell() -> None:

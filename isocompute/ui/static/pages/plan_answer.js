@@ -78,7 +78,11 @@ export function alternatives(plan) {
     return h("span", { class: "with-bar" }, bar, h("span", {}, pair(interval)));
   };
   const fell = all.some((option) => option.falls?.fallen);
-  const falls = ({ falls }) => (falls ? `${falls.fallen} of ${falls.runs}` : "");
+  const falls = ({ falls }) => {
+    if (!falls) return "";
+    const plain = Math.abs(falls.share - falls.fallen / falls.runs) < 0.005; // no run ended before
+    return `${falls.fallen} of ${falls.runs}${plain ? "" : ` (${percent(falls.share)})`}`;
+  };
   const remark = (option) => (option.cheapest ? "cheapest to run" : option.within_one_error ? "within one error" : "");
   const columns = [
     ["Bp × n × M", (o) => `${o.problems_per_batch} × ${o.rollouts_per_problem} × ${o.update_steps}`],
