@@ -70,7 +70,9 @@ class ProblemSet:
         return {"name": f"isocompute-{classify(self.rates_P).difficulty}", **own}
 
     def measured_rates(self, samples: int = 16) -> np.ndarray:
-        """What a user measures: the share of right answers among 16, for every problem of the set."""
+        """The share of right answers among 16, for as many problems of the same kind as the set has: a little less
+        than a user knows, who measures the very problems that he trains on.
+        """
         rng = np.random.default_rng([self.seed, 16])
         return np.asarray(rng.binomial(samples, np.resize(self.rates_P, self.size)) / samples)
 
