@@ -222,8 +222,8 @@ def _in_unit(fits: Sequence[CurveFit]) -> bool:
     """Whether values lie between 0 and 1, as those of an avg@k do that is a mean of rewards 0 and 1: one of rewards -1
     and 1 has the same name. Fitted curves may lie a little below 0 where a run begins there.
     """
-    values = np.concatenate([fit.at(np.array([fit.first, fit.last])) for fit in fits])
-    return bool(values.min() >= -_BELOW and max(float(fit.at(np.array([fit.last]))[0]) for fit in fits) <= 1.0)
+    first_S, last_S = np.array([fit.at(np.array([fit.first, fit.last])) for fit in fits]).T
+    return bool(min(first_S.min(), last_S.min()) >= -_BELOW and last_S.max() <= 1.0)
 
 
 def _seed_error(fits: Sequence[CurveFit]) -> float:
