@@ -251,6 +251,7 @@ T *in_block(T *mine, int rank) {
 }  // namespace cpu
 
 inline int thread_index() { return cpu::me().thread; }
+inline u32 nothing() { return 0; }
 inline int block_index() { return cpu::cluster->first_block + cpu::me().number; }
 inline int block_count() { return cpu::cluster->grid; }
 inline int block_size() { return static_cast<int>(cpu::me().block->warps.size()) * cpu::LANES; }

@@ -8,6 +8,7 @@ struct Worker {
     int taken = 0, read = 0;  // stages of weights and blocks of the cache so far
     int asked = 0;            // blocks of the cache that are known to have been asked for
     int exchanges = 0;
+    u32 none = nothing();
     float x[TILES][NARROW][4];  // residual stream: rows lane/4 and lane/4 + 8, two columns
 
     DEVICE void sync() { sync_first(THREADS); }
@@ -21,9 +22,13 @@ struct Worker {
         return (const uint4 *)shared.weights(number % WEIGHT_STAGES);
     }
 
-    DEVICE void give(int stages = 1) {
+    // `words` are what was loaded last (loads of a warp come in their order). The barrier's address is made to depend on
+    // them, so that no warp says it is done before its loads have come: an arrival does not wait for loads, the compiler
+    // puts the products that do behind it, and beside another kernel that keeps shared memory busy a load can be so late
+    // that it reads the next stage's bytes. Blocks of a cluster then drew different tokens, and one waited for ever.
+    DEVICE void give(u32 words, int stages = 1) {
         warp_sync();
-        if (lane < stages) barrier_arrive(shared.weights_empty() + (taken + lane) % WEIGHT_STAGES);
+        if (lane < stages) barrier_arrive(shared.weights_empty() + (taken + lane) % WEIGHT_STAGES + (words & none));
         taken += stages;
     }
 
@@ -51,13 +56,17 @@ struct Worker {
         int first = warp / SIDES * BROAD, side = warp % SIDES;
         constexpr int SUMS = TILES == 1 ? 2 : 1;  // a sum waits for the one before: of every other step where few do
         float sums[SUMS][2][BROAD][TALL][4] = {};
+        u32 words = 0u;
 #pragma unroll
         for (int pair = 0; pair < WIDTH / 32; ++pair) {
             uint4 w[2][BROAD];
 #pragma unroll
             for (int s = 0; s < 2; ++s)
 #pragma unroll
-                for (int b = 0; b < BROAD; ++b) w[s][b] = stage[s][((first + b) * (WIDTH / 32) + pair) * 32 + lane];
+                for (int b = 0; b < BROAD; ++b) {
+                    w[s][b] = stage[s][((first + b) * (WIDTH / 32) + pair) * 32 + lane];
+                    if (pair == WIDTH / 32 - 1) words |= w[s][b].x;
+                }
 #pragma unroll
             for (int t = 0; t < TALL; ++t) {
                 Rows loaded;
@@ -77,7 +86,7 @@ struct Worker {
                     }
             }
         }
-        give(stages);
+        give(words, stages);
 #pragma unroll
         for (int s = 0; s < 2; ++s)
 #pragma unroll
@@ -159,10 +168,14 @@ struct Worker {
         for (int at = 0; at < inputs; at += SLAB) {
             const uint4 *stage = take();
             int pairs = (inputs - at < SLAB ? inputs - at : SLAB) / 32;
+            u32 words = 0u;
             for (int pair = 0; pair < pairs; ++pair) {
                 uint4 w[NARROW];
 #pragma unroll
-                for (int j = 0; j < NARROW; ++j) w[j] = stage[((warp * NARROW + j) * pairs + pair) * 32 + lane];
+                for (int j = 0; j < NARROW; ++j) {
+                    w[j] = stage[((warp * NARROW + j) * pairs + pair) * 32 + lane];
+                    words = w[j].x;
+                }
 #pragma unroll
                 for (int t = 0; t < TILES; ++t) {
                     const u16 *from = matrix(a, stride, t, lane) + at + 32 * pair;
@@ -175,7 +188,7 @@ struct Worker {
                     for (int j = 0; j < NARROW; ++j) multiply_add(c[t][j], high, w[j].z, w[j].w);
                 }
             }
-            give();
+            give(words);
         }
     }
 
@@ -327,9 +340,9 @@ struct Worker {
         return shared.block(number % CACHE_STAGES);
     }
 
-    DEVICE void release(int number, int count) {
+    DEVICE void release(int number, int count, u32 words) {  // as `give`
         warp_sync();
-        if (lane == 0) barrier_arrive(shared.cache_empty() + number % CACHE_STAGES, count);
+        if (lane == 0) barrier_arrive(shared.cache_empty() + number % CACHE_STAGES + (words & none), count);
     }
 
     // The part's keys and values of the token, for the tokens after it.
@@ -369,8 +382,8 @@ struct Worker {
             bool of_prompt = i < prompts;
             int slots = of_prompt ? length - (i - before) * SLOTS : step - (i - prompts) * SLOTS;
             const u8 *next = block(of_prompt ? read + i : number);
-            if (!of_prompt || (i >= before && slots > 0)) attention.fold(next, slots);
-            release(of_prompt ? read + i : number, of_prompt ? 1 : WARPS / PARTS);
+            u32 words = !of_prompt || (i >= before && slots > 0) ? attention.fold(next, slots) : 0u;
+            release(of_prompt ? read + i : number, of_prompt ? 1 : WARPS / PARTS, words);
             if (!of_prompt) number += rows;
         }
         read += prompts + blocks_of(step) * rows;
