@@ -7,7 +7,8 @@ TABLE has the columns of results/2026-11-16-lm-grid.csv: for every `set` (and `l
 runs up to C/8 give the law, and the mean over seeds of the best value so far is the truth, at the largest C to which
 two settings go and at a quarter of it. Errors are what came less what was expected, as a share of the rise seen (the
 median setting's, from base to its last point): their mean, root mean square and 90th percentile, and how often the 80%
-interval held what came. All settings count, not just the one that a plan chooses.
+interval held what came. All settings count, not just the one that a plan chooses. Then how often the 80% interval of
+the difference between two settings of one Bp held it, whose n are one or two, three or four, or more doublings apart.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +39,8 @@ from isocompute.runs import load
 
 LEVEL, REPLICATES, POINTS = 0.8, 300, 5
 SHARES = (1.0, 0.25)
+APART = ((2.5, "1-2"), (4.5, "3-4"), (math.inf, "5+"))
+"""Doublings between two n."""
 
 Case = tuple[list[Curve], float, Mapping[Setting, float]]
 """Curves up to C/8, C, and what each setting reached by C."""
@@ -90,17 +94,34 @@ def _begun(bp: int, n: int, seed: int, run: pl.DataFrame, metric: str, end: floa
     return Curve(f"{bp}x{n}-{seed}", there["rollouts"].to_numpy().astype(float), values_C, bp, n, seed=seed)
 
 
-def errors(law: Law, budget: float, true: Mapping[Setting, float]) -> list[tuple[float, bool]]:
-    """For every setting of the law the error as a share of the rise, and whether the interval held."""
-    planning = load_law(law)
-    keys = [key for key in planning.model.settings() if key in true]
-    bp_A, n_A = np.array(keys, dtype=np.float64).T
-    values_AB = planning.values(bp_A, n_A, np.full(len(keys), budget))
-    low_A, high_A = np.quantile(values_AB, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2], axis=1)
-    rise = float(np.median([abs(fit.at(np.array([fit.last]))[0] - fit.base) for fit in law.settings]))
-    came_A = np.array([true[key] for key in keys])
-    held_A = (low_A <= came_A) & (came_A <= high_A)
-    return list(zip(((came_A - values_AB.mean(axis=1)) / rise).tolist(), held_A.tolist(), strict=True))
+@dataclass
+class Found:
+    """What a rule's laws expected, setting by setting and pair by pair."""
+
+    errors: list[float] = field(default_factory=list)
+    held: list[bool] = field(default_factory=list)
+    pairs: dict[str, list[bool]] = field(default_factory=lambda: {name: [] for _, name in APART})
+
+    def add(self, law: Law, budget: float, true: Mapping[Setting, float]) -> None:
+        """Every setting of the law: the error as a share of the rise, and whether intervals held."""
+        planning = load_law(law)
+        keys = [key for key in planning.model.settings() if key in true]
+        bp_A, n_A = np.array(keys, dtype=np.float64).T
+        values_AB = planning.values(bp_A, n_A, np.full(len(keys), budget))
+        rise = float(np.median([abs(fit.at(np.array([fit.last]))[0] - fit.base) for fit in law.settings]))
+        came_A = np.array([true[key] for key in keys])
+        self.errors += ((came_A - values_AB.mean(axis=1)) / rise).tolist()
+        self.held += [_holds(*pair) for pair in zip(values_AB, came_A, strict=True)]
+        for one, other in combinations(range(len(keys)), 2):
+            if keys[one][0] == keys[other][0]:
+                apart = abs(math.log2(keys[one][1] / keys[other][1]))
+                name = next(name for most, name in APART if apart <= most)
+                self.pairs[name].append(_holds(values_AB[one] - values_AB[other], came_A[one] - came_A[other]))
+
+
+def _holds(values_B: np.ndarray, came: float) -> bool:
+    low, high = np.quantile(values_B, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
+    return bool(low <= came <= high)
 
 
 def main() -> None:
@@ -110,10 +131,11 @@ def main() -> None:
     parser.add_argument("--metric", default="avg@4")
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # runs that are cut short
-    print(f"{'':40s}{'laws':>6s}{'settings':>9s}{'mean':>8s}{'rms':>7s}{'90%':>7s}   {LEVEL:.0%} interval holds")
+    print(f"{'':40s}{'laws':>6s}{'settings':>9s}{'mean':>8s}{'rms':>7s}{'90%':>7s}   {LEVEL:.0%} intervals hold")
+    print(f"{'':80s}values   differences of n by {', '.join(name for _, name in APART)} doublings")
     for source in args.sources:
         cases = of_folder(source, args.metric) if source.is_dir() else of_table(source, args.metric, args.ahead)
-        found: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+        found: dict[str, Found] = defaultdict(Found)
         laws = 0
         for curves, budget, true in cases:
             try:
@@ -122,13 +144,15 @@ def main() -> None:
                 continue
             laws += 1
             blind = replace(law, settings=tuple(replace(fit, trend=None) for fit in law.settings))
-            found["without the trend"] += errors(blind, budget, true)
-            found["with the trend"] += errors(law, budget, true)
-        for rule, rows in found.items():
-            error_A, held = np.array([error for error, _ in rows]), float(np.mean([held for _, held in rows]))
+            found["without the trend"].add(blind, budget, true)
+            found["with the trend"].add(law, budget, true)
+        for rule, of in found.items():
+            error_A = np.array(of.errors)
+            pairs = "  ".join(f"{np.mean(held):.0%}" if held else "–" for held in of.pairs.values())
             print(
-                f"{source.stem[:20] + ', ' + rule:40s}{laws:6d}{len(rows):9d}{error_A.mean():+8.3f}"
-                f"{np.sqrt(np.mean(error_A**2)):7.3f}{np.quantile(np.abs(error_A), 0.9):7.3f}   {held:.0%}"
+                f"{source.stem[:20] + ', ' + rule:40s}{laws:6d}{len(error_A):9d}{error_A.mean():+8.3f}"
+                f"{np.sqrt(np.mean(error_A**2)):7.3f}{np.quantile(np.abs(error_A), 0.9):7.3f}   {np.mean(of.held):.0%}"
+                f"      {pairs}"
             )
 
 

@@ -15,7 +15,7 @@ from isocompute.arrays import Array
 from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import REACH
 from isocompute.law.surface import Surface
-from isocompute.plan.beyond import SAME, centred, drift, extrapolate, going_on
+from isocompute.plan.beyond import BLIND, KNOWN, SAME, centred, drift, extrapolate, going_on
 
 __all__ = ["Curves"]
 
@@ -90,9 +90,13 @@ class Curves:
                 rollouts_A=rollouts_A,
                 doublings_A=doublings_A,
                 rise=float(np.median([abs(fit.at(np.array([fit.last]))[0] - fit.base) for fit in self.fits])),
+                shares=BLIND if all(fit.trend is None for fit in self.fits) else KNOWN,
                 members=self._members(),
                 seed=self.seed,
             )
+        if longer_A.any():
+            reached_AB = self._ends([key for key, longer in zip(keys, longer_A, strict=True) if longer])
+            out_AB[longer_A] = np.maximum(out_AB[longer_A], reached_AB)
         return np.asarray(np.minimum(out_AB, self.surface.upper if self.surface is not None else np.inf))
 
     def _members(self) -> int:
@@ -109,15 +113,19 @@ class Curves:
         keys = list(zip(problems_A.astype(int).tolist(), rollouts_A.astype(int).tolist(), strict=True))
         last_A = np.array([self.last(*key) for key in keys])
         reference = self._reference()
-        ends = {key: self._own(key, np.array([self.last(*key)]))[0] for key in set(keys)}
         return extrapolate(
-            own_AB=np.stack([ends[key] for key in keys]),
+            own_AB=self._ends(keys),
             growth_AB=self._growth(keys, last_A, compute_A),
             reference_AB=self._grown(reference, last_A),
             reference_there_AB=self._grown(reference, compute_A),
             base=float(np.median([fit.base for fit in self.fits])),
             doublings_A=np.log2(compute_A / last_A),
         )
+
+    def _ends(self, keys: Sequence[tuple[int, int]]) -> Array:
+        """What settings had reached where their runs end, settings × members."""
+        ends = {key: self._own(key, np.array([self.last(*key)]))[0] for key in set(keys)}
+        return np.stack([ends[key] for key in keys])
 
     def _going_on(self, compute_A: Array) -> Array:
         """What half of the members, always the same ones, expect on top beyond the furthest runs: that settings go on

@@ -16,7 +16,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.law.seeds import one_seed_spread
-from isocompute.plan.beyond import SAME, centred, drift
+from isocompute.plan.beyond import BLIND, SAME, centred, drift
 from isocompute.plan.budget import Rates
 from isocompute.plan.runs_recipe import RunsRecipe
 from isocompute.plan.stability import Fallen, Steadiness
@@ -205,6 +205,7 @@ class OptimumOnly:
             rollouts_A=rollouts_A,
             doublings_A=self._doublings(compute_A),
             rise=self.frontier[-1][1] - self.base,
+            shares=BLIND,
             members=len(self.shift_B),
             seed=0,
         )
