@@ -15,8 +15,7 @@ C/8, and five other weights (docs/planning.md says what each cost). All of these
 runs go on for longer: what laws up to C/8 expected at C lay below what came by 13 to 16% of the rise seen, on the
 simulator and on a language model (`benchmarks/plan_ahead.py`). So half of the members let the trend of the last points
 go on instead (`going_on`), by the same amount for all settings: what one setting's trend says beside another's was as
-often wrong as right. What is left, shared by all settings and tilted along log n, is the `drift` between members. None
-of them goes below what the setting has reached: values are of the best checkpoint so far, which stays.
+often wrong as right. What is left, shared by all settings and tilted along log n, is the `drift` between members.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 
-__all__ = ["BLIND", "KNOWN", "SAME", "TREND", "Drift", "centred", "drift", "extrapolate", "going_on"]
+__all__ = ["BLIND", "KNOWN", "SAME", "TREND", "Drift", "centred", "drift", "extrapolate", "going_on", "held"]
 
 SAME = 1.02
 """Budgets that differ by a batch are the same budget."""
@@ -36,6 +35,9 @@ TREND = 0.7
 """Share of its slope, for each doubling of compute, with which a trend goes on, as in the forecasts of single runs."""
 _FURTHEST = 4.0
 """Doublings for which it does: nobody has looked further."""
+
+
+_HALVINGS = 40
 
 
 @dataclass(frozen=True)
@@ -128,3 +130,25 @@ def centred(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
     """Standard normal draws whose rows have mean zero."""
     z = rng.standard_normal(shape)
     return np.asarray(z - z.mean(axis=1, keepdims=True))
+
+
+def held(values_AB: Array, low: float, high: float) -> Array:
+    """Values that no member takes out of these bounds, and whose means stay where they were, if they are inside.
+
+    Cut alone, members that go both ways from .99 would have a mean of .96: the closer to a ceiling and the less sure a
+    setting is, the less would be expected of it. So a row is moved until the cut leaves its mean.
+    """
+    out_AB = np.clip(values_AB, low, high)
+    off_A = (out_AB != values_AB).any(axis=1)
+    if not off_A.any():
+        return np.asarray(out_AB)
+    some_AB = values_AB[off_A]
+    mean_A1 = np.clip(some_AB.mean(axis=1, keepdims=True), low, high)
+    most_A1 = np.ptp(some_AB, axis=1, keepdims=True) + np.abs(some_AB.mean(axis=1, keepdims=True) - mean_A1)
+    least_A1 = -most_A1
+    for _ in range(_HALVINGS):  # the mean rises with the shift
+        shift_A1 = (least_A1 + most_A1) / 2
+        under_A1 = np.clip(some_AB + shift_A1, low, high).mean(axis=1, keepdims=True) < mean_A1
+        least_A1, most_A1 = np.where(under_A1, shift_A1, least_A1), np.where(under_A1, most_A1, shift_A1)
+    out_AB[off_A] = np.clip(some_AB + most_A1, low, high)
+    return np.asarray(out_AB)

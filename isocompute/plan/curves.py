@@ -15,7 +15,7 @@ from isocompute.arrays import Array
 from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import REACH
 from isocompute.law.surface import Surface
-from isocompute.plan.beyond import BLIND, KNOWN, SAME, centred, drift, extrapolate, going_on
+from isocompute.plan.beyond import BLIND, KNOWN, SAME, centred, drift, extrapolate, going_on, held
 
 __all__ = ["Curves"]
 
@@ -90,14 +90,11 @@ class Curves:
                 rollouts_A=rollouts_A,
                 doublings_A=doublings_A,
                 rise=float(np.median([abs(fit.at(np.array([fit.last]))[0] - fit.base) for fit in self.fits])),
-                shares=BLIND if all(fit.trend is None for fit in self.fits) else KNOWN,
+                shares=KNOWN if self._heading() else BLIND,
                 members=self._members(),
                 seed=self.seed,
             )
-        if longer_A.any():
-            reached_AB = self._ends([key for key, longer in zip(keys, longer_A, strict=True) if longer])
-            out_AB[longer_A] = np.maximum(out_AB[longer_A], reached_AB)
-        return np.asarray(np.minimum(out_AB, self.surface.upper if self.surface is not None else np.inf))
+        return out_AB if self.surface is None else held(out_AB, -np.inf, self.surface.upper)
 
     def _members(self) -> int:
         return len(self.fits[0].ensemble.base_B)
@@ -113,8 +110,9 @@ class Curves:
         keys = list(zip(problems_A.astype(int).tolist(), rollouts_A.astype(int).tolist(), strict=True))
         last_A = np.array([self.last(*key) for key in keys])
         reference = self._reference()
+        ends = {key: self._own(key, np.array([self.last(*key)]))[0] for key in set(keys)}
         return extrapolate(
-            own_AB=self._ends(keys),
+            own_AB=np.stack([ends[key] for key in keys]),
             growth_AB=self._growth(keys, last_A, compute_A),
             reference_AB=self._grown(reference, last_A),
             reference_there_AB=self._grown(reference, compute_A),
@@ -122,21 +120,20 @@ class Curves:
             doublings_A=np.log2(compute_A / last_A),
         )
 
-    def _ends(self, keys: Sequence[tuple[int, int]]) -> Array:
-        """What settings had reached where their runs end, settings × members."""
-        ends = {key: self._own(key, np.array([self.last(*key)]))[0] for key in set(keys)}
-        return np.stack([ends[key] for key in keys])
+    def _heading(self) -> list[CurveFit]:
+        """Settings that say where runs are heading: those that held, were run about as far as any, and have a trend.
+        Others were cut off in their steep part; published curves have no points, and so no trend.
+        """
+        held = [fit for fit in self.fits if self._key(fit) not in self.fallen]
+        end = max((fit.last for fit in held), default=np.inf)
+        return [fit for fit in held if fit.trend is not None and fit.last >= end / _ABOUT_AS_FAR]
 
     def _going_on(self, compute_A: Array) -> Array:
         """What half of the members, always the same ones, expect on top beyond the furthest runs: that settings go on
         as they did there. Allocations × members, the same for all at one compute.
-
-        Settings that ended long before say nothing: they were cut off in their steep part. Published curves have no
-        points, and so no trend.
         """
-        held = [fit for fit in self.fits if self._key(fit) not in self.fallen]
-        end = max((fit.last for fit in held), default=np.inf)
-        known = [fit for fit in held if fit.trend is not None and fit.last >= end / _ABOUT_AS_FAR]
+        known = self._heading()
+        end = max((fit.last for fit in self.fits if self._key(fit) not in self.fallen), default=np.inf)
         doublings_A = np.log2(np.maximum(compute_A / end, 1.0))
         if not known or doublings_A.max() < np.log2(SAME):
             return np.zeros((len(compute_A), self._members()))

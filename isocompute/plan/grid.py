@@ -16,7 +16,7 @@ from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.errors import InputError
 from isocompute.plan.advice import Warned
-from isocompute.plan.beyond import centred
+from isocompute.plan.beyond import centred, held
 from isocompute.plan.candidates import Constraints
 from isocompute.plan.model import PlanningLaw
 from isocompute.plan.spending import Prices
@@ -163,7 +163,7 @@ def values(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Ar
         return values_AB
     spread = (figure_10(law) or _FIGURE_10["hard"]).problems_spread  # the wider of the two for other laws
     effect_B = spread * centred(np.random.default_rng(10), (1, values_AB.shape[1]))[0]
-    return np.asarray(np.clip(values_AB + foreign_A[:, None] * effect_B, 0.0, 1.0))
+    return held(values_AB + foreign_A[:, None] * effect_B, 0.0, 1.0)
 
 
 def begun(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:

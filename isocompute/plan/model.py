@@ -16,7 +16,7 @@ import numpy as np
 
 from isocompute.arrays import Array
 from isocompute.law.seeds import one_seed_spread
-from isocompute.plan.beyond import BLIND, SAME, centred, drift
+from isocompute.plan.beyond import BLIND, SAME, centred, drift, held
 from isocompute.plan.budget import Rates
 from isocompute.plan.runs_recipe import RunsRecipe
 from isocompute.plan.stability import Fallen, Steadiness
@@ -101,7 +101,7 @@ class PlanningLaw:
     def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
         """Allocations × members, as the metric can be."""
         values_AB = self.model.values(problems_A, rollouts_A, compute_A)
-        return np.clip(values_AB, 0.0, 1.0) if self.bounded else values_AB
+        return held(values_AB, 0.0, 1.0) if self.bounded else values_AB
 
     def seed_spread(self, bp: int, n: int) -> float:
         """Standard deviation of a setting over seeds, where no member shows it; 0 where they do. A law of one Bp stands
@@ -125,7 +125,7 @@ class PlanningLaw:
         if self.seed_error == 0.0:
             return values_AB
         out_AB = values_AB + self.seed_draws(settings, values_AB.shape[1])
-        return np.clip(out_AB, 0.0, 1.0) if self.bounded else out_AB
+        return held(out_AB, 0.0, 1.0) if self.bounded else out_AB
 
     def fallen(self, bp: int, n: int, compute: float) -> Fallen | None:
         """How many of the user's runs of a setting had fallen by a compute (in the law's unit); None if not run."""

@@ -11,7 +11,7 @@ import isocompute
 from isocompute.law import Law, fit_law
 from isocompute.law.curve import Curve
 from isocompute.plan import curves as plan_curves
-from isocompute.plan.beyond import Drift, drift, going_on
+from isocompute.plan.beyond import Drift, drift, going_on, held
 from isocompute.plan.curves import Curves
 from isocompute.plan.load_law import load_law
 from tests.plan.made_up import columns
@@ -51,7 +51,6 @@ def expected(law: Law, compute: float) -> np.ndarray:
     return load_law(law).model.values(*columns(*[(bp, n, compute) for bp, n in SETTINGS]))
 
 
-@pytest.mark.usefixtures("steady")
 def test_what_still_rises_is_expected_to_rise_further() -> None:
     truth_A = np.array([value(n, np.array([8 * LAST]), late=0.015)[0] for _, n in SETTINGS])
     with_AB, without_AB = expected(law_of(0.015), 8 * LAST), expected(law_of(0.015, known=False), 8 * LAST)
@@ -60,13 +59,11 @@ def test_what_still_rises_is_expected_to_rise_further() -> None:
     assert ((missed_A > 0.0) & (missed_A < missed_without_A - 0.01)).all(), (
         "a quarter of .045, where nothing overshoots"
     )
-    assert (with_AB.std(axis=1) > without_AB.std(axis=1)).all(), "two forms are less sure than one"
 
 
-@pytest.mark.usefixtures("steady")
 def test_what_has_levelled_off_stays() -> None:
     with_AB, without_AB = expected(law_of(0.0), 8 * LAST), expected(law_of(0.0, known=False), 8 * LAST)
-    assert np.abs(with_AB - without_AB).max() < 0.002
+    assert np.abs(with_AB.mean(axis=1) - without_AB.mean(axis=1)).max() < 0.001
 
 
 def test_inside_the_data_nothing_changes() -> None:
@@ -83,7 +80,6 @@ def test_settings_that_end_together_gain_the_same_under_the_same_half_of_the_mem
     assert np.array_equal(further_AB > 1e-6, gain_AB > 1e-6), "a look on the way says something of the end"
 
 
-@pytest.mark.usefixtures("steady")
 def test_the_choice_is_the_same_and_the_expectation_higher() -> None:
     plans = [isocompute.plan(budget=4 * LAST, law=law_of(0.015, known=known)) for known in (True, False)]
     assert plans[0].allocation == plans[1].allocation
@@ -127,7 +123,6 @@ def with_others(*, fallen: bool) -> list[Curve]:
     return curves
 
 
-@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize("fallen", [False, True])
 @pytest.mark.parametrize("budget", [LAST, 4 * LAST])
 def test_pilots_and_fallen_runs_are_no_trend_and_have_none_to_gain(budget: float, fallen: bool) -> None:
@@ -136,7 +131,7 @@ def test_pilots_and_fallen_runs_are_no_trend_and_have_none_to_gain(budget: float
     plans = [isocompute.plan(budget=budget, law=each) for each in (law, blind)]
     assert np.median([fit.trend or 0.0 for fit in law.settings]) > 0.02, "most are steep"
     assert plans[0].allocation == plans[1].allocation
-    assert np.abs(plans[0].values_AB - plans[1].values_AB).max() < 0.003
+    assert np.abs(plans[0].values_AB.mean(axis=1) - plans[1].values_AB.mean(axis=1)).max() < 0.002
 
 
 @pytest.mark.usefixtures("steady")
@@ -186,14 +181,43 @@ def test_drift_is_shared_tilted_and_own_by_its_shares() -> None:
     assert spread(Drift(0.05, 0.05, 0.05, 0.05), doublings=0.0) == pytest.approx([0.0, 0.0, 0.0])
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_no_member_expects_less_than_a_setting_has_reached(known: bool) -> None:
-    """The best checkpoint stays, whatever comes; without that, half of the members would drift down from here."""
-    law = law_of(0.0, known=known)
-    reached_AB, later_AB = expected(law, LAST), expected(law, 8 * LAST)
-    assert (later_AB >= reached_AB - 1e-12).all()
-    assert np.mean(later_AB <= reached_AB + 1e-12) > 0.2, "they are held there"
-    assert (later_AB.mean(axis=1) > reached_AB.mean(axis=1)).all()
+def levelled(off: dict[int, float], ends: dict[int, float] | None = None) -> list[Curve]:
+    """Settings that have levelled off at .5, give or take, two seeds each; some were stopped earlier."""
+    rng, curves = np.random.default_rng(8), []
+    for n in (8, 16, 32, 64, 128):
+        compute_C = np.geomspace(1e3, LAST * (ends or {}).get(n, 1.0), 30)
+        value_C = 0.3 + (0.2 + off.get(n, 0.0)) / (1 + (4e3 / compute_C) ** 2)
+        curves += [
+            Curve(f"{n}-{s}", compute_C, value_C + 0.001 * rng.standard_normal(30), 32, n, seed=s) for s in (0, 1)
+        ]
+    return curves
+
+
+@pytest.mark.parametrize("ahead", [2, 4, 8])
+def test_being_less_sure_of_the_ends_of_n_makes_them_no_better(ahead: int) -> None:
+    """Members drift most at the ends: whatever lifted their means there would plan n = 8 or 128."""
+    plan = isocompute.plan(budget=ahead * LAST, law=fit_law(levelled({32: 0.006}), metric="avg@4", replicates=200))
+    assert plan.allocation.rollouts_per_problem == 32
+    assert plan.values_AB.mean(axis=1) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(("n", "end"), [(8, 1 / 8), (128, 1 / 16)])
+def test_a_pilot_does_not_win_by_what_is_not_known_of_it(n: int, end: float) -> None:
+    law = fit_law(levelled({n: -0.01}, {n: end}), metric="avg@4", replicates=200)
+    for ahead in (1, 4):
+        assert isocompute.plan(budget=ahead * LAST, law=law).allocation.rollouts_per_problem != n
+
+
+def test_what_is_held_to_bounds_keeps_its_mean() -> None:
+    values_AB = np.random.default_rng(9).normal([[0.5], [0.99], [0.02], [1.2], [-0.3]], 0.05, (5, 4000))
+    out_AB = held(values_AB, 0.0, 1.0)
+    assert out_AB.min() >= 0.0 and out_AB.max() <= 1.0
+    assert out_AB.mean(axis=1) == pytest.approx(np.clip(values_AB.mean(axis=1), 0.0, 1.0), abs=1e-6)
+    assert np.array_equal(out_AB[0], values_AB[0]), "nothing was outside"
+    order = np.argsort(values_AB[1])
+    assert (np.diff(out_AB[1][order]) >= 0.0).all(), "members stay in their order"
+    above = held(values_AB, -np.inf, 1.0)
+    assert above[1].mean() == pytest.approx(values_AB[1].mean(), abs=1e-6) and np.array_equal(above[4], values_AB[4])
 
 
 def test_near_the_ceiling_of_a_rate_nothing_is_lost() -> None:
@@ -206,4 +230,4 @@ def test_near_the_ceiling_of_a_rate_nothing_is_lost() -> None:
         for seed in range(2)
     ]
     plan = isocompute.plan(budget=4 * LAST, law=fit_law(curves, metric="avg@4", replicates=200))
-    assert plan.chosen.ranked.interval[0] > 0.98 and plan.chosen.ranked.value > 0.983
+    assert plan.chosen.ranked.value == pytest.approx(0.985, abs=0.005) and plan.chosen.ranked.interval[1] <= 1.0

@@ -46,7 +46,7 @@ struct Attention {
     }
 
     // Slots behind the last are multiplied like the others, and their weight is zero: nothing waits for a branch.
-    // Returns what was loaded last (`Worker::give`); keys have come long before.
+    // Returns words of the last loads (`Worker::give`); keys have come long before.
     DEVICE u32 fold(const u8 *block, int slots) {
         float score[SUBS][2][2], high = top;
         u32 words = 0u;
@@ -102,7 +102,7 @@ struct Attention {
             for (int tile = 0; tile < CHANNELS; ++tile) {
                 u32(&of)[4] = v[EARLY ? sub : 0][EARLY ? tile : 0];
                 if constexpr (!EARLY) load_transposed(of, matrices(block, sub, KV + 16 * tile));
-                words = of[0];
+                if (sub == SUBS - 1) words |= of[0];
                 multiply_add(out[tile], of, b[0], b[1]);
             }
         }

@@ -22,10 +22,11 @@ struct Worker {
         return (const uint4 *)shared.weights(number % WEIGHT_STAGES);
     }
 
-    // `words` are what was loaded last (loads of a warp come in their order). The barrier's address is made to depend on
-    // them, so that no warp says it is done before its loads have come: an arrival does not wait for loads, the compiler
-    // puts the products that do behind it, and beside another kernel that keeps shared memory busy a load can be so late
-    // that it reads the next stage's bytes. Blocks of a cluster then drew different tokens, and one waited for ever.
+    // `words` are of the last loads, of all whose order the compiler may change (those of a warp come in the order in
+    // which they were issued). The barrier's address is made to depend on them, so that no warp says it is done before
+    // its loads have come: an arrival does not wait for loads, the compiler puts the products that do behind it, and
+    // beside another kernel that keeps shared memory busy a load can be so late that it reads the next stage's bytes.
+    // Blocks of a cluster then drew different tokens, and one waited for ever.
     DEVICE void give(u32 words, int stages = 1) {
         warp_sync();
         if (lane < stages) barrier_arrive(shared.weights_empty() + (taken + lane) % WEIGHT_STAGES + (words & none));
@@ -171,10 +172,11 @@ struct Worker {
             u32 words = 0u;
             for (int pair = 0; pair < pairs; ++pair) {
                 uint4 w[NARROW];
+                words = 0u;
 #pragma unroll
                 for (int j = 0; j < NARROW; ++j) {
                     w[j] = stage[((warp * NARROW + j) * pairs + pair) * 32 + lane];
-                    words = w[j].x;
+                    words |= w[j].x;
                 }
 #pragma unroll
                 for (int t = 0; t < TILES; ++t) {
