@@ -133,18 +133,18 @@ def centred(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
 
 
 def held(values_AB: Array, low: float, high: float) -> Array:
-    """Values that no member takes out of these bounds, and whose means stay where they were, if they are inside.
+    """Values that no member takes out of these bounds, and whose means stay where they were.
 
     Cut alone, members that go both ways from .99 would have a mean of .96: the closer to a ceiling and the less sure a
-    setting is, the less would be expected of it. So a row is moved until the cut leaves its mean.
+    setting is, the less would be expected of it. So a row is moved until the cut leaves its mean. One whose mean is
+    itself outside is only cut.
     """
-    out_AB = np.clip(values_AB, low, high)
-    off_A = (out_AB != values_AB).any(axis=1)
+    out_AB, all_A = np.clip(values_AB, low, high), values_AB.mean(axis=1)
+    off_A = (out_AB != values_AB).any(axis=1) & (low < all_A) & (all_A < high)
     if not off_A.any():
         return np.asarray(out_AB)
     some_AB = values_AB[off_A]
-    mean_A1 = np.clip(some_AB.mean(axis=1, keepdims=True), low, high)
-    most_A1 = np.ptp(some_AB, axis=1, keepdims=True) + np.abs(some_AB.mean(axis=1, keepdims=True) - mean_A1)
+    mean_A1, most_A1 = all_A[off_A, None], np.ptp(some_AB, axis=1, keepdims=True)
     least_A1 = -most_A1
     for _ in range(_HALVINGS):  # the mean rises with the shift
         shift_A1 = (least_A1 + most_A1) / 2

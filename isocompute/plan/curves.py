@@ -80,10 +80,12 @@ class Curves:
             out_AB[longer_A] = self._longer(problems_A[longer_A], rollouts_A[longer_A], compute_A[longer_A])
         if not run_A.all():
             out_AB[~run_A] = self._between(problems_A[~run_A], rollouts_A[~run_A], compute_A[~run_A])
+        upper = self.surface.upper if self.surface is not None else np.inf
         doublings_A = np.log2(np.maximum(compute_A / last_A, 1.0))
         doublings_A[doublings_A < np.log2(SAME)] = 0.0
         if doublings_A.any():
-            out_AB += self._going_on(compute_A)
+            # No trend leads through a ceiling; what may be wrong on top of that goes both ways from there.
+            out_AB = np.minimum(out_AB + self._going_on(compute_A), upper)
             out_AB += drift(
                 settings=self.settings(),
                 problems_A=problems_A,
@@ -94,7 +96,7 @@ class Curves:
                 members=self._members(),
                 seed=self.seed,
             )
-        return out_AB if self.surface is None else held(out_AB, -np.inf, self.surface.upper)
+        return held(out_AB, -np.inf, upper)
 
     def _members(self) -> int:
         return len(self.fits[0].ensemble.base_B)
