@@ -55,9 +55,9 @@ class Drift:
 
 
 KNOWN = Drift(shared=0.015, along_rollouts=0.05, along_problems=0.025, own=0.02)
-"""Of laws that know where their runs were heading. 80% intervals at eight times the data's compute hold 92% of values and
-81 to 92% of differences between settings, which are what a plan is made of, on 70 simulated sets, 77 to 82% and 62 to
-100% on a language model's sweeps (docs/plan_quality.md)."""
+"""Of laws that know where their runs were heading. 80% intervals at eight times the data's compute hold 92% of values
+and 81 to 92% of differences between settings, which are what a plan is made of, on 70 simulated sets, and 77 to 82% and
+62 to 100% on a language model's sweeps (docs/plan_quality.md)."""
 BLIND = Drift(shared=0.05, along_rollouts=0.03, along_problems=0.015, own=0.01)
 """Of others, such as published ones, which level off as their form does."""
 
