@@ -35,8 +35,6 @@ TREND = 0.7
 """Share of its slope, for each doubling of compute, with which a trend goes on, as in the forecasts of single runs."""
 _FURTHEST = 4.0
 """Doublings for which it does: nobody has looked further."""
-
-
 _HALVINGS = 40
 
 

@@ -126,16 +126,20 @@ class Curves:
         """Settings that say where runs are heading: those that held, were run about as far as any, and have a trend.
         Others were cut off in their steep part; published curves have no points, and so no trend.
         """
-        held = [fit for fit in self.fits if self._key(fit) not in self.fallen]
-        end = max((fit.last for fit in held), default=np.inf)
-        return [fit for fit in held if fit.trend is not None and fit.last >= end / _ABOUT_AS_FAR]
+        standing = self._standing()
+        end = max((fit.last for fit in standing), default=np.inf)
+        return [fit for fit in standing if fit.trend is not None and fit.last >= end / _ABOUT_AS_FAR]
+
+    def _standing(self) -> list[CurveFit]:
+        """Settings of which some run held."""
+        return [fit for fit in self.fits if self._key(fit) not in self.fallen]
 
     def _going_on(self, compute_A: Array) -> Array:
         """What half of the members, always the same ones, expect on top beyond the furthest runs: that settings go on
         as they did there. Allocations × members, the same for all at one compute.
         """
         known = self._heading()
-        end = max((fit.last for fit in self.fits if self._key(fit) not in self.fallen), default=np.inf)
+        end = max((fit.last for fit in self._standing()), default=np.inf)
         doublings_A = np.log2(np.maximum(compute_A / end, 1.0))
         if not known or doublings_A.max() < np.log2(SAME):
             return np.zeros((len(compute_A), self._members()))

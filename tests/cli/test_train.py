@@ -303,11 +303,11 @@ def test_split_by_a_model_and_train_on_the_part(call: Call, tmp_path: Path):
 
 
 def test_bench_of_a_pipeline_times_updates(call: Call):
-    """Its run is long enough for all of them: one that has ended takes no time and does more than the machine can."""
+    """Its run is long enough for all of them: one that has ended takes no time."""
     options = ("--recipe", "scalerl", "--rollouts", "16", "--rollouts-per-problem", "4", "--steps", "2")
     row = call("lm", "bench", *options, "--json").json["batches"][0]
     assert row["step_seconds"] > 1e-3
-    assert 0 < row["training_share_of_peak"] < 1
+    assert row["training_share_of_peak"] > 0  # of a peak that was measured, too: beside other work it may be above 1
 
 
 def test_bench_says_how_fast_and_how_far_from_the_limits(call: Call):
