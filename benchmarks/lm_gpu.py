@@ -27,6 +27,7 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -438,6 +439,8 @@ def parts_of(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     return {name: run for name, run in out.items() if name.split("/")[0] in arguments.parts}
 
 
+PACKAGES = ("torch", "triton", "transformers", "trl")
+"""TRL is needed by its own parts alone."""
 PARTS = ["parity", "step", "large", "trl", "trl-large", "stack", "learning", "growth"]
 
 
@@ -454,7 +457,7 @@ def main() -> int:
     result: dict[str, Any] = {
         "command": shlex.join(["python", *sys.argv]),
         "machine": torch.cuda.get_device_name(),
-        "versions": {name: version(name) for name in ("torch", "triton", "transformers", "trl")},
+        "versions": {name: version(name) for name in PACKAGES if find_spec(name)},
         "copy_bytes_per_s": bandwidth(),
         "sampling_bytes": {str(b): sampling_bytes(decoder_config(), b, NEW) for b in arguments.batches},
         "failed": {},
