@@ -5,7 +5,8 @@
 For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 on held-out problems, eight seeds); a
 second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives the law that plans C. Printed are
 
-- the regret of the planned cell against the best cell of the exhaustive sweep, by best and by last checkpoint;
+- the regret of the planned cell against the best cell of the exhaustive sweep, by best and by last checkpoint, and by
+  the one that each run's own evaluations are best at;
 - whether the planned n beats n = 8 and n = 16 at the same Bp, where it differs from them; and, for what could be had at
   all, how often the best cell of half of the truth's seeds does so by the other half, and how alike their n* are;
 - the rank correlation of true n* and the n that `--law simulate` plans from size and sampled pass rates alone;
@@ -111,12 +112,15 @@ class Row:
     def regret(self, values: dict[Setting, float]) -> float:
         return max(values.values()) - values[self.planned]
 
-    def beats(self, n: int) -> float | None:
-        """Lead of the planned cell over the same Bp with another n; None where it is the same."""
+    def beats(self, n: int, values: dict[Setting, float] | None = None) -> float | None:
+        """Lead of the planned cell over the same Bp with another n, by best checkpoints unless other values are given;
+        None where it is the same.
+        """
+        values = self.truth.best if values is None else values
         other = (self.planned[0], n)
-        if n == self.planned[1] or other not in self.truth.best:
+        if n == self.planned[1] or other not in values:
             return None
-        return self.truth.best[self.planned] - self.truth.best[other]
+        return values[self.planned] - values[other]
 
 
 def smallest(values: dict[Setting, float]) -> dict[int, float]:
@@ -266,6 +270,12 @@ def show(rows: list[Row]) -> None:
     clear = [x for row in rows for n in (8, 16) if (x := row.beats(n)) is not None and abs(x) > 2 * row.error]
     print(f"together {sum(x > 0 for x in both)} of {len(both)}; {sum(x > 0 for x in clear)} of the {len(clear)} that")
     print(f"differ by more than two standard errors ({2 * np.median([row.error for row in rows]):.4f})")
+    kept = [x for row in rows for n in (8, 16) if (x := row.beats(n, row.truth.kept)) is not None]
+    regret_kept = [row.regret(row.truth.kept) for row in rows]
+    print(f"by the checkpoint that each run's own evaluations are best at: {sum(x > 0 for x in kept)} of {len(kept)},")
+    print(
+        f"regret {np.median(regret_kept):.4f} in the median, {np.quantile(regret_kept, 0.9):.4f} at the 90th percentile"
+    )
     could = [won for row in rows for won in row.halves_beat()]
     print(f"the best cell of half of the truth's seeds beats them by the other half in {sum(could)} of {len(could)}")
     held = np.mean([row.expected[1] <= row.truth.best[row.planned] <= row.expected[2] for row in rows])
