@@ -39,6 +39,19 @@ def test_an_n_that_leads_throughout_is_planned_and_loses_nothing() -> None:
         assert test.error is None and not test.left_out
 
 
+def test_a_law_of_some_seeds_is_held_against_all_of_them() -> None:
+    """Seed 0 of n = 64 is lucky by more than anything differs: a law of seed 0 plans it, and all seeds tell."""
+    even = [curve(n, seed=seed) for n in (4, 16, 64) for seed in (0, 1, 2)]
+    curves = [c if c.name != "64-0" else curve(64, ceiling=0.98) for c in even]
+    (lucky,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60, law_seeds={0})
+    (other,) = backtest_curves(curves, [1e6], metric="avg@4", replicates=60, law_seeds={1, 2})
+    assert lucky.planned_setting == (32, 64)
+    assert lucky.settings == other.settings and lucky.best == other.best, "the truth is of all seeds either way"
+    assert lucky.best.value == pytest.approx(0.9 + 0.08 / 3, abs=0.01)
+    (alone,) = backtest_curves([c for c in curves if c.seed], [1e6], metric="avg@4", replicates=60)
+    assert other.planned_setting == alone.planned_setting
+
+
 def test_what_was_lost_is_the_distance_to_the_best() -> None:
     """n = 64 has reached nothing at C/8 and is best at C: nobody could know, and it is told."""
     late = np.geomspace(500, 1e6, 40)
