@@ -23,7 +23,7 @@ from isocompute.plan.difficulty import read_pass_rates
 from isocompute.plan.grid import columns, values
 from isocompute.plan.load_law import LawSource, load_law, runs_at
 from isocompute.plan.model import PlanningLaw
-from isocompute.plan.next_cells import SHARES, Proposal, candidate_cells, common_targets, propose
+from isocompute.plan.next_cells import SHARES, Proposal, candidate_cells, common_targets, contenders, propose
 from isocompute.plan.one_condition import one_condition
 from isocompute.plan.planner import Plan, make_plan
 from isocompute.plan.regime import diagnose
@@ -187,10 +187,10 @@ def _proposals(plan: Plan, model: Curves, targets: Sequence[Allocation], count: 
     cells = candidate_cells(model, targets, per_unit=lambda a: plan.law.per_rollout(_rates_of(plan, a)))
     if not cells:
         return []
-    if plan.compared_AB is None:
-        values_AB, looks_EB = _with_seeds(plan, plan.targets), _with_seeds(plan, cells)
-    else:
-        values_AB, looks_EB = plan.compared_AB, _looks(plan, cells, max(target.compute for target in targets))
+    borrowed, whole = plan.compared_AB is not None, max(target.compute for target in targets)
+    values_AB = _with_seeds(plan, plan.targets) if plan.compared_AB is None else plan.compared_AB
+    cells = contenders(cells, plan.targets, values_AB)
+    looks_EB = _looks(plan, cells, whole) if borrowed else _with_seeds(plan, cells)
     return propose(
         values_AB=values_AB,
         looks_EB=looks_EB,

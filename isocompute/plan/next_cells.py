@@ -9,6 +9,10 @@ observation noise σ, the expectation after the look is
 and the value of the look is the expected rise of the best of them, E[max_a] - max_a m_a (the knowledge gradient for
 correlated beliefs: Frazier, Powell and Dayanik 2009). Further cells are added greedily, with the covariance that is
 left after the ones before. The looks are jointly Gaussian by assumption; the ensemble is only used for its moments.
+
+Only settings that may well be the best are looked at (`contenders`). What a look at another would tell of them rests on
+how members differ between settings, which beyond the data is mostly a tilt along log n: by that alone the ends of n are
+worth most, and they tell less of its middle than it says.
 """
 
 from __future__ import annotations
@@ -22,11 +26,13 @@ from isocompute.allocation import Allocation
 from isocompute.arrays import Array
 from isocompute.plan.curves import Curves
 
-__all__ = ["SHARES", "Proposal", "candidate_cells", "common_targets", "propose"]
+__all__ = ["SHARES", "Proposal", "candidate_cells", "common_targets", "contenders", "propose"]
 
 SHARES = (0.5, 1.0)
 """Candidates run a setting to these shares of the budget. Shorter runs are cheap and say little of its end: with
 eighths and quarters of it among them, decisions end where they would without (docs/plan_quality.md)."""
+_CHANCE = 0.1
+"""Of being the best, from which on a setting is looked at."""
 _DRAWS = 1024
 _NOTHING = 1e-5
 """An expected gain so small is none."""
@@ -85,6 +91,13 @@ def candidate_cells(
             if updates >= 2 and (share == 1.0 or cell.compute > _WORTH * done):
                 out.append(cell)
     return out
+
+
+def contenders(cells: Sequence[Allocation], targets: Sequence[Allocation], values_AB: Array) -> list[Allocation]:
+    """The cells of settings that are the best of all targets under a tenth of the members; all where there is none."""
+    best_A = np.bincount(values_AB.argmax(axis=0), minlength=len(targets)) >= _CHANCE * values_AB.shape[1]
+    among = {(targets[a].problems_per_batch, targets[a].rollouts_per_problem) for a in np.flatnonzero(best_A)}
+    return [cell for cell in cells if (cell.problems_per_batch, cell.rollouts_per_problem) in among] or list(cells)
 
 
 def propose(

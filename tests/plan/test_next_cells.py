@@ -9,7 +9,7 @@ from isocompute.allocation import Allocation
 from isocompute.law import Curve, fit_law
 from isocompute.plan.curves import Curves
 from isocompute.plan.load_law import load_law
-from isocompute.plan.next_cells import candidate_cells, common_targets
+from isocompute.plan.next_cells import candidate_cells, common_targets, contenders, propose
 
 
 def test_cells_go_to_the_same_rollouts_and_none_is_left_out_of_all_groups() -> None:
@@ -44,3 +44,21 @@ def test_a_run_that_was_last_evaluated_before_its_end_is_not_proposed_again(last
     cells = candidate_cells(law.model, targets, per_unit=lambda _: 1.0)
     assert min(cell.compute for cell in cells) > 0.9e6
     assert {cell.rollouts_per_problem for cell in cells} == {8, 16, 32}
+
+
+def test_only_what_may_be_the_best_is_looked_at() -> None:
+    """Members that differ by a tilt along n alone: a look at either end would tell all, and n = 4 is never the best."""
+    rollouts = (4, 8, 16, 32, 64)
+    targets = [Allocation(32, n, 1_000_000 // (32 * n)) for n in rollouts]
+    tilt_B, at_A = np.random.default_rng(0).standard_normal(400), np.array([-1.5, -0.5, 0.0, 0.5, 1.0])
+    values_AB = np.array([0.3, 0.48, 0.5, 0.5, 0.495])[:, None] + 0.02 * np.outer(at_A, tilt_B)
+    best_A = np.bincount(values_AB.argmax(axis=0), minlength=5) / 400
+    assert best_A[0] == 0.0 and (best_A[2:] > 0).all()
+    everything = propose(values_AB=values_AB, looks_EB=values_AB, cells=targets, count=1, noise=0.003)
+    assert everything[0].allocation.rollouts_per_problem == 4, "by the tilt alone"
+    kept = contenders(targets, targets, values_AB)
+    assert [cell.rollouts_per_problem for cell in kept] == [
+        n for n, chance in zip(rollouts, best_A, strict=True) if chance >= 0.1
+    ]
+    assert 4 not in [cell.rollouts_per_problem for cell in kept] and len(kept) >= 2
+    assert contenders(targets[:1], targets, values_AB) == targets[:1], "nothing else is left to look at"
