@@ -1,6 +1,7 @@
 """How good plans are, on problem sets drawn at random for the simulator.
 
-    python benchmarks/plan_regret.py FOLDER [--sets 16] [--first 900] [--population anchored] [--budget C] [--quick]
+    python benchmarks/plan_regret.py FOLDER [--sets 16] [--first 900] [--population anchored] [--budget C]
+        [--quick | --no-simulate]
 
 For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 on held-out problems, eight seeds); a
 second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives the law that plans C. Printed are
@@ -13,7 +14,8 @@ second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives 
 - the share of the exhaustive sweep's rollouts after which `plan --next` has, and keeps, the whole sweep's decision;
 - the time of a plan over the paper's full grid with 1,000 bootstrap laws.
 
-`--quick` leaves out `--law simulate` and `--next`, which take most of the time after the sweeps.
+`--quick` leaves out `--law simulate` and `--next`, `--no-simulate` the first of them, which takes most of the time
+after the sweeps.
 
 Sweeps and plans are kept in FOLDER, so that a second call only prints: after a change to the planner delete its
 `planned.json` and `simulated.json` files. What was tuned was tuned on other seeds (docs/plan_quality.md).
@@ -219,7 +221,7 @@ def simulated(path: Path, problems: ProblemSet, budget: int) -> int:
     return int(json.loads(path.read_text())["rollouts_per_problem"])
 
 
-def measure(folder: Path, seed: int, budget: int, population: str, *, quick: bool) -> Row:
+def measure(folder: Path, seed: int, budget: int, population: str, *, simulate: bool, ask: bool) -> Row:
     problems = draw(seed, population)
     sweep(folder / "law", problems, budget=budget // 8, seeds=LAW_SEEDS)
     sweep(folder / "truth", problems, budget=budget, seeds=TRUTH_SEEDS)
@@ -232,11 +234,11 @@ def measure(folder: Path, seed: int, budget: int, population: str, *, quick: boo
         found = {
             "planned": setting(plan),
             "expected": expected,
-            "next": None if quick else asdict(ask_next(folder / "truth", true, budget)),
+            "next": asdict(ask_next(folder / "truth", true, budget)) if ask else None,
         }
         files.write_atomically(kept, json.dumps(found).encode())
     found = json.loads(kept.read_text())
-    first = None if quick else simulated(folder / "simulated.json", problems, budget)
+    first = simulated(folder / "simulated.json", problems, budget) if simulate else None
     asked = None if found["next"] is None else Asked(**found["next"])
     return Row(problems, true, tuple(found["planned"]), tuple(found["expected"]), first, asked)
 
@@ -280,8 +282,16 @@ def show(rows: list[Row]) -> None:
     print(f"the best cell of half of the truth's seeds beats them by the other half in {sum(could)} of {len(could)}")
     held = np.mean([row.expected[1] <= row.truth.best[row.planned] <= row.expected[2] for row in rows])
     print(f"80% interval of the planned cell holds its true value in {held:.0%} of sets")
-    if any(row.simulated is None or row.asked is None for row in rows):
-        return
+    if all(row.simulated is not None for row in rows):
+        show_simulated(rows)
+    asked = [row.asked for row in rows if row.asked is not None]
+    if len(asked) == len(rows):
+        same, equal = ([getattr(one, name) for one in asked] for name in ("same", "equal"))
+        print(f"--next: median share of the sweep {np.median(same):.2f} to the same decision,", end=" ")
+        print(f"{np.median(equal):.2f} to one\nthat the whole sweep has within one standard error")
+
+
+def show_simulated(rows: list[Row]) -> None:
     true_n, sim_n = [row.best_rollouts for row in rows], [row.simulated for row in rows]
     print(f"--law simulate: rank correlation of n* {stats.spearmanr(true_n, sim_n).statistic:.2f}")
     lost = [max(at.values()) - at[row.simulated] for row in rows if (at := smallest(row.truth.best)) and row.simulated]
@@ -290,11 +300,6 @@ def show(rows: list[Row]) -> None:
     )
     halves = [[optimum(row.truth.halves[i]) for row in rows] for i in (0, 1)]
     print(f"n* of half of the truth's seeds with that of the other half {stats.spearmanr(*halves).statistic:.2f}")
-    same, equal = ([getattr(row.asked, name) for row in rows] for name in ("same", "equal"))
-    print(
-        f"--next: median share of the sweep {np.median(same):.2f} to the same decision, {np.median(equal):.2f} to one"
-    )
-    print("that the whole sweep has within one standard error")
 
 
 def speed() -> None:
@@ -327,11 +332,14 @@ def main() -> None:
     parser.add_argument("--budget", type=int, help="rollouts; the population's own where not given")
     parser.add_argument("--population", choices=sorted(POPULATIONS), default="anchored")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--no-simulate", action="store_true")
     args = parser.parse_args()
     rows = []
     for seed in range(args.first, args.first + args.sets):
         budget = args.budget or POPULATIONS[args.population].budget
-        rows.append(measure(args.folder / f"{seed}", seed, budget, args.population, quick=args.quick))
+        simulate, ask = not (args.quick or args.no_simulate), not args.quick
+        folder = args.folder / f"{seed}"
+        rows.append(measure(folder, seed, budget, args.population, simulate=simulate, ask=ask))
         print(f"set {seed} done", flush=True)
     show(rows)
     speed()
