@@ -38,8 +38,8 @@ def law_advice(
             Warned(
                 "simulated",
                 "a first guess: how large n should be hangs largely on what pass rates do not show (docs/planning.md), "
-                "and neither the interval nor the probability counts that; on a real language model its n was no better "
-                "than n = 16 for every set: run a few n to find out",
+                "and neither the interval nor the probability counts that; on a real language model its n was no "
+                "better than n = 16 for every set: run a few n to find out",
             )
         )
     if law.difficulty and difficulty and law.difficulty != difficulty:

@@ -96,7 +96,7 @@ def candidate_cells(
 def contenders(cells: Sequence[Allocation], targets: Sequence[Allocation], values_AB: Array) -> list[Allocation]:
     """The cells of settings that are the best of all targets under a tenth of the members; all where there is none."""
     best_A = np.bincount(values_AB.argmax(axis=0), minlength=len(targets)) >= _CHANCE * values_AB.shape[1]
-    among = {(targets[a].problems_per_batch, targets[a].rollouts_per_problem) for a in np.flatnonzero(best_A)}
+    among = {(targets[a].problems_per_batch, targets[a].rollouts_per_problem) for a in np.flatnonzero(best_A).tolist()}
     return [cell for cell in cells if (cell.problems_per_batch, cell.rollouts_per_problem) in among] or list(cells)
 
 
