@@ -129,6 +129,7 @@ def test_every_figure_opens_or_says_what_it_needs(address: str, new_page: NewPag
     for name, spec in FIGURES.items():
         page.get_by_label("Figures").get_by_role("link", name=spec.title, exact=True).click()
         card = page.locator("figure.card")
+        expect(card).to_have_count(1)  # the page before it has two, and no figure's text is asked of both
         expect(card.locator("h2")).to_contain_text(spec.title)
         card.locator("canvas, .notice").first.wait_for()
         assert page.url.endswith(f"figure={name}")
