@@ -23,23 +23,14 @@ import polars as pl
 from lm_plans import curves_of
 
 from isocompute.law import Curve
-from isocompute.plan.backtest import PlanTest, backtest_curves
+from isocompute.plan.backtest import PlanTest, backtest_curves, halved_budgets
 
 REPLICATES = 300
 
 
-def top(curves: list[Curve]) -> float:
-    """The largest compute to which two n go."""
-    ends: dict[int, float] = {}
-    for curve in curves:
-        n = int(curve.rollouts_per_problem or 0)
-        ends[n] = max(ends.get(n, 0.0), float(curve.compute_C[-1]))
-    return sorted(ends.values())[-2]
-
-
 def tests_of(curves: list[Curve], budgets: int, seeds: set[int] | None) -> list[PlanTest]:
-    """The largest budget first; None of the truth's seeds is left out, only the law's."""
-    spent = [top(curves) / 2**i for i in range(budgets)]
+    """The largest budget first. What was reached is of all seeds, the law of these."""
+    spent = halved_budgets(curves, budgets)
     return backtest_curves(curves, spent, metric="avg@4", replicates=REPLICATES, law_seeds=seeds)
 
 

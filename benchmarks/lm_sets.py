@@ -16,15 +16,13 @@ import io
 import json
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lm_sweep import BP, Undisturbed
+from lm_sweep import BP, run_all
 
-from isocompute.engines.base import Cell, Control
-from isocompute.engines.lm.engine import LmEngine
+from isocompute.engines.base import Cell
 from isocompute.runs import files
 
 ROLLOUTS = (4, 8, 16, 32, 64, 128, 256)
@@ -60,23 +58,11 @@ def cells(seed: int, *, seeds: int, rollouts: int, device: str) -> list[Cell]:
     ]
 
 
-def sweep(seed: int, sweep_cells: list[Cell]) -> list[dict[str, Any]]:
-    """Run a set's cells, side by side where the device allows; a row for every evaluation."""
-    engine, of, rows = LmEngine(), draw(seed), []
+def sweep(seed: int, sweep_cells: list[Cell], *, together: bool) -> list[dict[str, Any]]:
+    """Run a set's cells; a row for every evaluation."""
+    of, rows = draw(seed), []
     with tempfile.TemporaryDirectory() as top:
-
-        def jobs(some: list[Cell]) -> Iterator[tuple[Cell, Path, Control]]:
-            for cell in some:
-                folder = Path(top) / cell.name
-                folder.mkdir()
-                yield cell, folder, Undisturbed()
-
-        for pack in engine.packs(sweep_cells):
-            together = len(pack) > 1
-            ended = engine.run_pack(jobs(pack)) if together else ((job[0], engine.run(*job)) for job in jobs(pack))
-            for cell, how in ended:
-                if how is not True:
-                    raise SystemExit(f"set {seed}, {cell.name}: {how!r}")
+        run_all(sweep_cells, Path(top), together=together)
         for cell in sweep_cells:
             told = {
                 "set": f"{of['kind']}-{seed}",
@@ -114,7 +100,8 @@ def main() -> None:
         if f"{draw(seed)['kind']}-{seed}" in done:
             continue
         started = time.perf_counter()
-        rows += sweep(seed, cells(seed, seeds=args.seeds, rollouts=args.rollouts, device=args.device))
+        some = cells(seed, seeds=args.seeds, rollouts=args.rollouts, device=args.device)
+        rows += sweep(seed, some, together=args.device.startswith("cuda"))
         text = io.StringIO()
         writer = csv.DictWriter(text, KEYS, lineterminator="\n")
         writer.writeheader()

@@ -60,22 +60,28 @@ def cells(n: list[int], seeds: int, rollouts: int, device: str) -> list[Cell]:
     ]
 
 
+def run_all(of: list[Cell], top: Path, *, together: bool) -> None:
+    """Run cells from nothing, each in a folder of its name."""
+    engine = LmEngine()
+
+    def jobs() -> Iterator[tuple[Cell, Path, Control]]:
+        for cell in of:
+            folder = top / cell.name
+            folder.mkdir()
+            yield cell, folder, Undisturbed()
+
+    ended = engine.run_pack(jobs()) if together else ((job[0], engine.run(*job)) for job in jobs())
+    for cell, how in ended:
+        if how is not True:
+            raise SystemExit(f"{cell.name}: {how!r}")
+
+
 def measure(of: list[Cell], *, together: bool) -> dict[str, Any]:
-    """Run them all from nothing."""
-    engine, final = LmEngine(), dict[int, list[float]]()
+    """How long they take, and where they end."""
+    final = dict[int, list[float]]()
     with tempfile.TemporaryDirectory() as top:
-
-        def jobs() -> Iterator[tuple[Cell, Path, Control]]:
-            for cell in of:
-                folder = Path(top) / cell.name
-                folder.mkdir()
-                yield cell, folder, Undisturbed()
-
         started = time.perf_counter()
-        ended = engine.run_pack(jobs()) if together else ((job[0], engine.run(*job)) for job in jobs())
-        for cell, how in ended:
-            if how is not True:
-                raise SystemExit(f"{cell.name}: {how!r}")
+        run_all(of, Path(top), together=together)
         took = time.perf_counter() - started
         for cell in of:
             last = (Path(top) / cell.name / "points.jsonl").read_text().splitlines()[-1]

@@ -187,10 +187,10 @@ def _proposals(plan: Plan, model: Curves, targets: Sequence[Allocation], count: 
     cells = candidate_cells(model, targets, per_unit=lambda a: plan.law.per_rollout(_rates_of(plan, a)))
     if not cells:
         return []
-    borrowed, whole = plan.compared_AB is not None, max(target.compute for target in targets)
-    values_AB = _with_seeds(plan, plan.targets) if plan.compared_AB is None else plan.compared_AB
+    compared_AB, whole = plan.compared_AB, max(target.compute for target in targets)
+    values_AB = _with_seeds(plan, plan.targets) if compared_AB is None else compared_AB
     cells = contenders(cells, plan.targets, values_AB)
-    looks_EB = _looks(plan, cells, whole) if borrowed else _with_seeds(plan, cells)
+    looks_EB = _with_seeds(plan, cells) if compared_AB is None else _looks(plan, cells, whole)
     return propose(
         values_AB=values_AB,
         looks_EB=looks_EB,

@@ -28,7 +28,7 @@ from isocompute.law.intervals import check_replicates
 from isocompute.plan.load_law import load_law
 from isocompute.runs import RunSet, RunWarning, load
 
-__all__ = ["AHEAD", "PlanTest", "Reached", "backtest_curves", "backtest_plans"]
+__all__ = ["AHEAD", "PlanTest", "Reached", "backtest_curves", "backtest_plans", "halved_budgets"]
 
 AHEAD = 8.0
 """A law of the first 1/AHEAD of the compute plans the whole."""
@@ -105,7 +105,7 @@ def backtest_plans(
     if len(known) < len(told):
         raise InputError(f"{runs.source}: a plan needs Bp, which its runs do not all say; give --problems-per-batch.")
     ends = _ends(known)
-    budgets = [budget] if budget else [_reach(ends) / 2**i for i in range(_HALVINGS)]
+    budgets = [budget] if budget else halved_budgets(known)
     if budgets[0] > _reach(ends) * _SLACK:
         raise InputError(
             f"--budget {budgets[0]:g}: only one setting goes so far, or none; two go to {_reach(ends):,.0f} rollouts."
@@ -117,6 +117,11 @@ def backtest_plans(
             "evaluations; give runs that are longer, or evaluated more often."
         )
     return tests, metric
+
+
+def halved_budgets(curves: Sequence[Curve], count: int = _HALVINGS) -> list[float]:
+    """The largest compute to which two settings go, and its halves."""
+    return [_reach(_ends(curves)) / 2**i for i in range(count)]
 
 
 def backtest_curves(
