@@ -172,7 +172,7 @@ def command(
     if growing is not None:
         show_schedule(growing)
     if next_:
-        show_next(proposals, study)
+        show_next(proposals, study, asked=next_)
 
 
 def _refuse_others(given: dict[str, object]) -> None:

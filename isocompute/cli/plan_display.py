@@ -150,8 +150,8 @@ def show_schedule(found: Schedule) -> None:
     screen.print(table(["from", "Bp × n", "updates"], rows))
 
 
-def show_next(proposals: list[Proposal], out: str) -> None:
-    """The cells of `--next`."""
+def show_next(proposals: list[Proposal], out: str, *, asked: int) -> None:
+    """The cells of `--next`, and why they are fewer than were asked for."""
     screen = console()
     if not proposals:
         screen.print("\nNo run of the law's settings up to this budget would change the decision, if the law holds.")
@@ -168,6 +168,9 @@ def show_next(proposals: list[Proposal], out: str) -> None:
     ]
     screen.print(heading("What to run next"))
     screen.print(table(["Bp × n × M", "rollouts", "expected gain", "for each 1M rollouts"], rows))
+    if len(proposals) < asked:
+        why = "no other n of this Bp may well be the best (in a tenth of the law's members) and tell more"
+        screen.print(f" {len(proposals)} of {asked}: {why}", style="dim")
     screen.print(f"wrote {out}: isocompute study run {out}")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import isocompute
 from isocompute.allocation import Allocation
 from isocompute.law import Curve, fit_law
+from isocompute.plan.api import next_cells
 from isocompute.plan.curves import Curves
 from isocompute.plan.load_law import load_law
 from isocompute.plan.next_cells import candidate_cells, common_targets, contenders, propose
@@ -62,3 +64,31 @@ def test_only_what_may_be_the_best_is_looked_at() -> None:
     ]
     assert 4 not in [cell.rollouts_per_problem for cell in kept] and len(kept) >= 2
     assert contenders(targets[:1], targets, values_AB) == targets[:1], "nothing else is left to look at"
+
+
+def test_a_plan_proposes_contenders_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs to a sixteenth of the budget, n = 32 ahead: the ends of n would tell most of where they are heading."""
+    compute_C = np.geomspace(2e3, 2.5e5, 24)
+    curves = [
+        Curve(
+            f"n{n}-{seed}",
+            compute_C,
+            0.3
+            + (0.25 - 0.02 * abs(np.log2(n / 32))) * (1 - np.exp(-compute_C / 6e4))
+            + 0.003 * np.random.default_rng([n, seed]).standard_normal(24),
+            32,
+            n,
+            seed=seed,
+        )
+        for n in (4, 8, 16, 32, 64, 128, 256)
+        for seed in (0, 1)
+    ]
+    plan = isocompute.plan(budget=4e6, law=load_law(fit_law(curves, metric="avg@4", replicates=200)), extrapolate=True)
+    assert plan.compared_AB is not None
+    best_A = np.bincount(plan.compared_AB.argmax(axis=0), minlength=len(plan.targets)) / plan.compared_AB.shape[1]
+    chance = {a.rollouts_per_problem: share for a, share in zip(plan.targets, best_A, strict=True)}
+    proposed = [p.allocation.rollouts_per_problem for p in next_cells(plan, 3)]
+    assert proposed and all(chance[n] >= 0.1 for n in proposed)
+    monkeypatch.setattr("isocompute.plan.api.contenders", lambda cells, _targets, _values: cells)
+    everything = [p.allocation.rollouts_per_problem for p in next_cells(plan, 3)]
+    assert any(chance[n] < 0.1 for n in everything), "or this shows nothing"

@@ -144,7 +144,7 @@ def test_a_law_without_a_study_goes_on_with_its_rate_and_a_new_seed(tmp_path: Pa
 
 
 def test_nothing_to_run_next_is_said_with_the_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    show_next([], "next.toml")
+    show_next([], "next.toml", asked=2)
     told = capsys.readouterr().out
     assert "No run of the law's settings" in told
     assert "next.toml is not written" in told
@@ -201,3 +201,11 @@ def test_hours_propose_as_many_cells_as_rollouts_do(tmp_path: Path) -> None:
     assert max(c.compute for c in cells) - min(c.compute for c in cells) <= max(c.batch_size for c in cells)
     for cell in cells:
         assert (plan.prices.cost(cell)["gpu_hours"] or 0.0) <= 200.0
+
+
+def test_fewer_cells_than_asked_for_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [Proposal(Allocation(32, n, 100), 0.01, 0.1) for n in (8, 16)]
+    show_next(cells, "next.toml", asked=4)
+    assert "2 of 4: no other n of this Bp" in capsys.readouterr().out
+    show_next(cells, "next.toml", asked=2)
+    assert "2 of" not in capsys.readouterr().out
