@@ -17,11 +17,12 @@ test: $(STAMP) lint types
 test-ui: $(STAMP)
 	for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 	    $(SUDO) apt-get update && $(SUDO) apt-get install --yes --no-install-recommends chromium fonts-dejavu-core
-	$(BIN)/pytest -n auto tests/ui
+	$(BIN)/pytest -n auto tests/web
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -32,11 +33,11 @@ format: $(STAMP)
 
 # The environment is rebuilt only when the lock or the project's own metadata changes. veRL stands apart: only its
 # configuration schema is read, and its own requirements would pull the others back.
-$(STAMP): requirements.lock pyproject.toml tests/export/requirements-verl.txt
+$(STAMP): requirements.lock pyproject.toml tests/trainers/requirements-verl.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/verl --requirement tests/export/requirements-verl.txt
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/verl --requirement tests/trainers/requirements-verl.txt
 	touch $@
 
 # A local build's suffix (torch 2.13.0+cpu) is cut: every machine takes the build of that version that suits it.

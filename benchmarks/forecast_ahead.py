@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isocompute.data import load
 from isocompute.law import Curve, curves_of
 from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.falls import lasting_fall
 from isocompute.law.forecasting import Backtest, backtest
-from isocompute.runs import load
 
 
 @dataclass(frozen=True)

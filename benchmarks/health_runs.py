@@ -20,12 +20,12 @@ import numpy as np
 import polars as pl
 
 from isocompute import load
-from isocompute.errors import InputError
-from isocompute.health import Health, check
-from isocompute.health.series import Series, series_of, trailing_mean
+from isocompute.core.errors import InputError
+from isocompute.data import Run, RunSet, RunSettings
+from isocompute.diagnose.health import Health, check
+from isocompute.diagnose.health.series import Series, series_of, trailing_mean
 from isocompute.law.curve import scale_of
 from isocompute.law.from_runs import choose_metric
-from isocompute.runs import Run, RunSet, RunSettings
 
 FEWEST = 4
 

@@ -28,10 +28,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from isocompute.errors import InputError
-from isocompute.logs import import_logs
-from isocompute.logs.write import write
-from tests.logs.made_up import corpus
+from isocompute.core.errors import InputError
+from isocompute.data.logs import import_logs
+from isocompute.data.logs.write import write
+from tests.data.logs.made_up import corpus
 
 CONSTANT = 16 << 20
 JUNK = (

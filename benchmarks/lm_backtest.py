@@ -23,7 +23,7 @@ import polars as pl
 from lm_plans import curves_of
 
 from isocompute.law import Curve
-from isocompute.plan.backtest import PlanTest, backtest_curves, halved_budgets
+from isocompute.planner.backtest import PlanTest, backtest_curves, halved_budgets
 
 REPLICATES = 300
 

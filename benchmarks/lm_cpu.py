@@ -29,14 +29,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch import Tensor
 
-from isocompute.engines.base import Cell
-from isocompute.engines.lm.checkpoint import load_decoder
-from isocompute.engines.lm.evaluation import EvaluationSpec
-from isocompute.engines.lm.model import Model
-from isocompute.engines.lm.sampler import Rollouts
-from isocompute.engines.lm.tasks import Task, Tasks
-from isocompute.engines.lm.training import LmTraining, Sizes
-from isocompute.recipes import make_recipe
+from isocompute.core.recipe import make_recipe
+from isocompute.rl.checkpoint import load_decoder
+from isocompute.rl.evaluation import EvaluationSpec
+from isocompute.rl.model import Model
+from isocompute.rl.sampler import Rollouts
+from isocompute.rl.tasks import Task, Tasks
+from isocompute.rl.training import LmTraining, Sizes
+from isocompute.sweep.base import Cell
 
 VOCABULARY, PROMPT, WARM_UP = 64, 8, 2
 TARGET = 4.0

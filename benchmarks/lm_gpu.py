@@ -34,22 +34,22 @@ from typing import Any
 import torch
 from lm_gpu_trl import measure_trl
 
-from isocompute.engines.base import Cell
-from isocompute.engines.lm.config import DecoderConfig
-from isocompute.engines.lm.decoder import Decoder
-from isocompute.engines.lm.engine import LmEngine
-from isocompute.engines.lm.fast.replay import Replay
-from isocompute.engines.lm.fast.stacked import Stack
-from isocompute.engines.lm.fast.step import Part, Step, compile_decoder
-from isocompute.engines.lm.memory import memory_budget, training_rows
-from isocompute.engines.lm.model import TINY, load_model, model_folder
-from isocompute.engines.lm.optimizer import Optimizer
-from isocompute.engines.lm.sampler import Rollouts, SamplingSettings, sample
-from isocompute.engines.lm.scoring import score
-from isocompute.engines.lm.tasks import ProblemsSpec, Task, make_tasks
-from isocompute.engines.lm.verifiers import ChainVerifier
+from isocompute.core.recipe import make_recipe
 from isocompute.problems.chain import distinct_chains, parse_chain, vocabulary
-from isocompute.recipes import make_recipe
+from isocompute.rl.config import DecoderConfig
+from isocompute.rl.decoder import Decoder
+from isocompute.rl.engine import LmEngine
+from isocompute.rl.fast.replay import Replay
+from isocompute.rl.fast.stacked import Stack
+from isocompute.rl.fast.step import Part, Step, compile_decoder
+from isocompute.rl.memory import memory_budget, training_rows
+from isocompute.rl.model import TINY, load_model, model_folder
+from isocompute.rl.optimizer import Optimizer
+from isocompute.rl.sampler import Rollouts, SamplingSettings, sample
+from isocompute.rl.scoring import score
+from isocompute.rl.tasks import ProblemsSpec, Task, make_tasks
+from isocompute.rl.verifiers import ChainVerifier
+from isocompute.sweep.base import Cell
 
 MODULUS, PROMPT, NEW, PER_PROMPT = 97, 14, 64, 8
 LARGE_NEW, LARGE_ROLLOUTS, TRL_LARGE_AT_ONCE = 256, 1024, 128

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from isocompute.engines.lm.checkpoint import save_decoder
-from isocompute.engines.lm.decoder import Decoder
-from isocompute.engines.lm.vocabulary import write_chain_tokenizer
+from isocompute.rl.checkpoint import save_decoder
+from isocompute.rl.decoder import Decoder
+from isocompute.rl.vocabulary import write_chain_tokenizer
 
 __all__ = ["measure_trl"]
 

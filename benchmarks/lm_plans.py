@@ -4,7 +4,7 @@
 
 For every `set` of the table, three metrics and six budgets C (the largest to which two n go, and its halves): a law of
 all runs up to C/8 (`--ahead`) plans C, with and without what neighbouring settings say of a setting
-(`plan/neighbours.py`); what the planned n had reached by C (best value so far, mean over all seeds, `lm_grid.py`) is
+(`planner/neighbours.py`); what the planned n had reached by C (best value so far, mean over all seeds, `lm_grid.py`) is
 held against the best n, against n = 8 and n = 16 where they were run, and against two rules of thumb: the n that leads
 at C/8 by its points, and the smallest. With one seed of each n the law is of `--draws` random choices of them; the
 truth is of all seeds.
@@ -31,7 +31,7 @@ from lm_grid import of_set, reached
 import isocompute
 from isocompute import InputError
 from isocompute.law import Curve, fit_law
-from isocompute.plan.load_law import load_law
+from isocompute.planner.load_law import load_law
 
 METRICS = ("avg@4", "worst@4", "best@4")
 HALVINGS, POINTS, REPLICATES = 6, 5, 300

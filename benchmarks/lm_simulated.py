@@ -25,7 +25,7 @@ from lm_plans import curves_of
 from scipy import stats
 
 import isocompute
-from isocompute.engines.lm.difficulty import count_correct
+from isocompute.rl.difficulty import count_correct
 
 PROBLEMS, SAMPLES, REPLICATES = 600, 16, 300
 

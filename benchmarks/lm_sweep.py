@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from isocompute.engines.base import Cell, Control
-from isocompute.engines.lm.engine import LmEngine
-from isocompute.runs import files
+from isocompute.core import files
+from isocompute.rl.engine import LmEngine
+from isocompute.sweep.base import Cell, Control
 
 FIRST = 8192
 BP = 32

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from isocompute.runs import load
+from isocompute.data import load
 
 POINTS, RUNS = 1_000_000, 1_000
 

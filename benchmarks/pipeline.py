@@ -31,7 +31,7 @@ def long_tail(spread: float, longest: int) -> Iterator[int]:
 
 
 def clock(_: argparse.Namespace) -> None:
-    from isocompute.engines.lm.pipeline.clock import run_clock
+    from isocompute.rl.pipeline.clock import run_clock
 
     steps = (0, 1, 2, 4, 8)
     print("lengths 8·exp(spread·N(0,1)), at most `longest`; 32 × 8 rollouts, an update takes 8 ticks, 400 updates")
@@ -62,8 +62,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def learn(options: argparse.Namespace) -> None:
-    from isocompute.engines.base import Cell
-    from isocompute.engines.lm.engine import LmEngine
+    from isocompute.rl.engine import LmEngine
+    from isocompute.sweep.base import Cell
 
     class Alone:
         def stopping(self) -> bool:

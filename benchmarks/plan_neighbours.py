@@ -4,7 +4,8 @@
 
 FOLDER is that of `plan_regret.py`, which has a sweep of eight seeds for every set. Each of the first seeds is taken by
 itself, as somebody would have it who runs every cell once, cut at C, C/2, C/8 and C/16, and C is planned with and
-without what neighbouring settings say (`isocompute/plan/neighbours.py`). The planned cell's true value, exact avg@4 of
+without what neighbouring settings say (`isocompute/planner/neighbours.py`).
+The planned cell's true value, exact avg@4 of
 the best checkpoint, is the mean of the other seeds; printed are the losses against the best cell by the same, and how
 often the 80% interval of the planned cell held its true value.
 """
@@ -25,9 +26,9 @@ import numpy as np
 from plan_sets import TRUTH_SEEDS, Setting
 
 import isocompute
+from isocompute.data import RunSet, load
 from isocompute.law import Curve, curves_of, fit_law
-from isocompute.plan.load_law import load_law
-from isocompute.runs import RunSet, load
+from isocompute.planner.load_law import load_law
 
 SHARES = (1.0, 0.5, 0.125, 0.0625)
 REPLICATES, POINTS = 100, 5

@@ -50,11 +50,12 @@ from plan_sets import (
 from scipy import stats
 
 import isocompute
+from isocompute.core import files
+from isocompute.data import load
 from isocompute.law import Curve, curves_of, fit_law
-from isocompute.plan.api import next_cells
-from isocompute.plan.load_law import load_law
-from isocompute.plan.planner import Plan
-from isocompute.runs import files, load
+from isocompute.planner.api import next_cells
+from isocompute.planner.load_law import load_law
+from isocompute.planner.planner import Plan
 
 PILOT = 1 / 16
 """Share of the budget to which every cell is run before `--next` is asked."""

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from isocompute import study
-from isocompute.plan.difficulty import classify
-from isocompute.plan.simulate import anchoring_kl
-from isocompute.runs import files, load
+from isocompute import sweep as study
+from isocompute.core import files
+from isocompute.data import load
+from isocompute.planner.difficulty import classify
+from isocompute.planner.simulate import anchoring_kl
 
 PROBLEMS_PER_BATCH = (32, 128)
 LAW_SEEDS, TRUTH_SEEDS = (0, 1), tuple(range(10, 18))

@@ -2,7 +2,8 @@
 
 python benchmarks/regimes.py [--worlds 10] [--first-seed 100]
 
-Each world is drawn anew: problems, base policy, rollouts. `as tested` are the setups of tests/plan/regimes.py; `other`
+Each world is drawn anew: problems, base policy, rollouts. `as tested` are the setups of tests/planner/regimes.py;
+`other`
 changes what should not matter: the size of the world and of the batch, the values of n, the recipe.
 """
 
@@ -20,9 +21,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from isocompute.plan.limits import REGIMES
-from isocompute.plan.regime import diagnose
-from tests.plan.regimes import SETUPS, Setup, sweep
+from isocompute.planner.limits import REGIMES
+from isocompute.planner.regime import diagnose
+from tests.planner.regimes import SETUPS, Setup, sweep
 
 OTHER = {
     "updates": {"problems": {"features": 32, "size": 12_000, "set": "all"}, "recipe": {"name": "cispo"}},

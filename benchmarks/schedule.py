@@ -26,12 +26,12 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
-from isocompute.arrays import Array
-from isocompute.engines.base import Cell
-from isocompute.engines.sim import SimEngine
-from isocompute.plan.load_law import load_law
-from isocompute.plan.schedule import schedule
-from isocompute.runs import Run, RunSet, RunSettings
+from isocompute.core.arrays import Array
+from isocompute.data import Run, RunSet, RunSettings
+from isocompute.planner.load_law import load_law
+from isocompute.planner.schedule import schedule
+from isocompute.sim import SimEngine
+from isocompute.sweep.base import Cell
 
 BP = 32
 NS = (8, 32, 128)

@@ -30,7 +30,7 @@ from isocompute.law.frontier import luck_of
 from isocompute.law.law import fit_law
 from isocompute.law.sensitivity import sensitivity
 from isocompute.law.surface_fit import fit_surface
-from isocompute.plan.regime import Sweep, by_rollouts
+from isocompute.planner.regime import Sweep, by_rollouts
 
 COMPUTE = np.geomspace(1e4, 1e6, 25)
 NOISE = 0.005

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 import isocompute
-from isocompute import study
-from isocompute.runs import load
+from isocompute import sweep as study
+from isocompute.data import load
 
 ROLLOUTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 COMPUTE = (62_500, 125_000, 250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)

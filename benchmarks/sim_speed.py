@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from isocompute.engines.base import Cell
-from isocompute.engines.sim import SimEngine
+from isocompute.sim import SimEngine
+from isocompute.sweep.base import Cell
 
 DEFAULT: dict[str, Any] = {"set": "easy"}
 

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 SPEC = """
-engine = "tests.study.fake:FakeEngine"
+engine = "tests.sweep.fake:FakeEngine"
 seeds = [0, 1]
 grid = {problems_per_batch = [2, 4, 8], rollouts_per_problem = [2, 4, 8]}
 budget = {rollouts = 4000}
@@ -74,7 +74,7 @@ def kill_nodes(spec: Path, out: Path, kills: int, rng: random.Random) -> dict[st
     import ray
     from ray.cluster_utils import Cluster
 
-    from isocompute import study
+    from isocompute import sweep as study
 
     os.environ["PYTHONPATH"] = str(ROOT)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 10**8})
@@ -101,7 +101,7 @@ def kill_nodes(spec: Path, out: Path, kills: int, rng: random.Random) -> dict[st
 
 
 def main() -> None:
-    from isocompute import study
+    from isocompute import sweep as study
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int)

@@ -32,8 +32,8 @@ class Free:
 
 
 def main() -> None:
-    from isocompute import study
-    from tests.study.fake import FakeEngine
+    from isocompute import sweep as study
+    from tests.sweep.fake import FakeEngine
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=10_000)
@@ -43,7 +43,7 @@ def main() -> None:
         top = Path(temporary)
         spec = top / "study.toml"
         spec.write_text(
-            f'engine = "tests.study.fake:FakeEngine"\nseeds = {list(range(args.cells))}\n'
+            f'engine = "tests.sweep.fake:FakeEngine"\nseeds = {list(range(args.cells))}\n'
             "grid = {problems_per_batch = [2], rollouts_per_problem = [2]}\nbudget = {rollouts = 8}\n"
         )
         cells = study.cells(study.read_spec(spec))

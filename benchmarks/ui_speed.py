@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isocompute.runs import RunSettings, RunWriter
+from isocompute.data import RunSettings, RunWriter
 
 WANTED = {"plan update": 100, "study": 500, "first page": 1000}
 _BP, _N = (16, 32, 64, 128, 256), (8, 16, 32, 64, 128, 256, 512, 1024)

@@ -18,40 +18,43 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from isocompute.api import backtest, check_health, compare, fit, forecast, forecast_all, judge_claims, plan
-    from isocompute.errors import InputError
-    from isocompute.export import explain, export_plan
-    from isocompute.logs import import_logs
-    from isocompute.plan.backtest import backtest_plans
+    from isocompute.core.errors import InputError
+    from isocompute.data import Run, RunSet, RunSettings, RunWriter, load
+    from isocompute.data.logs import import_logs
+    from isocompute.planner.backtest import backtest_plans
     from isocompute.problems.split import split
     from isocompute.report.writing import write_report
-    from isocompute.runs import Run, RunSet, RunSettings, RunWriter, load
+    from isocompute.trainers import explain, export_plan
 
 _HOMES = {
     "backtest": "isocompute.api",
-    "backtest_plans": "isocompute.plan.backtest",
+    "backtest_plans": "isocompute.planner.backtest",
     "check_health": "isocompute.api",
     "compare": "isocompute.api",
     "fit": "isocompute.api",
     "forecast": "isocompute.api",
     "forecast_all": "isocompute.api",
     "judge_claims": "isocompute.api",
-    "InputError": "isocompute.errors",
-    "explain": "isocompute.export",
-    "export_plan": "isocompute.export",
+    "plan": "isocompute.api",
+    "InputError": "isocompute.core.errors",
+    "explain": "isocompute.trainers",
+    "export_plan": "isocompute.trainers",
     "split": "isocompute.problems.split",
-    "import_logs": "isocompute.logs",
-    "Run": "isocompute.runs",
-    "RunSet": "isocompute.runs",
-    "RunSettings": "isocompute.runs",
-    "RunWriter": "isocompute.runs",
-    "load": "isocompute.runs",
+    "import_logs": "isocompute.data.logs",
+    "Run": "isocompute.data",
+    "RunSet": "isocompute.data",
+    "RunSettings": "isocompute.data",
+    "RunWriter": "isocompute.data",
+    "load": "isocompute.data",
     "write_report": "isocompute.report.writing",
 }
 
 _MODULES = {
-    *("claims", "engines", "export", "health", "law", "logs", "metrics", "plan", "problems", "report", "runs", "study"),
+    "metrics": "isocompute.core.metrics",
+    "study": "isocompute.sweep",
+    **{name: f"isocompute.{name}" for name in ("data", "diagnose", "law", "problems", "report", "sweep", "trainers")},
 }
-"""Parts of the package that load on first use too: `isocompute.study.run(…)`. `plan` can be called, too."""
+"""Parts of the package that load on first use too: `isocompute.study.run(…)`."""
 
 __all__ = [
     "InputError",
@@ -87,5 +90,5 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     if name in _MODULES:
-        return import_module(f"isocompute.{name}")
+        return import_module(_MODULES[name])
     raise AttributeError(f"module 'isocompute' has no attribute '{name}'")

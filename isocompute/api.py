@@ -10,8 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from isocompute.caught import recorded
-from isocompute.errors import InputError
+from isocompute.core.caught import recorded
+from isocompute.core.errors import InputError
+from isocompute.core.run import listing
+from isocompute.data import Run, RunSet, RunWarning, load
+from isocompute.data.conditions import warn_of_several
 from isocompute.law import (
     Backtest,
     Comparison,
@@ -35,14 +38,11 @@ from isocompute.law.forecasting import LEVEL, VERDICTS
 from isocompute.law.from_runs import choose_metric, warn_of_pooling, warn_of_scales
 from isocompute.law.intervals import check_replicates
 from isocompute.law.records import DEFAULT_BIN
-from isocompute.plan.api import plan
-from isocompute.runs import Run, RunSet, RunWarning, load
-from isocompute.runs.conditions import warn_of_several
-from isocompute.runs.model import listing
+from isocompute.planner.api import plan
 
 if TYPE_CHECKING:  # what one command needs takes the others seconds to load
-    from isocompute.claims import Claim
-    from isocompute.health import Health
+    from isocompute.diagnose.claims import Claim
+    from isocompute.diagnose.health import Health
 
 __all__ = [
     "BACKTEST_POINTS",
@@ -120,7 +120,7 @@ def forecast(
     (curve,), _, unit = curves_of(runs, metric=metric, unit=unit)
     seen = _until(curve, fit_until)
     made = _forecast(seen, target(to, float(seen.compute_C[-1])), level=level, unit=unit)
-    from isocompute.level import present_level
+    from isocompute.diagnose.level import present_level
 
     return replace(made, now=present_level(seen))
 
@@ -261,7 +261,7 @@ def check_health(runs: Source, *, paths: Sequence[str] = ()) -> tuple[Health, ..
     >>> [health.verdict for health in check_health("runs")]
     ['healthy', 'healthy', 'healthy']
     """
-    from isocompute.health import check
+    from isocompute.diagnose.health import check
 
     loaded = _loaded(runs)
     given = [runs] if isinstance(runs, str | Path | Run) else runs
@@ -275,7 +275,7 @@ def judge_claims(runs: Source, *, metric: str | None = None) -> tuple[Claim, ...
     >>> {claim.code: claim.verdict for claim in judge_claims("runs")}["optimum_rises"]  # three runs, one seed each
     'undecided'
     """
-    from isocompute.claims import judge
+    from isocompute.diagnose.claims import judge
 
     return judge(_loaded(runs), metric=metric)
 

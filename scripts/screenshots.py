@@ -17,9 +17,9 @@ from pathlib import Path
 import uvicorn
 from playwright.sync_api import Browser, sync_playwright
 
-from isocompute import study
-from isocompute.ui.app import create_app
-from isocompute.ui.server import bind
+from isocompute import sweep as study
+from isocompute.web.app import create_app
+from isocompute.web.server import bind
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LARGEST = 300_000

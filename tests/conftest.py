@@ -14,7 +14,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from isocompute.runs import RunSettings, RunWriter
+from isocompute.data import RunSettings, RunWriter
 from tests.commands import Call, Result
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 
-from isocompute.caught import quiet, recorded
-from isocompute.runs.model import RunWarning
+from isocompute.core.caught import quiet, recorded
+from isocompute.core.run import RunWarning
 
 
 def test_threads_that_catch_warnings_do_not_undo_each_other() -> None:

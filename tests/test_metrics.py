@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isocompute import InputError, metrics
-from isocompute.metrics import Estimate, avg_at_k, best_at_k, mean_with_error, worst_at_k
+from isocompute import InputError
+from isocompute.core import metrics
+from isocompute.core.metrics import Estimate, avg_at_k, best_at_k, mean_with_error, worst_at_k
 
 
 @st.composite

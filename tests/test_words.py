@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from isocompute.words import number, plural, value
+from isocompute.core.formatting import number, plural, value
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from isocompute.cli import options
 from isocompute.cli.study import end, watched
 
 if TYPE_CHECKING:
-    from isocompute.ablate import Ablated
     from isocompute.law.ablation import Ablation, Part
+    from isocompute.sweep.ablate import Ablated
 
 __all__ = ["ablated_json", "command"]
 
@@ -28,7 +28,7 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Run a recipe and, beside it, the recipe without each of its parts; fit half, predict the rest, compare."""
-    from isocompute.ablate import IncompleteError, ablate
+    from isocompute.sweep.ablate import IncompleteError, ablate
 
     try:
         with watched(quiet=json) as report:
@@ -106,7 +106,7 @@ def _both(own: float, recipe: float) -> str:
 
 def _show_table(screen: Any, ablation: Ablation) -> None:
     from isocompute.cli.show import table
-    from isocompute.words import pair, value
+    from isocompute.core.formatting import pair, value
 
     rows = []
     for part in (ablation.whole, *ablation.parts):

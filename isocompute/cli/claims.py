@@ -11,8 +11,8 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from isocompute.claims import Claim
-    from isocompute.runs import RunSet
+    from isocompute.data import RunSet
+    from isocompute.diagnose.claims import Claim
 
 __all__ = ["command"]
 
@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Judge the papers' claims on these runs: holds, fails, or undecided and what would decide it."""
     from isocompute import api
-    from isocompute.claims.judging import metric_of
+    from isocompute.diagnose.claims.judging import metric_of
 
     with options.heard() as said:
         runs = options.load_runs(paths, columns, where, problems_per_batch, rollouts_per_problem, without=without)
@@ -50,9 +50,9 @@ def _tell_of_end_points(runs: RunSet) -> None:
     import warnings
     from dataclasses import replace
 
-    from isocompute.errors import InputError
+    from isocompute.core.errors import InputError
+    from isocompute.data import RunWarning
     from isocompute.law.from_runs import choose_unit
-    from isocompute.runs import RunWarning
 
     for run in runs:
         try:
@@ -71,7 +71,7 @@ def _json(claims: Sequence[Claim]) -> dict[str, Any]:
 
 def _show(claims: Sequence[Claim], metric: str, *, needs: bool) -> None:
     from isocompute.cli.show import console, heading
-    from isocompute.words import number, plural
+    from isocompute.core.formatting import number, plural
 
     screen = console()
     counts = [f"{sum(c.verdict == v for c in claims)} {v}" for v in ("holds", "fails", "undecided")]

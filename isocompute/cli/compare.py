@@ -11,8 +11,8 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from isocompute.data import RunSet
     from isocompute.law import Comparison
-    from isocompute.runs import RunSet
 
 __all__ = ["command"]
 
@@ -67,8 +67,8 @@ def _without(sides: list[RunSet], without: Sequence[str]) -> list[RunSet]:
     """Both sides less what --without leaves out, which need not be on both."""
     from dataclasses import replace
 
-    from isocompute.errors import InputError
-    from isocompute.runs.without import left_out
+    from isocompute.core.errors import InputError
+    from isocompute.data.without import left_out
 
     gone = left_out([run.name for side in sides for run in side], without)
     for side in sides:
@@ -85,7 +85,7 @@ def _names(a: str, b: str) -> tuple[str, str]:
 
 def _show(result: Comparison, name_a: str, name_b: str) -> None:
     from isocompute.cli.show import console, heading, table
-    from isocompute.words import number, pair, value
+    from isocompute.core.formatting import number, pair, value
 
     names = {"a": name_a, "b": name_b}
     screen = console()

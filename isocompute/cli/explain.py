@@ -10,7 +10,7 @@ import typer
 from isocompute.cli import options
 
 if TYPE_CHECKING:
-    from isocompute.export import Explanation
+    from isocompute.trainers import Explanation
 
 __all__ = ["command", "explain_json"]
 
@@ -22,7 +22,7 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Say what Bp, n, M, B and C a config is, whether it is on-policy, and what is odd about it."""
-    from isocompute.export import explain
+    from isocompute.trainers import explain
 
     found = explain(config, gpus=gpus, problems=problems)
     if json:

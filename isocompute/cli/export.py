@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isocompute.cli import options
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
-    from isocompute.export import Exported, File, Plan
+    from isocompute.trainers import Exported, File, Plan
 
 __all__ = ["command", "export_json"]
 
@@ -32,7 +32,7 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Write a plan as a trainer's config: one update sees exactly Bp · n rollouts of the current policy."""
-    from isocompute.export import Hardware, export_plan, read_plan
+    from isocompute.trainers import Hardware, export_plan, read_plan
 
     read = read_plan(plan)
     if model is not None:
@@ -61,7 +61,7 @@ def _per_device(text: str | None) -> tuple[int | None, int | None]:
 
 def _write(made: Exported, out: str) -> dict[str, Path]:
     """All files into a folder; with a file's name, the one of that suffix."""
-    from isocompute.runs.files import write_atomically
+    from isocompute.core.files import write_atomically
 
     target = Path(out)
     if target.suffix and not target.is_dir():

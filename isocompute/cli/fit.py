@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isocompute.cli import options
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
     from isocompute.law import Law
@@ -73,7 +73,7 @@ def command(
 def show(law: Law) -> None:
     """The law on a terminal: the answer first, then what it rests on."""
     from isocompute.cli.show import UNSEEN, ceiling, console, heading, table
-    from isocompute.words import count, number, pair, value
+    from isocompute.core.formatting import count, number, pair, value
 
     screen = console()
     screen.print(_answer(law), style="bold")
@@ -131,7 +131,7 @@ def show(law: Law) -> None:
 
 
 def _answer(law: Law) -> str:
-    from isocompute.words import number, plural
+    from isocompute.core.formatting import number, plural
 
     best = law.joint.rollouts
     if best is None:
@@ -206,14 +206,14 @@ def _high(best: Optimum) -> str:
 
 
 def _middle(best: Optimum) -> str:
-    from isocompute.words import number
+    from isocompute.core.formatting import number
 
     return number(10**best.log10_C0) if best.direction in ("rises", "falls") else "–"
 
 
 def _show_sensitivity(law: Law) -> None:
     from isocompute.cli.show import console
-    from isocompute.words import number, pair, value
+    from isocompute.core.formatting import number, pair, value
 
     for varied, symbol, other in (("rollouts_per_problem", "n", "Bp"), ("problems_per_batch", "Bp", "n")):
         first = next((s for s in law.slices if s.varied == varied), None)

@@ -11,8 +11,8 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from isocompute.data import RunSet
     from isocompute.law import Backtest, Forecast
-    from isocompute.runs import RunSet
 
 __all__ = ["backtest_json", "command", "draw", "forecasts_json", "show"]
 
@@ -45,7 +45,7 @@ def command(
 ) -> None:
     """Say where runs are going, with an interval and a verdict: improving, flat, declining or too_early."""
     from isocompute import api
-    from isocompute.errors import InputError
+    from isocompute.core.errors import InputError
 
     if chart:
         from isocompute.report.style import check_format
@@ -79,7 +79,7 @@ def command(
 
 def _check_backtest(said: dict[str, str | float | None]) -> None:
     """A backtest has ends of its own, and is no one forecast."""
-    from isocompute.errors import InputError
+    from isocompute.core.errors import InputError
 
     for option, value in said.items():
         if value is not None:
@@ -141,7 +141,7 @@ def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
 def show(made: Forecast, *, metric: str, unit: str) -> None:
     """The forecast on a terminal."""
     from isocompute.cli.show import UNSEEN, ceiling, console
-    from isocompute.words import number, pair, value
+    from isocompute.core.formatting import number, pair, value
 
     screen = console()
     screen.print(
@@ -163,9 +163,9 @@ def show(made: Forecast, *, metric: str, unit: str) -> None:
 def _show_all(data: dict[str, Any]) -> None:
     """A line a run, the worst verdict first, and why a run has none."""
     from isocompute.cli.show import UNSEEN, ceiling, console, heading, short, table
+    from isocompute.core.formatting import number, pair, plural, value
+    from isocompute.core.run import listing
     from isocompute.law.forecasting import VERDICTS
-    from isocompute.runs.model import listing
-    from isocompute.words import number, pair, plural, value
 
     screen = console()
     runs = data["runs"]
@@ -204,7 +204,7 @@ def _show_all(data: dict[str, Any]) -> None:
 
 def _show_backtest(data: dict[str, Any]) -> None:
     from isocompute.cli.show import console, heading, table
-    from isocompute.words import pair, plural, value
+    from isocompute.core.formatting import pair, plural, value
 
     screen = console()
     rows = [
@@ -236,11 +236,11 @@ def _show_backtest(data: dict[str, Any]) -> None:
 
 def draw(loaded: RunSet, made: Forecast, metric: str | None, unit: str | None, chart: str) -> None:
     """The chart of a run's forecast, with the points that came after it where there are any."""
-    from isocompute.caught import quiet
+    from isocompute.core.caught import quiet
+    from isocompute.data import RunWarning
     from isocompute.law import curves_of
     from isocompute.report.charts import forecast_chart
     from isocompute.report.style import save
-    from isocompute.runs import RunWarning
 
     with quiet(RunWarning):  # the forecast gave them
         (curve,), metric_name, unit_name = curves_of(loaded, metric=metric, unit=unit)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from isocompute.health import Health
-    from isocompute.runs import RunSet
+    from isocompute.data import RunSet
+    from isocompute.diagnose.health import Health
 
 __all__ = ["command"]
 
@@ -38,8 +38,8 @@ def command(
 ) -> None:
     """Look runs over: entropy, length, truncation, KL, gradients, reward. Code 1 where there is a problem."""
     from isocompute import api
-    from isocompute.caught import quiet
-    from isocompute.runs.model import NonFiniteWarning
+    from isocompute.core.caught import quiet
+    from isocompute.core.run import NonFiniteWarning
 
     if follow:
         checked = _follow(paths, problems_per_batch, rollouts_per_problem, json=json)
@@ -61,9 +61,9 @@ def _follow(
 ) -> Sequence[Health]:
     """Findings as they come, each once: a line each, or an object a line."""
     from isocompute import api
-    from isocompute.caught import quiet
-    from isocompute.logs import follow
-    from isocompute.runs import RunWarning
+    from isocompute.core.caught import quiet
+    from isocompute.data import RunWarning
+    from isocompute.data.logs import follow
 
     said: set[tuple[str, str, str, int | None]] = set()
     last: list[Health] = []
@@ -92,7 +92,7 @@ def _follow(
 
 def _json(checked: Sequence[Health]) -> dict[str, Any]:
     """The keys of `health --json` (docs/health.md)."""
-    from isocompute.health.model import Verdict
+    from isocompute.diagnose.health.model import Verdict
 
     worst = max((health.verdict for health in checked), key=get_args(Verdict).index)
     return {"verdict": worst, "runs": [health.to_json() for health in checked]}
@@ -125,7 +125,7 @@ def _show(checked: Sequence[Health]) -> None:
 
 def _show_unknown(screen: Console, unknown: Sequence[Health]) -> None:
     """Runs that nothing can be said of, in one line, and what would change that soonest."""
-    from isocompute.runs.model import listing
+    from isocompute.core.run import listing
 
     names = listing([health.run for health in unknown], 3)
     needs = next(check.needs for check in unknown[0].checks if check.code == "reward_fall")

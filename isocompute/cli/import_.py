@@ -10,7 +10,7 @@ import typer
 from isocompute.cli import options
 
 if TYPE_CHECKING:
-    from isocompute.logs import Imports
+    from isocompute.data.logs import Imports
 
 __all__ = ["command"]
 
@@ -29,10 +29,10 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Read trainers' logs into run folders: veRL, TRL, prime-rl, OpenRLHF, SkyRL, NeMo-RL, trackers, tables."""
-    from isocompute.logs import import_logs
-    from isocompute.logs.follow import follow as go_on
-    from isocompute.logs.importing import warn_of_names
-    from isocompute.logs.write import write
+    from isocompute.data.logs import import_logs
+    from isocompute.data.logs.follow import follow as go_on
+    from isocompute.data.logs.importing import warn_of_names
+    from isocompute.data.logs.write import write
 
     folder = None if json and out is None else Path(out or "runs")
 
@@ -58,14 +58,14 @@ def command(
 
 def _json(imports: Imports) -> dict[str, Any]:
     """The keys of `import --json` (docs/import.md)."""
-    from isocompute.logs.write import summary
+    from isocompute.data.logs.write import summary
 
     return {"runs": [summary(item) for item in imports], "left_out": list(imports.left_out)}
 
 
 def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
     from isocompute.cli.show import console, short, table
-    from isocompute.words import count, plural
+    from isocompute.core.formatting import count, plural
 
     screen = console()
     rows = []
@@ -99,7 +99,7 @@ def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
 
 def _notes(imports: Imports) -> list[str]:
     """A line a note, with whose it is; what the names of several runs say is one line, whatever they say."""
-    from isocompute.logs.importing import FROM_NAME
+    from isocompute.data.logs.importing import FROM_NAME
 
     by_note: dict[str, list[str]] = {}
     in_names: dict[str, list[int]] = {}

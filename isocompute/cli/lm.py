@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from isocompute.cli import options
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 __all__ = ["app"]
 
@@ -43,8 +43,8 @@ def pretrain(
     """Train a base model on chains whose author errs, so that pass rates spread over problems."""
     from pathlib import Path
 
-    from isocompute.engines.lm.pretrain import PretrainSettings, pretrain
-    from isocompute.engines.lm.spec import EngineSpec
+    from isocompute.rl.pretrain import PretrainSettings, pretrain
+    from isocompute.rl.spec import EngineSpec
 
     if Path(out).exists():
         raise InputError(f"{out}: is there already; give another folder.")
@@ -91,8 +91,8 @@ def bench(
     """Say how fast this machine trains a model, and how far that is from its bandwidth and its peak."""
     from dataclasses import asdict
 
-    from isocompute.engines.lm.bench import WARM_UP, bench, measure_machine
-    from isocompute.engines.lm.engine import prepared_training
+    from isocompute.rl.bench import WARM_UP, bench, measure_machine
+    from isocompute.rl.engine import prepared_training
 
     sizes = rollouts or [256, 1024]
     rows, machine = [], None
@@ -116,7 +116,7 @@ def bench(
         options.print_json({"machine": asdict(machine), "batches": [asdict(row) for row in rows]})
         return
     from isocompute.cli.show import console, table
-    from isocompute.words import number
+    from isocompute.core.formatting import number
 
     typer.echo(
         f"{machine.device}: copies {machine.bytes_per_second / 1e9:,.0f} GB/s, "

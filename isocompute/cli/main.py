@@ -28,8 +28,9 @@ from isocompute.cli import (
     train,
     ui,
 )
+from isocompute.cli.options import refuse_retired
 from isocompute.cli.sections import Sections
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 __all__ = ["app", "main"]
 
@@ -107,6 +108,7 @@ def main() -> None:
     """Entry point: user errors are one line and code 2, never a traceback."""
     warnings.showwarning = _warn
     try:
+        refuse_retired(sys.argv[1:])
         app(prog_name="isocompute")
     except InputError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)

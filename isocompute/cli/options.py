@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
-    from isocompute.runs import RunSet
+    from isocompute.data import RunSet
 
 __all__ = [
+    "RETIRED",
     "Chart",
     "Columns",
     "Json",
@@ -32,6 +33,7 @@ __all__ = [
     "pairs",
     "plain_value",
     "print_json",
+    "refuse_retired",
 ]
 
 Metric = Annotated[str | None, typer.Option(help="Metric to read, such as avg@4; found by itself where it can be.")]
@@ -53,6 +55,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 Chart = Annotated[str | None, typer.Option(help="Write a chart: FILE.html, .png, .svg or .pdf.")]
 Replicates = Annotated[int, typer.Option(min=50, max=100_000, help="Bootstrap replicates.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")]
+
+RETIRED: dict[str, dict[str, str]] = {}
+"""Options of earlier versions by command: what to use instead, or why they are gone."""
+
+
+def refuse_retired(arguments: Sequence[str]) -> None:
+    """Name the successor of an option that an earlier version had, in one line."""
+    command = next((name for name in arguments if not name.startswith("-")), "")
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if option in RETIRED.get(command, {}):
+            raise InputError(f"{command} {option}: {RETIRED[command][option]}")
 
 
 def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
@@ -92,7 +106,7 @@ def load_runs(
     without: Sequence[str] | None = None,
 ) -> RunSet:
     """Read the runs a command was given."""
-    from isocompute.runs import load
+    from isocompute.data import load
 
     return load(
         list(paths),
@@ -107,7 +121,7 @@ def load_runs(
 @contextmanager
 def heard() -> Iterator[list[dict[str, str]]]:
     """The warnings about runs that are given inside, as `--json` tells them; standard error has them all the same."""
-    from isocompute.runs import RunWarning
+    from isocompute.data import RunWarning
 
     said: list[dict[str, str]] = []
     with warnings.catch_warnings():

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isocompute.cli import options
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
-    from isocompute.plan.next_cells import Proposal
-    from isocompute.plan.planner import Plan
-    from isocompute.runs import RunSet
+    from isocompute.data import RunSet
+    from isocompute.planner.next_cells import Proposal
+    from isocompute.planner.planner import Plan
 
 __all__ = ["command"]
 
@@ -115,7 +115,7 @@ def command(
             "and --gpus 8 too, or leave it out."
         )
     from isocompute import api
-    from isocompute.plan.api import stages
+    from isocompute.planner.api import stages
 
     study = out or "next.toml"
     with options.heard() as said:
@@ -157,7 +157,7 @@ def command(
     growing = stages(plan) if schedule else None
     proposals = _propose(plan, next_, law, study, seed) if next_ else []
     if json:
-        from isocompute.plan.as_json import proposal_to_json
+        from isocompute.planner.as_json import proposal_to_json
 
         extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals]} if next_ else {}
         if next_:
@@ -194,9 +194,9 @@ def _backtest(
     json: bool,
 ) -> None:
     from isocompute.cli.plan_backtest import budget_of, show_tests, tests_to_json
+    from isocompute.core import files
     from isocompute.law import is_law_file
-    from isocompute.plan.backtest import backtest_plans
-    from isocompute.runs import files
+    from isocompute.planner.backtest import backtest_plans
 
     rollouts = budget_of(budget)
     if law is None or is_law_file(law) or not files.exists(law):
@@ -215,8 +215,8 @@ def _backtest(
 
 def _picked(law: str, where: list[str] | None, without: list[str] | None) -> RunSet:
     """Those of the runs that --where keeps and --without does not leave out."""
+    from isocompute.core import files
     from isocompute.law import is_law_file
-    from isocompute.runs import files
 
     if is_law_file(law) or not files.exists(law):
         said = f"--where {where[0]}" if where else f"--without {(without or [''])[0]}"
@@ -247,7 +247,7 @@ def _range(text: str | None) -> tuple[int, int] | None:
 
 def _laws(json: bool) -> None:
     from isocompute.cli.plan_display import show_laws
-    from isocompute.plan.published import entries
+    from isocompute.planner.published import entries
 
     if json:
         options.print_json(
@@ -275,9 +275,9 @@ def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Prop
     """The cells of `--next`, written as a study where there are any."""
     from pathlib import Path
 
-    from isocompute.plan.api import next_cells
-    from isocompute.plan.study_file import next_recipe, seeds_of, study_for, study_text
-    from isocompute.runs import files
+    from isocompute.core import files
+    from isocompute.planner.api import next_cells
+    from isocompute.planner.study_file import next_recipe, seeds_of, study_for, study_text
 
     proposals = next_cells(plan, count)
     if proposals:

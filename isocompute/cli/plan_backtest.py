@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isocompute.cli.show import console, heading, table
-from isocompute.errors import InputError
-from isocompute.plan.backtest import AHEAD
-from isocompute.words import number, value
+from isocompute.core.errors import InputError
+from isocompute.core.formatting import number, value
+from isocompute.planner.backtest import AHEAD
 
 if TYPE_CHECKING:
-    from isocompute.plan.backtest import PlanTest, Reached
+    from isocompute.planner.backtest import PlanTest, Reached
 
 __all__ = ["budget_of", "show_tests", "tests_to_json"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isocompute.cli.show import console, heading, table
-from isocompute.words import number, pair, plural, thousands, value
+from isocompute.core.formatting import number, pair, plural, thousands, value
 
 if TYPE_CHECKING:
-    from isocompute.allocation import Allocation
-    from isocompute.plan.next_cells import Proposal
-    from isocompute.plan.planner import Plan
-    from isocompute.plan.published import Entry
-    from isocompute.plan.schedule import Schedule
+    from isocompute.core.allocation import Allocation
+    from isocompute.planner.next_cells import Proposal
+    from isocompute.planner.planner import Plan
+    from isocompute.planner.published import Entry
+    from isocompute.planner.schedule import Schedule
 
 __all__ = ["show", "show_laws", "show_next", "show_schedule"]
 
@@ -64,7 +64,7 @@ def show(plan: Plan) -> None:
         heads = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["runs that fell"] if fell else []), ""]
         screen.print(table(heads, rows))
         if plan.compared_AB is not None:
-            from isocompute.plan.comparing import OWN_AND_COMPARED
+            from isocompute.planner.comparing import OWN_AND_COMPARED
 
             screen.print(f" {OWN_AND_COMPARED}", style="dim")
     screen.print(heading("Recipe"))

@@ -10,13 +10,13 @@ import typer
 
 from isocompute.cli import options
 from isocompute.cli.study import STOPPED
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
     from isocompute.law import Law
     from isocompute.law.optimum import Optimum
     from isocompute.law.sensitivity import Slice
-    from isocompute.study.progress import Progress, Report
+    from isocompute.sweep.progress import Progress, Report
 
 __all__ = ["command"]
 
@@ -58,12 +58,13 @@ def command(
 ) -> None:
     """Sweep the simulator over the paper's grid on an easy and a hard set, and say what comes out."""
     from isocompute import api
+    from isocompute.core import files
+    from isocompute.data import load
     from isocompute.law import write_law
     from isocompute.report.charts import law_chart
     from isocompute.report.evidence import Evidence
     from isocompute.report.style import save
     from isocompute.report.writing import write_report
-    from isocompute.runs import files, load
 
     rollouts = _rollouts("--budget", budget, least=_LEAST)
     spend = rollouts / 2 if plan_for is None else _rollouts("--plan-for", plan_for, least=_LEAST_PLANNED)
@@ -97,7 +98,7 @@ def command(
 
 def _rollouts(option: str, text: str, *, least: int) -> int:
     """An option's rollouts, spelled as `plan` reads a budget."""
-    from isocompute.plan.budget import Budget, parse_budget
+    from isocompute.planner.budget import Budget, parse_budget
 
     try:
         asked = parse_budget(text)
@@ -111,8 +112,8 @@ def _rollouts(option: str, text: str, *, least: int) -> int:
 
 
 def _sweep(folder: Path, name: str, *, budget: int, seed: int, workers: int | None, quiet: bool) -> None:
-    from isocompute import study
-    from isocompute.runs import files
+    from isocompute import sweep as study
+    from isocompute.core import files
 
     spec = folder.parent / f"{name}.toml"
     files.write_atomically(spec, _SPEC.format(set=name, seed=seed, budget=budget).encode())
@@ -161,7 +162,7 @@ def _json(laws: dict[tuple[str, str], Law], plan_for: float) -> dict[str, Any]:
 
 def _plan(name: str, law: Law, plan_for: float) -> dict[str, Any]:
     """What `isocompute plan` says of the same runs."""
-    from isocompute.plan.api import plan
+    from isocompute.planner.api import plan
 
     found = plan(budget=plan_for, law=law)
     chosen, ranked = found.allocation, found.chosen.ranked
@@ -185,7 +186,7 @@ def _plan(name: str, law: Law, plan_for: float) -> dict[str, Any]:
 
 def _show(laws: dict[tuple[str, str], Law], plan_for: float, budget: int) -> None:
     from isocompute.cli.show import console, heading, table
-    from isocompute.words import number
+    from isocompute.core.formatting import number
 
     screen = console()
     budgets = [c for c in (1e5, 3e5, 1e6, 3e6, 1e7, 3e7) if c <= budget]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from isocompute.cli import options
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
     from isocompute.report.evidence import Evidence

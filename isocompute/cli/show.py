@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isocompute.words import value
+from isocompute.core.formatting import value
 
 __all__ = ["UNSEEN", "ceiling", "console", "heading", "short", "table"]
 

@@ -38,7 +38,7 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Split a problem set into Easy, Hard, Very easy and Extremely hard, corrected for regression to the mean."""
-    from isocompute.errors import InputError
+    from isocompute.core.errors import InputError
     from isocompute.problems.split import split
 
     if mix_size is not None and mix is None:
@@ -67,7 +67,7 @@ def command(
 
 
 def _number(option: str, text: str) -> float:
-    from isocompute.errors import InputError
+    from isocompute.core.errors import InputError
 
     try:
         return float(text)
@@ -76,7 +76,7 @@ def _number(option: str, text: str) -> float:
 
 
 def _range(text: str) -> tuple[float, float]:
-    from isocompute.errors import InputError
+    from isocompute.core.errors import InputError
 
     low, colon, high = text.partition(":")
     if not colon:
@@ -86,7 +86,7 @@ def _range(text: str) -> tuple[float, float]:
 
 def _show(made: Split, data: dict[str, Any], out: str | None) -> None:
     from isocompute.cli.show import console, heading, table
-    from isocompute.words import pair, value
+    from isocompute.core.formatting import pair, value
 
     screen = console()
     whole = data["all"]

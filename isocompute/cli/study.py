@@ -12,8 +12,8 @@ import typer
 from isocompute.cli import options
 
 if TYPE_CHECKING:
-    from isocompute.study import CellStatus, Result
-    from isocompute.study.progress import Report
+    from isocompute.sweep import CellStatus, Result
+    from isocompute.sweep.progress import Report
 
 __all__ = ["app", "end", "watched"]
 
@@ -35,7 +35,7 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Run what is left of a study; the same command goes on after a stop, a crash or a kill."""
-    from isocompute import study
+    from isocompute import sweep as study
 
     with watched(quiet=json) as report:
         result = study.run(spec=spec, out=out, workers=workers, on=on, fork=fork, report=report)
@@ -88,7 +88,7 @@ def run_json(result: Result) -> dict[str, Any]:
 
 def _show_result(result: Result) -> None:
     from isocompute.cli.study_display import duration
-    from isocompute.words import number, plural
+    from isocompute.core.formatting import number, plural
 
     skipped = f" ({result.skipped} of them before)" if result.skipped else ""
     typer.echo(
@@ -103,7 +103,7 @@ def _show_result(result: Result) -> None:
 
 
 def _show_errors(errors: list[tuple[str, str]]) -> None:
-    from isocompute.study.execute import headline
+    from isocompute.sweep.execute import headline
 
     for name, error in errors[:_SHOWN_ERRORS]:
         first, *rest = headline(error).splitlines() or [""]
@@ -117,8 +117,8 @@ def _show_errors(errors: list[tuple[str, str]]) -> None:
 @app.command("status")
 def status(folder: Folder, json: options.Json = False) -> None:
     """How far a study is; works at any time from any terminal, whether it is running or not."""
-    from isocompute import study
-    from isocompute.words import number, plural
+    from isocompute import sweep as study
+    from isocompute.core.formatting import number, plural
 
     data = status_json(folder, study.status(folder=folder))
     if json:
@@ -152,14 +152,14 @@ def status_json(folder: str, cells: list[CellStatus]) -> dict[str, Any]:
 @app.command("runs")
 def runs(folder: Folder, json: options.Json = False) -> None:
     """List a study's runs: allocation, state and last evaluation of each."""
-    from isocompute import study
+    from isocompute import sweep as study
 
     cells = study.StudyFolder(folder).status(points=True)
     if json:
         options.print_json({"folder": folder, "runs": [run_row(cell) for cell in cells]})
         return
     from isocompute.cli.show import console, table
-    from isocompute.words import number, value
+    from isocompute.core.formatting import number, value
 
     metric = _shown_metric(cells)
     rows = [

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 
-from isocompute.words import number
+from isocompute.core.formatting import number
 
 if TYPE_CHECKING:
-    from isocompute.study.progress import Progress, Report
+    from isocompute.sweep.progress import Progress, Report
 
 __all__ = ["display", "duration", "line"]
 

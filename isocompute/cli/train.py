@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isocompute.cli import options
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
-    from isocompute.train import Trained
+    from isocompute.sweep.train import Trained
 
 __all__ = ["command"]
 
@@ -37,7 +37,7 @@ def command(
     """Train a model by reinforcement learning, evaluate it on the way, and write the run and the weights."""
     import math
 
-    from isocompute.train import read_train_spec, train
+    from isocompute.sweep.train import read_train_spec, train
 
     if rollouts is not None and not math.isfinite(rollouts):
         raise InputError(f"--rollouts {rollouts}: give a whole number, such as 2e6.")
@@ -90,7 +90,7 @@ def result_json(result: Trained) -> dict[str, Any]:
 
 def _show(result: Trained) -> None:
     from isocompute.cli.study_display import duration
-    from isocompute.words import number, plural, value
+    from isocompute.core.formatting import number, plural, value
 
     metric = next((name for name in result.last if name.startswith("avg@") and "/" not in name), None)
     if metric is not None:
@@ -111,7 +111,7 @@ class _Lines:
         self.quiet, self.started = quiet, False
 
     def __call__(self, point: Any) -> None:
-        from isocompute.words import number, value
+        from isocompute.core.formatting import number, value
 
         if self.quiet:
             return

@@ -25,8 +25,8 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Open a study in the browser: plan, figures, runs, claims and comparisons, live while it runs."""
-    from isocompute.ui.reading import Reading
-    from isocompute.ui.server import bind, serve
+    from isocompute.web.reading import Reading
+    from isocompute.web.server import bind, serve
 
     reading = Reading(
         where=options.pairs("--where", where),

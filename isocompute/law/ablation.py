@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.law.comparison import Comparison, compare
 from isocompute.law.curve import MINIMUM_POINTS, Curve, upper_bound
 from isocompute.law.falls import fallen_early

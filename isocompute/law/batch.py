@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools, Ints
+from isocompute.core.arrays import Array, Bools, Ints
 
 __all__ = ["Batch", "Fits"]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array, Ints
+from isocompute.core.arrays import Array, Ints
 from isocompute.law.curve import median
 from isocompute.law.ensemble import Ensemble
 from isocompute.law.families import FAMILIES, Family

@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from isocompute.arrays import Array
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
+from isocompute.core.formatting import number, plural, value
 from isocompute.law.curve import MINIMUM_POINTS, Curve, noise_level, scale_of, upper_bound
 from isocompute.law.falls import lasting_fall
 from isocompute.law.families import HILL
@@ -34,7 +35,6 @@ from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
 from isocompute.law.intervals import around, percentiles
 from isocompute.law.seeds import ONE_SEED_ERROR
 from isocompute.law.solver import Batch, solve
-from isocompute.words import number, plural, value
 
 __all__ = ["Comparison", "Efficiency", "Fall", "Overtaking", "compare"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 
 __all__ = ["NODES", "TOLERANCE", "Condensed", "condense"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools
+from isocompute.core.arrays import Array, Bools
 
 __all__ = [
     "MINIMUM_POINTS",

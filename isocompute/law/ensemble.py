@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array, Ints
+from isocompute.core.arrays import Array, Ints
+from isocompute.core.formatting import plural
 from isocompute.law.families import FAMILIES
 from isocompute.law.solver import Fits, evaluate
-from isocompute.words import plural
 
 __all__ = ["Ensemble"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 from isocompute.law.families import FAMILIES
 
 __all__ = ["akaike_weights"]

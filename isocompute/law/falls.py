@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools
+from isocompute.core.arrays import Array, Bools
 from isocompute.law.curve import MINIMUM_POINTS, Curve, median, noise_level, scale_of
 
 __all__ = ["fallen_early", "fitted", "lasting_fall", "usable_end"]

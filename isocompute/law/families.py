@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 
 __all__ = ["EXPONENTIAL", "FAMILIES", "HILL", "POWER", "Family", "Shape", "Slopes"]
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
+from isocompute.core.formatting import number, value
 from isocompute.law.bootstrap import FLOOR, HUBER, bootstrap, seed_curves
 from isocompute.law.curve import Curve, Setting, noise_level, scale_of, upper_bound
 from isocompute.law.ensemble import Ensemble
@@ -28,7 +29,6 @@ from isocompute.law.records import DEFAULT_BIN, record_points
 from isocompute.law.rows import Rows
 from isocompute.law.seeds import Luck, Spread, moderated, of_one
 from isocompute.law.solver import Fits, evaluate
-from isocompute.words import number, value
 
 __all__ = ["MAXIMUM_POINTS", "SEEN", "CurveFit", "Ensemble", "fit_groups", "usable_points"]
 

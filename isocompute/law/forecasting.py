@@ -22,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from isocompute.arrays import Array
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
+from isocompute.core.formatting import number
+from isocompute.core.formatting import value as words
 from isocompute.law.curve import MINIMUM_POINTS, Curve, noise_level, upper_bound
 from isocompute.law.falls import lasting_fall
 from isocompute.law.families import FAMILIES, HILL
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
 from isocompute.law.members import Members, drift, floor_of, origins, predict
 from isocompute.law.solver import Batch, evaluate, solve
-from isocompute.words import number
-from isocompute.words import value as words
 
 __all__ = ["VERDICTS", "Backtest", "Forecast", "backtest", "forecast", "path"]
 

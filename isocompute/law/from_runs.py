@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from isocompute.arrays import Array
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
+from isocompute.core.run import Run, RunSet, RunWarning, listing
+from isocompute.data.cells import odd_cells
+from isocompute.data.conditions import conditions_of, made_of
+from isocompute.data.finite import ends_marked
+from isocompute.data.rewards import REWARDS, TRAINED, rank
 from isocompute.law.curve import MINIMUM_POINTS, PERCENT, Curve, scale_of
-from isocompute.runs.cells import odd_cells
-from isocompute.runs.conditions import conditions_of, made_of
-from isocompute.runs.finite import ends_marked
-from isocompute.runs.model import Run, RunSet, RunWarning, listing
-from isocompute.runs.rewards import REWARDS, TRAINED, rank
 
 __all__ = ["UNITS", "choose_metric", "choose_unit", "curves_of", "warn_of_pooling", "warn_of_scales"]
 
@@ -140,7 +140,7 @@ def choose_metric(runs: RunSet, metric: str | None = None, *, any_number: bool =
 
 def _advice(metric: str, have: Collection[str]) -> str:
     """What to ask for instead of a metric that is not there; a log's metrics were renamed on the way."""
-    from isocompute.logs.names import name_here
+    from isocompute.data.logs.names import name_here
 
     here = name_here(metric, have)
     if here is None:

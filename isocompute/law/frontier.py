@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools, Ints
+from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
 from isocompute.law.seeds import ONE_SEED_ERROR, one_seed_spread

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from isocompute.arrays import Array
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
 
 __all__ = ["around", "basic", "by_chance", "check_replicates", "percentiles"]
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools
+from isocompute.core.arrays import Array, Bools
+from isocompute.core.formatting import number, plural
 from isocompute.law.curve import Curve, on_one_scale, scale_of, upper_bound
 from isocompute.law.falls import fallen_early, fitted, lasting_fall, usable_end
 from isocompute.law.fits import CurveFit, fit_groups
@@ -32,7 +33,6 @@ from isocompute.law.settings import settings_of, usable_curves
 from isocompute.law.surface import Surface
 from isocompute.law.surface_fit import fit_surface
 from isocompute.law.trend import last_trend
-from isocompute.words import number, plural
 
 __all__ = ["Law", "RunFit", "Tradeoff", "fit_law"]
 

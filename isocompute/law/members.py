@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array, Ints
+from isocompute.core.arrays import Array, Ints
 from isocompute.law.curve import MINIMUM_POINTS, Curve, upper_bound
 from isocompute.law.families import FAMILIES
 from isocompute.law.solver import Batch, evaluate, solve

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools
+from isocompute.core.arrays import Array, Bools
 from isocompute.law.families import HILL
 from isocompute.law.intervals import percentiles
 from isocompute.law.solver import Batch, Fits, evaluate, solve

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 
 __all__ = ["product"]
 

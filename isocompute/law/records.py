@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from isocompute.arrays import Array, Ints
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array, Ints
+from isocompute.core.errors import InputError
 
 __all__ = ["DEFAULT_BIN", "record_points"]
 

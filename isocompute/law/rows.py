@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools, Ints
+from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.law.curve import Curve
 from isocompute.law.families import Family
 from isocompute.law.solver import Batch, Fits, evaluate, solve

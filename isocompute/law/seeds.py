@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools
+from isocompute.core.arrays import Array, Bools
 from isocompute.law.curve import Curve
 from isocompute.law.student import widening
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 from isocompute.law.fits import CurveFit
 from isocompute.law.intervals import around, basic
 

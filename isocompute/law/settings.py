@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.law.curve import MINIMUM_POINTS, Curve, Setting
 from isocompute.law.falls import fallen_early, usable_end
 from isocompute.law.fits import usable_points

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from isocompute.arrays import Array, Ints
+from isocompute.core.arrays import Array, Ints
 from isocompute.law.batch import Batch, Fits
 from isocompute.law.families import Family
 from isocompute.law.projection import Point, Work, project, squares

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from isocompute.arrays import Array, Ints
+from isocompute.core.arrays import Array, Ints
 from isocompute.law.batch import Batch
 from isocompute.law.families import Family
 from isocompute.law.product import product

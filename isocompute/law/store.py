@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from isocompute.arrays import Array
-from isocompute.errors import InputError
+from isocompute.core import files
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
 from isocompute.law.curve import Curve
 from isocompute.law.families import FAMILIES, Family
 from isocompute.law.fits import CurveFit, Ensemble
@@ -24,7 +25,6 @@ from isocompute.law.law import Law, Tradeoff
 from isocompute.law.optimum import Optimum
 from isocompute.law.sensitivity import Slice
 from isocompute.law.surface import LeftOut, Surface, Terms
-from isocompute.runs import files
 
 __all__ = ["StoredLaw", "check_out", "is_law_file", "law_to_json", "read_law", "write_law"]
 

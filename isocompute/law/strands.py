@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 from isocompute.law.condense import Condensed, condense
 from isocompute.law.curve import Curve
 from isocompute.law.product import product

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 from isocompute.law.families import Family
 
 __all__ = ["Design", "LeftOut", "Surface", "Terms"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from isocompute.arrays import Array, Bools
+from isocompute.core.arrays import Array, Bools
 from isocompute.law.bootstrap import block_resample
 from isocompute.law.families import EXPONENTIAL, HILL, Family
 from isocompute.law.fits import CurveFit

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isocompute.arrays import Ints
-from isocompute.errors import InputError
+from isocompute.core.arrays import Ints
+from isocompute.core.errors import InputError
 from isocompute.problems.model import Problem, ProblemSet
 
 __all__ = ["LEVELS", "ChainSpec", "Chains", "distinct_chains", "load_chain", "make_chains", "parse_chain", "vocabulary"]

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.problems.answers import stated_answer
 from isocompute.problems.model import Problem, ProblemWarning, question_key
 from isocompute.problems.tables import Row, columns_of, filled, lookup

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isocompute.arrays import Ints
-from isocompute.errors import InputError
+from isocompute.core.arrays import Ints
+from isocompute.core.errors import InputError
 from isocompute.problems.columns import IDS, QUESTIONS, RATES, choose, distinct_index, rate_of, text_of
 from isocompute.problems.model import Problem
 from isocompute.problems.tables import Row, columns_of, lookup, read_rows

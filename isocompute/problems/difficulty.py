@@ -20,8 +20,8 @@ import numpy.typing as npt
 from scipy.special import expit, logit
 from scipy.stats import chi2, norm
 
-from isocompute.arrays import Array, Bools
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array, Bools
+from isocompute.core.errors import InputError
 from isocompute.problems.pass_rates import Cells, Kept, Mixing, counts_in, fit_mixing, gather, log_kernel, rate_grid
 
 __all__ = ["LEVEL", "Difficulty", "SubsetMean", "fit_difficulty"]

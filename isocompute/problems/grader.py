@@ -19,7 +19,7 @@ from multiprocessing import Pipe
 from typing import Any
 from urllib.parse import urlencode
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.problems.answers import LONGEST_RESPONSE
 from isocompute.problems.model import Problem
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 from urllib.parse import parse_qsl
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.problems.grader import GradingError, GymVerifier, ask, needs
 from isocompute.problems.model import Problem, ProblemSet, without_duplicates
 

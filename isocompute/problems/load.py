@@ -6,7 +6,7 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.problems.answers import ExactVerifier
 from isocompute.problems.columns import problems_of
 from isocompute.problems.grader import MathVerifier, needs

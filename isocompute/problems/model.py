@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 __all__ = ["Problem", "ProblemSet", "ProblemWarning", "Verifier", "draw", "question_key", "without_duplicates"]
 

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 from scipy.special import gammaln, logsumexp, xlog1py, xlogy
 
-from isocompute.arrays import Array, Ints
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array, Ints
+from isocompute.core.errors import InputError
 
 __all__ = ["Cells", "Kept", "Mixing", "fit_mixing", "gather", "log_kernel", "rate_grid"]
 

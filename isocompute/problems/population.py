@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import binom
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 from isocompute.problems.pass_rates import Cells, Kept, gather, log_kernel, rate_grid
 
 __all__ = ["rates_behind", "samples_behind"]

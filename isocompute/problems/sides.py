@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.problems.model import Problem, ProblemSet, question_key
 
 __all__ = ["Sides", "three_way"]

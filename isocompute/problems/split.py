@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isocompute.arrays import Ints
-from isocompute.errors import InputError
+from isocompute.core import files
+from isocompute.core.arrays import Ints
+from isocompute.core.errors import InputError
 from isocompute.problems.counts import counts_from_rates, read_counts
 from isocompute.problems.difficulty import LEVEL, REPLICATES, Difficulty, SubsetMean, fit_difficulty
 from isocompute.problems.load import load_problems
 from isocompute.problems.model import Problem, ProblemSet, ProblemWarning
 from isocompute.problems.pass_rates import Kept
 from isocompute.problems.subsets import BANDS, Band, Chosen, choose_subsets, mixture
-from isocompute.runs import files
 
 __all__ = ["SUMMARY", "Split", "split"]
 
@@ -186,7 +186,7 @@ def _sampled(
     loaded: ProblemSet, source: str, model: str, *, samples: int, size: int | None, seed: int, columns: _Columns
 ) -> tuple[Ints, Ints]:
     """Sample the model; its counts come with ids, in any order."""
-    from isocompute.engines.lm.difficulty import count_correct
+    from isocompute.rl.difficulty import count_correct
 
     question, answer, verifier = columns
     ids, correct_P = count_correct(

@@ -15,8 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from isocompute.arrays import Array, Bools
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array, Bools
+from isocompute.core.errors import InputError
 from isocompute.problems.difficulty import Difficulty, SubsetMean
 from isocompute.problems.model import Problem, draw
 

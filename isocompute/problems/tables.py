@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 
 __all__ = ["SUFFIXES", "Row", "columns_of", "filled", "lookup", "read_rows"]
 

@@ -6,18 +6,18 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
+from isocompute.core.formatting import number, pair, plural, value
+from isocompute.data.conditions import Condition
+from isocompute.diagnose.level import present_level
 from isocompute.law import Forecast, Law
-from isocompute.level import present_level
-from isocompute.plan.api import plan as make_plan
-from isocompute.plan.budget import Budget, parse_budget
-from isocompute.plan.load_law import planning_law
-from isocompute.plan.planner import Option, Plan
-from isocompute.plan.stability import falls_of
+from isocompute.planner.api import plan as make_plan
+from isocompute.planner.budget import Budget, parse_budget
+from isocompute.planner.load_law import planning_law
+from isocompute.planner.planner import Option, Plan
+from isocompute.planner.stability import falls_of
 from isocompute.report.evidence import Evidence
 from isocompute.report.style import unit_name
-from isocompute.runs.conditions import Condition
-from isocompute.words import number, pair, plural, value
 
 __all__ = ["Answer", "answers"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from isocompute.plan.comparing import OWN_AND_COMPARED
-from isocompute.plan.planner import Option, Plan
+from isocompute.core.formatting import pair, value
+from isocompute.planner.comparing import OWN_AND_COMPARED
+from isocompute.planner.planner import Option, Plan
 from isocompute.report.answer import Answer
 from isocompute.report.html import items, table, tag
-from isocompute.words import pair, value
 
 __all__ = ["answer_card"]
 

@@ -14,15 +14,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from isocompute.errors import InputError
+from isocompute.core import files
+from isocompute.core.errors import InputError
+from isocompute.data import Run, RunSet, load
+from isocompute.data.conditions import Condition, conditions_of
+from isocompute.data.pass_rates import PassRates, read_pass_rates
+from isocompute.data.rewards import TRAINED
 from isocompute.law import Curve, Forecast, Law, curves_of, fit_law, forecast
 from isocompute.law.curve import MINIMUM_POINTS, on_one_scale
 from isocompute.law.fits import CurveFit, fit_groups, usable_points
 from isocompute.law.from_runs import UNITS, choose_metric, choose_unit
-from isocompute.runs import Run, RunSet, files, load
-from isocompute.runs.conditions import Condition, conditions_of
-from isocompute.runs.pass_rates import PassRates, read_pass_rates
-from isocompute.runs.rewards import TRAINED
 
 __all__ = ["Evidence", "Source"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.report.charts import contrasts, coverage, optimum, pass_rates, records, reward, scalerl, sensitivity
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Figure, FigureSpec, Missing

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from isocompute.core.formatting import count, number, pair, value
+from isocompute.core.run import listing
+from isocompute.data.conditions import ingredients
 from isocompute.law.families import FAMILIES
 from isocompute.law.law import RunFit
 from isocompute.report.evidence import Evidence
 from isocompute.report.style import unit_name
-from isocompute.runs.conditions import ingredients
-from isocompute.runs.model import listing
-from isocompute.words import count, number, pair, value
 
 __all__ = ["fallen_note", "left_out_reasons", "method_facts", "run_table", "setting_rows"]
 

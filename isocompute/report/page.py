@@ -10,6 +10,7 @@ from html import escape
 from importlib.resources import files as resources
 
 from isocompute import __version__
+from isocompute.core.formatting import plural
 from isocompute.report.answer import Answer
 from isocompute.report.answer_html import answer_card
 from isocompute.report.embedding import embedded_data
@@ -18,7 +19,6 @@ from isocompute.report.html import facts, items, paragraphs, table, tag
 from isocompute.report.methods import fallen_note, left_out_reasons, method_facts, run_table, setting_rows
 from isocompute.report.model import Figure, Missing
 from isocompute.report.svg import dark_rules, inline_svg
-from isocompute.words import plural
 
 __all__ = ["page"]
 

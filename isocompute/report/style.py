@@ -7,8 +7,8 @@ from typing import Any
 
 import altair as alt
 
-from isocompute.errors import InputError
-from isocompute.runs import files
+from isocompute.core import files
+from isocompute.core.errors import InputError
 
 __all__ = [
     "ACCENT",

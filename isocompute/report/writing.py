@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isocompute.errors import InputError
+from isocompute.core import files
+from isocompute.core.errors import InputError
 from isocompute.report.answer import Answer, answers
 from isocompute.report.evidence import Evidence, Source
 from isocompute.report.figures import FIGURES, draw
 from isocompute.report.model import Figure, Missing
 from isocompute.report.page import page
-from isocompute.runs import files
 
 __all__ = ["Report", "check_page", "write_report"]
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from isocompute.ablate import ablate, analyse, with_variants
 from isocompute.cli.main import app
-from isocompute.errors import InputError
-from isocompute.recipes import LEAVE_ONE_OUT, make_recipe
-from isocompute.study import Progress, parse_spec
+from isocompute.core.errors import InputError
+from isocompute.core.recipe import LEAVE_ONE_OUT, make_recipe
+from isocompute.sweep import Progress, parse_spec
+from isocompute.sweep.ablate import ablate, analyse, with_variants
 from tests.commands import Call
 from tests.conftest import write_points
-from tests.study.tools import points, write_spec
+from tests.sweep.tools import points, write_spec
 
 SPEC = """
 engine = "sim"

@@ -64,7 +64,7 @@ def test_a_quickstart_that_is_interrupted_does_not_begin_the_next_sweep(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the Ctrl-C came when the last cells of this one were running to their end."""
-    from isocompute import study
+    from isocompute import sweep as study
 
     swept: list[str] = []
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isocompute.recipes import make_recipe
+from isocompute.core.recipe import make_recipe
 from tests.cli.tools import QUICK
 from tests.commands import Call
 from tests.conftest import write_points

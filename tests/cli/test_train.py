@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import isocompute.engines.lm.training as training_module
-from isocompute.engines.holder import Holder, myself
-from isocompute.engines.processes import start_of
-from isocompute.errors import InputError
-from isocompute.train import TrainSpec, train
+import isocompute.rl.training as training_module
+from isocompute.core.errors import InputError
+from isocompute.sweep.holder import Holder, myself
+from isocompute.sweep.processes import start_of
+from isocompute.sweep.train import TrainSpec, train
 from tests.commands import Call, fails
-from tests.study.tools import ROOT, finish, until
+from tests.sweep.tools import ROOT, finish, until
 
 SMALL = (
     "--problems-per-batch=4",
@@ -136,7 +136,7 @@ def test_a_run_holds_its_folder_and_gives_it_back_whatever_happens(
         assert json.loads((out / "running.json").read_text()) == asdict(myself())
         raise error("on the way")
 
-    monkeypatch.setattr("isocompute.engines.lm.engine.LmEngine.run", fail)
+    monkeypatch.setattr("isocompute.rl.engine.LmEngine.run", fail)
     with pytest.raises(error, match="on the way"):
         train(TrainSpec(engine_options={"device": "cpu"}), out=out)
     assert not (out / "running.json").exists()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.law.ablation import leave_one_out
 from isocompute.law.curve import Curve
 

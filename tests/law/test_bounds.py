@@ -7,12 +7,12 @@ import warnings
 import numpy as np
 import pytest
 
+from isocompute.core.formatting import pair, value
 from isocompute.law import fit_law, law_to_json
 from isocompute.law.curve import Curve, scale_of, upper_bound
 from isocompute.law.frontier import bounds, ended
 from isocompute.law.law import Law
 from isocompute.law.optimum import beyond
-from isocompute.words import pair, value
 from tests.law.made_up import FIGURE_6_EASY, exponential, figure_6, hill
 
 LAST = {4: 2e4, 8: 4e5, 16: 5e4, 32: 1e6, 64: 2e5}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.law import Curve, compare
 from isocompute.report.charts.comparison import comparison_chart
 from tests.law.made_up import hill, noisy

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.polynomial.legendre import leggauss
 from scipy.optimize import least_squares
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 from isocompute.law import Curve, fit_law
 from isocompute.law import strands as strands_module
 from isocompute.law.condense import NODES, TOLERANCE, condense

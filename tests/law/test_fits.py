@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.law.bootstrap import block_length
 from isocompute.law.curve import Curve, median, noise_level
 from isocompute.law.falls import fitted, lasting_fall

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
+from isocompute.diagnose.level import present_level
 from isocompute.law import Curve, backtest, forecast
 from isocompute.law.forecasting import path
 from isocompute.law.members import drift, origins
-from isocompute.level import present_level
 from tests.law.made_up import hill, noisy
 
 COMPUTE = np.arange(1.0, 41.0)

@@ -8,11 +8,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
+from isocompute.core.run import Run, RunSet, RunSettings, RunWarning
+from isocompute.data.finite import set_apart
 from isocompute.law.from_runs import choose_metric, choose_unit, curves_of
 from isocompute.law.settings import settings_of
-from isocompute.runs.finite import set_apart
-from isocompute.runs.model import Run, RunSet, RunSettings, RunWarning
 from tests.conftest import rising
 
 

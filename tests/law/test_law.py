@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.law import Curve, fit_law, law_to_json, read_law, write_law
 from isocompute.law.optimum import Reading, fit_optima
 from tests.law.made_up import FIGURE_6_EASY, FIGURE_6_HARD, exponential, figure_6, hill, noisy

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import least_squares
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 from isocompute.law.families import FAMILIES, HILL, Family
 from isocompute.law.solver import Batch, evaluate, solve
 from tests.law.made_up import hill

@@ -13,7 +13,7 @@ from isocompute.law import fit_law, read_law, trend
 from isocompute.law.curve import Curve
 from isocompute.law.store import write_law
 from isocompute.law.trend import last_trend
-from tests.plan.made_up import sweep_curves
+from tests.planner.made_up import sweep_curves
 
 
 def bent(name: str, *, late: float, level: float = 0.0, last: float = 2.0**12) -> Curve:

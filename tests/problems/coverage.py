@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 from isocompute.problems.difficulty import fit_difficulty
 from isocompute.problems.subsets import choose_subsets
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isocompute.arrays import Array
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
 from isocompute.problems.difficulty import Difficulty, fit_difficulty
 from isocompute.problems.subsets import BANDS, choose_subsets
 from tests.problems.coverage import SHAPES, Draw, trial

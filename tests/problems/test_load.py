@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.problems import ProblemWarning, load_problems
 from isocompute.problems.model import draw
 
@@ -204,7 +204,7 @@ def test_datasets_folder(tmp_path: Path) -> None:
     # In a process of its own: the library keeps files and locks open, and reads its settings when it is imported.
     code = textwrap.dedent("""
         import sys
-        from isocompute.errors import InputError
+        from isocompute.core.errors import InputError
         from isocompute.problems import load_problems
         for source in sys.argv[1:]:
             try:

@@ -10,8 +10,8 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 from scipy.stats import binom
 
-from isocompute.arrays import Array
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
 from isocompute.problems.pass_rates import Mixing, fit_mixing, gather, log_kernel, rate_grid
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=60)

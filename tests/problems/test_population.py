@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from isocompute.plan.simulate import anchoring_kl
+from isocompute.planner.simulate import anchoring_kl
 from isocompute.problems.population import rates_behind, samples_behind
 
 

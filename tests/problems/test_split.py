@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import isocompute
 from isocompute.cli.main import app
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.problems import ProblemWarning, load_problems
 
 
@@ -82,7 +82,7 @@ def test_the_three_ways_to_counts_agree(counted: Path, tmp_path: Path, monkeypat
         asked.update(settings)
         return list(rows), np.array([int(count) for count in rows.values()])
 
-    engine = ModuleType("isocompute.engines.lm.difficulty")
+    engine = ModuleType("isocompute.rl.difficulty")
     vars(engine)["count_correct"] = count_correct
     monkeypatch.setitem(sys.modules, engine.__name__, engine)
     source = str(counted / "problems.jsonl")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.problems import Problem, ProblemSet, mixture, three_way
 from isocompute.problems.answers import ExactVerifier
 from isocompute.problems.subsets import BANDS

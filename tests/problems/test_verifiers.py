@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.problems import Problem, load_problems
 from isocompute.problems import grader as grader_module
 from isocompute.problems.answers import LONGEST_RESPONSE, ExactVerifier, final_answer, same_answer

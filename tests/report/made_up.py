@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from isocompute.data import Run, RunSet, RunSettings
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import Figure, Missing, draw
-from isocompute.runs import Run, RunSet, RunSettings
 from tests.conftest import write_points
 
 BUDGET = 1e6

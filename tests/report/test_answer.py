@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 import isocompute
+from isocompute.data import Run, RunSettings
 from isocompute.law import compare
 from isocompute.report.answer import Answer, answers
 from isocompute.report.answer_html import answer_card
 from isocompute.report.evidence import Evidence
-from isocompute.runs import Run, RunSettings
 from tests.report.made_up import evidence, missing, run, study, truth
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import isocompute
 from isocompute.cli.main import app
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
 from isocompute.report.figures import FIGURES
 from tests.commands import Call
 from tests.conftest import rising, write_points

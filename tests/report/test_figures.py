@@ -12,13 +12,13 @@ import polars as pl
 import pytest
 from scipy.optimize import brentq
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
+from isocompute.data import Run, RunSet, RunSettings
 from isocompute.law.frontier import Switch
 from isocompute.report.charts import marks
 from isocompute.report.charts.competition import of_tradeoff, reward_panel, shades_of
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import FIGURES, Figure, draw
-from isocompute.runs import Run, RunSet, RunSettings
 from tests.law.made_up import FIGURE_6_EASY, figure_6
 from tests.report.made_up import BUDGET, CEILINGS, drawn, evidence, missing, run, study, truth, write
 

@@ -12,7 +12,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
+from isocompute.core.formatting import number
+from isocompute.data import Run, RunSet, RunSettings
 from isocompute.report.embedding import embedded_data
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import FIGURES
@@ -20,8 +22,6 @@ from isocompute.report.methods import fallen_note, run_table
 from isocompute.report.style import DARK, themed
 from isocompute.report.svg import inline_svg
 from isocompute.report.writing import Report, write_report
-from isocompute.runs import Run, RunSet, RunSettings
-from isocompute.words import number
 from tests.report.made_up import drawn, evidence, run, study, truth
 
 NASTY = '</script><img src=x onerror="alert(1)">'

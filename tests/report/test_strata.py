@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
+from isocompute.data import Run, RunSet, RunSettings
 from isocompute.report.charts.strata import Strata, means, strata_of
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import Figure, draw
-from isocompute.runs import Run, RunSet, RunSettings
 
 METRIC = "final_validation_accuracy"
 

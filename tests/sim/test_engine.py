@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isocompute.engines.base import CHECKPOINT, FINISHED
-from isocompute.engines.problem_sampler import ProblemSampler
-from isocompute.engines.sim import SimEngine
-from isocompute.engines.sim.evaluation import evaluate
-from isocompute.engines.sim.policy import Policy
-from isocompute.engines.sim.world import WorldSpec, log_softmax, make_world, softmax
-from isocompute.errors import InputError
-from isocompute.recipes import make_recipe
-from isocompute.runs import RunWriter, load
+from isocompute.core.errors import InputError
+from isocompute.core.recipe import make_recipe
+from isocompute.data import RunWriter, load
+from isocompute.problems.sampler import ProblemSampler
+from isocompute.sim import SimEngine
+from isocompute.sim.evaluation import evaluate
+from isocompute.sim.policy import Policy
+from isocompute.sim.world import WorldSpec, log_softmax, make_world, softmax
+from isocompute.sweep.base import CHECKPOINT, FINISHED
 from tests.sim.helpers import SMALL, Patient, StopAfter, cell, run
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isocompute.engines.sim.gradients import Batch, advantages, logit_gradient, subsample
-from isocompute.engines.sim.world import softmax
-from isocompute.errors import InputError
-from isocompute.recipes import RECIPES, Recipe, learning_rate, make_recipe
+from isocompute.core.errors import InputError
+from isocompute.core.recipe import RECIPES, Recipe, learning_rate, make_recipe
+from isocompute.sim.gradients import Batch, advantages, logit_gradient, subsample
+from isocompute.sim.world import softmax
 
 P, K = 5, 6
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isocompute.engines.sim.world import BANDS, WorldSpec, _counts, make_world, softmax
-from isocompute.errors import InputError
+from isocompute.core.errors import InputError
+from isocompute.sim.world import BANDS, WorldSpec, _counts, make_world, softmax
 from tests.sim.helpers import SMALL
 
 
@@ -108,6 +108,6 @@ def test_bad_tables_name_the_field(table: dict, text: str) -> None:
 
 
 def test_an_impossible_set_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isocompute.engines.sim.world._MOST_POOLS", 2)
+    monkeypatch.setattr("isocompute.sim.world._MOST_POOLS", 2)
     with pytest.raises(InputError, match="too few 'hard' problems"):
         make_world(WorldSpec.of({**SMALL, "set": "hard", "alignment": 1.0, "noise": 0.0, "sharpness": 50.0}))

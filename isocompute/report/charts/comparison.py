@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from isocompute.core.formatting import value
 from isocompute.law.comparison import Comparison
 from isocompute.report.charts.marks import band, chart, grid_of, named_colours, panel, thin, value_axis
 from isocompute.report.style import GREY, compute_axis
-from isocompute.words import value
 
 __all__ = ["comparison_chart"]
 

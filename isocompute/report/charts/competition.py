@@ -9,6 +9,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from isocompute.core.formatting import number, pair, value
 from isocompute.law.curve import Curve
 from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import Frontier, frontier, luck_of
@@ -27,7 +28,6 @@ from isocompute.report.charts.marks import (
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing
 from isocompute.report.style import INK, SIDES, compute_axis, unit_name
-from isocompute.words import number, pair, value
 
 __all__ = [
     "Competition",

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from isocompute.core.formatting import number, pair, value
+from isocompute.data.conditions import Condition, algorithm, set_size
 from isocompute.law.fits import CurveFit
 from isocompute.law.intervals import around
 from isocompute.report.charts.competition import (
@@ -24,8 +26,6 @@ from isocompute.report.charts.entries import Entry, entries_data, entries_panel
 from isocompute.report.charts.reward import fullest_tradeoff, other_sets
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
-from isocompute.runs.conditions import Condition, algorithm, set_size
-from isocompute.words import number, pair, value
 
 __all__ = ["algorithms", "baselines", "mixtures", "models", "set_sizes"]
 

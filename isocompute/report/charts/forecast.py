@@ -6,11 +6,11 @@ from typing import Any
 
 import altair as alt
 
+from isocompute.core.formatting import number, pair, value
 from isocompute.law.curve import Curve
 from isocompute.law.forecasting import Forecast, path
 from isocompute.report.charts.marks import band, chart, panel, thin, value_axis
 from isocompute.report.style import ACCENT, BLUE, GREY, compute_axis
-from isocompute.words import number, pair, value
 
 __all__ = ["forecast_chart"]
 

@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from isocompute.arrays import Array
+from isocompute.core.arrays import Array
 from isocompute.law.fits import CurveFit
 from isocompute.report.style import GREY, SIDES, ordinal_colours
 

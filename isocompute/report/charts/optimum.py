@@ -7,6 +7,7 @@ from typing import Any
 
 import altair as alt
 
+from isocompute.core.formatting import number
 from isocompute.law.law import Law, Tradeoff
 from isocompute.law.optimum import Optimum, at_end
 from isocompute.report.charts.marks import band, chart, doubling_axis, named_colours, panel
@@ -14,7 +15,6 @@ from isocompute.report.charts.reward import fullest_tradeoff
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
 from isocompute.report.style import ACCENT, BLUE, compute_axis, unit_name
-from isocompute.words import number
 
 __all__ = ["batch_tradeoff", "best_n", "in_tokens", "joint_best_n", "optimum_panel"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isocompute.data.conditions import Condition, ingredients
 from isocompute.law.law import Law
 from isocompute.report.charts.entries import Entry
 from isocompute.report.evidence import Evidence
-from isocompute.runs.conditions import Condition, ingredients
 
 __all__ = ["RecipeSet", "recipe_sets"]
 

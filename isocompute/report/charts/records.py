@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from isocompute.core.formatting import number
 from isocompute.law.law import Law
 from isocompute.law.records import record_points
 from isocompute.report.charts.competition import label
@@ -13,7 +14,6 @@ from isocompute.report.charts.reward import fullest_tradeoff
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
 from isocompute.report.style import ACCENT, GREY, INK, compute_axis
-from isocompute.words import number
 
 __all__ = ["records"]
 

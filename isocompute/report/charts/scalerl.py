@@ -12,8 +12,9 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from isocompute.arrays import Array
-from isocompute.errors import InputError
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
+from isocompute.core.formatting import number, pair, value
 from isocompute.law import Curve, Forecast, compare
 from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.families import HILL
@@ -26,7 +27,6 @@ from isocompute.report.charts.recipe_sets import RecipeSet, recipe_sets
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
 from isocompute.report.style import ACCENT, BLUE, GREY, PAPER, compute_axis, unit_name
-from isocompute.words import number, pair, value
 
 __all__ = ["extrapolation", "leave_one_out", "recipes"]
 

@@ -9,14 +9,14 @@ from typing import Any
 import altair as alt
 import numpy as np
 
+from isocompute.core.formatting import number, value
+from isocompute.data.conditions import Condition
 from isocompute.law.sensitivity import Slice
 from isocompute.report.charts.marks import chart, panel, value_axis
 from isocompute.report.charts.strata import Cells, Strata, means, strata_of
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
 from isocompute.report.style import BLUE
-from isocompute.runs.conditions import Condition
-from isocompute.words import number, value
 
 __all__ = ["sensitivity"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from isocompute.runs.model import Run
+from isocompute.core.run import Run
 
 __all__ = ["Cells", "Change", "Strata", "means", "strata_of"]
 

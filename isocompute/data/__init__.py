@@ -1,0 +1,32 @@
+"""Runs: settings and points of training runs, read from folders and tables and written by engines.
+
+Names load on first use: engines write runs on machines without the table library that reading them needs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isocompute.core.run import Run, RunSet, RunWarning
+    from isocompute.core.run_settings import RunSettings
+    from isocompute.data.loading import load
+    from isocompute.data.writer import RunWriter
+
+_HOMES = {
+    "Run": "isocompute.core.run",
+    "RunSet": "isocompute.core.run",
+    "RunSettings": "isocompute.core.run_settings",
+    "RunWarning": "isocompute.core.run",
+    "RunWriter": "isocompute.data.writer",
+    "load": "isocompute.data.loading",
+}
+
+__all__ = ["Run", "RunSet", "RunSettings", "RunWarning", "RunWriter", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'isocompute.data' has no attribute '{name}'")

@@ -1,0 +1,132 @@
+"""Consoles that print a step and a dict: OpenRLHF `Global step N: {…}`, SkyRL `Step N:` and a dict over several lines
+behind it, PipelineRL `Completed steps N: {…}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+from isocompute.data.logs.base import NO_MATCH, Match
+from isocompute.data.logs.collect import Sink
+from isocompute.data.logs.dumps import ConfigWatch, process_of
+from isocompute.data.logs.literals import LiteralError, balanced_end, parse, scalars
+from isocompute.data.logs.source import Log, Sample, strip
+
+__all__ = ["OpenRLHF", "PipelineRL", "SkyRL"]
+
+_MOST_LINES = 3000
+_LONGEST = 1 << 20
+
+
+class _StepAndDict:
+    """A line with a step, then a dict on it or on the next lines."""
+
+    name: ClassVar[str]
+    looks_for: ClassVar[str]
+    _mark: ClassVar[bytes]
+    _line: ClassVar[re.Pattern[bytes]]
+    _keys: ClassVar[re.Pattern[str]]
+
+    def sniff(self, sample: Sample) -> Match:
+        """Such a dict with the trainer's own keys."""
+        rows = sum(
+            1 for _, row in self._rows((line, line) for line in sample.lines) if row and any(map(self._keys.match, row))
+        )
+        return Match(0.9, rows) if rows else NO_MATCH
+
+    def read(self, log: Log, sink: Sink) -> None:
+        """Every dict is a row."""
+        rows = sink.run()
+        watch: ConfigWatch | None = ConfigWatch(rows)
+
+        def cleaned() -> Iterator[tuple[bytes, bytes]]:
+            for line in log.lines():
+                if watch is not None:
+                    watch.feed(line)
+                yield line, strip(line)
+
+        for step, row in self._rows(cleaned()):
+            if row is None or not rows.add_mapping(step, row):
+                rows.skipped_lines += 1
+            else:
+                watch = None
+
+    def _rows(self, lines: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        step, depth, process = 0, 0, b""
+        held: list[str] = []
+        size = 0
+        waiting = False
+        for raw, text in lines:
+            match = self._line.search(text) if self._mark in text else None
+            if match:
+                if held:
+                    yield step, None  # torn: the next one begins before it ended
+                held, depth, size = [], 0, 0
+                step, process, waiting = int(match["step"]), process_of(raw), True
+                text = text[match.end() :]  # noqa: PLW2901 - the rest of it
+            elif not waiting or process_of(raw) != process:
+                continue
+            text = text.strip()  # noqa: PLW2901 - the same line, trimmed
+            if not text:
+                continue
+            if not held:
+                if not text.startswith(b"{"):
+                    waiting = not match and waiting and text.startswith(b"\\")
+                    continue
+            elif b"step" in text[:40].lower() and b"{" not in text and depth <= 0:
+                waiting = False
+                continue
+            piece = text.decode(errors="replace")
+            held.append(piece)
+            size += len(piece)
+            depth = balanced_end(max(depth, 0), piece)
+            if depth == -1:
+                yield step, _dict("\n".join(held))
+                held, waiting = [], False
+            elif len(held) > _MOST_LINES or size > _LONGEST:
+                yield step, None
+                held, waiting = [], False
+        if held:
+            yield step, None
+
+
+def _dict(text: str) -> dict[str, Any] | None:
+    try:
+        value = parse(text)
+    except LiteralError:
+        return None
+    return scalars(value) if isinstance(value, dict) else None
+
+
+class OpenRLHF(_StepAndDict):
+    """OpenRLHF 0.5 to 0.11, training and evaluation lines."""
+
+    name: ClassVar[str] = "openrlhf"
+    looks_for: ClassVar[str] = "lines 'Global step N: {…}'"
+    _mark = b"lobal"
+    _line = re.compile(rb"[Gg]lobal[ _]step (?P<step>\d{1,15})(?::|, eval_metrics:) ?")
+    _keys = re.compile(
+        r"policy_loss|act_loss|actor_lr|rollout/|reward|return|response_length|eval_|entropy_loss|timing/"
+    )
+
+
+class SkyRL(_StepAndDict):
+    """SkyRL's `console` logger: floats as text, four places. A `Global step` is OpenRLHF's."""
+
+    name: ClassVar[str] = "skyrl"
+    looks_for: ClassVar[str] = "'Step N:' and a dict with keys such as 'reward/avg_raw_reward' behind it"
+    _mark = b"tep "
+    _line = re.compile(rb"(?<![\w'])(?<![Gg]lobal )[Ss]tep (?P<step>\d{1,15}): ?(?=\s*(?:\{|$|\\))")
+    _keys = re.compile(r"reward/|loss/|policy/|generate/|trainer/|timing/|eval/")
+
+
+class PipelineRL(_StepAndDict):
+    """PipelineRL's finetune log."""
+
+    name: ClassVar[str] = "pipelinerl"
+    looks_for: ClassVar[str] = "lines 'Completed steps N: {…}'"
+    _mark = b"ompleted steps"
+    _line = re.compile(rb"Completed steps (?P<step>\d{1,15}): ?")
+    _keys = re.compile(r"stats/|rl/|throughput/|loss|dataset_")

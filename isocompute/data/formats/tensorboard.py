@@ -1,0 +1,140 @@
+"""TensorBoard event files: TFRecord frames around `Event` messages; scalars in their old and new form.
+
+The frames' checksums are verified for the first frame only (that is how the format is known): reading stops at a frame
+that is not whole, which is how a file looks while it is written.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, ClassVar
+
+from isocompute.data.formats.protobuf import fields
+from isocompute.data.logs.base import NO_MATCH, Match
+from isocompute.data.logs.collect import Sink
+from isocompute.data.logs.source import Log, Sample
+
+__all__ = ["TensorBoard"]
+
+_LARGEST = 1 << 26
+_POLYNOMIAL = 0x82F63B78
+_MONITOR = re.compile(r"ray/(?:node\.\d+\.|(?:ray/)?ray_step$)")
+"""NeMo-RL's monitor of the GPUs, whose step is the seconds since it began."""
+_MONITORED = "what NeMo-RL's monitor says of the GPUs (ray/…) left out: it counts seconds, not steps"
+
+
+class TensorBoard:
+    """One file; the files of a folder are one run."""
+
+    name: ClassVar[str] = "tensorboard"
+    looks_for: ClassVar[str] = "TensorBoard event records"
+
+    def sniff(self, sample: Sample) -> Match:
+        """The checksum of the first frame's length."""
+        return Match(0.99, 1) if is_event_file(sample.head) else NO_MATCH
+
+    def read(self, log: Log, sink: Sink) -> None:
+        """Scalars of one step make one row."""
+        rows = sink.run()
+        started: float | None = None
+        step = -1
+        row: dict[str, float] = {}
+        monitored = False
+        with log.raw() as file:
+            for event in _frames(file):
+                time, at, scalars = _event(event)
+                started = time if started is None else started
+                if any(map(_MONITOR.match, scalars)):
+                    scalars = {name: value for name, value in scalars.items() if not _MONITOR.match(name)}
+                    monitored = True
+                if not scalars:
+                    continue
+                if at != step or any(name in row for name in scalars):
+                    rows.add_mapping(step, row)
+                    step, row = at, {}
+                row |= scalars
+        rows.add_mapping(step, row)
+        if monitored:
+            rows.notes.append(_MONITORED)
+
+
+def is_event_file(head: bytes) -> bool:
+    """Whether the first frame is one."""
+    if len(head) < 16:
+        return False
+    length, check = struct.unpack("<QI", head[:12])
+    return (
+        length < _LARGEST
+        and check == _masked(_crc32c(head[:8]))
+        and head[12:13] in (b"\x09", b"\x1a", b"\x10", b"\x2a")
+    )
+
+
+def _frames(file: BinaryIO) -> Iterator[bytes]:
+    while len(header := file.read(12)) == 12:
+        (length,) = struct.unpack("<Q", header[:8])
+        if length > _LARGEST:
+            return
+        data = file.read(length)
+        if len(data) < length or len(file.read(4)) < 4:
+            return
+        yield data
+
+
+def _event(data: bytes) -> tuple[float, int, dict[str, float]]:
+    """Wall time, step and scalars of an `Event` (wall_time = 1, step = 2, summary = 5)."""
+    time, step = 0.0, 0
+    scalars: dict[str, float] = {}
+    for number, value in fields(data):
+        if number == 1 and isinstance(value, bytes) and len(value) == 8:
+            (time,) = struct.unpack("<d", value)
+        elif number == 2 and isinstance(value, int):
+            step = value
+        elif number == 5 and isinstance(value, bytes):
+            for inner, summary in fields(value):
+                if inner == 1 and isinstance(summary, bytes):
+                    scalars |= _value(summary)
+    return time, step, scalars
+
+
+def _value(data: bytes) -> dict[str, float]:
+    """`Summary.Value`: tag = 1, simple_value = 2, tensor = 8 (of one element)."""
+    tag, number = "", None
+    for field, value in fields(data):
+        if field == 1 and isinstance(value, bytes):
+            tag = value.decode(errors="replace")
+        elif field == 2 and isinstance(value, bytes) and len(value) == 4:
+            (number,) = struct.unpack("<f", value)
+        elif field == 8 and isinstance(value, bytes):
+            number = _tensor(value)
+    return {tag: number} if tag and number is not None else {}
+
+
+def _tensor(data: bytes) -> float | None:
+    """`TensorProto`: dtype = 1 (1 float, 2 double), tensor_content = 4, float_val = 5, double_val = 6."""
+    kind = 0
+    for field, value in fields(data):
+        if field == 1 and isinstance(value, int):
+            kind = value
+        elif field in (4, 5, 6) and isinstance(value, bytes):
+            if len(value) == 4 and kind in (0, 1):
+                return float(struct.unpack("<f", value)[0])
+            if len(value) == 8 and kind in (0, 2):
+                return float(struct.unpack("<d", value)[0])
+    return None
+
+
+def _crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def _masked(crc: int) -> int:
+    """The TFRecord rotation of a checksum."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

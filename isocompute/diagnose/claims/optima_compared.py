@@ -1,0 +1,257 @@
+"""Claims that compare one n* with another: of two problem sets, two metrics, or two units of compute."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
+from isocompute.core.run import RunWarning
+from isocompute.diagnose.claims.model import Claim, Statement, Verdict
+from isocompute.diagnose.claims.optima import SWEEP
+from isocompute.diagnose.claims.setups import REPLICATES, Setup, Study
+from isocompute.diagnose.claims.statistics import above, inside
+from isocompute.law import Curve
+from isocompute.law.curve import Setting, upper_bound
+from isocompute.law.fits import fit_groups, usable_points
+from isocompute.law.frontier import compared, frontier, luck_of
+from isocompute.law.intervals import percentiles
+from isocompute.law.optimum import Optimum, beyond
+
+__all__ = ["about_difficulty", "about_metrics", "about_sizes", "about_units"]
+
+_SAME = 1.0
+"""Doublings within which two n* count as the same."""
+
+
+def about_difficulty(study: Study) -> Iterator[Claim]:
+    """Hard problems level off at a smaller n."""
+    what = Statement(
+        "hard_saturates_lower",
+        "On hard problems n* levels off at a smaller n than on easy ones.",
+        "IsoCompute section 4.1, figure 7",
+    )
+    sides = {d: _ceilings(study, [s for s in study.sweeps() if study.difficulty(s) == d]) for d in ("easy", "hard")}
+    if not sides["easy"] or not sides["hard"]:
+        lacking = " and ".join(d for d in ("easy", "hard") if not sides[d])
+        yield what.lacks(f"a sweep over n on a set that is {lacking} for the model (named so, or by its pass rate)")
+        return
+    (easy, n_easy), (hard, n_hard) = sides["easy"][0], sides["hard"][0]
+    value, interval = _log_ratio(n_easy, n_hard)
+    verdict, needs = _decided(n_easy, n_hard, interval, names=("easy", "hard"))
+    statistic = {"value": value, "unit": "doublings, easy over hard", "easy": n_easy.ceiling, "hard": n_hard.ceiling}
+    yield what.judged(verdict, statistic=statistic, interval=interval, needs=needs, runs=_used(easy, hard))
+
+
+def about_sizes(study: Study) -> Iterator[Claim]:
+    """Fewer problems cap n."""
+    what = Statement(
+        "small_sets_cap_n",
+        "With fewer training problems n* levels off at a smaller n.",
+        "IsoCompute section 5.2, figure 13",
+    )
+    alike: dict[str, list[Setup]] = {}
+    for setup in study.sweeps():
+        if setup.size is not None:
+            alike.setdefault(setup.apart_from_size, []).append(setup)
+    for setups in alike.values():
+        ordered = sorted(_ceilings(study, setups), key=lambda pair: pair[0].size or 0)
+        if len({setup.size for setup, _ in ordered}) > 1:
+            (small, n_small), (large, n_large) = ordered[0], ordered[-1]
+            value, interval = _log_ratio(n_large, n_small)
+            verdict, needs = _decided(n_large, n_small, interval, names=("large", "small"))
+            statistic = {
+                "value": value,
+                "unit": "doublings, large set over small",
+                "sizes": [small.size, large.size],
+                "optima": [n_small.ceiling, n_large.ceiling],
+            }
+            yield what.judged(verdict, statistic=statistic, interval=interval, needs=needs, runs=_used(small, large))
+            return
+    yield what.lacks("sweeps over n on two sizes of one problem set, with one recipe")
+
+
+def about_metrics(study: Study) -> Iterator[Claim]:
+    """worst@k wants a larger n on easy sets, best@k on hard ones."""
+    for difficulty, wants, other in (("easy", "worst", "best"), ("hard", "best", "worst")):
+        what = Statement(
+            f"{wants}_wants_larger_n_{difficulty}",
+            f"On {difficulty} problems {wants}@k wants a larger n than {other}@k.",
+            "IsoCompute section 4.1, figure 8",
+        )
+        setup = next((s for s in study.sweeps() if study.difficulty(s) == difficulty), None)
+        names = None if setup is None else _best_and_worst(setup, study.metric)
+        if setup is None or names is None:
+            yield what.lacks(f"a sweep over n on {difficulty} problems that logs best@k and worst@k")
+            continue
+        ends = {kind: _at_the_end(study, setup, metric=names[kind]) for kind in (wants, other)}
+        yield _told_apart(
+            what,
+            ends[wants],
+            ends[other],
+            names=(names[wants], names[other]),
+            runs=_used(setup),
+        )
+
+
+def about_units(study: Study) -> Iterator[Claim]:
+    """Counting compute in tokens gives the n* that rollouts give."""
+    what = Statement(
+        "tokens_agree",
+        "Counted in tokens, n* is what it is in rollouts, within a factor of two.",
+        "IsoCompute appendix E, figure 24",
+    )
+    for setup in study.sweeps():
+        if any("tokens" not in run.points.columns for run in setup.runs):
+            continue
+        rollouts, tokens = (_at_the_end(study, setup, unit=unit) for unit in ("rollouts", "tokens"))
+        if rollouts is not None and tokens is not None:
+            value, interval = _between(tokens, rollouts)
+            edge = _edge(tokens, rollouts)
+            verdict: Verdict = "undecided" if edge else inside(interval, _SAME + 1e-9)
+            yield what.judged(
+                verdict,
+                statistic={
+                    "value": value,
+                    "unit": "doublings, tokens over rollouts",
+                    "rollouts": rollouts.n,
+                    "tokens": tokens.n,
+                },
+                interval=interval,
+                needs=edge or ("seeds: n* is uncertain in either unit" if verdict == "undecided" else None),
+                runs=_used(setup),
+                where=study.where(setup),
+            )
+            return
+    yield what.lacks("a sweep over n whose points count tokens")
+
+
+def _ceilings(study: Study, setups: Sequence[Setup]) -> list[tuple[Setup, Optimum]]:
+    laws = [(setup, study.law(setup)) for setup in setups]
+    return [(setup, law.joint.rollouts) for setup, law in laws if law is not None and law.joint.rollouts is not None]
+
+
+def _log_ratio(a: Optimum, b: Optimum) -> tuple[float, tuple[float, float]]:
+    """log2 of a's n* at the end over b's; the interval from the far ends of both, which is wide enough for sure."""
+    low = float(np.log2(a.ceiling_interval[0] / b.ceiling_interval[1]))
+    high = float(np.log2(a.ceiling_interval[1] / b.ceiling_interval[0]))
+    value = float(np.log2(a.ceiling / b.ceiling))
+    return value, (min(low, value), max(high, value))
+
+
+def _decided(
+    higher: Optimum, lower: Optimum, interval: tuple[float, float], *, names: tuple[str, str]
+) -> tuple[Verdict, str | None]:
+    """Whether one n* lies above the other, by the interval of their ratio; else what would decide it.
+
+    An n* at the edge of what was run is only a bound, and decides nothing where it may lie on the other side.
+    """
+    verdict = above(interval)
+    if verdict == "fails":
+        open_ends = (higher, ">=", names[0]), (lower, "<=", names[1])
+    else:
+        open_ends = (lower, ">=", names[1]), (higher, "<=", names[0])
+    for best, bound, name in open_ends:
+        if best.ceiling_bound == bound:
+            runs = beyond(best) if bound == ">=" else f"n below {best.smallest:.0f}"
+            return "undecided", f"{runs}, on the {name} set"
+    if verdict == "undecided":
+        return verdict, "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
+    return verdict, None
+
+
+@dataclass(frozen=True)
+class _End:
+    """n on the frontier at the end."""
+
+    n: float
+    n_B: Array
+    """In every replicate."""
+    smallest: float
+    largest: float
+    """Of the n that were run."""
+
+
+def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: str | None = None) -> _End | None:
+    """At the largest compute that settings share, on the frontier of all of them.
+
+    None where that cannot be read, which a warning says where something is wrong with it.
+    """
+    try:
+        made = study.fittable(setup, metric=metric, unit=unit)
+    except InputError as error:
+        warnings.warn(f"{error} A claim that reads it stays undecided.", RunWarning, stacklevel=2)
+        return None
+    groups: dict[Setting, list[Curve]] = {}
+    for curve in made[0] if made else ():
+        if curve.rollouts_per_problem is None:
+            return None
+        groups.setdefault(curve.setting, []).append(usable_points(curve))
+    if len({n for _, n in groups}) < 2:
+        return None
+    values = np.concatenate([curve.values_C for group in groups.values() for curve in group])
+    fits = fit_groups(list(groups.values()), replicates=REPLICATES, seed=0, upper=upper_bound(values))
+    # Sets and metrics have luck of their own; a run in two units of compute has the same.
+    luck = zlib.crc32(f"{setup.name} {metric or study.metric}".encode())
+    front = frontier(fits, luck_SB=luck_of(fits, seed=luck))
+    part, _ = compared(fits, front.compute_C)
+    if part.stop == part.start:
+        return None
+    n_S = np.array([float(fit.setting[1] or 0) for fit in fits])
+    at = part.stop - 1
+    return _End(float(n_S[front.best_C[at]]), n_S[front.best_BC[:, at]], float(n_S.min()), float(n_S.max()))
+
+
+def _edge(a: _End, b: _End) -> str | None:
+    """What to run where both optima are at the same edge of what was run, and so not known."""
+    if a.n == b.n == a.smallest:
+        return f"n below {a.smallest:.0f}: both optima are the smallest n that was run"
+    if a.n == b.n == a.largest:
+        return f"n above {a.largest:.0f}: both optima are the largest n that was run"
+    return None
+
+
+def _between(a: _End, b: _End) -> tuple[float, tuple[float, float]]:
+    """log2 of one n* over another; their bootstraps are paired at random, as if the two were independent."""
+    value = float(np.log2(a.n / b.n))
+    low, high = percentiles(np.log2(a.n_B) - np.log2(b.n_B))
+    return value, (min(low, value), max(high, value))
+
+
+def _told_apart(
+    what: Statement, larger: _End | None, smaller: _End | None, *, names: tuple[str, str], runs: tuple[str, ...]
+) -> Claim:
+    if larger is None or smaller is None:
+        return what.lacks(SWEEP)
+    value, interval = _between(larger, smaller)
+    verdict = above(interval)
+    return what.judged(
+        verdict,
+        statistic={
+            "value": value,
+            "unit": f"doublings, {names[0]} over {names[1]}",
+            names[0]: larger.n,
+            names[1]: smaller.n,
+        },
+        interval=interval,
+        needs=(_edge(larger, smaller) or "seeds, or finer n: the two optima are not told apart")
+        if verdict == "undecided"
+        else None,
+        runs=runs,
+    )
+
+
+def _best_and_worst(setup: Setup, metric: str) -> dict[str, str] | None:
+    """The names of best@k and worst@k that go with an avg@k."""
+    prefix, _, k = metric.rpartition("avg@")
+    names = {kind: f"{prefix}{kind}@{k}" for kind in ("best", "worst")}
+    return names if all(name in run.metrics for run in setup.runs for name in names.values()) else None
+
+
+def _used(*setups: Setup) -> tuple[str, ...]:
+    return tuple(run.name for setup in setups for run in setup.runs)

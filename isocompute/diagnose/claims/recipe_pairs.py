@@ -1,0 +1,236 @@
+"""Claims about recipes: two that differ in one thing, at one allocation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from isocompute.core.errors import InputError
+from isocompute.diagnose.claims.model import Claim, Statement, Verdict
+from isocompute.diagnose.claims.setups import Difficulty, Pair, Study
+from isocompute.diagnose.claims.statistics import Difference, above, combined, no_better, seed_difference
+from isocompute.law import Curve, compare
+from isocompute.law.curve import noise_level, scale_of
+
+__all__ = ["about_recipes"]
+
+_Test = Callable[[Mapping[str, Any]], bool]
+_LAST = 3
+_FIGURE_3 = "IsoCompute section 3, figure 3"
+_REPLICATES = 200
+_LOSS_FIELDS = ("loss", "clip_low", "clip_high", "ratio_cap", "ratio_anchor")
+_MARGIN = 0.04
+"""A reward that is higher by less counts as no better, of the scale: twice ScaleRL's error."""
+_PACE = ("pipeline_steps", "off_policy_steps", "updates_per_batch")
+
+
+@dataclass(frozen=True)
+class _Contrast:
+    """A claim that one recipe beats, does not beat or outpaces another that differs in some fields alone."""
+
+    statement: Statement
+    fields: tuple[str, ...]
+    is_a: _Test
+    is_b: _Test
+    needs: str
+    kind: Literal["reward", "ceiling", "speed", "no_better"]
+    difficulty: Difficulty | None = None
+
+
+def _is(key: str, *values: Any) -> _Test:
+    return lambda recipe: recipe.get(key) in values
+
+
+def _regularised(recipe: Mapping[str, Any]) -> bool:
+    return bool(recipe.get("kl_coef")) and bool(recipe.get("entropy_coef"))
+
+
+def _bare(recipe: Mapping[str, Any]) -> bool:
+    return recipe.get("kl_coef") == 0 and recipe.get("entropy_coef") == 0
+
+
+_CONTRASTS = (
+    *(
+        _Contrast(
+            Statement(
+                f"sqrt_beats_{other}",
+                f"A learning rate that grows with √B beats a {other} one.",
+                "IsoCompute section 3, figure 4",
+            ),
+            ("lr_scaling",),
+            _is("lr_scaling", "sqrt"),
+            _is("lr_scaling", other),
+            f"runs with recipe.lr_scaling = 'sqrt' and '{other}', all else equal, at a batch far from lr_batch",
+            "reward",
+        )
+        for other in ("constant", "linear")
+    ),
+    _Contrast(
+        Statement("regularisers_help_easy", "KL and entropy terms help on easy problems.", _FIGURE_3),
+        ("kl_coef", "entropy_coef"),
+        _regularised,
+        _bare,
+        "runs on an easy set with kl_coef and entropy_coef above 0 and with both 0, all else equal",
+        "reward",
+        "easy",
+    ),
+    _Contrast(
+        Statement("regularisers_hurt_hard", "KL and entropy terms hurt on hard problems.", _FIGURE_3),
+        ("kl_coef", "entropy_coef"),
+        _bare,
+        _regularised,
+        "runs on a hard set with kl_coef and entropy_coef above 0 and with both 0, all else equal",
+        "reward",
+        "hard",
+    ),
+    _Contrast(
+        Statement(
+            "decoupled_baseline_same",
+            "A baseline from more rollouts than are trained on does no better than the small n alone.",
+            "IsoCompute appendix G, figure 26",
+        ),
+        ("baseline_rollouts",),
+        lambda recipe: bool(recipe.get("baseline_rollouts")),
+        lambda recipe: "baseline_rollouts" in recipe and recipe["baseline_rollouts"] is None,
+        "runs with and without recipe.baseline_rollouts at one n, three seeds each",
+        "no_better",
+    ),
+    *(
+        _Contrast(
+            Statement(
+                f"{loss}_raises_ceiling",
+                f"{loss.upper()} reaches a higher ceiling than a clipped (DAPO) loss.",
+                "ScaleRL section 3.2, figure 5a",
+            ),
+            _LOSS_FIELDS,
+            _is("loss", loss),
+            _is("loss", "clip"),
+            f"runs with recipe.loss = '{loss}' and 'clip', all else equal, long enough to near their ceilings",
+            "ceiling",
+        )
+        for loss in ("cispo", "gspo")
+    ),
+    _Contrast(
+        Statement("fp32_head_raises_ceiling", "Logits in FP32 raise the ceiling.", "ScaleRL section 3.2, figure 5b"),
+        ("fp32_head",),
+        _is("fp32_head", True),
+        _is("fp32_head", False),
+        "runs with recipe.fp32_head = true and false, all else equal, long enough to near their ceilings",
+        "ceiling",
+    ),
+    _Contrast(
+        Statement(
+            "pipeline_is_faster",
+            "PipelineRL gets half-way with less compute than off-policy batches.",
+            "ScaleRL section 3.1, figure 4a",
+        ),
+        _PACE,
+        lambda recipe: bool(recipe.get("pipeline_steps")),
+        lambda recipe: not recipe.get("pipeline_steps") and (recipe.get("off_policy_steps") or 1) > 1,
+        "runs with recipe.pipeline_steps above 0 and with off_policy_steps above 1, all else equal, in GPU-hours",
+        "speed",
+    ),
+)
+
+
+def about_recipes(study: Study) -> Iterator[Claim]:
+    """Every claim about a pair of recipes."""
+    for contrast in _CONTRASTS:
+        pairs = list(study.pairs(contrast.fields, contrast.is_a, contrast.is_b, difficulty=contrast.difficulty))
+        judged = _judge(study, contrast, pairs)
+        yield judged if judged is not None else contrast.statement.lacks(contrast.needs)
+
+
+def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | None:
+    found: list[tuple[Pair, Difference]] = []
+    unsure: list[str] = []
+    scale = 1.0
+    for pair in pairs:
+        sides = [study.curves(side) for side in (pair.a, pair.b)]
+        if sides[0] is None or sides[1] is None or sides[0][1] != sides[1][1]:
+            continue
+        a, b = sides[0][0], sides[1][0]
+        scale = scale_of(np.concatenate([c.values_C for c in (*a, *b)]))
+        if contrast.kind in ("reward", "no_better"):
+            found.append((pair, _reward(a, b, scale)))
+            continue
+        difference, why = _by_fit(a, b, contrast.kind)
+        if difference is not None:
+            found.append((pair, difference))
+        if why:
+            unsure.append(why)
+    if not found:
+        return None
+    total = combined([difference for _, difference in found])
+    verdict: Verdict = (
+        no_better(total.interval, _MARGIN * scale) if contrast.kind == "no_better" else above(total.interval)
+    )
+    needs = "more seeds: the difference is not told from chance" if verdict == "undecided" else None
+    if unsure:
+        verdict, needs = "undecided", unsure[0]
+    units = {"speed": "log2 of compute to half-way, the other over this", "ceiling": "ceiling, this less the other"}
+    return contrast.statement.judged(
+        verdict,
+        statistic={
+            "value": total.value,
+            "unit": units.get(contrast.kind, "reward at the end, this less the other"),
+            "rule": total.rule,
+            "allocations": len(found),
+        },
+        interval=total.interval,
+        needs=needs,
+        runs=tuple(run.name for pair, _ in found for run in (*pair.a, *pair.b)),
+    )
+
+
+def _reward(a: Sequence[Curve], b: Sequence[Curve], scale: float) -> Difference:
+    """At the compute that all of these runs have: what was measured, also of a run that has collapsed by then."""
+    end = min(float(curve.compute_C[-1]) for curve in (*a, *b))
+    by_seed = _has_own_seeds(a) and _has_own_seeds(b)
+    return seed_difference(_ends(a, end, by_seed=by_seed), _ends(b, end, by_seed=by_seed), scale=scale)
+
+
+def _has_own_seeds(curves: Sequence[Curve]) -> bool:
+    """Whether a seed says which run is meant: repetitions may all be given the same one, or none."""
+    seeds = [curve.seed for curve in curves]
+    return None not in seeds and len(set(seeds)) == len(seeds)
+
+
+def _ends(curves: Sequence[Curve], end: float, *, by_seed: bool) -> dict[int | str, tuple[float, float]]:
+    """Mean of the last evaluations up to a compute, with its standard error, by seed or by name."""
+    out: dict[int | str, tuple[float, float]] = {}
+    for curve in curves:
+        values_C = curve.values_C[curve.compute_C <= end * (1 + 1e-9)]
+        last_C = values_C[-_LAST:] if len(values_C) else curve.values_C[:1]
+        error = noise_level(curve.values_C) / float(np.sqrt(len(last_C)))
+        key = curve.seed if by_seed and curve.seed is not None else curve.name
+        out[key] = float(last_C.mean()), error
+    return out
+
+
+def _by_fit(a: Sequence[Curve], b: Sequence[Curve], kind: str) -> tuple[Difference | None, str | None]:
+    """Ceilings or speeds by `isocompute compare`, and why they are only guesses where they are."""
+    try:
+        result = compare(a, b, replicates=_REPLICATES)
+    except InputError as error:
+        return None, str(error)
+    alone = min(len(a), len(b)) == 1
+    if kind == "ceiling":
+        why = "longer runs: a ceiling lies far above what was reached" if result.higher == "undecided" else None
+        return _widened(Difference(result.difference, result.interval, result.error_rule), alone=alone), why
+    why = "longer runs: a midpoint lies beyond the data" if result.faster == "undecided" else None
+    low, high = (float(np.log2(max(x, 1e-12))) for x in result.speed_ratio_interval)
+    speed = Difference(float(np.log2(max(result.speed_ratio, 1e-12))), (low, high), result.error_rule)
+    return _widened(speed, alone=alone), why
+
+
+def _widened(difference: Difference, *, alone: bool) -> Difference:
+    """With one seed, the error of both sides where `compare` takes that of one."""
+    if not alone:
+        return difference
+    low, high = (difference.value + math.sqrt(2.0) * (end - difference.value) for end in difference.interval)
+    return Difference(difference.value, (low, high), difference.rule)

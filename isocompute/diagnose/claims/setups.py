@@ -1,0 +1,312 @@
+"""Runs sorted into setups: one model, problem set and recipe, run at several allocations and with several seeds.
+
+A claim about n* is about one setup; a claim about a recipe is about two that differ in nothing else. A setup is a
+condition (`runs.conditions`) of the runs that are alike but for what follows the batch: whether a learning rate follows
+it on one problem set does not depend on the other sets in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+
+from isocompute.core.arrays import Array
+from isocompute.core.caught import quiet
+from isocompute.core.errors import InputError
+from isocompute.core.recipe import RECIPES, Recipe
+from isocompute.core.run import Run, RunSet, RunWarning, listing
+from isocompute.data.conditions import Condition, apart_from_batch, conditions_of, ingredients, made_of, set_size, spelt
+from isocompute.diagnose.claims.readable import fittable, with_curves
+from isocompute.law import Law, curves_of, fit_law
+from isocompute.law.curve import Curve, scale_of
+
+__all__ = ["Pair", "Setup", "Study", "difficulty_of", "sort_runs"]
+
+Difficulty = Literal["easy", "hard"]
+REPLICATES = 200
+_HARD, _EASY = 0.0625, (0.3, 0.6)
+"""The IsoCompute paper's bands of base pass rate."""
+_PERCENT = 100.0
+_TABLES = ("recipe", "world", "problem_set")
+"""Keys of `run.json` that `ingredients` takes apart."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Runs that share all but allocation and seed."""
+
+    name: str
+    """What tells it from the other setups here: its problem set, then the recipe's fields that differ."""
+    condition: Condition
+    settings: Mapping[str, Any]
+    """What all its runs say of how they were made but the recipe, as flat keys such as `world.size`."""
+    recipe: Mapping[str, Any]
+    """The fields that all its runs share: a learning rate that follows the batch is none of them."""
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """In the order in which they were read."""
+        return self.condition.runs.runs
+
+    @property
+    def size(self) -> int | None:
+        """Problems in the training set, where that is known."""
+        return set_size(self.condition)
+
+    @property
+    def apart_from_size(self) -> str:
+        """All settings but the number of problems, to compare by."""
+        return _text([{k: v for k, v in self.settings.items() if not k.endswith(".size")}, self.recipe])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two recipes that differ in the named fields alone, at one allocation."""
+
+    a: tuple[Run, ...]
+    b: tuple[Run, ...]
+
+
+@dataclass
+class Study:
+    """The setups of a set of runs, and their laws, each fitted once."""
+
+    setups: tuple[Setup, ...]
+    metric: str
+    source: str
+    _laws: dict[str, Law | None] = field(default_factory=dict)
+    _told: set[tuple[str, ...]] = field(default_factory=set)
+    """Runs of which was said that they fall too early."""
+
+    def law(self, setup: Setup) -> Law | None:
+        """A setup's law, or None where its curves support none."""
+        if setup.name not in self._laws:
+            made = self.fittable(setup)
+            self._laws[setup.name] = (
+                None if made is None else fit_law(made[0], metric=self.metric, unit=made[1], replicates=REPLICATES)
+            )
+        return self._laws[setup.name]
+
+    def fittable(
+        self, setup: Setup, *, metric: str | None = None, unit: str | None = None
+    ) -> tuple[list[Curve], str] | None:
+        """The setup's curves that a law can be fitted to, and their unit; a warning names those that fall too early."""
+        made = self.curves(setup.runs, metric=metric, unit=unit)
+        if made is None:
+            return None
+        fallen = tuple(curve.name for curve in made[0] if not fittable(curve))
+        kept = [curve for curve in made[0] if curve.name not in fallen]
+        if fallen and fallen not in self._told:
+            self._told.add(fallen)
+            warnings.warn(
+                f"{self.source}: {len(fallen)} of {len(made[0])} runs fall for good before they give a curve; claims "
+                f"about n* are without {listing(fallen)}.",
+                RunWarning,
+                stacklevel=3,
+            )
+        return (kept, made[1]) if kept else None
+
+    def curves(
+        self, runs: Sequence[Run], *, metric: str | None = None, unit: str | None = None
+    ) -> tuple[list[Curve], str] | None:
+        """Curves of some runs and their unit of compute; None where they have none.
+
+        `InputError` where they cannot be read together, such as runs that count compute in different units.
+        """
+        chosen = RunSet(tuple(runs), self.source)
+        if metric not in (None, self.metric):
+            chosen = with_curves(chosen, metric)
+        if not chosen:
+            return None
+        with quiet(RunWarning):  # told once, when the runs were read
+            curves, _, unit = curves_of(chosen, metric=metric or self.metric, unit=unit)
+        return curves, unit
+
+    def where(self, setup: Setup) -> str:
+        """What to add to a claim's code to tell sweeps apart; nothing where there is one."""
+        return setup.name if len(self.sweeps()) > 1 else ""
+
+    def sweeps(self) -> tuple[Setup, ...]:
+        """Setups that were run at two n or more."""
+        return tuple(s for s in self.setups if len({r.settings.rollouts_per_problem for r in s.runs} - {None}) > 1)
+
+    def difficulty(self, setup: Setup) -> Difficulty | None:
+        """Easy or hard, in the paper's words."""
+        runs = [_values(run, self.metric) for run in setup.runs]
+        values, base = np.concatenate(runs), float(np.median([values_C[0] for values_C in runs]))
+        percent = self.scale(values) == _PERCENT
+        rate = base / _PERCENT if percent else base if values.max() <= 1.0 else None
+        return difficulty_of(setup.runs[0].settings.problems or "", rate)
+
+    def scale(self, values: Array) -> float:
+        """The length of the scale that some runs' values lie on.
+
+        On a hard set not every run in percent gets far enough to show that it is; then the others do.
+        """
+        percent = values.min() >= 0.0 and values.max() > 1.0 and self._scale == _PERCENT
+        return _PERCENT if percent else scale_of(values)
+
+    @cached_property
+    def _scale(self) -> float:
+        return scale_of(np.concatenate([_values(run, self.metric) for setup in self.setups for run in setup.runs]))
+
+    def pairs(
+        self,
+        fields: Sequence[str],
+        is_a: Callable[[Mapping[str, Any]], bool],
+        is_b: Callable[[Mapping[str, Any]], bool],
+        *,
+        difficulty: Difficulty | None = None,
+    ) -> Iterator[Pair]:
+        """Recipes on both sides of a claim that differ in `fields` alone, at every allocation that both ran."""
+        among = [s for s in self.setups if difficulty is None or self.difficulty(s) == difficulty]
+        chosen = [(s, 0 if is_a(s.recipe) else 1) for s in among if is_a(s.recipe) or is_b(s.recipe)]
+        labels = _labels([setup for setup, _ in chosen], fields)
+        sides: dict[tuple[str, int | None, int | None], tuple[list[Run], list[Run]]] = {}
+        for setup, side in chosen:
+            settings = {k: v for k, v in setup.settings.items() if k not in labels}
+            for run in setup.runs:
+                s = run.settings
+                rest = [settings, {k: v for k, v in _recipe(run).items() if k not in fields}]
+                key = (_text(rest), s.problems_per_batch, s.rollouts_per_problem)
+                sides.setdefault(key, ([], []))[side].append(run)
+        for a, b in sides.values():
+            if a and b:
+                yield Pair(tuple(a), tuple(b))
+
+
+def sort_runs(runs: RunSet, metric: str) -> Study:
+    """The setups of the runs that have a curve of the metric."""
+    alike: dict[str, list[Run]] = {}
+    for run in with_curves(runs, metric):
+        alike.setdefault(apart_from_batch(run), []).append(run)
+    groups = [group for each in alike.values() for group in _told_apart(each)]
+    found = [c for group in groups for c in conditions_of(replace(runs, runs=tuple(group)))]
+    found = [condition for condition in found if _is_readable(condition.runs, metric)]
+    all_settings = [_settings(condition.runs) for condition in found]
+    recipes = [_shared([_recipe(run) for run in condition.runs]) for condition in found]
+    names = _names(all_settings, recipes)
+    setups = tuple(Setup(*parts) for parts in zip(names, found, all_settings, recipes, strict=True))
+    return Study(setups, metric, runs.source)
+
+
+def _told_apart(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs by the further keys of their `run.json`, such as a length of responses; one that every run has another value
+    of, as a note, or that goes with the allocation, tells none apart.
+    """
+    flats = [_further(run) for run in runs]
+    allocations = [(run.settings.problems_per_batch, run.settings.rollouts_per_problem) for run in runs]
+    telling = []
+    for key in sorted({key for flat in flats for key in flat}):
+        values = [_text(flat.get(key)) for flat in flats]
+        follows = len(set(zip(allocations, values, strict=True))) == len(set(allocations)) > 1
+        if 1 < len(set(values)) < len(runs) and not follows:
+            telling.append(key)
+    out: dict[str, list[Run]] = {}
+    for run, flat in zip(runs, flats, strict=True):
+        out.setdefault(_text([flat.get(key) for key in telling]), []).append(run)
+    return list(out.values())
+
+
+def _further(run: Run) -> dict[str, Any]:
+    """What `run.json` says beyond a run's ingredients."""
+    known = (*_TABLES, *ingredients(run))
+    return {k: v for k, v in _flat(made_of(run)).items() if k.partition(".")[0] not in known}
+
+
+def _is_readable(runs: RunSet, metric: str) -> bool:
+    """Whether the runs of a setup can be read together; a warning says why not."""
+    try:
+        with quiet(RunWarning):  # told when the runs were read
+            curves_of(runs, metric=metric)
+    except InputError as error:
+        warnings.warn(f"{error} Claims are without these runs.", RunWarning, stacklevel=4)
+        return False
+    return True
+
+
+def difficulty_of(name: str, rate: float | None) -> Difficulty | None:
+    """By the name of the problem set, else by the base model's pass rate, in the paper's bands."""
+    plain = name.lower().replace("very-easy", "").replace("very_easy", "")
+    if "hard" in plain or "easy" in plain:
+        return "hard" if "hard" in plain else "easy"
+    if rate is None or rate < 0.0:
+        return None
+    return "hard" if rate <= _HARD else "easy" if _EASY[0] <= rate <= _EASY[1] else None
+
+
+def _values(run: Run, metric: str) -> Array:
+    return run.points[metric].drop_nulls().cast(pl.Float64).to_numpy().astype(np.float64)
+
+
+def _settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """What the runs of a condition share but the recipe: its ingredients, and further keys that all of them have."""
+    further = _shared([_flat(made_of(run)) for run in runs])
+    return {k: v for k, v in further.items() if k.partition(".")[0] not in _TABLES} | {
+        k: v for k, v in ingredients(runs[0]).items() if not k.startswith("recipe.")
+    }
+
+
+def _shared(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {k: v for k, v in tables[0].items() if all(k in table and table[k] == v for table in tables[1:])}
+
+
+def _recipe(run: Run) -> dict[str, Any]:
+    """A recipe's fields: what its name stands for, then what is said."""
+    said = run.settings.recipe or {}
+    name = said.get("name")
+    known = RECIPES.get(name, {}) if isinstance(name, str) else {}
+    defaults = {key: f.default for key, f in Recipe.model_fields.items()} if said else {}
+    return {**defaults, **known, **{key: value for key, value in said.items() if key != "name"}}
+
+
+def _labels(setups: Sequence[Setup], fields: Sequence[str]) -> set[str]:
+    """Columns that a table's runs are named by and that say no more than these fields of the recipe, such as `arm`."""
+    flat = [_with_recipe(setup.settings, setup.recipe) for setup in setups]
+    columns = {column for setup in setups for column, _ in spelt(setup.runs[0].name)}
+    return {column for column in columns if _follows(flat, column, *(f"recipe.{name}" for name in fields))}
+
+
+def _with_recipe(settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{f"recipe.{key}": value for key, value in recipe.items()}, **settings}
+
+
+def _names(all_settings: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The problem set and whatever differs: the model, the set's size, fields of the recipe."""
+    flat = [_with_recipe(settings, recipe) for settings, recipe in zip(all_settings, recipes, strict=True)]
+    keys = dict.fromkeys(key for each in flat for key in each)
+    told = [k for k in keys if k != "problems" and len({_text(each.get(k)) for each in flat}) > 1]
+    one_set = len({each.get("problems") for each in flat}) == 1
+    out: list[str] = []
+    for each in flat:
+        parts = [str(each.get("problems", "runs"))] if not one_set or not told else []
+        # What goes with the problem set in every setup says nothing beyond its name.
+        parts += [f"{k.rpartition('.')[2]}={each[k]}" for k in told if k in each and not _follows(flat, k, "problems")]
+        name = " ".join(parts) or "runs"
+        out.append(name if name not in out else f"{name} #{len(out) + 1}")
+    return out
+
+
+def _follows(flat: Sequence[Mapping[str, Any]], key: str, *others: str) -> bool:
+    by_others: dict[str, set[str]] = {}
+    for each in flat:
+        by_others.setdefault(_text([each.get(other) for other in others]), set()).add(_text(each.get(key)))
+    return all(len(values) == 1 for values in by_others.values())
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return out
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

@@ -1,0 +1,120 @@
+"""Differences with an interval, and what an interval decides.
+
+With seeds on both sides the spread between them is the error: paired where the seeds are the same (Student), else
+Welch's. With one seed on each side nothing in the data shows that spread; ScaleRL's ±.02 of the scale, what repetitions
+of one run gave them, then stands for each side, so √2 times as much for the difference. With one seed on one side alone
+the other's spread stands for both, and is never taken to be less than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from isocompute.core.arrays import Array
+from isocompute.diagnose.claims.model import Verdict
+from isocompute.law.seeds import ONE_SEED_ERROR
+
+__all__ = ["ONE_SEED", "Difference", "above", "combined", "inside", "mean_of", "no_better", "seed_difference"]
+
+ONE_SEED = math.sqrt(2.0) * ONE_SEED_ERROR
+"""95% error of a difference between single runs, of the scale."""
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One quantity less another, with its 95% interval and how that was found."""
+
+    value: float
+    interval: Interval
+    rule: str
+
+
+def above(interval: Interval, mark: float = 0.0) -> Verdict:
+    """`holds` where all of the interval lies above the mark, `fails` where all of it lies below."""
+    if interval[0] > mark:
+        return "holds"
+    return "fails" if interval[1] < mark else "undecided"
+
+
+def inside(interval: Interval, margin: float) -> Verdict:
+    """For a claim that two things are the same: `holds` within the margin, `fails` where the interval misses it."""
+    if -margin < interval[0] and interval[1] < margin:
+        return "holds"
+    return "fails" if interval[0] > margin or interval[1] < -margin else "undecided"
+
+
+def no_better(interval: Interval, margin: float) -> Verdict:
+    """For a claim that one thing does no better than another: `holds` below the margin, `fails` above it."""
+    if interval[1] < margin:
+        return "holds"
+    return "fails" if interval[0] > margin else "undecided"
+
+
+def mean_of(values: Sequence[float]) -> Difference:
+    """Mean with Student's interval; at least two values."""
+    sample = np.asarray(values, dtype=np.float64)
+    count = len(sample)
+    half = float(stats.t.ppf(0.975, count - 1)) * float(sample.std(ddof=1)) / float(np.sqrt(count))
+    mean = float(sample.mean())
+    return Difference(mean, (mean - half, mean + half), f"Student over {count}")
+
+
+def seed_difference(
+    a: Mapping[int | str, tuple[float, float]], b: Mapping[int | str, tuple[float, float]], *, scale: float
+) -> Difference:
+    """Difference between two recipes from values with standard errors by seed.
+
+    Never tighter than the errors of the values themselves: two seeds that agree by chance are no proof.
+    """
+    value_a, value_b = (np.array([v for v, _ in side.values()]) for side in (a, b))
+    difference = float(value_a.mean() - value_b.mean())
+    noise = 1.96 * float(np.sqrt(sum(sum(e**2 for _, e in side.values()) / len(side) ** 2 for side in (a, b))))
+    shared = [seed for seed in a if seed in b]
+    if len(shared) >= 3 and len(shared) == len(a) == len(b):
+        paired = mean_of([a[seed][0] - b[seed][0] for seed in shared])
+        half, rule = (paired.interval[1] - paired.interval[0]) / 2, f"{len(shared)} seeds, paired"
+    elif min(len(a), len(b)) >= 2:
+        half, rule = _welch(value_a, value_b), f"{len(a)} and {len(b)} seeds, Welch"
+    else:
+        several = max(value_a, value_b, key=len)
+        half = max(_against_one(several), math.hypot(ONE_SEED * scale, noise))
+        rule = f"one seed: at least ±{ONE_SEED * scale:.3g}"
+        if len(several) > 1:
+            rule = f"{len(several)} seeds and one, with the spread of the {len(several)}, {rule}"
+    half = max(half, noise)
+    return Difference(difference, (difference - half, difference + half), rule)
+
+
+def _welch(value_a: Array, value_b: Array) -> float:
+    """Half of Welch's interval; 0 where no seed differs from another of its side."""
+    parts = [float(v.var(ddof=1)) / len(v) for v in (value_a, value_b)]
+    total = sum(parts)
+    if total <= 0:
+        return 0.0
+    freedom = 1.0 / sum((p / total) ** 2 / (len(v) - 1) for p, v in zip(parts, (value_a, value_b), strict=True))
+    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)
+
+
+def _against_one(several: Array) -> float:
+    """Half of Student's interval of the mean of several seeds less one seed of the same spread; 0 for a single seed."""
+    count = len(several)
+    if count < 2:
+        return 0.0
+    variance = float(several.var(ddof=1)) * (1.0 + 1.0 / count)
+    return float(stats.t.ppf(0.975, count - 1)) * math.sqrt(variance)
+
+
+def combined(parts: Sequence[Difference]) -> Difference:
+    """The mean of several independent differences, such as those of several allocations."""
+    if len(parts) == 1:
+        return parts[0]
+    mean = float(np.mean([p.value for p in parts]))
+    low, high = (float(np.sqrt(sum((p.value - p.interval[i]) ** 2 for p in parts))) / len(parts) for i in (0, 1))
+    return Difference(mean, (mean - low, mean + high), f"{parts[0].rule}; mean over {len(parts)} allocations")

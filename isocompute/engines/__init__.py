@@ -1,1 +1,0 @@
-"""Engines make runs: the simulator, the native language-model trainer, or any outside command."""

@@ -1,0 +1,347 @@
+"""What a step costs: a roofline of prefill, decode and training (FLOPs over peak against bytes over bandwidth).
+
+A step samples B = Bp · n responses and updates on them, one phase after the other on the same GPUs. For each phase
+seconds = max(FLOPs / peak, bytes / bandwidth) / efficiency, where the efficiency is measured (`throughput.calibrate`),
+given, or a default below.
+
+- *Prefill*: a prompt is computed once for its n rollouts (prefix caching, on by default in vLLM and SGLang).
+- *Decode*: every step reads the weights (of a mixture of experts, those that the batch is expected to meet,
+  E · (1 - (1 - k/E)^b) of E) and the cache of every running response. How many run at once is limited by what memory
+  the weights leave to the cache; responses beyond that wait for a place. A copy of the model is spread over the power
+  of two of GPUs at which decoding takes the least time: more of them leave more room for the cache, `SPREAD` is what
+  they lose to one another.
+- *Training*: three forward passes' worth of FLOPs (one forward, two backward), one more where activations are
+  recomputed, and one for each scoring pass (old log-probs, a reference model), over prompt and response.
+
+Weights, cache and activations are bf16. Training splits everything over all GPUs. Other communication between GPUs is
+not modelled: it is part of the efficiency.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from isocompute.core.allocation import Allocation
+from isocompute.core.errors import InputError
+from isocompute.planner.hardware import Gpu, gpus
+from isocompute.planner.model_shape import ModelShape
+
+__all__ = ["Bound", "Efficiency", "Phase", "StepCost", "attended_pairs", "forward_flops", "step_cost"]
+
+Bound = Literal[
+    "decode_bandwidth",
+    "decode_compute",
+    "kv_memory",
+    "prefill_compute",
+    "prefill_bandwidth",
+    "training_compute",
+    "training_bandwidth",
+]
+ELEMENT = 2
+"""Bytes of a bf16 number."""
+USABLE = 0.9
+"""Share of a GPU's memory for weights and cache while generating, vLLM's default `gpu_memory_utilization`."""
+SPREAD = 0.8
+"""Share of the decoding speed that is left each time a copy is spread over twice as many GPUs, which add up their
+activations twice a layer. A rule of thumb, as `Efficiency`'s defaults are."""
+MACHINE = 8
+"""GPUs of a machine: a copy is spread over more only where one machine does not hold it."""
+TRAINING_PASSES = 4
+"""Forward passes' worth of an update: forward, backward (twice a forward), and a second forward, because gradient
+checkpointing is on in TRL and in veRL's examples."""
+ADAM_BYTES = 30
+"""Bytes an update moves for each parameter in AdamW with fp32 master weights: master, two moments and the gradient read
+(16), the first three and the bf16 copy written (14)."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Share of the roofline that each phase reaches.
+
+    The defaults are rules of thumb, not measurements: pretraining at scale reports 38–43% of the peak (Llama 3, arXiv
+    2407.21783, table 4), updates on ragged responses less; a serving engine with many requests about half of the
+    bandwidth. Small models and small batches reach a tenth of these: calibrate.
+    """
+
+    prefill: float = 0.5
+    decode: float = 0.5
+    training: float = 0.35
+    source: Literal["measured", "given", "modelled"] = "modelled"
+    interval: tuple[float, float] | None = None
+    """95% interval of the whole step's time, as factors around 1 (lower is faster), where it was measured."""
+
+    def __post_init__(self) -> None:
+        for name in ("prefill", "decode", "training"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"efficiency.{name} = {getattr(self, name):g}; give a share of the peak above 0.")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a step on all GPUs: what it does and how long that takes."""
+
+    flops: float
+    bytes: float
+    compute_seconds: float
+    memory_seconds: float
+    seconds: float
+
+    @property
+    def limited_by(self) -> Literal["compute", "bandwidth"]:
+        """Which side of the roofline it is on."""
+        return "compute" if self.compute_seconds >= self.memory_seconds else "bandwidth"
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The cost of one step of an allocation."""
+
+    allocation: Allocation
+    gpu: Gpu
+    gpus: int
+    prompt_tokens: float
+    response_tokens: float
+    efficiency: Efficiency
+    prefill: Phase
+    decode: Phase
+    training: Phase
+    gpus_per_copy: int
+    """GPUs that hold one copy of the model while generating."""
+    concurrent: float
+    """Responses that one copy decodes at once."""
+    waiting: bool
+    """Memory leaves less room for the cache than there are responses."""
+    bound: Bound
+    """What limits the longest phase."""
+
+    @property
+    def seconds(self) -> float:
+        """Of one step."""
+        return self.prefill.seconds + self.decode.seconds + self.training.seconds
+
+    @property
+    def rollouts_per_second(self) -> float:
+        """On all GPUs together, training included."""
+        return self.allocation.batch_size / self.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled tokens, on all GPUs together, training included."""
+        return self.rollouts_per_second * self.response_tokens
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of the whole run."""
+        return self.seconds * self.allocation.update_steps * self.gpus / 3600.0
+
+
+def attended_pairs(shape: ModelShape, *, start: float, tokens: float) -> float:
+    """Query–key pairs of `tokens` causal tokens after the first `start`, averaged over full and windowed layers.
+
+    >>> from isocompute.planner.model_shape import model_shape
+    >>> tiny = model_shape({"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+    ...     "num_attention_heads": 1, "vocab_size": 8})
+    >>> attended_pairs(tiny, start=2, tokens=3)  # 3 + 4 + 5
+    12.0
+    """
+    full = tokens * (start + (tokens + 1) / 2)
+    if not shape.windowed_layers or shape.window is None:
+        return full
+    growing = min(max(shape.window - start, 0.0), tokens)  # tokens that still see everything before them
+    local = growing * (start + (growing + 1) / 2) + (tokens - growing) * shape.window
+    return full + shape.windowed_share * (local - full)
+
+
+def forward_flops(shape: ModelShape, *, tokens: float, pairs: float, logits: float) -> float:
+    """FLOPs of a forward pass: layers on `tokens`, attention on `pairs`, the output head on `logits` positions."""
+    return 2.0 * shape.token_weights * tokens + shape.pair_flops * pairs + 2.0 * shape.head_weights * logits
+
+
+def step_cost(
+    *,
+    shape: ModelShape,
+    gpu: Gpu,
+    gpus: int,
+    allocation: Allocation,
+    prompt_tokens: float,
+    response_tokens: float,
+    efficiency: Efficiency | None = None,
+    scoring_passes: int = 1,
+    updates_per_batch: int = 1,
+) -> StepCost:
+    """Seconds and bottleneck of one step. Token counts are means.
+
+    `scoring_passes` are forward passes over the batch before the update: 1 for the old log-probs, 2 with a reference
+    model, 0 where the sampler's log-probs are used.
+    """
+    efficiency = efficiency or Efficiency()
+    if gpus < 1:
+        raise InputError(f"gpus = {gpus}; give at least 1.")
+    if not (0 <= prompt_tokens < math.inf and 0 < response_tokens < math.inf):
+        raise InputError(f"{prompt_tokens:g} prompt and {response_tokens:g} response tokens; give at least 0 and 1.")
+    generation = _generation(shape, gpu, gpus, allocation, (prompt_tokens, response_tokens), efficiency.decode)
+    copy, copies, decode = generation.gpus_per_copy, generation.copies, generation.decode
+    prefill = _prefill(shape, gpu, copy, copies, allocation, prompt_tokens, efficiency.prefill)
+    training = _training(
+        shape,
+        gpu,
+        gpus,
+        allocation,
+        (prompt_tokens, response_tokens),
+        (scoring_passes, updates_per_batch),
+        efficiency.training,
+    )
+    return StepCost(
+        allocation=allocation,
+        gpu=gpu,
+        gpus=gpus,
+        prompt_tokens=prompt_tokens,
+        response_tokens=response_tokens,
+        efficiency=efficiency,
+        prefill=prefill,
+        decode=decode,
+        training=training,
+        gpus_per_copy=copy,
+        concurrent=generation.concurrent,
+        waiting=generation.waiting,
+        bound=_bound(prefill, decode, training, generation.waiting),
+    )
+
+
+def _cache_bytes(shape: ModelShape) -> float:
+    return float(ELEMENT * shape.cache_elements)
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """How the GPUs share the sampling of a step."""
+
+    gpus_per_copy: int
+    copies: int
+    concurrent: float
+    waiting: bool
+    decode: Phase
+
+
+def _generation(
+    shape: ModelShape, gpu: Gpu, count: int, allocation: Allocation, tokens: tuple[float, float], efficiency: float
+) -> _Generation:
+    """The spread of a copy at which decoding takes the least time; of equals the smallest."""
+    prompt, response = tokens
+    held = _held_tokens(shape, response + prompt / allocation.rollouts_per_problem)
+    per_response = held * _cache_bytes(shape)
+
+    def spread(copy: int) -> _Generation:
+        copies = min(count // copy, allocation.batch_size)  # a copy without a response does nothing
+        mine = allocation.batch_size / copies
+        room = (USABLE * gpu.memory * copy - ELEMENT * shape.parameters) / per_response
+        concurrent = max(1.0, min(mine, room))
+        left = efficiency * SPREAD ** math.log2(copy)
+        decode = _decode(shape, gpu, copy * copies, copies, mine, concurrent, tokens, left)
+        return _Generation(copy, copies, concurrent, concurrent < mine, decode)
+
+    able = [spread(copy) for copy in _copy_sizes(shape, gpu, count, per_response)]
+    return min(able, key=lambda generation: generation.decode.seconds)
+
+
+def _held_tokens(shape: ModelShape, tokens: float) -> float:
+    """Tokens that a response has in the cache, averaged over layers: those with a window keep no more than it."""
+    if shape.window is None:
+        return tokens
+    return tokens - shape.windowed_share * max(tokens - shape.window, 0.0)
+
+
+def _copy_sizes(shape: ModelShape, gpu: Gpu, count: int, per_response: float) -> list[int]:
+    """The powers of two of GPUs that hold the weights and one response; within a machine where one does."""
+    needed = ELEMENT * shape.parameters + per_response
+    copy = 1
+    while copy * USABLE * gpu.memory < needed:
+        copy *= 2
+    if copy > count:
+        fitting = sorted((g for g in gpus().values() if count * USABLE * g.memory >= needed), key=lambda g: g.memory)
+        other = f", or {count} × {fitting[0].name}" if fitting else ""
+        raise InputError(
+            f"{count} × {gpu.name}: {shape.parameters / 1e9:.1f}B parameters do not fit for generation; "
+            f"use at least {copy}{other}."
+        )
+    most = min(count, max(copy, MACHINE))
+    return [copy * 2**i for i in range((most // copy).bit_length())]
+
+
+def _phase(gpu: Gpu, count: int, flops: float, moved: float, efficiency: float) -> Phase:
+    compute, memory = flops / (gpu.peak * count), moved / (gpu.bandwidth * count)
+    return Phase(flops, moved, compute, memory, max(compute, memory) / efficiency)
+
+
+def _prefill(
+    shape: ModelShape, gpu: Gpu, copy: int, copies: int, allocation: Allocation, tokens: float, efficiency: float
+) -> Phase:
+    problems = allocation.problems_per_batch
+    flops = problems * forward_flops(
+        shape, tokens=tokens, pairs=attended_pairs(shape, start=0, tokens=tokens), logits=1.0
+    )
+    moved = ELEMENT * (shape.parameters * copies + problems * tokens * shape.cache_elements)
+    return _phase(gpu, copy * copies, flops, moved, efficiency) if tokens else _phase(gpu, 1, 0.0, 0.0, efficiency)
+
+
+def _decode(
+    shape: ModelShape,
+    gpu: Gpu,
+    count: int,
+    copies: int,
+    mine: float,
+    concurrent: float,
+    tokens: tuple[float, float],
+    efficiency: float,
+) -> Phase:
+    """All responses of a step. A copy decodes `concurrent` at once, so it makes response · mine / concurrent passes."""
+    prompt, response = tokens
+    responses = mine * copies
+    pairs = responses * attended_pairs(shape, start=prompt, tokens=response)
+    flops = responses * response * 2.0 * (shape.token_weights + shape.head_weights) + shape.decode_pair_flops * pairs
+    passes = copies * response * mine / concurrent
+    moved = passes * ELEMENT * _weights_read(shape, concurrent)
+    moved += _cache_bytes(shape) * (pairs + responses * response)  # read for every token, written once
+    return _phase(gpu, count, flops, moved, efficiency)
+
+
+def _weights_read(shape: ModelShape, batch: float) -> float:
+    """Weights that a decoding step reads: all but the input embeddings' table and the experts nobody is sent to."""
+    table = 0 if shape.tied else shape.head_weights
+    if not shape.experts:
+        return float(shape.parameters - table)
+    met = float(shape.experts * (1.0 - (1.0 - shape.experts_per_token / shape.experts) ** batch))
+    return shape.parameters - table - (shape.experts - met) * shape.expert_weights
+
+
+def _training(
+    shape: ModelShape,
+    gpu: Gpu,
+    count: int,
+    allocation: Allocation,
+    tokens: tuple[float, float],
+    passes: tuple[int, int],
+    efficiency: float,
+) -> Phase:
+    (prompt, response), (scoring, updates) = tokens, passes
+    length = prompt + response
+    once = allocation.batch_size * forward_flops(
+        shape, tokens=length, pairs=attended_pairs(shape, start=0, tokens=length), logits=response
+    )
+    work = scoring + TRAINING_PASSES * updates
+    # Every GPU reads the whole weights in every pass; the optimiser's state is split between them.
+    moved = shape.parameters * (ELEMENT * work * count + ADAM_BYTES * updates)
+    return _phase(gpu, count, once * work, moved, efficiency)
+
+
+def _bound(prefill: Phase, decode: Phase, training: Phase, waiting: bool) -> Bound:
+    longest = max(prefill.seconds, decode.seconds, training.seconds)
+    if longest == decode.seconds:
+        if decode.limited_by == "compute":
+            return "decode_compute"
+        return "kv_memory" if waiting else "decode_bandwidth"
+    if longest == prefill.seconds:
+        return "prefill_compute" if prefill.limited_by == "compute" else "prefill_bandwidth"
+    return "training_compute" if training.limited_by == "compute" else "training_bandwidth"

@@ -1,0 +1,209 @@
+"""Published laws by name: small files of parameters with their source, made into ensembles.
+
+None of the papers prints an error on its curves. What stands in for it is written in each file (`uncertainty`), is our
+choice, and is named wherever an interval from it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
+from isocompute.law.curve import Curve
+from isocompute.law.families import FAMILIES
+from isocompute.law.fits import CurveFit, Ensemble
+from isocompute.planner.curves import Curves
+from isocompute.planner.model import OptimumOnly, PlanningLaw, is_rate
+
+__all__ = ["Entry", "entries", "published", "siblings"]
+
+_BEFORE = 2.0
+"""Figure 6 draws a curve from where it takes the lead; its form is trusted down to half of that."""
+_KMAX = max(len(family.parameters) for family in FAMILIES)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of `plan --laws`."""
+
+    name: str
+    title: str
+    source: str
+    setup: str
+    metric: str
+    unit: str
+    range: tuple[float, float]
+    uncertainty: str
+
+
+@cache
+def _data() -> dict[str, dict[str, Any]]:
+    folder = resources.files("isocompute.planner").joinpath("laws")
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
+    laws = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return {law["name"]: law for law in laws}
+
+
+def entries() -> list[Entry]:
+    """All published laws, with source and validity range."""
+    return [
+        Entry(
+            law["name"],
+            law["title"],
+            law["source"],
+            law["setup"],
+            law["metric"],
+            law["unit"],
+            _range(law),
+            law["uncertainty"]["text"],
+        )
+        for law in _data().values()
+    ]
+
+
+def siblings(name: str, difficulty: str | None) -> list[str]:
+    """Laws of the same paper that were measured at a difficulty.
+
+    >>> siblings("isocompute/joint-easy", "hard")
+    ['isocompute/bp32-hard', 'isocompute/joint-hard']
+    """
+    family = name.partition("/")[0]
+    return [
+        law["name"]
+        for law in _data().values()
+        if law["name"].startswith(f"{family}/") and law["difficulty"] == difficulty
+    ]
+
+
+def _range(law: dict[str, Any]) -> tuple[float, float]:
+    if law["kind"] == "optimum":
+        return float(law["first"]), float(law["last"])
+    return min(s["first"] for s in law["settings"]), max(s["last"] for s in law["settings"])
+
+
+def published(name: str, *, replicates: int = 1000, seed: int = 0) -> PlanningLaw:
+    """A published law with its ensemble.
+
+    >>> law = published("isocompute/bp32-easy", replicates=100)
+    >>> law.metric, law.unit, law.model.settings()
+    ('avg@4', 'rollouts', [(32, 8), (32, 32), (32, 128), (32, 256), (32, 512)])
+    """
+    if name not in _data():
+        import difflib
+
+        near = difflib.get_close_matches(name.lower(), _data(), n=1, cutoff=0.3)
+        raise InputError(
+            f"--law {name}: no such published law{f'; did you mean {near[0]}?' if near else ';'} `isocompute plan "
+            "--laws` lists them."
+        )
+    law = _data()[name]
+    rng = np.random.default_rng([seed, 2603])
+    model = _curves(law, replicates, rng) if law["kind"] == "curves" else _optimum(law, replicates, rng)
+    first, last = _range(law)
+    return PlanningLaw(
+        name=name,
+        source=law["source"],
+        setup=law["setup"],
+        metric=law["metric"],
+        unit=law["unit"],
+        first=first,
+        last=last,
+        uncertainty=law["uncertainty"]["text"],
+        model=model,
+        difficulty=law["difficulty"],
+        problems=law["problems"],
+        max_batch=law.get("max_batch"),
+        batch_size=law.get("batch_size"),
+        response_tokens=law.get("response_tokens"),
+        gpu_hours_per_rollout=law.get("gpu_hours_per_rollout"),
+        rate_source=law.get("rate_source", ""),
+        recipe=law.get("recipe"),
+        bounded=is_rate(law["metric"]),
+    )
+
+
+def _level(spec: dict[str, float], value: float) -> float:
+    """Standard deviation of a curve's level: given, or the binomial error of this many samples."""
+    return float(spec["sd"]) if "sd" in spec else float(np.sqrt(value * (1.0 - value) / spec["samples"]))
+
+
+def _centred(rng: np.random.Generator, size: int) -> Array:
+    """Standard normal draws in pairs ±z: their mean is zero, so the ensemble does not move the published curve."""
+    half = rng.standard_normal((size + 1) // 2)
+    return rng.permutation(np.concatenate([half, -half])[:size])
+
+
+def _curves(law: dict[str, Any], replicates: int, rng: np.random.Generator) -> Curves:
+    return Curves(tuple(_curve(law["name"], s, law["uncertainty"], replicates, rng) for s in law["settings"]))
+
+
+def _curve(name: str, s: dict[str, Any], doubt: dict[str, Any], replicates: int, rng: np.random.Generator) -> CurveFit:
+    index = [family.name for family in FAMILIES].index(s["form"])
+    family = FAMILIES[index]
+    unit = float(s["first"])
+    theta_K = np.log(
+        [
+            s["parameters"][parameter] / (unit if in_compute else 1.0)
+            for parameter, in_compute in zip(family.parameters, family.compute_like, strict=True)
+        ]
+    )
+    spread_K = np.array(
+        [doubt["log_compute"] if in_compute else doubt["log_efficiency"] for in_compute in family.compute_like]
+    )
+    theta_BK = np.zeros((replicates, _KMAX))
+    for k in range(len(theta_K)):
+        theta_BK[:, k] = theta_K[k] + spread_K[k] * _centred(rng, replicates)
+    shift_B = _level(doubt["level"], s["ceiling"]) * _centred(rng, replicates)
+    empty = np.empty(0)
+    return CurveFit(
+        curves=(Curve(name, empty, empty, s["problems_per_batch"], s["rollouts_per_problem"]),),
+        family=family,
+        theta_K=theta_K,
+        base=float(s["base"]),
+        ceiling=float(s["ceiling"]),
+        rmse=0.0,
+        weights={family.name: 1.0},
+        unit=unit,
+        first=unit,
+        last=float(s["last"]),
+        starts=unit / _BEFORE,
+        ensemble=Ensemble(
+            unit,
+            np.full(replicates, index, dtype=np.int64),
+            theta_BK,
+            s["base"] + shift_B,
+            np.minimum(s["ceiling"] + shift_B, 1.0),
+        ),
+    )
+
+
+def _optimum(law: dict[str, Any], replicates: int, rng: np.random.Generator) -> OptimumOnly:
+    doubt = law["uncertainty"]
+    batch = law.get("batch_size")
+    grid = tuple(
+        (bp, n)
+        for bp in law["problems_per_batch"]
+        for n in law["rollouts_per_problem"]
+        if (bp * n == batch if batch else bp * n <= law["max_batch"])
+    )
+    last = law["frontier"][-1][1]
+    return OptimumOnly(
+        slope=(law["L"], law["k"], law["x0"], law["b"]),
+        along=law["along"],
+        grid=grid,
+        frontier=[(c, r) for c, r in law["frontier"]],
+        base=law["base"],
+        shift_B=doubt["doublings"] * _centred(rng, replicates),
+        cost_B=law["curvature"] * np.exp(doubt["log_curvature"] * _centred(rng, replicates)),
+        level_B=_level(law["level"], last) * _centred(rng, replicates),
+        problems_effect={
+            bp: doubt["problems_effect"] * _centred(rng, replicates) for bp in sorted({bp for bp, _ in grid})
+        },
+    )

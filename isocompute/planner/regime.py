@@ -1,0 +1,273 @@
+"""Which limit a setup is up against, from its runs: updates, gradient noise, interference, data or coverage.
+
+Each limit is one statistic in units of reward, measured at the end of the runs on the setting that leads there, with
+an interval and a verdict:
+
+| limit | statistic | supported when |
+| --- | --- | --- |
+| updates | lead of the smallest n over the best larger one, for each halving | the lead is above `LEAD` |
+| noise | lead of the best larger n over the smallest | it is above `LEAD` |
+| interference | problems given up: rise of the share near a pass rate of 0 (IsoCompute fig. 11) | above `MATERIAL` |
+| data | growth of the gap between training and held-out reward | above `MATERIAL` |
+| coverage | share of problems without any success | above a half |
+
+Supported: the whole interval lies above the mark. Several limits may be; the one named is coverage where it holds
+(without successes there is nothing to learn from, and nothing else to see), else the one with most reward at stake.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from isocompute.core.arrays import Array
+from isocompute.core.errors import InputError
+from isocompute.core.run import Run, RunSet
+from isocompute.law import Curve, curves_of
+from isocompute.law.curve import noise_level, upper_bound
+from isocompute.law.falls import fallen_early
+from isocompute.law.fits import CurveFit, fit_groups
+from isocompute.law.from_runs import choose_metric
+from isocompute.law.frontier import REACH, luck_of
+from isocompute.law.intervals import around, basic
+from isocompute.law.settings import settings_of, usable_curves
+from isocompute.law.student import widening
+from isocompute.planner.leading import leading_recipe
+from isocompute.planner.limits import Diagnosis, Finding, Regime, Verdict
+
+__all__ = ["Sweep", "by_rollouts", "diagnose"]
+
+LEAD = 0.005
+"""A lead between two n that counts: the bin in which the IsoCompute paper counts rewards as equal."""
+MATERIAL = 0.02
+"""Problems given up, or gap, that counts."""
+_MOST = 0.5
+_LAST = 3
+_REPLICATES = 400
+_Estimate = tuple[float, tuple[float, float]]
+
+
+def diagnose(runs: RunSet, *, metric: str | None = None) -> Diagnosis:
+    """Read the limit off the runs of one setup (one model, problem set and recipe; several n help)."""
+    metric = choose_metric(runs, metric)
+    sweep = _sweep(runs, metric)
+    leading = _leading(runs, sweep)
+    findings = (
+        *by_rollouts(sweep),
+        _interference(leading, metric),
+        _data(leading, metric),
+        _coverage(leading, metric),
+    )
+    supported = [f for f in findings if f.verdict == "yes"]
+    first = next((f for f in supported if f.regime == "coverage"), None)
+    most = first or max(supported, key=lambda f: f.value or 0.0, default=None)
+    return Diagnosis(most.regime if most else None, findings)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Settings that differ in n alone, smallest n first."""
+
+    fits: tuple[CurveFit, ...]
+    unit: str
+
+
+def _sweep(runs: RunSet, metric: str) -> Sweep | None:
+    """The settings of the Bp with most n; None where the runs cannot be compared by compute, or where they support no
+    law: too few points, or nothing was ever solved.
+    """
+    try:
+        curves, metric, unit = curves_of(runs, metric=metric)
+        usable = usable_curves([c for c in curves if not fallen_early(c)] or curves, metric=metric)
+    except InputError:
+        return None
+    if unit == "steps":
+        return None
+    settings = [[usable[i] for i in group] for group in settings_of(usable)]
+    by_problems: dict[int, list[list[Curve]]] = {}
+    for seeds in settings:
+        if seeds[0].problems_per_batch is not None:
+            by_problems.setdefault(seeds[0].problems_per_batch, []).append(seeds)
+    slices = [group for _, group in sorted(by_problems.items()) if len(group) > 1]
+    if not slices:
+        slices = [settings] if len(by_problems) < 2 else [[]]
+    groups = [seeds for seeds in max(slices, key=len) if seeds[0].rollouts_per_problem is not None]
+    upper = upper_bound(np.concatenate([curve.values_C for curve in curves]))
+    fits = fit_groups(groups, replicates=_REPLICATES, upper=upper) if groups else []
+    return Sweep(tuple(sorted(leading_recipe(fits), key=lambda f: f.setting[1] or 0)), unit)
+
+
+def _leading(runs: RunSet, sweep: Sweep | None) -> list[Run]:
+    """The runs of the setting that leads at the largest compute that all have; all runs where that is not known."""
+    fits = sweep.fits if sweep else ()
+    if len(fits) < 2:
+        return list(runs)
+    at = np.array([min(f.last for f in fits)])
+    best = max(fits, key=lambda f: float(f.at(at)[0]))
+    return [runs.named(curve.name) for curve in best.curves]
+
+
+def by_rollouts(sweep: Sweep | None) -> tuple[Finding, Finding]:
+    """Updates and noise: which n leads at the largest compute that all settings have.
+
+    That the smallest leads all others is seldom luck; that one of several others leads it often is, and has to hold
+    against the choice of the best of them and against other seeds.
+    """
+    fits = sweep.fits if sweep else ()
+    compute = min((f.last for f in fits), default=0.0)
+    fits = tuple(f for f in fits if f.starts <= compute * REACH)
+    if sweep is None or len({f.setting[1] for f in fits}) < 2:
+        why = "fewer than two n with curves over one range of compute: run another n"
+        return Finding("updates", "unknown", None, None, why), Finding("noise", "unknown", None, None, why)
+    at = np.array([compute])
+    n_S = np.array([f.setting[1] or 0 for f in fits], dtype=np.float64)
+    value_S = np.array([float(f.at(at)[0]) for f in fits])
+    value_SB = np.stack([f.ensemble.at(at)[:, 0] for f in fits])
+    larger = int(value_S[1:].argmax()) + 1
+    lead, lead_B = float(value_S[0] - value_S[larger]), value_SB[0] - value_SB[1:].max(axis=0)
+    halvings = float(np.log2(n_S[larger] / n_S[0]))
+    where = f"at {compute:.3g} {sweep.unit}: " + ", ".join(
+        f"n = {n:.0f} {v:.3f}" for n, v in zip(n_S, value_S, strict=True)
+    )
+    updates = _finding(
+        "updates",
+        (lead / halvings, around(lead / halvings, lead_B / halvings)),
+        LEAD / halvings,
+        f"the smallest n, {n_S[0]:.0f}, {'leads' if lead > 0 else 'does not lead'} {where}",
+    )
+    noise = _finding(
+        "noise",
+        basic(lambda each_SB: each_SB[1:].max(axis=0) - each_SB[0], value_S, value_SB + luck_of(fits, seed=0)),
+        LEAD,
+        f"the best larger n, {n_S[larger]:.0f}, {'leads' if lead < 0 else 'trails'} the smallest {where}",
+    )
+    return updates, noise
+
+
+def _interference(runs: Sequence[Run], metric: str) -> Finding:
+    source = _near_zero(runs) or _unsolved(runs, metric)
+    if source is None:
+        why = "pass rates of problems are unknown: log 'train/pass_rates', 'train/zero_pass' or best@k"
+        return Finding("interference", "unknown", None, None, why)
+    name, share = source
+    start, end = (float(np.mean([share(run)[i] for run in runs])) for i in (0, -1))
+    return _finding(
+        "interference",
+        _over_seeds(runs, lambda run: _change(share(run))),
+        MATERIAL,
+        f"share of problems near a pass rate of 0 went from {start:.3f} to {end:.3f} ({name})",
+    )
+
+
+def _coverage(runs: Sequence[Run], metric: str) -> Finding:
+    source = _unsolved(runs, metric)
+    if source is None:
+        return _coverage_from_groups(runs)
+    name, share = source
+    value, interval = _over_seeds(runs, lambda run: _end(share(run)))
+    return _finding("coverage", (value, interval), _MOST, f"{value:.0%} of the problems have no success ({name})")
+
+
+def _coverage_from_groups(runs: Sequence[Run]) -> Finding:
+    """Of the groups that score all the same, at most the mean reward are all right: the rest are all wrong."""
+    known = [r for r in runs if _values(r, "zero_variance") is not None and _values(r, "train/avg") is not None]
+    if not known:
+        why = "successes are unknown: log 'train/zero_pass', best@k, or 'zero_variance' with 'train/avg'"
+        return Finding("coverage", "unknown", None, None, why)
+    tied = float(np.mean([_end(_column(run, "zero_variance"))[0] for run in known]))
+    reward = float(np.mean([_end(_column(run, "train/avg"))[0] for run in known]))
+    low, high = max(0.0, tied - reward), min(tied, 1.0 - reward)
+    return _finding(
+        "coverage",
+        ((low + high) / 2, (low, high)),
+        _MOST,
+        f"{low:.0%} to {high:.0%} of the groups have no success (zero_variance, train/avg)",
+    )
+
+
+def _data(runs: Sequence[Run], metric: str) -> Finding:
+    name = next((c for c in ("train/exact", "train/avg") if all(_values(r, c) is not None for r in runs)), None)
+    if name is None:
+        return Finding("data", "unknown", None, None, "training reward is unknown: log 'train/avg'")
+    if name == metric:
+        return Finding(
+            "data", "unknown", None, None, f"'{metric}' is the training reward itself: evaluate held-out problems"
+        )
+
+    def gap(run: Run) -> Array:
+        both = run.points.select(pl.col(name).cast(pl.Float64), pl.col(metric).cast(pl.Float64)).drop_nulls()
+        return np.asarray(both[name].to_numpy() - both[metric].to_numpy(), dtype=np.float64)
+
+    value, interval = _over_seeds(runs, lambda run: _change(gap(run)))
+    return _finding("data", (value, interval), MATERIAL, f"'{name}' − '{metric}' grew by {value:.3f} over the run")
+
+
+def _finding(regime: Regime, estimate: _Estimate, mark: float, evidence: str) -> Finding:
+    value, (low, high) = estimate
+    verdict: Verdict = "yes" if low > mark else "no" if high < mark else "unclear"
+    return Finding(regime, verdict, value, (low, high), evidence)
+
+
+def _near_zero(runs: Sequence[Run]) -> tuple[str, Callable[[Run], Array]] | None:
+    """The share of problems in the lowest twentieth of pass rates, where runs log the histogram."""
+    name = "train/pass_rates"
+    for run in runs:
+        column = run.points.get_column(name, default=None)
+        if column is None or not isinstance(column.dtype, pl.List) or column.drop_nulls().list.len().n_unique() != 1:
+            return None
+
+    def share(run: Run) -> Array:
+        counts_CH = np.array(run.points[name].drop_nulls().to_list(), dtype=np.float64)
+        lowest = max(1, counts_CH.shape[1] // 20)
+        return np.asarray(counts_CH[:, :lowest].sum(axis=1) / counts_CH.sum(axis=1))
+
+    return name, share
+
+
+def _unsolved(runs: Sequence[Run], metric: str) -> tuple[str, Callable[[Run], Array]] | None:
+    """The share of problems without success along a run: exact where the engine knows it, else 1 − best@k."""
+    if all(_values(run, "train/zero_pass") is not None for run in runs):
+        return "train/zero_pass", lambda run: _column(run, "train/zero_pass")
+    prefix = metric.rpartition("avg@")[0]
+    found = [m for m in runs[0].metrics if re.fullmatch(re.escape(prefix) + r"best@\d+", m)]
+    shared = [m for m in found if all(_values(run, m) is not None for run in runs)]
+    if not shared:
+        return None
+    best = max(shared, key=lambda m: int(m.rpartition("@")[2]))
+    return f"1 − {best}", lambda run: 1.0 - _column(run, best)
+
+
+def _values(run: Run, name: str) -> pl.Series | None:
+    series = run.points.get_column(name, default=None)
+    return series if series is not None and series.dtype.is_numeric() and series.count() >= _LAST else None
+
+
+def _column(run: Run, name: str) -> Array:
+    return np.asarray(run.points[name].drop_nulls().cast(pl.Float64).to_numpy(), dtype=np.float64)
+
+
+def _end(values_C: Array) -> tuple[float, float]:
+    """Mean of the last points with its standard error."""
+    last = values_C[-_LAST:]
+    return float(last.mean()), noise_level(values_C) / float(np.sqrt(len(last)))
+
+
+def _change(values_C: Array) -> tuple[float, float]:
+    """From the first point to the end, with its standard error."""
+    end, error = _end(values_C)
+    return end - float(values_C[0]), float(np.hypot(error, noise_level(values_C)))
+
+
+def _over_seeds(runs: Sequence[Run], read: Callable[[Run], tuple[float, float]]) -> _Estimate:
+    """Mean over runs and its 95% interval: Student's over several seeds, never tighter than the evaluations' noise."""
+    value_R, error_R = (np.array(column) for column in zip(*(read(run) for run in runs), strict=True))
+    value = float(value_R.mean())
+    half = 1.96 * float(np.sqrt((error_R**2).sum())) / len(value_R)
+    if len(value_R) > 1:
+        spread = float(value_R.std(ddof=1)) / float(np.sqrt(len(value_R)))
+        half = max(half, 1.96 * widening(len(value_R) - 1) * spread)
+    return value, (value - half, value + half)

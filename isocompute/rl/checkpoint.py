@@ -1,0 +1,165 @@
+"""Hugging Face checkpoints in and out: `config.json`, safetensors (one file or shards), `tokenizer.json`.
+
+Only safetensors are read: nothing is unpickled. A checkpoint written here opens in transformers and vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from isocompute.core.errors import InputError
+from isocompute.rl.config import DecoderConfig
+from isocompute.rl.decoder import Decoder
+
+__all__ = ["load_decoder", "save_decoder"]
+
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = "model.safetensors"
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "isocompute.json",
+)
+_SHARD_BYTES = 4 * 2**30
+
+
+def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
+    """A decoder with the weights of a checkpoint folder; every weight must be there, finite, and none left over."""
+    folder = Path(folder)
+    config = DecoderConfig.read(folder)
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    wanted = set(decoder.state_dict())
+    if config.tie_word_embeddings:
+        wanted.discard("lm_head.weight")
+    found: dict[str, Tensor] = {}
+    for name, tensor in _tensors(folder):
+        if name in wanted:
+            found[name] = tensor.to(device=device, dtype=dtype)
+            if not bool(found[name].isfinite().all()):
+                raise InputError(
+                    f"{folder}: '{name}' holds weights that are NaN or infinite; the model was saved after it diverged "
+                    "or is damaged. Take an earlier checkpoint, or fetch it again."
+                )
+        elif name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):  # tied; computed from config.json
+            raise InputError(f"{folder}: '{name}' has no place in the model that config.json describes.")
+    missing = sorted(wanted - set(found))
+    if missing:
+        raise InputError(f"{folder}: the weight '{missing[0]}' is missing ({len(missing)} in all); is a shard absent?")
+    fresh = _empty(config, dtype, device)
+    for name, tensor in found.items():
+        here = fresh.get_parameter(name)
+        if here.shape != tensor.shape:
+            raise InputError(
+                f"{folder}: '{name}' is {tuple(tensor.shape)}, config.json says {tuple(here.shape)}; they do not "
+                "belong together."
+            )
+        with torch.no_grad():
+            here.copy_(tensor)
+    return fresh
+
+
+def _empty(config: DecoderConfig, dtype: torch.dtype, device: str) -> Decoder:
+    """Without the time to draw random weights that are about to be replaced."""
+    with torch.device("meta"):
+        decoder = Decoder(config).to(dtype)
+    decoder = decoder.to_empty(device=device)
+    if config.tie_word_embeddings:
+        decoder.lm_head.weight = decoder.embed_tokens.weight
+    decoder.reset_rope()
+    return decoder
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names as the decoder has them: without the leading `model.`."""
+    index = folder / _INDEX
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [_WEIGHTS]
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError("weight_map has to name files")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{index}: damaged ({error}); fetch it again.") from error
+    for name in names:
+        path = folder / name
+        if not path.exists():
+            raise InputError(f"{path}: not there; this engine reads safetensors (convert .bin weights first).")
+        try:
+            with safe_open(path, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118 - safe_open is no dictionary
+                    yield key.removeprefix("model."), file.get_tensor(key)
+        except SafetensorError as error:
+            raise InputError(f"{path}: damaged ({error}); fetch it again.") from error
+
+
+def save_decoder(
+    decoder: Decoder, folder: str | Path, *, tokenizer_from: str | Path | None = None, shard_bytes: int = _SHARD_BYTES
+) -> None:
+    """Write a checkpoint folder, whole or not at all; the tokenizer's files are copied along."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        dtype = decoder.embed_tokens.weight.dtype
+        config = {**decoder.config.to_json(), "torch_dtype": str(dtype).removeprefix("torch.")}
+        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        _write_weights(decoder, scratch, shard_bytes)
+        for name in _TOKENIZER_FILES if tokenizer_from is not None else ():
+            source = Path(str(tokenizer_from)) / name
+            if source.exists():
+                shutil.copy(source, scratch / name)
+        scratch.chmod(0o755)
+        for path in scratch.iterdir():
+            path.chmod(0o644)  # safetensors writes for the owner alone
+        if folder.exists():
+            old = folder.with_name(f".{folder.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+            scratch.rename(folder)
+            shutil.rmtree(old)
+        else:
+            scratch.rename(folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _write_weights(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
+    weights: dict[str, Tensor] = {}
+    for name, tensor in decoder.state_dict().items():
+        if name == "lm_head.weight":
+            if not decoder.config.tie_word_embeddings:
+                weights[name] = tensor.contiguous()
+        else:
+            weights[f"model.{name}"] = tensor.contiguous()
+    shards: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in weights.items():
+        bytes_here = tensor.numel() * tensor.element_size()
+        if size + bytes_here > shard_bytes and shards[-1]:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += bytes_here
+    if len(shards) == 1:
+        save_file(shards[0], folder / _WEIGHTS, metadata={"format": "pt"})
+        return
+    where: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file_name, metadata={"format": "pt"})
+        where |= dict.fromkeys(shard, file_name)
+    total = sum(t.numel() * t.element_size() for t in weights.values())
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")

@@ -1,0 +1,210 @@
+"""A rolling pool of sequences: every tick gives each of them one token; who ends makes room for new ones.
+
+Sequences keep their keys and values when the weights change, so a sequence that lives through updates is a mixture of
+policies. What a token was sampled with is recorded beside it: its log-prob and the version of the weights.
+
+Shapes: `_A` active sequences, `_B` rows of the records, `_T` response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isocompute.rl.cache import Cache
+from isocompute.rl.decoder import Decoder
+from isocompute.rl.native.sampling import fits_native_decoding
+from isocompute.rl.native.slots import NativeSlots
+from isocompute.rl.pipeline.slots import SlotCache
+from isocompute.rl.sampler import INTERRUPTION, Rollouts, SamplingSettings, draw, left_padded, uniform_at
+
+__all__ = ["Pool", "Records"]
+
+
+@dataclass
+class Records:
+    """Responses as they grow, one row each; a row is free again when its group is trained on."""
+
+    responses_BT: Tensor
+    logprobs_BT: Tensor
+    versions_BT: Tensor
+    forced_BT: Tensor
+    lengths_B: Tensor
+    ended_B: Tensor
+    """Whether a response is whole: stopped by itself, or cut."""
+    stopped_B: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, tokens: int, device: torch.device) -> Records:
+        """Room for this many responses."""
+        shape = (rows, tokens)
+
+        def flags(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.bool, device=device)
+
+        return cls(
+            torch.zeros(shape, dtype=torch.long, device=device),
+            torch.zeros(shape, device=device),
+            torch.zeros(shape, dtype=torch.long, device=device),
+            flags(*shape),
+            torch.zeros(rows, dtype=torch.long, device=device),
+            flags(rows),
+            flags(rows),
+        )
+
+    def rollouts(self, rows_B: Tensor, prompts: Sequence[Sequence[int]], *, forced: bool) -> Rollouts:
+        """Rows as the trainer takes them."""
+        lengths_B = self.lengths_B[rows_B]
+        used = int(lengths_B.max())
+        mask_BT = torch.arange(used, device=rows_B.device) < lengths_B[:, None]
+
+        def part(x_BT: Tensor) -> Tensor:
+            return torch.where(mask_BT, x_BT[rows_B, :used], torch.zeros((), dtype=x_BT.dtype, device=x_BT.device))
+
+        return Rollouts(
+            left_padded(prompts, 0).to(rows_B.device),
+            torch.tensor([len(prompt) for prompt in prompts], device=rows_B.device),
+            part(self.responses_BT),
+            part(self.logprobs_BT),
+            mask_BT,
+            self.stopped_B[rows_B],
+            part(self.forced_BT) if forced else None,
+            part(self.versions_BT),
+        )
+
+
+class Pool:
+    """Sequences in flight."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        settings: SamplingSettings,
+        records: Records,
+        *,
+        slots: int,
+        prompt_tokens: int,
+        seed: int,
+        at_once: int | None = None,
+    ) -> None:
+        self.decoder, self.settings, self.records, self.seed, self.slots = decoder, settings, records, seed, slots
+        self.at_once = at_once or slots
+        """Rows whose logits are held at a time."""
+        room = prompt_tokens + settings.max_new_tokens
+        self.cache: NativeSlots | SlotCache
+        if fits_native_decoding(decoder):
+            self.cache = NativeSlots(decoder, slots, room)
+        else:
+            self.cache = SlotCache.empty(decoder.config, slots, room, decoder.embed_tokens.weight)
+        device = decoder.embed_tokens.weight.device
+        self._stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
+        empty = torch.zeros(0, dtype=torch.long, device=device)
+        self.rows_A = empty
+        """Where each active sequence is recorded."""
+        self._numbers_A, self._tokens_A, self._steps_A, self._starts_A = empty, empty, empty, empty
+        self._thought_A = empty.bool()
+        self._new: list[tuple[Sequence[int], Tensor, Tensor]] = []
+        self.ticks = self.worked = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences under way."""
+        return len(self.rows_A) + sum(len(rows) for _, rows, _ in self._new)
+
+    @property
+    def free(self) -> int:
+        """Slots for new sequences."""
+        return self.slots - self.in_flight
+
+    def add(self, prompt: Sequence[int], rows: Tensor, numbers: Tensor) -> None:
+        """Sequences that begin at the next tick: recorded in `rows`, drawn with the random numbers of `numbers`."""
+        self.records.ended_B[rows] = self.records.stopped_B[rows] = False
+        self.records.lengths_B[rows] = 0
+        self._new.append((prompt, rows, numbers))
+
+    def new_weights(self) -> None:
+        """The decoder has been updated; sequences go on with the keys and values they have."""
+        self.cache.new_weights()
+
+    @torch.no_grad()
+    def tick(self, version: int) -> Tensor:
+        """One more token of every sequence; the rows of those that have ended with it."""
+        hidden = []
+        if len(self.rows_A):
+            hidden.append(self.cache.read(self.decoder, self._tokens_A))
+        if self._new:
+            hidden.append(self._read_prompts())
+        tokens_A, chosen_A = self._draw(torch.cat(hidden))
+        forced_A, limit_A = torch.zeros_like(self._thought_A), None
+        if (interruption := self.settings.interruption) is not None:
+            tokens_A, forced_A = interruption.force(tokens_A, self._steps_A, self._starts_A, self._thought_A)
+            chosen_A = torch.where(forced_A, 0.0, chosen_A)
+            self._thought_A = self._thought_A | interruption.ends_thinking(tokens_A, self._steps_A, self._starts_A)
+            limit_A = interruption.limit(self._starts_A, self._thought_A, self.settings.max_new_tokens)
+        records, at = self.records, (self.rows_A, self._steps_A)
+        records.responses_BT[at] = tokens_A
+        records.logprobs_BT[at] = chosen_A.float()
+        records.versions_BT[at] = version
+        records.forced_BT[at] = forced_A
+        self._steps_A = self._steps_A + 1
+        records.lengths_B[self.rows_A] = self._steps_A
+        stopped_A = torch.isin(tokens_A, self._stops)
+        ended_A = stopped_A | (self._steps_A >= (self.settings.max_new_tokens if limit_A is None else limit_A))
+        self.ticks += 1
+        self.worked += len(self.rows_A)
+        self._tokens_A = tokens_A
+        return self._leave(stopped_A, ended_A)
+
+    def _draw(self, hidden_AD: Tensor) -> tuple[Tensor, Tensor]:
+        """A token of every sequence and its log-prob."""
+        uniform_A = uniform_at(self.seed, self._numbers_A, self._steps_A)
+        parts = [
+            draw(self.decoder.logits(rows_AD, fp32=self.settings.fp32_head), self.settings, drawn_A)
+            for rows_AD, drawn_A in zip(
+                torch.split(hidden_AD, self.at_once), torch.split(uniform_A, self.at_once), strict=True
+            )
+        ]
+        return torch.cat([tokens_A for tokens_A, _ in parts]), torch.cat([chosen_A for _, chosen_A in parts])
+
+    def _read_prompts(self) -> Tensor:
+        """Keys and values of new sequences' prompts, each read once, and the hidden states they start from."""
+        prompts = [prompt for prompt, _, _ in self._new]
+        device = self.rows_A.device
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        width = int(lengths_P.max())
+        # Padding stands on the right, where nobody sees it: every sequence starts at the beginning of its slot.
+        tokens_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
+        cache = Cache.empty(self.decoder.config, len(prompts), width, self.decoder.embed_tokens.weight)
+        cache.joined = self.cache.joined
+        hidden_PTD = self.decoder.forward(tokens_PT, cache=cache)
+        prompt_A = torch.tensor(
+            [i for i, (_, rows, _) in enumerate(self._new) for _ in range(len(rows))], device=device
+        )
+        self.cache.add(cache, prompt_A, lengths_P[prompt_A])
+        rows_A, numbers_A = torch.cat([rows for _, rows, _ in self._new]), torch.cat([n for _, _, n in self._new])
+        zeros_A = torch.zeros_like(rows_A)
+        starts_A = zeros_A
+        if (interruption := self.settings.interruption) is not None:
+            starts_A = interruption.starts(uniform_at(self.seed, numbers_A, torch.full_like(zeros_A, INTERRUPTION)))
+        self.rows_A = torch.cat([self.rows_A, rows_A])
+        self._numbers_A = torch.cat([self._numbers_A, numbers_A])
+        self._steps_A = torch.cat([self._steps_A, zeros_A])
+        self._starts_A = torch.cat([self._starts_A, starts_A])
+        self._thought_A = torch.cat([self._thought_A, zeros_A.bool()])
+        self._new = []
+        return hidden_PTD[torch.arange(len(prompts), device=device), lengths_P - 1][prompt_A]
+
+    def _leave(self, stopped_A: Tensor, ended_A: Tensor) -> Tensor:
+        """Let go of sequences that have ended."""
+        ended_rows = self.rows_A[ended_A]
+        if not len(ended_rows):
+            return ended_rows
+        self.records.ended_B[ended_rows] = True
+        self.records.stopped_B[ended_rows] = stopped_A[ended_A]
+        places = self.cache.compact((~ended_A).nonzero()[:, 0])
+        for name in ("rows_A", "_numbers_A", "_tokens_A", "_steps_A", "_starts_A", "_thought_A"):
+            setattr(self, name, getattr(self, name)[places])
+        return ended_rows

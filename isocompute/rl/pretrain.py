@@ -1,0 +1,206 @@
+"""Base models for procedural problems, so that reinforcement learning has something to improve.
+
+A base model is a small decoder trained on chains written out by an imperfect author: the author remembers every fact
+`a op b = c`, but some of them badly. Each fact has its own chance of coming out wrong, always as the same wrong number,
+drawn from a Beta distribution whose mean is the chosen share of wrong steps. So pass rates spread over problems, errors
+are systematic (they survive a low temperature), and what is learned about a fact in one problem helps in others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from isocompute.core.arrays import Array, Ints
+from isocompute.core.errors import InputError
+from isocompute.problems.chain import OPERATIONS, SPECIAL, Chains, apply, make_chains, parse_chain, vocabulary
+from isocompute.rl.checkpoint import save_decoder
+from isocompute.rl.config import DecoderConfig
+from isocompute.rl.decoder import Decoder
+from isocompute.rl.model import ANCHOR
+from isocompute.rl.vocabulary import write_chain_tokenizer
+
+__all__ = ["Memory", "PretrainSettings", "make_memory", "pretrain", "write_traces"]
+
+_CONCENTRATION = 2.0
+"""Sum of the Beta distribution's parameters: small, so that facts differ much."""
+_NUMBERS = len(SPECIAL) + len(OPERATIONS)
+"""Id of the number 0."""
+_PAD, _EOS, _EQUALS = range(len(SPECIAL))
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """How a base model is made."""
+
+    problems: str = "chain:all"
+    wrong: float = 0.2
+    """Share of wrong steps."""
+    steps: int = 6000
+    batch: int = 512
+    learning_rate: float = 3e-3
+    layers: int = 3
+    width: int = 64
+    heads: int = 4
+    feed_forward: int = 192
+    context: int = 64
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the author of the traces remembers of each fact (operation, left, right)."""
+
+    wrong_OAB: Array
+    slip_OAB: Ints
+    """What is added to the right result when it comes out wrong."""
+
+
+def make_memory(*, modulus: int, wrong: float, seed: int) -> Memory:
+    """Facts with a mean chance of `wrong` to be recalled wrongly."""
+    if not 0 <= wrong < 1:
+        raise InputError(f"wrong = {wrong}; the share of wrong steps lies between 0 and 1.")
+    rng = np.random.default_rng([seed, modulus, 7])
+    shape = (len(OPERATIONS), modulus, modulus)
+    chances = rng.beta(_CONCENTRATION * wrong, _CONCENTRATION * (1 - wrong), shape) if wrong else np.zeros(shape)
+    return Memory(chances, rng.integers(1, modulus, shape))
+
+
+def write_traces(chains: Chains, memory: Memory, rng: np.random.Generator) -> tuple[Ints, np.ndarray]:
+    """Tokens of question and trace, and where the trace is; both padded on the right."""
+    modulus, rows = chains.spec.modulus, np.arange(len(chains))
+    longest = int(chains.steps_P.max())
+    tokens_PT = np.full((len(chains), 3 * longest + 3), _PAD, dtype=np.int64)
+    trace_PT = np.zeros(tokens_PT.shape, dtype=np.bool_)
+    steps_P = chains.steps_P
+    tokens_PT[:, 0] = chains.operands_PS[:, 0] + _NUMBERS
+    value_P = chains.operands_PS[:, 0].copy()
+    for s in range(longest):
+        on = s < steps_P
+        operation_P, operand_P = chains.operations_PS[on, s], chains.operands_PS[on, s + 1]
+        tokens_PT[on, 2 * s + 1] = operation_P + len(SPECIAL)
+        tokens_PT[on, 2 * s + 2] = operand_P + _NUMBERS
+        fact = operation_P, value_P[on], operand_P
+        slip_P = memory.slip_OAB[fact] * (rng.random(len(operand_P)) < memory.wrong_OAB[fact])
+        value_P[on] = (apply(operation_P, value_P[on], operand_P, modulus) + slip_P) % modulus
+        place_P = 2 * steps_P[on] + 2 + s
+        tokens_PT[rows[on], place_P] = value_P[on] + _NUMBERS
+        trace_PT[rows[on], place_P] = True
+    tokens_PT[rows, 2 * steps_P + 1] = _EQUALS
+    tokens_PT[rows, 3 * steps_P + 2] = _EOS
+    trace_PT[rows, 3 * steps_P + 2] = True
+    return tokens_PT, trace_PT
+
+
+def pretrain(
+    folder: str | Path,
+    settings: PretrainSettings,
+    *,
+    device: str = "cpu",
+    report: Callable[[int, Tensor], None] | None = None,
+) -> Decoder:
+    """Train a base model and write it as a checkpoint folder."""
+    spec = parse_chain(settings.problems)
+    if 3 * spec.longest + 3 > settings.context:
+        raise InputError(
+            f"chains of {spec.longest} steps take {3 * spec.longest + 3} tokens; the context is {settings.context}."
+        )
+    memory = make_memory(modulus=spec.modulus, wrong=settings.wrong, seed=settings.seed)
+    torch.manual_seed(settings.seed)
+    decoder = Decoder(_config(settings, spec.modulus))
+    _initialise(decoder)
+    decoder = decoder.to(device)
+    rng = np.random.default_rng([settings.seed, 11])
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+    late: deque[Tensor] = deque(maxlen=max(1, settings.steps // 20))
+    for step in range(settings.steps):
+        chains = make_chains(spec, settings.batch, seed=int(rng.integers(2**62)))
+        tokens_BT, trace_BT = (torch.from_numpy(a).to(device) for a in write_traces(chains, memory, rng))
+        optimizer.param_groups[0]["lr"] = settings.learning_rate * _warm_cosine(step, settings.steps)
+        loss = trace_loss(decoder, tokens_BT, trace_BT)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+        torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+        optimizer.step()
+        late.append(loss.detach())
+        if report is not None:
+            report(step + 1, loss.detach())
+    reached, guessing = float(torch.stack(list(late)).mean()), _guessing(trace_BT, spec.modulus)
+    if not math.isfinite(reached):
+        raise InputError(f"{folder}: the loss is {reached}; lower the learning rate ({settings.learning_rate:g}).")
+    _save(decoder, Path(folder), settings, spec.modulus)
+    if reached > _LEARNED * guessing:
+        warnings.warn(
+            f"{folder}: the model has learned next to nothing: its loss is {reached:.2f}, that of guessing numbers "
+            f"{guessing:.2f}. Lower the learning rate ({settings.learning_rate:g}), or take more steps.",
+            stacklevel=2,
+        )
+    return decoder
+
+
+_LEARNED = 0.9
+"""Share of the loss of guessing above which a model has learned little but where numbers stand."""
+
+
+def _guessing(trace_BT: Tensor, modulus: int) -> float:
+    """The loss of one that knows where a trace has numbers and where it ends, but not which numbers."""
+    numbers = trace_BT.sum(dim=1) - 1
+    return float(numbers.sum() / trace_BT.sum()) * math.log(modulus)
+
+
+def trace_loss(decoder: Decoder, tokens_BT: Tensor, trace_BT: Tensor) -> Tensor:
+    """Cross-entropy of the trace's tokens."""
+    hidden_BTD = decoder(tokens_BT[:, :-1])
+    target_BT = trace_BT[:, 1:]
+    return F.cross_entropy(decoder.logits(hidden_BTD[target_BT]), tokens_BT[:, 1:][target_BT])
+
+
+def _warm_cosine(step: int, steps: int) -> float:
+    warm = min(1.0, (step + 1) / max(1, steps // 50))
+    return warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def _config(settings: PretrainSettings, modulus: int) -> DecoderConfig:
+    return DecoderConfig(
+        model_type="qwen3",
+        vocab_size=len(vocabulary(modulus)),
+        hidden_size=settings.width,
+        intermediate_size=settings.feed_forward,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        head_dim=settings.width // settings.heads,
+        max_position_embeddings=settings.context,
+        tie_word_embeddings=True,
+        extra={"pad_token_id": _PAD, "eos_token_id": _EOS},
+    )
+
+
+def _initialise(decoder: Decoder) -> None:
+    for name, parameter in decoder.named_parameters():
+        if parameter.ndim > 1:
+            scale = 0.02 if "embed" in name else parameter.shape[1] ** -0.5
+            torch.nn.init.normal_(parameter, std=scale)
+
+
+def _save(decoder: Decoder, folder: Path, settings: PretrainSettings, modulus: int) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        write_chain_tokenizer(Path(scratch), modulus=modulus, context=settings.context)
+        # Reinforcement learning starts from a tenth of the rate that made the weights, which suits models this small.
+        anchor = {
+            "recipe": {"learning_rate": settings.learning_rate / 10, "lr_batch": 1024},
+            "pretrain": asdict(settings),
+        }
+        (Path(scratch) / ANCHOR).write_text(json.dumps(anchor, indent=1) + "\n")
+        save_decoder(decoder, folder, tokenizer_from=scratch)

@@ -1,0 +1,386 @@
+"""Sampling from a decoder: batched, with a KV cache that shrinks as sequences finish, reproducible row by row.
+
+Every token of every row is drawn with one uniform number that is a hash of (seed, row's own number, position): a row
+samples the same tokens alone or in any batch, up to the floating-point order of the matrix products.
+
+Log-probs are those of the distribution that the token was drawn from, after temperature and top-p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from isocompute.core.errors import InputError
+from isocompute.rl.decoder import Cache, Decoder, Prefix
+from isocompute.rl.lengths import Interruption
+from isocompute.rl.native.sampling import Begun, can_be_native, native_rows
+
+__all__ = [
+    "INTERRUPTION",
+    "Rollouts",
+    "SamplingSettings",
+    "draw",
+    "left_padded",
+    "read_behind",
+    "read_prompts",
+    "sample",
+    "uniform_at",
+    "uniforms",
+]
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How tokens are drawn."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 takes the most likely token."""
+    top_p: float = 1.0
+    stop_tokens: tuple[int, ...] = ()
+    fp32_head: bool = True
+    interruption: Interruption | None = None
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Prompts left-padded, responses right-padded; everything on the decoder's device."""
+
+    prompts_BT: Tensor
+    prompt_lengths_B: Tensor
+    responses_BT: Tensor
+    logprobs_BT: Tensor
+    mask_BT: Tensor
+    """True where the response has a token (its stop token included)."""
+    stopped_B: Tensor
+    """Whether the response ended by itself."""
+    forced_BT: Tensor | None = None
+    """Where a token was put there by an interruption; None: nowhere."""
+    versions_BT: Tensor | None = None
+    """How many updates had been made when the token was sampled; None: as many for all of them."""
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Tokens of each response."""
+        return self.mask_BT.sum(dim=1)
+
+    @property
+    def sampled_BT(self) -> Tensor:
+        """Where the response has a token that the policy chose: what is trained on and averaged over."""
+        return self.mask_BT if self.forced_BT is None else self.mask_BT & ~self.forced_BT
+
+    @property
+    def interrupted_B(self) -> Tensor:
+        """Which responses an interruption has ended."""
+        return torch.zeros_like(self.stopped_B) if self.forced_BT is None else self.forced_BT.any(dim=1)
+
+    def __len__(self) -> int:
+        return len(self.responses_BT)
+
+    def take(self, rows: Tensor, *, trim: bool = True) -> Rollouts:
+        """Some of the rows; `trim` drops columns that none of them uses."""
+        mask_BT, lengths_B = self.mask_BT[rows], self.prompt_lengths_B[rows]
+        used, start = mask_BT.shape[1], 0
+        if trim and len(rows):
+            used = int(mask_BT.any(dim=0).sum())
+            start = self.prompts_BT.shape[1] - int(lengths_B.max())
+        return Rollouts(
+            self.prompts_BT[rows, start:],
+            lengths_B,
+            self.responses_BT[rows, :used],
+            self.logprobs_BT[rows, :used],
+            mask_BT[:, :used],
+            self.stopped_B[rows],
+            None if self.forced_BT is None else self.forced_BT[rows, :used],
+            None if self.versions_BT is None else self.versions_BT[rows, :used],
+        )
+
+    def rows(self, start: int, stop: int) -> Rollouts:
+        """The rows from `start` to `stop`, not copied."""
+        parts: dict[str, Any] = {name: None if x is None else x[start:stop] for name, x in vars(self).items()}
+        return replace(self, **parts)
+
+    def to(self, device: torch.device) -> Rollouts:
+        """The same on another device."""
+        if self.mask_BT.device == device:
+            return self
+        moved: dict[str, Any] = {name: None if x is None else x.to(device) for name, x in vars(self).items()}
+        return replace(self, **moved)
+
+    @classmethod
+    def join(cls, parts: Sequence[Rollouts], *, pad_token: int = 0) -> Rollouts:
+        """Several batches as one, padded to common widths."""
+        if len(parts) == 1:
+            return parts[0]
+        prompt = max(part.prompts_BT.shape[1] for part in parts)
+        new = max(part.responses_BT.shape[1] for part in parts)
+
+        def right(name: str, value: float) -> Tensor:
+            tensors = [getattr(part, name) for part in parts]
+            return torch.cat([F.pad(t, (0, new - t.shape[1]), value=value) for t in tensors])
+
+        def where_kept(name: str, value: float) -> Tensor | None:
+            return None if getattr(parts[0], name) is None else right(name, value)
+
+        prompts = [F.pad(p.prompts_BT, (prompt - p.prompts_BT.shape[1], 0), value=pad_token) for p in parts]
+        return cls(
+            torch.cat(prompts),
+            torch.cat([p.prompt_lengths_B for p in parts]),
+            right("responses_BT", pad_token),
+            right("logprobs_BT", 0.0),
+            right("mask_BT", False),
+            torch.cat([p.stopped_B for p in parts]),
+            where_kept("forced_BT", False),
+            where_kept("versions_BT", 0),
+        )
+
+
+def uniforms(seed: int, rows_B: Tensor, positions: Sequence[int]) -> Tensor:
+    """`_TB`: one number in (0, 1) for each position of each row: a counter-based generator (SplitMix64's finaliser)."""
+    return uniform_at(seed, rows_B, torch.tensor(list(positions), device=rows_B.device)[:, None])
+
+
+def uniform_at(seed: int, rows_B: Tensor, positions: Tensor) -> Tensor:
+    """`uniforms` at a position of each row's own, or wherever positions and rows meet."""
+    x = rows_B.to(torch.int64) * _signed(0x9E3779B97F4A7C15)
+    x = x + (positions.to(torch.int64) * _signed(0xDA942042E4DD58B5) + _signed(seed * 0xD1342543DE82EF95))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ _shifted(x, shift)) * _signed(factor)
+    x = x ^ _shifted(x, 31)
+    return (_shifted(x, 11).double() + 0.5) * 2.0**-53
+
+
+_MASK = 2**64 - 1
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of 64-bit integers (torch's own is arithmetic)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@torch.no_grad()
+def sample(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    settings: SamplingSettings,
+    *,
+    seed: int,
+    per_prompt: int = 1,
+    row_numbers: Sequence[int] | Tensor | None = None,
+    pad_token: int = 0,
+) -> Rollouts:
+    """`per_prompt` responses to every prompt, those of a prompt together; a prompt is read once for all of them.
+
+    `row_numbers` name the rows for the random numbers; by default 0, 1, 2, …
+    """
+    device = decoder.embed_tokens.weight.device
+    lengths = [len(prompt) for prompt in prompts]
+    _check(decoder, lengths, settings)
+    width, rows = max(lengths), len(prompts) * per_prompt
+    native = can_be_native(decoder, settings)
+    prompts_PT = left_padded(prompts, pad_token).to(device)
+    padding_P = torch.tensor([width - n for n in lengths], device=device) if min(lengths) < width else None
+    numbers_B = torch.as_tensor(list(range(rows)) if row_numbers is None else row_numbers, device=device)
+    problem_B = torch.arange(len(prompts), device=device).repeat_interleave(per_prompt)
+    with torch.inference_mode():
+        uniform_TB = uniforms(seed, numbers_B, range(settings.max_new_tokens))
+        room = width if native else width + settings.max_new_tokens
+        cache = Cache.empty(decoder.config, len(prompts), room, decoder.embed_tokens.weight)
+        hidden_PTD = read_prompts(decoder, prompts_PT, padding_P, cache)
+        logits_PV = decoder.logits(hidden_PTD[:, -1], fp32=settings.fp32_head)
+    begun = Begun(cache, logits_PV, padding_P, problem_B, uniform_TB)
+    if native:
+        drawn = _by_library(decoder, settings, begun, pad_token)
+    else:
+        forcing = None if settings.interruption is None else _Forcing(settings, seed, numbers_B)
+        drawn = _by_torch(decoder, settings, begun, forcing, pad_token)
+    last_B = drawn.responses_BT.gather(1, drawn.mask_BT.sum(dim=1, keepdim=True) - 1)[:, 0]
+    stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
+    return Rollouts(
+        prompts_PT[problem_B],
+        torch.tensor(lengths, device=device)[problem_B],
+        drawn.responses_BT,
+        drawn.logprobs_BT,
+        drawn.mask_BT,
+        torch.isin(last_B, stops),
+        drawn.forced_BT,
+    )
+
+
+class _Drawn(NamedTuple):
+    """Tokens and log-probs up to the longest response."""
+
+    responses_BT: Tensor
+    logprobs_BT: Tensor
+    mask_BT: Tensor
+    forced_BT: Tensor | None = None
+
+
+def _by_library(decoder: Decoder, settings: SamplingSettings, begun: Begun, pad_token: int) -> _Drawn:
+    """On a CPU, in C: a few rows at a time (native/generate.c)."""
+    responses_BT, logprobs_BT, lengths_B = native_rows(decoder, settings, begun)
+    used = int(lengths_B.max())
+    mask_BT = torch.arange(used) < lengths_B[:, None]
+    return _Drawn(
+        torch.where(mask_BT, responses_BT[:, :used], pad_token),
+        torch.where(mask_BT, logprobs_BT[:, :used], 0.0),
+        mask_BT,
+    )
+
+
+def _by_torch(
+    decoder: Decoder, settings: SamplingSettings, begun: Begun, forcing: _Forcing | None, pad_token: int
+) -> _Drawn:
+    """All rows a token at a time; the cache shrinks as they finish."""
+    cache, logits_PV, padding_P, problem_B, uniform_TB = begun
+    device, rows, new = problem_B.device, len(problem_B), settings.max_new_tokens
+    responses_BT = torch.full((rows, new), pad_token, dtype=torch.long, device=device)
+    logprobs_BT = torch.zeros((rows, new), device=device)
+    mask_BT = torch.zeros((rows, new), dtype=torch.bool, device=device)
+    stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
+    used = 0
+    with torch.inference_mode():
+        logits_BV = logits_PV[problem_B]
+        padding_B = None if padding_P is None else padding_P[problem_B]
+        if rows > len(logits_PV):
+            cache = cache.keep(problem_B)
+        active: Tensor | slice = slice(None)  # rows in the cache
+        going = torch.ones(rows, dtype=torch.bool, device=device)  # of these, the ones that have not stopped
+        for step in range(new):
+            tokens_B, chosen_B = draw(logits_BV, settings, uniform_TB[step, active])
+            if forcing is not None:
+                tokens_B, chosen_B = forcing(step, active, going, tokens_B, chosen_B)
+            responses_BT[active, step] = torch.where(going, tokens_B, pad_token)
+            logprobs_BT[active, step] = torch.where(going, chosen_B, 0.0)
+            mask_BT[active, step] = going
+            used = step + 1
+            if len(stops):
+                going = going & ~torch.isin(tokens_B, stops)
+            if forcing is not None:
+                going = going & (used < forcing.limit_B[active])
+            left = int(going.sum())
+            if used == new or not left:
+                break
+            if left < _KEEP * len(going):
+                rows_left = going.nonzero()[:, 0]
+                active = rows_left if isinstance(active, slice) else active[rows_left]
+                tokens_B, going = tokens_B[rows_left], going[rows_left]
+                cache = cache.keep(rows_left)
+            padding = None if padding_B is None else padding_B[active]
+            hidden_B1D = read_behind(decoder, tokens_B[:, None], padding, cache)
+            logits_BV = decoder.logits(hidden_B1D[:, -1], fp32=settings.fp32_head)
+    forced_BT = None if forcing is None else forcing.forced_BT[:, :used]
+    return _Drawn(responses_BT[:, :used], logprobs_BT[:, :used], mask_BT[:, :used], forced_BT)
+
+
+class _Forcing:
+    """The interruptions of one batch: when each row has its own, and what has become of it."""
+
+    def __init__(self, settings: SamplingSettings, seed: int, numbers_B: Tensor) -> None:
+        assert settings.interruption is not None
+        self.interruption, self.budget = settings.interruption, settings.max_new_tokens
+        self.start_B = self.interruption.starts(uniforms(seed, numbers_B, [INTERRUPTION])[0])
+        self.ended_B = torch.zeros_like(self.start_B, dtype=torch.bool)
+        self.limit_B = self.interruption.limit(self.start_B, self.ended_B, self.budget)
+        shape = (len(numbers_B), settings.max_new_tokens)
+        self.forced_BT = torch.zeros(shape, dtype=torch.bool, device=numbers_B.device)
+
+    def __call__(
+        self, step: int, active: Tensor | slice, going: Tensor, tokens_B: Tensor, chosen_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log-probs of a step with the phrase in its place."""
+        start_B, ended_B = self.start_B[active], self.ended_B[active]
+        position_B = torch.full_like(start_B, step)
+        tokens_B, forced_B = self.interruption.force(tokens_B, position_B, start_B, ended_B)
+        self.forced_BT[active, step] = forced_B & going
+        self.ended_B[active] = ended_B = ended_B | self.interruption.ends_thinking(tokens_B, position_B, start_B)
+        self.limit_B[active] = self.interruption.limit(start_B, ended_B, self.budget)
+        return tokens_B, torch.where(forced_B, 0.0, chosen_B)
+
+
+INTERRUPTION = -1
+"""Position of the random number that says when a row is interrupted."""
+_KEEP = 0.75
+"""Finished rows are dropped from the cache when they are a quarter of it: dropping copies what stays."""
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> Tensor:
+    """Prompts of unequal length as one array, ending together."""
+    width = max(len(prompt) for prompt in prompts)
+    return torch.tensor([[pad_token] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.long)
+
+
+def read_prompts(decoder: Decoder, prompts_PT: Tensor, padding_P: Tensor | None, cache: Cache | Prefix) -> Tensor:
+    """Hidden states of left-padded prompts, which start the cache; `padding_P` may be None where there is none."""
+    if padding_P is None:
+        return decoder.forward(prompts_PT, cache=cache)
+    at = torch.arange(prompts_PT.shape[1], device=prompts_PT.device)
+    visible_PTS = (at[None, None, :] <= at[None, :, None]) & (at >= padding_P[:, None])[:, None]
+    # A padding token sees nothing; let it see itself, so that no row of the softmax is empty.
+    visible_PTS = visible_PTS | torch.eye(len(at), dtype=torch.bool, device=at.device)
+    positions_PT = (at[None] - padding_P[:, None]).clamp(min=0)
+    return decoder.forward(prompts_PT, positions_BT=positions_PT, mask_BTS=visible_PTS, cache=cache)
+
+
+def read_behind(decoder: Decoder, tokens_BT: Tensor, padding_B: Tensor | None, cache: Cache | Prefix) -> Tensor:
+    """Hidden states of tokens that follow what is in the cache, whose first `padding_B` slots are padding."""
+    if padding_B is None:
+        return decoder.forward(tokens_BT, cache=cache)
+    slot_S = torch.arange(cache.length + tokens_BT.shape[1], device=tokens_BT.device)
+    at_T = slot_S[cache.length :]
+    visible_BTS = (slot_S <= at_T[:, None])[None] & (slot_S >= padding_B[:, None])[:, None]
+    return decoder.forward(tokens_BT, positions_BT=at_T - padding_B[:, None], mask_BTS=visible_BTS, cache=cache)
+
+
+def _check(decoder: Decoder, lengths: Sequence[int], settings: SamplingSettings) -> None:
+    if not lengths:
+        raise InputError("there are no prompts to sample from.")
+    if min(lengths) < 1:
+        raise InputError("a prompt is empty; give at least a start token.")
+    if settings.max_new_tokens < 1:
+        raise InputError(f"max_new_tokens: {settings.max_new_tokens} leaves no room for a response; set at least 1.")
+    room = decoder.config.max_position_embeddings
+    if max(lengths) + settings.max_new_tokens > room:
+        raise InputError(
+            f"a prompt of {max(lengths)} tokens and {settings.max_new_tokens} new ones do not fit the model's context "
+            f"of {room}; shorten the prompts or max_new_tokens."
+        )
+
+
+def draw(logits_BV: Tensor, settings: SamplingSettings, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens by inverse transform, and their log-probs under the distribution they were drawn from."""
+    if settings.temperature == 0:
+        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+        best = logprobs_BV.max(dim=-1)
+        return best.indices, best.values
+    logprobs_BV = torch.log_softmax(logits_BV / settings.temperature, dim=-1)
+    if settings.top_p >= 1.0:
+        cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
+        tokens_B = _place(cumulative_BV, uniform_B)
+        return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
+    ordered, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
+    cumulative_BV = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
+    # The smallest set of most likely tokens whose probability reaches top_p, as everywhere: the first is always in.
+    inside_BV = (cumulative_BV - ordered.exp().double()) < settings.top_p
+    kept_B = inside_BV.sum(dim=-1).clamp(min=1)
+    mass_B = cumulative_BV.gather(1, kept_B[:, None] - 1)[:, 0]
+    place_B = _place(cumulative_BV, uniform_B * mass_B).minimum(kept_B - 1)
+    tokens_B = order_BV.gather(1, place_B[:, None])[:, 0]
+    return tokens_B, ordered.gather(1, place_B[:, None])[:, 0] - mass_B.log().float()
+
+
+def _place(cumulative_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """Index of the first entry whose cumulative probability exceeds the uniform number (scaled to the total)."""
+    target_B1 = (uniform_B * cumulative_BV[:, -1])[:, None] if cumulative_BV.shape[1] else uniform_B[:, None]
+    return torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0].clamp(max=cumulative_BV.shape[1] - 1)

@@ -1,0 +1,257 @@
+"""From a batch of rollouts to new weights: what the batch holds constant, its objective, and the step itself.
+
+The loss is a weighted sum over tokens whose weights are fixed for the whole batch (`losses.token_weights`), so any cut
+into micro-batches gives the same gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isocompute.core.recipe import Recipe
+from isocompute.rl import losses
+from isocompute.rl.advantages import group_advantages, mixed_groups
+from isocompute.rl.decoder import Decoder
+from isocompute.rl.optimizer import Optimizer
+from isocompute.rl.sampler import Rollouts
+from isocompute.rl.scoring import micro_batches, score
+
+__all__ = [
+    "Batch",
+    "DivergedError",
+    "UpdateStats",
+    "make_batch",
+    "objective",
+    "refuse_foreign",
+    "refuse_unsound",
+    "score_all",
+    "update",
+]
+
+
+class DivergedError(Exception):
+    """Training has left the numbers, or the policy has become noise or something that its base would never write."""
+
+    def __init__(self, reason: str, *, point: dict[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.point = point
+        """The evaluation that showed it, where one did."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts of one batch with all that its updates hold constant; rows of a problem stand together."""
+
+    rollouts: Rollouts
+    advantages_BT: Tensor
+    """Or `_B1`, where every token of a response has the same."""
+    policy_weights_BT: Tensor
+    extra_weights_BT: Tensor
+    """Weights of the KL and entropy terms."""
+    old_logprobs_BT: Tensor | None = None
+    """The trainer's before the first update; None where there is only one update and its own will do."""
+    base_logprobs_BT: Tensor | None = None
+
+    def take(self, rows: Tensor, *, trim: bool = True) -> Batch:
+        """Some of the rows; weights stay those of the whole batch."""
+        rollouts = self.rollouts.take(rows, trim=trim)
+        used = rollouts.mask_BT.shape[1]
+
+        def part(x_BT: Tensor) -> Tensor:
+            return x_BT[rows, :used]
+
+        return Batch(
+            rollouts,
+            part(self.advantages_BT),
+            part(self.policy_weights_BT),
+            part(self.extra_weights_BT),
+            None if self.old_logprobs_BT is None else part(self.old_logprobs_BT),
+            None if self.base_logprobs_BT is None else part(self.base_logprobs_BT),
+        )
+
+
+def make_batch(
+    recipe: Recipe, rollouts: Rollouts, rewards_PN: Tensor, *, max_new_tokens: int, advantages_BT: Tensor | None = None
+) -> Batch:
+    """Advantages and token weights; advantages from a critic or a decoupled baseline are given.
+
+    `rewards_PN` are all that were sampled: under a decoupled baseline more than the rollouts trained on.
+    """
+    if advantages_BT is None:
+        advantages_BT = group_advantages(rewards_PN, kind=recipe.advantage).reshape(-1, 1)
+    n = len(rollouts) // len(rewards_PN)
+    mixed_B = mixed_groups(rewards_PN).repeat_interleave(n)
+
+    def weights(*, filtered: bool) -> Tensor:
+        return losses.token_weights(
+            rollouts.sampled_BT,
+            how=recipe.aggregation,
+            rollouts_per_problem=n,
+            length=max_new_tokens,
+            keep_B=mixed_B if filtered else None,
+        )
+
+    policy_weights_BT = weights(filtered=recipe.zero_variance_filter != "off")
+    extra_weights_BT = weights(filtered=recipe.zero_variance_filter in ("all", "refill"))
+    return Batch(rollouts, advantages_BT, policy_weights_BT, extra_weights_BT)
+
+
+def objective(recipe: Recipe, batch: Batch, logprobs_BT: Tensor, entropies_BT: Tensor) -> Tensor:
+    """What a (micro-)batch adds to the loss."""
+    sampled_BT, advantages_BT = batch.rollouts.logprobs_BT, batch.advantages_BT
+    old_BT = logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
+    anchor_BT = sampled_BT if recipe.ratio_anchor == "sampler" else old_BT
+    if recipe.loss == "reinforce":
+        loss_BT = losses.reinforce_loss(logprobs_BT, advantages_BT)
+    elif recipe.loss == "clip":
+        loss_BT = losses.clip_loss(logprobs_BT, anchor_BT, advantages_BT, low=recipe.clip_low, high=recipe.clip_high)
+    elif recipe.loss == "gspo":
+        loss_BT = losses.gspo_loss(
+            logprobs_BT,
+            anchor_BT,
+            advantages_BT,
+            batch.rollouts.sampled_BT,
+            low=recipe.clip_low,
+            high=recipe.clip_high,
+        )
+    else:
+        loss_BT = losses.cispo_loss(logprobs_BT, anchor_BT, advantages_BT, cap=recipe.ratio_cap)
+    if recipe.tis_cap is not None:
+        loss_BT = loss_BT * losses.truncated_importance(old_BT, sampled_BT, cap=recipe.tis_cap)
+    total = (loss_BT * batch.policy_weights_BT).sum()
+    if batch.base_logprobs_BT is not None and recipe.kl_coef:
+        kl_BT = losses.kl_to_base(logprobs_BT, batch.base_logprobs_BT)
+        total = total + recipe.kl_coef * (kl_BT * batch.extra_weights_BT).sum()
+    if recipe.entropy_coef:
+        total = total - recipe.entropy_coef * (entropies_BT * batch.extra_weights_BT).sum()
+    return total
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """Means over the batch's tokens, seen by the first update on it."""
+
+    loss: float
+    grad_norm: float
+    entropy: float
+    logprob_gap: float
+    """Mean distance between the trainer's and the sampler's log-probs."""
+
+
+def update(
+    decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, rate: float, micro_batch: int
+) -> UpdateStats:
+    """The gradient steps that the recipe takes on one batch; raises where training has left the numbers."""
+    optimizer.rate.fill_(rate)
+    stats = UpdateStats(*descend(decoder, optimizer, batch, recipe, micro_batch=micro_batch).tolist())
+    refuse_divergence(stats, decoder.config.vocab_size)
+    return stats
+
+
+def descend(
+    decoder: Decoder,
+    optimizer: Optimizer,
+    batch: Batch,
+    recipe: Recipe,
+    *,
+    micro_batch: int,
+    fixed: int = 0,
+    ready: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """`update` without its questions to the device: the numbers of `UpdateStats` as an array.
+
+    `fixed`, the rollouts of a problem, keeps every shape independent of what was sampled, as a CUDA graph needs it.
+    `ready` is called before anything of the batch is read but its rollouts.
+    """
+    rollouts = batch.rollouts
+    if recipe.updates_per_batch > 1 and batch.old_logprobs_BT is None:
+        old_BT = score_all(decoder, rollouts, recipe, micro_batch=micro_batch, fixed=fixed)
+        batch = replace(batch, old_logprobs_BT=old_BT)
+    tokens = rollouts.sampled_BT.sum()
+    first: Tensor | None = None
+    for _ in range(recipe.updates_per_batch):
+        sums_3 = torch.zeros(3, device=rollouts.mask_BT.device)
+        for rows in micro_batches(rollouts, micro_batch, fixed=fixed):
+            if rows is not None:
+                ready()
+            part = batch if rows is None else batch.take(rows, trim=not fixed)
+            with torch.enable_grad():
+                logprobs_BT, entropies_BT = _scored(decoder, part.rollouts, recipe, fixed=fixed)
+                ready()
+                loss = objective(recipe, part, logprobs_BT, entropies_BT)
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+            optimizer.collect()
+            gap_BT = (logprobs_BT.detach() - part.rollouts.logprobs_BT).abs()
+            sums_3 += torch.stack([loss.detach(), entropies_BT.detach().sum() / tokens, gap_BT.sum() / tokens])
+        norm = optimizer.step()
+        if first is None:
+            first = torch.stack([sums_3[0], norm, sums_3[1], sums_3[2]])
+        else:
+            first[1] = torch.where(torch.isfinite(norm), first[1], norm)  # a later step that left the numbers shows too
+    assert first is not None
+    return first
+
+
+def _scored(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, fixed: int) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies; zero for forced tokens, on which the policy had no say."""
+    both = score(decoder, rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head, fixed=fixed)
+    if rollouts.forced_BT is None:
+        return both
+    chosen_BT = ~rollouts.forced_BT
+    return both[0] * chosen_BT, both[1] * chosen_BT
+
+
+_UNIFORM = 0.98
+"""Share of the largest possible entropy above which a policy is noise."""
+
+
+def refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
+    """Raise where a batch's numbers are not finite, or its policy is noise."""
+    if not all(map(math.isfinite, (stats.loss, stats.grad_norm, stats.entropy))):
+        raise DivergedError(f"loss {stats.loss:.3g}, gradient norm {stats.grad_norm:.3g}")
+    if stats.entropy > _UNIFORM * math.log(vocabulary):
+        raise DivergedError(f"the policy has become uniform noise (entropy {stats.entropy:.2f})")
+
+
+@torch.no_grad()
+def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: int = 0) -> Tensor:
+    """Log-probs of a whole batch, without gradient."""
+    out_BT = torch.zeros_like(rollouts.logprobs_BT)
+    for rows in micro_batches(rollouts, micro_batch, fixed=fixed):
+        part = rollouts if rows is None else rollouts.take(rows, trim=not fixed)
+        logprobs_BT, _ = _scored(decoder, part, recipe, fixed=fixed)
+        if rows is None:
+            return logprobs_BT
+        out_BT[rows, : logprobs_BT.shape[1]] = logprobs_BT
+    return out_BT
+
+
+@torch.no_grad()
+def refuse_unsound(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: int = 0) -> None:
+    """Raise `DivergedError` for weights that an update on these rollouts has spoilt, seen on a micro-batch of them.
+
+    An update can only judge the weights it starts from; a checkpoint holds those it ends with.
+    """
+    rows = next(micro_batches(rollouts, micro_batch, fixed=fixed))
+    part = rollouts if rows is None else rollouts.take(rows, trim=not fixed)
+    logprobs_BT, entropies_BT = _scored(decoder, part, recipe, fixed=fixed)
+    tokens = part.sampled_BT.sum()
+    moved = float((part.logprobs_BT - logprobs_BT).sum() / tokens)
+    refuse_divergence(UpdateStats(moved, 0.0, float(entropies_BT.sum() / tokens), 0.0), decoder.config.vocab_size)
+    refuse_foreign(moved, "since the last update")
+
+
+_FOREIGN = 20.0
+"""Nats a token from one policy to another above which the second has forgotten the first; healthy runs stay below 1."""
+
+
+def refuse_foreign(kl: float, to: str, *, point: dict[str, Any] | None = None) -> None:
+    """Raise where a policy has collapsed onto what another would never write, with the evaluation that shows it."""
+    if not kl < _FOREIGN:
+        raise DivergedError(f"the policy has collapsed (KL {to} {kl:.3g} a token)", point=point)

@@ -1,0 +1,250 @@
+"""The simulator as an engine: trains a cell, evaluates it on a log grid of compute, checkpoints and resumes.
+
+Everything random comes from one generator whose state is in the checkpoint, and no clock enters a point: the same cell
+gives the same bytes, interrupted or not.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isocompute.core.arrays import Array, Ints
+from isocompute.core.errors import InputError
+from isocompute.core.recipe import Recipe, learning_rate, make_recipe
+from isocompute.core.run_settings import RunSettings
+from isocompute.problems.sampler import ProblemSampler
+from isocompute.sim.evaluation import evaluate, interference
+from isocompute.sim.gradients import Batch, advantages, logit_gradient, subsample
+from isocompute.sim.growth import growth
+from isocompute.sim.policy import Policy
+from isocompute.sim.world import World, WorldSpec, log_softmax, make_world
+from isocompute.sweep.base import Cell, Control, Measures, Recorder, metric_names
+from isocompute.sweep.drive import Evaluation, all_retired, drive
+
+__all__ = ["SIM_DEFAULTS", "SimEngine"]
+
+SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
+"""The anchor at B = 1,024, found as the paper found its own: a grid search at Bp = 128, n = 8 (docs/simulator.md)."""
+
+_NO_SEQUENCES = ("pipeline_steps", "off_policy_steps", "length_control")
+"""Fields that speak of sequences."""
+_OTHERS = {
+    "train/avg",
+    "train/exact",
+    "train/zero_pass",
+    "zero_variance",
+    "grad_norm",
+    "interference",
+    "retired",
+    "entropy",
+    "kl",
+}
+"""Metrics of a point beside those of the problem sets."""
+_PULSE = 128  # updates between looks at the runner
+_SECONDS = 3.0  # between checkpoints
+
+
+@lru_cache(maxsize=4)
+def _world(spec_json: str) -> World:
+    """Cells of a study share their world; a worker makes it once."""
+    return make_world(WorldSpec.model_validate_json(spec_json))
+
+
+class SimEngine:
+    """Runs cells of a study on the simulator."""
+
+    def check(self, cell: Cell) -> None:
+        """Refuse what cannot run."""
+        spec, recipe = WorldSpec.of(dict(cell.problems)), self._recipe(cell)
+        Evaluation.of(cell.evaluation)
+        if cell.problems_per_batch > spec.size:
+            raise InputError(
+                f"grid.problems_per_batch: {cell.problems_per_batch} is more than the {spec.size} problems of the set; "
+                "raise problems.size."
+            )
+        if recipe.advantage == "gae":
+            raise InputError("recipe.advantage: the simulator has no critic; 'gae' (PPO) needs engine = 'lm'.")
+        beyond = [name for name in _NO_SEQUENCES if getattr(recipe, name) != Recipe.model_fields[name].default]
+        if beyond or recipe.zero_variance_filter == "refill":
+            field = beyond[0] if beyond else "zero_variance_filter"
+            raise InputError(
+                f"recipe.{field}: {getattr(recipe, field)!r} needs engine = 'lm'; the simulator samples a batch at "
+                "once, and its responses have no length."
+            )
+        smallest = min([cell.rollouts_per_problem, *(n for _, n in recipe.schedule or ())])
+        if smallest < 2 and recipe.compares_groups:
+            raise InputError(
+                "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, there and in "
+                "recipe.schedule, or recipe.advantage = 'none'."
+            )
+        if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
+            raise InputError(
+                f"recipe.baseline_rollouts: {recipe.baseline_rollouts} is less than the {cell.rollouts_per_problem} "
+                "rollouts to train on."
+            )
+        if recipe.baseline_rollouts is not None and recipe.schedule:
+            raise InputError("recipe.schedule: n cannot change under baseline_rollouts; leave one of them out.")
+        growth(cell, recipe.schedule)
+
+    def measures(self, cell: Cell) -> Measures:
+        """What the points of a cell will hold."""
+        ood = ["ood/"] if WorldSpec.of(dict(cell.problems)).out_of_distribution else []
+        names = metric_names(Evaluation.of(cell.evaluation).k, ["", "exact/", *ood])
+        return Measures(frozenset(names | _OTHERS), frozenset({"rollouts", "steps"}))
+
+    @staticmethod
+    def _recipe(cell: Cell) -> Recipe:
+        return make_recipe(cell.recipe, defaults=SIM_DEFAULTS)
+
+    def run(self, cell: Cell, folder: Path, control: Control) -> bool:
+        """Train the cell; True when it reached its last update."""
+        spec, recipe, evaluation = WorldSpec.of(dict(cell.problems)), self._recipe(cell), Evaluation.of(cell.evaluation)
+        training = _Training(cell, _world(spec.model_dump_json()), recipe, evaluation)
+        with Recorder(folder, _settings(cell, spec, recipe)) as recorder:
+            saved = recorder.resume()
+            if saved is not None:
+                training.restore(*saved)
+            finished = drive(training, recorder, control, pulse=_PULSE, seconds=_SECONDS)
+            if finished:
+                recorder.finish(_summary(training))
+            else:
+                recorder.checkpoint(*training.state())
+        return finished
+
+
+def _settings(cell: Cell, spec: WorldSpec, recipe: Recipe) -> RunSettings:
+    return RunSettings(
+        problems_per_batch=cell.problems_per_batch,
+        # A run with a schedule has no n of its own, and a fit must not take it for a run of its first n.
+        rollouts_per_problem=None if recipe.schedule else cell.rollouts_per_problem,
+        update_steps=growth(cell, recipe.schedule).update_steps,
+        seed=cell.seed,
+        engine="sim",
+        problems=spec.set,
+        recipe=recipe.model_dump(),
+    ).model_copy(update={"world": spec.model_dump(exclude={"pass_rates"})})
+
+
+def _summary(training: _Training) -> dict[str, Any]:
+    """`finished.json`: what was done, and why it ended where it did not reach its last update."""
+    out: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
+    if training.step < training.update_steps:
+        out["ended"] = all_retired(training.step, training.update_steps, training.recipe)
+    return out
+
+
+class _Training:
+    """The state of one cell and the two things done with it: `update` and `evaluate`."""
+
+    def __init__(self, cell: Cell, world: World, recipe: Recipe, evaluation: Evaluation) -> None:
+        self.cell, self.world, self.recipe, self.evaluation = cell, world, recipe, evaluation
+        self.rng = np.random.default_rng(np.random.SeedSequence([cell.seed, world.spec.seed, 1]))
+        self.policy = Policy(world.spec, len(world.train), recipe)
+        self.sampler = ProblemSampler(len(world.train), recipe.no_positive_resampling)
+        self.growth = growth(cell, recipe.schedule)
+        self.update_steps = self.growth.update_steps
+        self.steps = self.growth.evaluated(evaluation.points)
+        self.base_log_PK = log_softmax(world.train.base_PK)
+        self.step = 0
+        self.rollouts = 0
+        """Sampled so far; a decoupled baseline's are all counted, and batches shrink when few problems are left."""
+        self.evaluated = 0
+        self._sums = np.zeros(3)
+        self._spread = np.nan
+        self.last_evaluated = -1
+
+    def due(self) -> bool:
+        """Whether this step is on the evaluation grid and not evaluated yet."""
+        return self.evaluated < len(self.steps) and self.step >= self.steps[self.evaluated]
+
+    def update(self) -> bool:
+        """One batch of rollouts and the updates it allows; False when no problem is left."""
+        cell, recipe, train = self.cell, self.recipe, self.world.train
+        rollouts = self.growth.at(self.step)
+        sampled = recipe.baseline_rollouts or rollouts
+        index_P = self.sampler.draw(cell.problems_per_batch, self.rng)
+        if not len(index_P):
+            return False
+        features_PF, base_PK, correct_P = train.features_PF[index_P], train.base_PK[index_P], train.correct_P[index_P]
+        sampler_PK = self.policy.probabilities(features_PF, base_PK, index_P)
+        batch, right_P = self._rollouts(sampler_PK, correct_P, rollouts, sampled)
+        base_log_PK = self.base_log_PK[index_P] if recipe.kl_coef else sampler_PK
+        self.sampler.record(index_P, right_P, sampled)
+        rate = learning_rate(recipe, batch_size=len(index_P) * rollouts, step=self.step)
+        policy_PK, norm = sampler_PK, 0.0
+        watched = self.evaluated < len(self.steps) and self.step + 1 >= self.steps[self.evaluated]
+        before = self.policy.copy() if watched else None
+        for repeat in range(recipe.updates_per_batch):
+            if repeat:
+                policy_PK = self.policy.probabilities(features_PF, base_PK, index_P)
+            gradient_PK = logit_gradient(recipe, batch, policy_PK, base_log_PK)
+            norm = self.policy.ascend(features_PF, gradient_PK, index_P, rate)
+        if before is not None:
+            self._spread = interference(before, self.policy, train, index_P)
+        self.step += 1
+        self.rollouts += len(index_P) * sampled
+        reward = float(right_P.mean()) / sampled
+        self._sums += (reward, 1.0 - float(batch.mixed_P.mean()), norm)
+        return True
+
+    def _rollouts(self, sampler_PK: Array, correct_P: Ints, rollouts: int, sampled: int) -> tuple[Batch, Ints]:
+        """Draw `sampled` rollouts a problem and keep `rollouts` of them, with advantages from all."""
+        rows = np.arange(len(correct_P))
+        counts_PK = self.rng.multinomial(sampled, sampler_PK)
+        right_P = counts_PK[rows, correct_P]
+        right_advantage_P, wrong_advantage_P = advantages(self.recipe, right_P, sampled)
+        if sampled > rollouts:
+            counts_PK = subsample(counts_PK, rollouts, self.rng)
+        mixed_P = (right_P > 0) & (right_P < sampled)
+        return Batch(counts_PK, correct_P, sampler_PK, right_advantage_P, wrong_advantage_P, mixed_P), right_P
+
+    def evaluate(self) -> dict[str, Any]:
+        """The point of this step."""
+        point: dict[str, Any] = {"step": self.step, "rollouts": self.rollouts}
+        point |= evaluate(
+            self.policy,
+            self.world,
+            self.base_log_PK,
+            samples=self.evaluation.samples,
+            ks=self.evaluation.k,
+            rng=self.rng,
+        )
+        since = self.step - max(self.last_evaluated, 0)
+        if since > 0:
+            names = ("train/avg", "zero_variance", "grad_norm")
+            point |= {name: float(total) / since for name, total in zip(names, self._sums, strict=True)}
+            if np.isfinite(self._spread):
+                point["interference"] = float(self._spread)
+        point["retired"] = self.sampler.retired
+        self._sums[:] = 0.0
+        self._spread = np.nan  # of one update: a later point without its own has none, resumed or not
+        self.evaluated += 1
+        self.last_evaluated = self.step
+        return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Everything `restore` needs."""
+        arrays = {"sums": self._sums, **self.policy.state(), **self.sampler.state()}
+        meta = {
+            "step": self.step,
+            "rollouts": self.rollouts,
+            "evaluated": self.evaluated,
+            "last_evaluated": self.last_evaluated,
+            "sampler_at": self.sampler.at,
+            "policy_steps": self.policy.steps,
+            "rng": self.rng.bit_generator.state,
+        }
+        return arrays, meta
+
+    def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.step, self.rollouts, self.evaluated = meta["step"], meta["rollouts"], meta["evaluated"]
+        self.last_evaluated = meta["last_evaluated"]
+        self._sums = arrays["sums"].copy()
+        self.policy.restore(arrays, meta["policy_steps"])
+        self.sampler.restore(arrays, meta["sampler_at"])
+        self.rng.bit_generator.state = meta["rng"]

@@ -1,0 +1,309 @@
+"""Cells in worker processes of this machine.
+
+The pool is our own because a sweep must outlive its workers. `ProcessPoolExecutor` ends all workers when one dies and
+cannot say which cell it died in. Here every worker has a pipe of its own, so a death costs one attempt of one cell.
+A worker is given jobs: a cell each, or cells that an engine runs better at the same time (`PackingEngine`).
+
+What workers share, the stop flag and the counters of rollouts, is bare memory without locks: a worker killed inside a
+locked section would leave the lock taken for good. Each counter has one writer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing as mp
+import os
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from isocompute.core import files
+from isocompute.core.errors import InputError
+from isocompute.sweep.base import Cell, Engine, PackingEngine
+from isocompute.sweep.engines import load_engine
+from isocompute.sweep.execute import Outcome, execute, execute_pack, write_error
+from isocompute.sweep.folder import CellStatus
+from isocompute.sweep.progress import Report, Result, Tally, longest_first
+from isocompute.sweep.threads import single_threaded
+
+__all__ = ["available_cores", "run_local"]
+
+RETRIES = 2
+"""How often a cell is tried again whose worker died: enough for an out-of-memory kill that another process caused."""
+_TICK = 0.2
+_CHUNK_SECONDS = 0.1
+_LARGEST_CHUNK = 64
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Job = list[Cell]
+"""Cells that a worker runs at the same time; usually one."""
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_local(
+    *, engine: str, statuses: list[CellStatus], address: str, workers: int | None = None, report: Report
+) -> Result:
+    """Run the cells that are not finished, in processes; returns when all have ended or the user has stopped it."""
+    cells, made = longest_first(statuses), load_engine(engine)
+    jobs = [job for job in made.packs(cells) if job] if isinstance(made, PackingEngine) else [[cell] for cell in cells]
+    pool = _Pool(engine, address, min(workers or available_cores(), len(jobs)))
+    tally = Tally(statuses, report, pool.rollouts)
+    with pool.stops_on_signal():
+        try:
+            pool.run(deque(jobs), tally)
+        finally:
+            pool.kill()
+    return tally.result(folder=address, stopping=pool.stopping)
+
+
+class _Worker:
+    """One process, what it was given, and the pipe to it."""
+
+    def __init__(self, process: Any, connection: Connection, slot: int) -> None:
+        self.process, self.connection, self.slot = process, connection, slot
+        self.jobs: deque[Job] = deque()
+        """What it has still to do; of the first, the cells that have not ended."""
+        self.begun = 0
+        """Cells of a pack that are under way."""
+        self.ready = False
+
+    @property
+    def running(self) -> int:
+        """Cells under way."""
+        return self.begun or bool(self.jobs)
+
+
+class _Pool:
+    def __init__(self, engine: str, address: str, size: int) -> None:
+        self._context = mp.get_context("spawn")
+        self._engine, self._address, self._size = engine, address, size
+        self._stop = self._context.RawValue(ctypes.c_int, 0)
+        self._counters = self._context.RawArray(ctypes.c_longlong, max(1, size))
+        self._workers: list[_Worker] = []
+        self._deaths: Counter[str] = Counter()
+        self._false_starts = 0
+        self._recent: deque[float] = deque(maxlen=_LARGEST_CHUNK)
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self._stop.value)
+
+    def rollouts(self) -> int:
+        return sum(self._counters)
+
+    @contextmanager
+    def stops_on_signal(self) -> Iterator[None]:
+        """The first Ctrl-C (or SIGTERM) asks the cells to write a checkpoint and return, the second ends at once."""
+
+        def handle(*_: object) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self._stop.value = 1
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, handle) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def run(self, pending: deque[Job], tally: Tally) -> None:
+        """Hand out jobs until none is left or the study stops."""
+        while True:
+            if not self.stopping:
+                self._hand_out(pending)
+            busy = [worker for worker in self._workers if worker.jobs or not worker.ready]
+            if not any(worker.jobs for worker in busy) and (self.stopping or not pending):
+                break
+            self._listen(pending, tally)
+            if tally.unwritable:
+                self._stop.value = 1
+            tally.tell(running=sum(w.running for w in self._workers), stopping=self.stopping)
+
+    def _hand_out(self, pending: deque[Job]) -> None:
+        taken = {worker.slot for worker in self._workers}
+        idle = sum(not worker.jobs for worker in self._workers)
+        for slot in range(self._size):
+            if slot not in taken and len(pending) > idle:
+                self._workers.append(self._start(slot))
+                idle += 1
+        for worker in self._workers:
+            if worker.ready and not worker.jobs and pending:
+                chunk = [pending.popleft() for _ in range(min(self._chunk(), len(pending)))]
+                worker.jobs.extend(list(job) for job in chunk)
+                with suppress(OSError):  # if it has just died, `_listen` sees that and takes the cells back
+                    worker.connection.send(chunk)
+
+    def _chunk(self) -> int:
+        """Jobs for one message: many while cells are tiny, one as soon as a cell takes as long as a chunk may."""
+        if not self._recent:
+            return 1
+        mean = sum(self._recent) / len(self._recent)
+        return max(1, min(_LARGEST_CHUNK, int(_CHUNK_SECONDS / max(mean, 1e-9))))
+
+    def _start(self, slot: int) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_work,
+            args=(theirs, self._engine, self._address, self._stop, self._counters, slot),
+            name=f"isocompute-{slot}",
+            daemon=False,  # an engine may have processes of its own
+        )
+        # Until the worker can handle them, signals wait: a Ctrl-C while it imports would print a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            with single_threaded():
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        return _Worker(process, ours, slot)
+
+    def _listen(self, pending: deque[Job], tally: Tally) -> None:
+        sources: dict[Any, _Worker] = {}
+        for worker in self._workers:
+            sources[worker.connection] = sources[worker.process.sentinel] = worker
+        ready = {id(worker): worker for worker in map(sources.__getitem__, wait(list(sources), _TICK))}
+        for worker in ready.values():
+            alive = worker.process.is_alive()  # asked first: what it sent before its end is then all in the pipe
+            try:
+                while worker.connection.poll():
+                    self._hear(worker, worker.connection.recv(), pending, tally)
+            except (EOFError, OSError):
+                alive = False
+            if not alive:
+                self._bury(worker, pending, tally)
+
+    def _hear(self, worker: _Worker, message: Any, pending: deque[Job], tally: Tally) -> None:
+        if isinstance(message, Outcome):
+            worker.jobs[0][:] = [cell for cell in worker.jobs[0] if cell.name != message.name]
+            worker.begun = max(0, worker.begun - 1)
+            if not worker.jobs[0]:
+                worker.jobs.popleft()
+            self._recent.append(message.seconds)
+            tally.add(message)
+        elif message == "ready":
+            worker.ready, self._false_starts = True, 0
+        elif message == "began":
+            worker.begun += 1
+        elif message == "stopped":
+            pending.extendleft(worker.jobs)
+            worker.jobs.clear()
+
+    def _bury(self, worker: _Worker, pending: deque[Job], tally: Tally) -> None:
+        """A worker has died: its current cell is tried again, a few times; the rest of its chunk goes back. The cells
+        of a pack are tried again one by one, since any of them may have been the cause.
+        """
+        worker.process.join()
+        worker.connection.close()
+        self._workers.remove(worker)
+        if not worker.ready:
+            self._false_starts += 1
+            if self._false_starts > RETRIES:
+                raise InputError(
+                    f"worker processes end before they begin ({_ending(worker.process.exitcode)}): they import the "
+                    'script that starts the study, so put what it does under `if __name__ == "__main__":`; where '
+                    f"that is done, see that engine '{self._engine}' can be imported from a new process."
+                )
+        pending.extendleft(reversed(list(worker.jobs)[1:]))
+        if worker.jobs and len(worker.jobs[0]) > 1:
+            pending.extendleft([cell] for cell in reversed(worker.jobs[0]))
+        elif worker.jobs:
+            (cell,) = worker.jobs[0]
+            self._deaths[cell.name] += 1
+            if self._deaths[cell.name] <= RETRIES:
+                pending.appendleft([cell])
+                return
+            error = RuntimeError(
+                f"its worker process died {self._deaths[cell.name]} times ({_ending(worker.process.exitcode)}); "
+                "out of memory?"
+            )
+            if not files.is_remote(self._address):
+                write_error(Path(self._address) / cell.name, error)
+            tally.add(Outcome(cell.name, "failed", str(error)))
+
+    def kill(self) -> None:
+        """End the workers: idle ones have nothing to lose, busy ones resume from their checkpoints."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.connection.close()
+        self._workers.clear()
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+class _SlotControl:
+    """A cell's line to the runner through shared memory; a call costs less than a microsecond."""
+
+    def __init__(self, stop: Any, counters: Any, slot: int) -> None:
+        self._stop, self._counters, self._slot = stop, counters, slot
+
+    def stopping(self) -> bool:
+        return bool(self._stop.value)
+
+    def advanced(self, rollouts: int) -> None:
+        self._counters[self._slot] += rollouts
+
+
+def _work(connection: Connection, engine_name: str, address: str, stop: Any, counters: Any, slot: int) -> None:
+    """Life of a worker process: cells in, outcomes out."""
+    for number in _SIGNALS:
+        # The runner decides when to stop. A handler and not SIG_IGN, which an outside trainer would inherit.
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    engine = load_engine(engine_name)
+    control = _SlotControl(stop, counters, slot)
+    connection.send("ready")
+    while True:
+        try:
+            chunk: list[Job] = connection.recv()
+        except EOFError:
+            return
+        for job in chunk:
+            if not control.stopping():
+                _do(engine, job, address, control, connection)
+            if control.stopping():
+                connection.send("stopped")
+                break
+
+
+def _do(engine: Engine, job: Job, address: str, control: _SlotControl, connection: Connection) -> None:
+    """A job: its outcomes go to the runner as they come."""
+    if len(job) == 1:
+        connection.send(execute(engine=engine, cell=job[0], address=address, control=control))
+        return
+    assert isinstance(engine, PackingEngine), "packs are made by the engine"
+    execute_pack(
+        engine=engine,
+        cells=job,
+        address=address,
+        control=control,
+        began=lambda _: connection.send("began"),
+        ended=connection.send,
+    )
+
+
+def _end_with_parent() -> None:
+    """A worker whose runner was killed must not write on: the runner that comes next resumes the same cells."""
+    parent = mp.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

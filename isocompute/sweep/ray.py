@@ -1,0 +1,232 @@
+"""Cells as Ray tasks: placed by the CPUs and GPUs the spec asks for, tried again when their node dies.
+
+A task holds nothing that its folder does not, so a second attempt on another node resumes from the checkpoint, and a
+driver that died is replaced by running the same command again. What the tasks tell the driver (rollouts) and the driver
+the tasks (stop) goes through one small actor; if that is lost, only the display suffers.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from isocompute.core import files
+from isocompute.core.errors import InputError
+from isocompute.sweep.base import Cell
+from isocompute.sweep.execute import Outcome, execute, write_error
+from isocompute.sweep.folder import CellStatus
+from isocompute.sweep.progress import Report, Result, Tally, longest_first
+from isocompute.sweep.spec import Resources
+from isocompute.sweep.threads import worker_environment
+
+__all__ = ["run_ray"]
+
+RETRIES = 10
+"""Attempts after the first when a node or worker dies: spot machines do so often."""
+_TICK = 0.5
+_BEAT_SECONDS = 1.0
+_IN_FLIGHT = 256
+"""Tasks handed to Ray at a time; the rest waits here, where it costs nothing."""
+
+
+def run_ray(
+    *,
+    engine: str,
+    statuses: list[CellStatus],
+    address: str,
+    resources: Resources,
+    cluster: str | None,
+    report: Report,
+) -> Result:
+    """Run the cells that are not finished on a Ray cluster: the one at `cluster`, or a new one on this machine."""
+    ray = _import_ray()
+    if not files.is_remote(address):
+        address = str(Path(address).absolute())  # tasks have working directories of their own
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(address=cluster, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise InputError(f"--on ray={cluster or ''}: no cluster there ({str(error).splitlines()[0]}).") from error
+    try:
+        _check_fits(ray, resources)
+        board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
+        watch = _Watch(ray, board)
+        tally = Tally(statuses, report, lambda: watch.rollouts)
+        with watch.stops_on_signal():
+            _drive(ray, watch, tally, longest_first(statuses), engine=engine, address=address, resources=resources)
+        return tally.result(folder=address, stopping=watch.stopping)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError("--on ray needs Ray; pip install 'isocompute[ray]'.") from error
+    return ray
+
+
+def _check_fits(ray: Any, resources: Resources) -> None:
+    """A task no node can hold would wait for ever without a word."""
+    for name, asked in (("CPU", resources.cpus), ("GPU", resources.gpus)):
+        most = max((node["Resources"].get(name, 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
+        if asked > most:
+            raise InputError(
+                f"resources: a cell asks for {asked:g} {name}s; no node of the cluster has more than {most:g}."
+            )
+
+
+class _Board:
+    """The actor: a stop flag and a count."""
+
+    def __init__(self) -> None:
+        self._stop, self._rollouts = False, 0
+
+    def tell(self, rollouts: int) -> bool:
+        """A task's report; the answer is whether to stop."""
+        self._rollouts += rollouts
+        return self._stop
+
+    def look(self, stop: bool) -> int:
+        """The driver's call: sets the flag, gets the count."""
+        self._stop = self._stop or stop
+        return self._rollouts
+
+
+class _Watch:
+    """The driver's view of the board."""
+
+    def __init__(self, ray: Any, board: Any) -> None:
+        self._ray, self.board = ray, board
+        self.stopping = False
+        self.rollouts = 0
+
+    def look(self) -> None:
+        """Exchange news; a board that is being restarted is asked again next time."""
+        with suppress(self._ray.exceptions.RayError):
+            told = self._ray.get(self.board.look.remote(self.stopping), timeout=5.0)
+            self.rollouts = max(self.rollouts, told)
+
+    @contextmanager
+    def stops_on_signal(self) -> Iterator[None]:
+        """The first Ctrl-C asks the cells to write a checkpoint and return, the second ends at once."""
+
+        def handle(*_: object) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = True
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _drive(
+    ray: Any, watch: _Watch, tally: Tally, cells: list[Cell], *, engine: str, address: str, resources: Resources
+) -> None:
+    task = ray.remote(_task).options(
+        num_cpus=resources.cpus,
+        num_gpus=resources.gpus,
+        max_retries=RETRIES,
+        runtime_env={"env_vars": worker_environment()},
+    )
+    pending = deque(cells)
+    flying: dict[Any, Cell] = {}
+    while flying or (pending and not watch.stopping):
+        while pending and len(flying) < _IN_FLIGHT and not watch.stopping:
+            cell = pending.popleft()
+            flying[task.remote(engine, cell, address, watch.board)] = cell
+        ended, _ = ray.wait(list(flying), num_returns=len(flying), timeout=_TICK) if flying else ([], [])
+        for reference in ended:
+            tally.add(_outcome(ray, reference, flying.pop(reference), address))
+        if tally.unwritable:
+            watch.stopping = True
+        watch.look()
+        tally.tell(running=min(len(flying), _running(ray, resources)), stopping=watch.stopping)
+
+
+def _running(ray: Any, resources: Resources) -> int:
+    """Cells at work, by what they take of the cluster."""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    name, each = ("GPU", resources.gpus) if resources.gpus else ("CPU", resources.cpus)
+    return round((total.get(name, 0.0) - free.get(name, 0.0)) / each) if each else 0
+
+
+def _outcome(ray: Any, reference: Any, cell: Cell, address: str) -> Outcome:
+    try:
+        outcome: Outcome = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        failure = RuntimeError(f"its worker died {RETRIES + 1} times, or could not start: {first}")
+        if not files.is_remote(address):
+            folder = Path(address) / cell.name
+            folder.mkdir(parents=True, exist_ok=True)
+            write_error(folder, failure)
+        return Outcome(cell.name, "failed", str(failure))
+    return outcome
+
+
+class _BoardControl:
+    """A cell's line to the driver: news are sent about once a second and never waited for."""
+
+    def __init__(self, ray: Any, board: Any) -> None:
+        self._ray, self._board = ray, board
+        self._answers: list[Any] = []
+        self._stop, self._rollouts, self._sent = False, 0, time.monotonic()
+        with suppress(ray.exceptions.RayError):  # a task that waited in a queue may begin after the stop
+            self._stop = ray.get(board.tell.remote(0), timeout=10.0)
+
+    def stopping(self) -> bool:
+        self._exchange()
+        return self._stop
+
+    def advanced(self, rollouts: int) -> None:
+        self._rollouts += rollouts
+        self._exchange()
+
+    def _exchange(self) -> None:
+        now = time.monotonic()
+        if now - self._sent < _BEAT_SECONDS:
+            return
+        self._sent = now
+        ready, self._answers = self._ray.wait(self._answers, timeout=0) if self._answers else ([], [])
+        for answer in ready:
+            with suppress(self._ray.exceptions.RayError):
+                self._stop = self._stop or self._ray.get(answer)
+        if not self._answers:
+            self.send()
+
+    def send(self) -> None:
+        """Tell the board what is new."""
+        self._answers.append(self._board.tell.remote(self._rollouts))
+        self._rollouts = 0
+
+
+def _task(engine: str, cell: Cell, address: str, board: Any) -> Outcome:
+    """Body of a Ray task."""
+    import ray
+
+    from isocompute.sweep.engines import load_engine
+
+    control = _BoardControl(ray, board)
+    if control.stopping():
+        return Outcome(cell.name, "stopped")
+    try:
+        return execute(engine=load_engine(engine), cell=cell, address=address, control=control)
+    finally:
+        control.send()

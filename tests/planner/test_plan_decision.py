@@ -1,0 +1,339 @@
+"""Budgets, allocations and the choice among them, against exact enumeration and scipy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+import isocompute
+from isocompute import InputError
+from isocompute.planner.budget import Budget, Rates, parse_budget
+from isocompute.planner.candidates import Allocation, Constraints, allocations
+from isocompute.planner.decision import rank
+from isocompute.planner.next_cells import propose
+from isocompute.planner.published import published
+
+POWERS = [2**i for i in range(1, 12)]
+values = st.lists(st.sampled_from(POWERS), min_size=1, max_size=4, unique=True)
+some = st.one_of(st.none(), st.integers(1, 4096))
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("2e6", 2e6, "rollouts"),
+        ("2M", 2e6, "rollouts"),
+        ("1_000", 1000.0, "rollouts"),
+        ("1,000,000", 1e6, "rollouts"),
+        ("12,500.5h", 12500.5, "gpu_hours"),
+        (500, 500.0, "rollouts"),
+        ("3e9tok", 3e9, "tokens"),
+        ("3Btok", 3e9, "tokens"),
+        ("500h", 500.0, "gpu_hours"),
+        ("1.5kh", 1500.0, "gpu_hours"),
+        ("$2000", 2000.0, "money"),
+        ("$2,000", 2000.0, "money"),
+        ("$2k", 2000.0, "money"),
+    ],
+)
+def test_budgets_as_people_write_them(text: str | float, amount: float, unit: str) -> None:
+    assert parse_budget(text) == Budget(amount, unit)
+
+
+@pytest.mark.parametrize("text", ["", "h", "-5", "0", "2e6x", "$5h", "1.2.3", "nan", "inf", "tok", "two"])
+def test_what_is_no_budget_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(InputError, match="3e9tok"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("2,5h", "2.5h"),
+        ("1,5e6", "1.5e6"),
+        ("$2,50", "$2.50"),
+        ("10,00", "10.00"),
+        ("1,0000", "1.0000"),
+        (",5h", ".5h"),
+    ],
+)
+def test_a_decimal_comma_is_not_taken_for_thousands(text: str, instead: str) -> None:
+    with pytest.raises(InputError, match=rf"commas go between thousands, as in 1,000,000, or {re.escape(instead)} "):
+        parse_budget(text)
+
+
+@given(st.floats(1, 1e5), st.floats(1e-6, 1), st.floats(0.1, 10), st.floats(1, 1e8))
+def test_conversions_are_consistent(tokens: float, hours: float, price: float, amount: float) -> None:
+    rates = Rates(tokens, hours, price)
+    for unit in ("rollouts", "tokens", "gpu_hours", "money"):
+        rollouts = rates.rollouts(Budget(amount, unit))
+        assert rates.amount(rollouts, unit) == pytest.approx(amount)
+
+
+@pytest.mark.parametrize(
+    ("unit", "option"), [("tokens", "--response-tokens"), ("gpu_hours", "--rollouts-per-second"), ("money", "through")]
+)
+def test_a_conversion_that_lacks_a_number_names_its_option(unit: str, option: str) -> None:
+    with pytest.raises(InputError, match=option):
+        Rates().rollouts(Budget(1.0, unit))
+
+
+@given(
+    budget=st.integers(1, 3_000_000),
+    problems=values,
+    rollouts=values,
+    max_batch=some,
+    gpus=st.one_of(st.none(), st.sampled_from([1, 2, 3, 8, 64])),
+    min_updates=st.integers(1, 50),
+    size=some,
+    low=st.sampled_from([1, 8, 64]),
+    n=st.one_of(st.none(), values),
+)
+def test_allocations_are_the_exact_enumeration(
+    budget: int,
+    problems: list[int],
+    rollouts: list[int],
+    max_batch: int | None,
+    gpus: int | None,
+    min_updates: int,
+    size: int | None,
+    low: int,
+    n: list[int] | None,
+) -> None:
+    held = Constraints(
+        max_batch=max_batch,
+        gpus=gpus,
+        min_updates=min_updates,
+        problems=size,
+        problems_range=(low, 1024),
+        rollouts_per_problem=None if n is None else tuple(n),
+    )
+    expected = set()
+    for bp, each in itertools.product(problems, rollouts):
+        if max_batch is not None and bp * each > max_batch:
+            continue
+        if gpus is not None and (bp * each) % gpus:
+            continue
+        if size is not None and bp > size:
+            continue
+        if not low <= bp <= 1024 or (n is not None and each not in n):
+            continue
+        updates = max(m for m in (budget // (bp * each), budget // (bp * each) + 1) if m * bp * each <= budget)
+        if updates >= min_updates:
+            expected.add((bp, each, updates))
+    pairs = list(itertools.product(problems, rollouts))
+    if not expected:
+        with pytest.raises(InputError):
+            allocations(budget=budget, settings=pairs, constraints=held)
+        return
+    found = allocations(budget=budget, settings=pairs, constraints=held)
+    assert {(a.problems_per_batch, a.rollouts_per_problem, a.update_steps) for a in found} == expected
+    for a in found:
+        most = max(
+            m * a.batch_size
+            for m in range(max(1, a.update_steps - 2), a.update_steps + 3)
+            if m * a.batch_size <= budget
+        )
+        assert a.compute <= budget
+        assert a.compute >= 0.99 * most
+
+
+@given(st.integers(1, 400), st.integers(1, 400))
+def test_a_budget_under_one_batch_names_the_smallest_that_works(budget: int, size: int) -> None:
+    assume(budget < size)
+    with pytest.raises(InputError, match=f"{size:,}"):
+        allocations(budget=budget, settings=[(size, 1)])
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        (Constraints(batch_size=100, max_batch=64), "--max-batch to 100"),
+        (Constraints(batch_size=100, problems_per_batch=32), "--batch 256"),
+        (Constraints(batch_size=500, problems_per_batch=32), "--batch 512"),
+        (Constraints(batch_size=100, gpus=8), "--batch 256"),
+        (Constraints(rollouts_per_problem=(20,)), "--n 16"),
+        (Constraints(rollouts_per_problem=(64,), max_batch=128), "32 × 8 would with --n 8 and --max-batch 256"),
+        (Constraints(problems_per_batch=64, rollouts_per_problem=(4,)), "--problems-per-batch 32 and --n 8"),
+        (Constraints(problems_range=(64, 32)), "32-64"),
+        (Constraints(problems_per_batch=512, problems_range=(32, 256)), "--problems-per-batch 256"),
+        (Constraints(problems_per_batch=512, problems=400), "32 × 8 would with --problems-per-batch 32"),
+        (Constraints(max_batch=128), "--max-batch 256"),
+        (Constraints(gpus=3), "--gpus 4"),
+        (Constraints(gpus=6), "--gpus 8"),
+        (Constraints(batch_size=512, gpus=3), "--gpus 4"),
+        (Constraints(rollouts_per_problem=(5,)), "--n 8"),
+        (Constraints(min_updates=10_000), "--min-updates 3906"),
+    ],
+)
+def test_contradictions_are_named_with_what_would_work(held: Constraints, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        allocations(budget=1e6, settings=[(32, 8), (32, 16)], constraints=held)
+
+
+NOT_COUNTS: list[tuple[dict[str, Any], str]] = [
+    ({"rollouts_per_problem": [0]}, "--n 0: give whole numbers of at least 1, such as 8,16,32"),
+    ({"rollouts_per_problem": 0}, "--n 0: give whole numbers"),
+    ({"rollouts_per_problem": []}, "give whole numbers"),
+    ({"rollouts_per_problem": [8.5]}, "--n 8.5: give whole numbers"),
+    ({"gpus": 0}, "--gpus 0: give a whole number of at least 1, such as 8"),
+    ({"problems_per_batch": -3}, "--problems-per-batch -3: give a whole number"),
+    ({"batch_size": 2.5}, "--batch 2.5: give a whole number"),
+    ({"max_batch": 0}, "--max-batch 0: give a whole number"),
+    ({"min_updates": 0}, "--min-updates 0: give a whole number"),
+    ({"problems": 0}, "--problems 0: give a whole number"),
+    ({"stable_problems": (0, 64)}, "--stable-problems 0-64: give the smallest and the largest Bp"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), NOT_COUNTS)
+def test_constraints_from_python_are_whole_numbers(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=20, **given)
+
+
+def test_one_n_is_a_list_of_one() -> None:
+    one, listed = (
+        isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=20, rollouts_per_problem=n).allocation
+        for n in (32, [32])
+    )
+    assert one == listed == Allocation(32, 32, 2_000_000 // (32 * 32))
+
+
+@pytest.mark.parametrize("law", ["isocompute/bp32-easy", "isocompute/joint-easy", "isocompute/batch8192-easy"])
+@pytest.mark.parametrize(
+    "held", [{"gpus": 3}, {"gpus": 6}, {"gpus": 12, "batch_size": 8192}, {"problems_per_batch": 48, "batch_size": 8192}]
+)
+def test_what_is_suggested_works(law: str, held: dict[str, Any]) -> None:
+    """Every `--option N` of a refusal, tried on its own."""
+    options = {"--gpus": "gpus", "--problems-per-batch": "problems_per_batch", "--batch": "batch_size"}
+    if law == "isocompute/bp32-easy" and held.get("problems_per_batch"):
+        held = {"problems_per_batch": 32, "batch_size": 8000}
+    with pytest.raises(InputError) as refused:
+        isocompute.plan(budget=2e6, law=law, replicates=20, **held)
+    suggested = str(refused.value).partition(";")[2]
+    found = re.findall(r"(--gpus|--problems-per-batch|--batch) (\d+)", suggested)
+    assert found, refused.value
+    for alternative in suggested.split(", or "):
+        changed = {options[option]: int(n) for option, n in re.findall(r"(--[a-z-]+) (\d+)", alternative)}
+        plan = isocompute.plan(budget=2e6, law=law, replicates=20, **(held | changed))
+        assert plan.allocation.batch_size % (plan.constraints.gpus or 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("budget", "options"),
+    [
+        ("100", {"law": "isocompute/bp32-easy"}),
+        ("100", {"law": "isocompute/joint-easy", "min_updates": 100}),
+        ("1000tok", {"law": "isocompute/bp32-easy", "response_tokens": 1000}),
+        (".001h", {"law": "isocompute/bp32-easy", "rollouts_per_second": 12.0, "gpus": 8}),
+        ("1h", {"law": "scalerl/8b"}),
+        ("2000", {"law": "isocompute/bp32-easy"}),
+        ("4600", {"law": "isocompute/bp32-easy"}),
+    ],
+)
+def test_the_smallest_budget_that_is_named_works_and_less_does_not(budget: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError) as refused:
+        isocompute.plan(budget=budget, replicates=20, **options)
+    found = re.search(r"(?:that works is|at least --budget) ([\d,.]+(?:h|tok)?)(?=[.,;]? ?)", str(refused.value))
+    assert found is not None, refused.value
+    named = found[1].rstrip(".,")
+    assert isocompute.plan(budget=named, replicates=20, **options).allocation.update_steps >= 1
+    amount = parse_budget(named)
+    with pytest.raises(InputError):
+        isocompute.plan(budget=replace(amount, amount=0.98 * amount.amount), replicates=20, **options)
+
+
+@pytest.mark.parametrize("budget", [1e6, 2e6, 3e6])
+def test_the_cheapest_tie_is_always_shown(budget: float) -> None:
+    """With no throughput known the cheapest has the fewest updates, of all that are within one standard error and have
+    at least ten times as many as their warm-up.
+    """
+    plan = isocompute.plan(budget=budget, law="isocompute/joint-easy", replicates=400)
+    lead_AB = plan.values_AB[plan.targets.index(plan.allocation)] - plan.values_AB
+    ties = lead_AB.mean(axis=1) <= lead_AB.std(axis=1)
+    fewest = min(a.update_steps for a, tie in zip(plan.targets, ties, strict=True) if tie and a.update_steps >= 100)
+    shown = (plan.chosen, *plan.alternatives)
+    assert len(plan.alternatives) == 8 and ties.sum() > 9
+    (cheapest,) = (o for o in shown if o.cheapest)
+    assert cheapest.allocation.update_steps == fewest
+    values = [o.ranked.value for o in plan.alternatives]
+    assert values == sorted(values, reverse=True)
+
+
+def test_ranking_agrees_with_a_loop_over_members() -> None:
+    rng = np.random.default_rng(0)
+    values_AB = rng.normal(size=(6, 500)) * 0.05 + np.linspace(0, 0.1, 6)[:, None]
+    ranking = rank(values_AB, tolerance=0.0)
+    wins = [int(np.argmax(column)) for column in values_AB.T]
+    best = int(values_AB.mean(axis=1).argmax())
+    assert ranking[0].index == best
+    assert ranking[0].regret == 0.0
+    assert sum(r.probability_best for r in ranking) == pytest.approx(1.0)
+    for r in ranking:
+        assert r.probability_best == pytest.approx(wins.count(r.index) / 500)
+        assert r.regret == pytest.approx(np.mean([values_AB[best, b] - values_AB[r.index, b] for b in range(500)]))
+    assert [r.value for r in ranking] == sorted((r.value for r in ranking), reverse=True)
+
+
+def test_of_equal_allocations_the_first_is_chosen() -> None:
+    values_AB = np.array([[0.5, 0.6], [0.5002, 0.6002], [0.4, 0.4]])
+    assert rank(values_AB)[0].index == 0
+    assert rank(values_AB, tolerance=0.0)[0].index == 1
+
+
+def test_the_value_of_one_look_at_one_of_two_is_the_textbook_one() -> None:
+    """Two settings, one known to be 0, the other N(m, s²): the gain of a look is s̃ φ(m/s̃) - |m| Φ(-|m|/s̃)."""
+    rng = np.random.default_rng(1)
+    m, s, noise = -0.01, 0.02, 0.005
+    z = rng.standard_normal(200_000)
+    z = (z - z.mean()) / z.std(ddof=1)
+    values_AB = np.stack([np.zeros_like(z), m + s * z])
+    cells = [Allocation(1, 2, 1), Allocation(1, 4, 1)]
+    found = propose(values_AB=values_AB, looks_EB=values_AB, cells=cells, count=1, noise=noise)
+    moved = s * s / math.sqrt(s * s + noise * noise)
+    expected = moved * stats.norm.pdf(m / moved) - abs(m) * stats.norm.cdf(-abs(m) / moved)
+    assert found[0].allocation.rollouts_per_problem == 4
+    assert found[0].gain == pytest.approx(expected, rel=0.1)
+
+
+def test_what_cannot_change_the_decision_is_not_proposed() -> None:
+    rng = np.random.default_rng(2)
+    values_AB = np.array([[0.9], [0.1]]) + 0.001 * rng.standard_normal((2, 400))
+    cells = [Allocation(1, 2, 1), Allocation(1, 4, 1)]
+    assert propose(values_AB=values_AB, looks_EB=values_AB, cells=cells, count=2, noise=0.003) == []
+
+
+def test_proposals_are_one_study() -> None:
+    rng = np.random.default_rng(3)
+    cells = [Allocation(bp, n, 6400 // (bp * n)) for bp in (4, 8) for n in (2, 4, 8)]
+    values_AB = 0.05 * rng.standard_normal((6, 400))
+    found = propose(values_AB=values_AB, looks_EB=values_AB, cells=cells, count=3, noise=0.003)
+    assert len(found) == 3
+    assert len({p.allocation.problems_per_batch for p in found}) == 1
+    assert len({p.allocation.rollouts_per_problem for p in found}) == 3
+
+
+def test_one_seed_makes_a_lead_as_sure_as_two_normal_draws_are() -> None:
+    """Two settings whose members agree to the last bit, .01 apart: what is left is the seeds."""
+    values_AB = np.repeat([[0.5], [0.51]], 20_000, axis=1)
+    (certain, _), law = rank(values_AB), replace(published("isocompute/bp32-easy", replicates=2), seed_error=0.02)
+    assert certain.probability_best == 1.0
+    doubtful, other = rank(values_AB, seen_AB=law.with_seeds(values_AB, [(32, 8), (32, 16)]))
+    assert doubtful.probability_best == pytest.approx(stats.norm.cdf(0.01 / (0.02 / 1.96)), abs=0.01)
+    assert other.standard_error == pytest.approx(0.02 / 1.96, rel=0.02)
+    assert (doubtful.index, doubtful.value, other.regret) == (1, pytest.approx(0.51), pytest.approx(0.01))
+    half = stats.norm.ppf(0.9) * 0.02 / 1.96 / np.sqrt(2)
+    assert doubtful.interval == pytest.approx((0.51 - half, 0.51 + half), abs=3e-4)
+    assert other.ties, "less than one standard error behind"
+    high_AB = replace(law, bounded=True).with_seeds(np.full((1, 1000), 0.999), [(32, 8)])
+    assert high_AB.max() == 1.0, "no seed takes a rate beyond 1"

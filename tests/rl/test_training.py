@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from isocompute.core.metrics import avg_at_k, best_at_k, worst_at_k
+from isocompute.core.recipe import RECIPES
+from isocompute.rl import session as session_module
+from isocompute.rl import training as training_module
+from isocompute.rl.engine import LmEngine
+from isocompute.rl.sampler import Rollouts
+from isocompute.rl.verifiers import ChainVerifier
+from tests.rl.cells import distance, make_cell, make_training, points, rates, run, weights
+
+RECIPE_CASES: dict[str, dict[str, Any]] = {
+    "isocompute-easy": {"recipe": {"name": "isocompute-easy"}},
+    "ppo": {"recipe": {"name": "ppo", "updates_per_batch": 2}},
+    "retiring": {"recipe": {"name": "dapo", "no_positive_resampling": 0.7}},
+    "decoupled": {"recipe": {"name": "grpo", "baseline_rollouts": 6}},
+    "off-policy": {"recipe": {"name": "cispo", "off_policy_steps": 3, "length_control": "penalty"}},
+    "refilled": {"recipe": {"name": "dapo", "zero_variance_filter": "refill"}},
+    "interrupted": {
+        "recipe": {"name": "cispo", "length_control": "interrupt", "interrupt_window": [2, 3], "answer_tokens": 1}
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Uninterrupted runs by name, made once."""
+    top = tmp_path_factory.mktemp("whole")
+
+    def make(name: str) -> Path:
+        if not (top / name).exists():
+            run(make_cell(**RECIPE_CASES[name]), top / name)
+        return top / name
+
+    return make
+
+
+# Counting
+
+
+@pytest.mark.parametrize(("recipe", "each"), [({}, 4), ({"baseline_rollouts": 6}, 6)])
+def test_compute_is_what_the_verifier_saw(
+    recipe: dict[str, Any], each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[tuple[int, int]] = []
+    inner = ChainVerifier.__call__
+
+    def counting(self: ChainVerifier, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
+        if len(self.answers_P) == 24:  # the training set
+            seen.append((len(problems_B), int(rollouts.mask_BT.sum())))
+        return inner(self, problems_B, rollouts)
+
+    monkeypatch.setattr(ChainVerifier, "__call__", counting)
+    last = points(run(make_cell(update_steps=3, recipe=recipe), tmp_path))[-1]
+    assert [rows for rows, _ in seen] == [8 * each] * 3
+    assert (last["step"], last["rollouts"], last["tokens"]) == (3, 8 * each * 3, sum(tokens for _, tokens in seen))
+
+
+def test_what_a_refill_drops_is_counted_too(monkeypatch: pytest.MonkeyPatch):
+    """Rollouts and tokens are those that the verifier saw: problems that say nothing cost what the others cost."""
+    training = make_training(
+        recipe={"name": "dapo", "zero_variance_filter": "refill"}, problems={"source": "chain:easy", "size": 200}
+    )
+    seen: list[tuple[int, int]] = []
+    inner = training._judged
+
+    def counting(index_P: Any, rollouts: Rollouts) -> Any:
+        seen.append((len(rollouts), int(rollouts.mask_BT.sum())))
+        return inner(index_P, rollouts)
+
+    monkeypatch.setattr(training, "_judged", counting)
+    for _ in range(2):
+        assert training.update()
+    assert len(seen) > 2  # something was dropped, and other problems sampled for it
+    assert (training.rollouts, training.tokens) == tuple(np.sum(seen, axis=0).tolist())
+
+
+def test_a_decoupled_baseline_trains_on_some_and_filters_on_all(monkeypatch: pytest.MonkeyPatch):
+    training = make_training(recipe={"name": "dapo", "baseline_rollouts": 16}, rollouts_per_problem=1)
+    made: list[Any] = []
+    inner = training_module.make_batch
+
+    def keep(*args: Any, **named: Any) -> Any:
+        made.append((args[2], inner(*args, **named)))
+        return made[-1][1]
+
+    monkeypatch.setattr(training_module, "make_batch", keep)
+    assert training.update()
+    rewards_PN, batch = made[0]
+    assert rewards_PN.shape == (8, 16) and len(batch.rollouts) == 8 and training.rollouts == 128
+    mixed_P = rewards_PN.std(dim=1) > 0
+    assert mixed_P.any()
+    assert torch.equal(batch.advantages_BT[:, 0] != 0, mixed_P)
+    assert torch.equal(batch.policy_weights_BT.sum(dim=1) > 0, mixed_P)
+
+
+def test_seeds_train_on_rollouts_of_their_own_under_a_decoupled_baseline(monkeypatch: pytest.MonkeyPatch):
+    """Not on those that another seed chose a step before."""
+    chosen: dict[tuple[int, int], list[int]] = {}
+    inner = training_module.decoupled_advantages
+
+    def keep(*args: Any, **named: Any) -> Any:
+        out = inner(*args, **named)
+        chosen[key] = out[1].flatten().tolist()
+        return out
+
+    monkeypatch.setattr(training_module, "decoupled_advantages", keep)
+    for seed in range(2):
+        training = make_training(seed=seed, recipe={"name": "grpo", "baseline_rollouts": 6})
+        rollouts, rewards_PN = training._sample(np.arange(8)), torch.rand(8, 6)
+        for step in range(3):
+            training.step, key = step, (seed, step)
+            training._batch(rollouts, rewards_PN)
+            training._batch(rollouts, rewards_PN)
+    assert len({tuple(places) for places in chosen.values()}) == len(chosen) == 6
+
+
+# Points
+
+EVERY = {"step", "rollouts", "tokens", "seconds", "kl"}
+AFTER_AN_UPDATE = {
+    "train/avg",
+    "entropy",
+    "response_length",
+    "truncated",
+    "zero_variance",
+    "grad_norm",
+    "logprob_gap",
+    "loss",
+}
+
+
+def test_what_stands_in_every_point(whole: Callable[[str], Path]):
+    folder = whole("isocompute-easy")
+    found = points(folder)
+    assert [point["step"] for point in found] == [0, 1, 2, 4]
+    metrics = {f"{name}@{k}{end}" for name in ("avg", "best", "worst") for k in (1, 4) for end in ("", "/error")}
+    for point in found:
+        named = set(point) | {"seconds"}
+        assert named >= EVERY | metrics | {"val/response_length", "val/truncated"}
+        assert (point["step"] == 0) or named >= AFTER_AN_UPDATE
+        assert point["rollouts"] == 32 * point["step"]
+        assert all(np.isfinite(value) for value in point.values())
+    assert all(point["logprob_gap"] < 1e-5 for point in found[1:])
+    assert all(0 < point["entropy"] < np.log(29) and point["grad_norm"] > 0 for point in found[1:])
+
+
+def test_kl_is_zero_before_training_and_grows():
+    training = make_training(recipe={"kl_coef": 0.0, "learning_rate": 3e-3})
+    found = [training.evaluate()["kl"]]
+    for _ in range(6):
+        training.update()
+        found.append(training.evaluate()["kl"])
+    assert found[0] == 0.0
+    assert found[1] < 1e-7  # rounding: the batch of the first update was sampled by the base
+    assert all(kl > 1e-4 for kl in found[3:])
+    assert max(found) < 1.0
+
+
+def test_pass_rates_give_the_metrics(whole: Callable[[str], Path]):
+    folder = whole("isocompute-easy")
+    rows = rates(folder)
+    for point in points(folder):
+        (row,) = (r for r in rows if r["set"] == "validation" and r["step"] == point["step"])
+        correct_P, samples_P = np.array(row["correct"]), np.full(12, row["samples"])
+        assert len(correct_P) == 12 and row["samples"] == 4
+        for name, metric in (("avg", avg_at_k), ("best", best_at_k), ("worst", worst_at_k)):
+            for k in (1, 4):
+                assert point[f"{name}@{k}"] == pytest.approx(float(metric(correct_P, samples_P, k=k).mean()), rel=1e-5)
+        assert point["val/zero_pass"] == pytest.approx(row["correct"].count(0) / 12, rel=1e-5)
+    assert points(folder)[0]["val/zero_pass"] > 0
+    trained = [r for r in rows if r["set"] == "train"]
+    assert sum(sum(r["samples"]) for r in trained) == 4 * 32
+    # The mean reward of the updates since the last point, from the same counts.
+    for row, point in zip(trained, points(folder)[1:], strict=True):
+        assert sum(row["correct"]) / sum(row["samples"]) == pytest.approx(point["train/avg"], rel=1e-5)
+
+
+def test_sets_out_of_distribution_are_measured_beside(tmp_path: Path):
+    cell = make_cell(update_steps=1, problems={"out_of_distribution": {"longer": "chain:6"}})
+    folder = run(cell, tmp_path)
+    assert all(f"longer/avg@4{end}" in point for point in points(folder) for end in ("", "/error"))
+    assert {row["set"] for row in rates(folder)} == {"validation", "longer", "train"}
+
+
+# Resuming
+
+
+@pytest.mark.parametrize("name", RECIPE_CASES)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
+    name: str, whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reference = whole(name)
+    each = 6 if name == "decoupled" else 4
+    # Stopped before the first update, after the first, and after two more.
+    folder = run(make_cell(**RECIPE_CASES[name]), tmp_path / "stopped", stops=(0, 8 * each, 16 * each))
+    assert points(folder) == points(reference)
+    assert (folder / "pass_rates.jsonl").read_bytes() == (reference / "pass_rates.jsonl").read_bytes()
+    assert distance(weights(folder), weights(reference)) == 0.0
+    monkeypatch.setattr(session_module, "_SECONDS", 0.0)  # a checkpoint after every update changes nothing
+    folder = run(make_cell(**RECIPE_CASES[name]), tmp_path / "checkpoints")
+    assert points(folder) == points(reference)
+    assert distance(weights(folder), weights(reference)) == 0.0
+
+
+def test_what_was_appended_after_the_checkpoint_is_made_again(whole: Callable[[str], Path], tmp_path: Path):
+    cell = make_cell()
+    tmp_path.mkdir(exist_ok=True)
+    assert not LmEngine().run(cell, tmp_path, _StopAt(2))
+    for name in ("points.jsonl", "pass_rates.jsonl"):  # as a run killed after its checkpoint leaves them
+        with (tmp_path / name).open("ab") as file:
+            file.write(b'{"step": 99}\n{"torn')
+    run(cell, tmp_path)
+    assert points(tmp_path) == points(whole("isocompute-easy"))
+    same = [(f / "pass_rates.jsonl").read_bytes() for f in (tmp_path, whole("isocompute-easy"))]
+    assert same[0] == same[1]
+
+
+class _StopAt:
+    def __init__(self, updates: int) -> None:
+        self.left = updates
+
+    def stopping(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def advanced(self, rollouts: int) -> None:
+        pass
+
+
+def test_a_run_ends_when_no_problem_is_left_stopped_or_not(tmp_path: Path):
+    changes: dict[str, Any] = {
+        "update_steps": 50,
+        "problems": {"source": "chain:1", "size": 8},
+        "recipe": {"no_positive_resampling": 0.01},
+        "evaluation": {"points": 2},
+    }
+    reference = run(make_cell(**changes), tmp_path / "whole")
+    last = points(reference)[-1]
+    assert last["retired"] == 8 and last["step"] < 50 and last["kl"] > 0
+    folder = run(make_cell(**changes), tmp_path / "stopped", stops=(last["rollouts"],))
+    assert points(folder) == points(reference)
+
+
+# What must not matter
+
+
+@pytest.mark.parametrize("recipe", [{}, {"name": "ppo"}, {"name": "gspo", "updates_per_batch": 2}])
+def test_micro_batches_change_nothing_but_rounding(recipe: dict[str, Any]):
+    def trained(**sizes: int) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
+        plain = {"optimizer": "sgd", "learning_rate": 0.1}
+        training = make_training(problems_per_batch=4, recipe={**recipe, **plain}, engine=sizes)
+        training.sizes = replace(training.sizes, **sizes)
+        assert training.update()
+        assert training._last is not None
+        tokens = training._last.responses_BT.clone()
+        assert training.update()
+        return tokens, dict(training.decoder.state_dict()), training._since_last()
+
+    tokens, reference, means = trained()
+    for sizes in ({"micro_batch": 1}, {"micro_batch": 7}, {"sample_batch": 4}, {"sample_batch": 9, "micro_batch": 3}):
+        other_tokens, other, other_means = trained(**sizes)
+        assert torch.equal(other_tokens, tokens)
+        assert distance(other, reference) < 2e-6
+        assert other_means == pytest.approx(means, rel=1e-3, abs=1e-5)
+    assert distance(reference, dict(make_training().decoder.state_dict())) > 1e-4
+
+
+def test_evaluating_more_or_less_often_trains_the_same_weights(whole: Callable[[str], Path], tmp_path: Path):
+    often = make_cell(evaluation={"points": 10, "samples": 9})
+    folder = run(often, tmp_path)
+    assert len(points(folder)) == 5
+    assert distance(weights(folder), weights(whole("isocompute-easy"))) == 0.0
+
+
+def test_seeds_differ_and_repeat(tmp_path: Path, whole: Callable[[str], Path]):
+    again, other = run(make_cell(), tmp_path / "again"), run(make_cell(seed=1), tmp_path / "other")
+    assert points(again) == points(whole("isocompute-easy"))
+    assert distance(weights(other), weights(again)) > 0.0
+
+
+# Recipes
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_recipe_trains(name: str):
+    training = make_training(recipe={"name": name})
+    base = {key: value.clone() for key, value in training.decoder.state_dict().items()}
+    assert training.update() and training.update()
+    moved = distance(dict(training.decoder.state_dict()), base)
+    assert 1e-6 < moved < 1e-2
+    assert distance(dict(training.model.decoder.state_dict()), base) == 0.0  # the base stays the base
+    means = training._since_last()
+    assert all(np.isfinite(value) for value in means.values()) and means["kl"] > 0
+
+
+def test_sixteen_bits_train_on_masters():
+    training = make_training(engine={"dtype": "bfloat16"})
+    before = [master.clone() for master in training.optimizer.masters]
+    assert training.update()
+    assert {p.dtype for p in training.decoder.parameters()} == {torch.bfloat16}
+    assert all(master.dtype == torch.float32 for master in training.optimizer.masters)
+    assert any(not torch.equal(a, b) for a, b in zip(before, training.optimizer.masters, strict=True))

@@ -1,0 +1,54 @@
+"""Sharing an update out over GPUs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isocompute.core.errors import InputError
+from isocompute.trainers import Hardware, Plan, make_plan
+from isocompute.trainers.hardware import neighbours, share_out
+from tests.trainers.plans import cases
+
+
+@given(case=cases())
+def test_shares_add_up_and_fit(case: tuple[Plan, Hardware]) -> None:
+    plan, hardware = case
+    share = share_out(plan, hardware)
+    assert share.gpus * share.micro_batch * share.accumulation == plan.batch_size
+    if hardware.max_sequences is not None:
+        assert share.micro_batch <= hardware.max_sequences
+    if hardware.max_tokens is not None:
+        assert share.micro_batch * (plan.max_prompt_length + plan.max_response_length) <= hardware.max_tokens
+
+
+@given(problems=st.integers(1, 60), rollouts=st.integers(2, 60), gpus=st.integers(1, 40))
+def test_neighbours_are_the_nearest_that_divide(problems: int, rollouts: int, gpus: int) -> None:
+    found = neighbours(problems, rollouts, gpus)
+    assert all(bp * n % gpus == 0 and n >= 2 for bp, n in found)
+    if problems * rollouts % gpus:
+        rows = [bp for bp in range(1, problems + gpus + 1) if bp * rollouts % gpus == 0]
+        columns = [n for n in range(2, rollouts + gpus + 1) if problems * n % gpus == 0]
+        best = {(min(b for b in rows if b > problems), rollouts), (problems, min(n for n in columns if n > rollouts))}
+        below = {(b, rollouts) for b in rows if b < problems}, {(problems, n) for n in columns if n < rollouts}
+        best |= {max(side) for side in below if side}
+        assert set(found) == best
+
+
+def test_an_impossible_plan_names_its_neighbours() -> None:
+    with pytest.raises(InputError, match=r"33 × 7 = 231 .* 8 GPUs.*: 32 × 7, 33 × 8, 40 × 7"):
+        share_out(make_plan({"Bp": 33, "n": 7, "M": 10}), Hardware(gpus=8))
+
+
+def test_nodes_are_whole() -> None:
+    assert (Hardware(gpus=16).nodes, Hardware(gpus=16).gpus_on_node) == (2, 8)
+    assert (Hardware(gpus=6).nodes, Hardware(gpus=6).gpus_on_node) == (1, 6)
+    with pytest.raises(InputError, match="12 GPUs are no whole number of nodes of 8; take 8 or 16"):
+        Hardware(gpus=12)
+
+
+def test_a_sequence_must_fit() -> None:
+    plan = make_plan({"Bp": 8, "n": 8, "M": 1, "max_prompt_length": 100, "max_response_length": 1000})
+    with pytest.raises(InputError, match=r"1000 tokens a device hold no sequence of 100 \+ 1000"):
+        share_out(plan, Hardware(max_tokens=1000))

@@ -1,0 +1,59 @@
+"""Names and paths as a plan has them reach the trainer's own parser unchanged, and nothing of a plan becomes code."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from isocompute.trainers import export_plan, render
+from isocompute.trainers.reading.parse import parse
+
+PLAN = {"Bp": 32, "n": 8, "M": 100}
+PRINTABLE = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S", "Zs"), exclude_characters="$"))
+"""A dollar is an interpolation to both parsers, which is a user's right."""
+HARD = ("org/it's", "it''s", "a\\b", "trail\\", "\\'", "null", "true", "nan", "1e5", "a, b", "#1", "[x]", "", " x ")
+
+
+def examples(test: Any) -> Any:
+    for text in HARD:
+        test = example(text=text)(test)
+    return test
+
+
+@examples
+@given(text=PRINTABLE)
+def test_hydra_reads_every_text_back(text: str) -> None:
+    parser = OverridesParser.create()
+    assert parser.parse_override(render.hydra("a.b", text)).value() == text
+    assert parser.parse_override(render.hydra("a.b", [text, "x"])).value() == [text, "x"]
+
+
+@examples
+@given(text=PRINTABLE)
+def test_omegaconf_reads_every_text_back(text: str) -> None:
+    words = [render.dotlist("a.b", text), render.dotlist("a.c", [text, "x"])]
+    assert OmegaConf.to_container(OmegaConf.from_cli(words)) == {"a": {"b": text, "c": [text, "x"]}}
+
+
+def test_skyrl_takes_a_quote_in_a_name() -> None:
+    names = {"model": "org/it's", "train_file": "~/my data/it's.parquet"}
+    text = export_plan(trainer="skyrl", plan=PLAN | names).files[0].text
+    words = [word for word in shlex.split(text, comments=True) if "=" in word and "$" not in word]
+    config = OmegaConf.from_cli(words)
+    assert config.trainer.policy.model.path == names["model"]
+    assert list(config.data.train_data) == [names["train_file"]]
+    found = parse(text).settings
+    assert found["trainer.policy.model.path"] == names["model"] and found["data.train_data"] == [names["train_file"]]
+
+
+def test_a_line_break_in_a_name_stays_in_its_comment() -> None:
+    plan = PLAN | {"val_file": "val.jsonl\nraise SystemExit"}
+    python, as_yaml = export_plan(trainer="trl", plan=plan).files
+    assert not [node for node in ast.walk(ast.parse(python.text)) if isinstance(node, ast.Raise)]
+    assert not [line for line in as_yaml.text.splitlines() if line.startswith("raise")]

@@ -1,0 +1,14 @@
+"""SkyRL: what a script needs to start at all."""
+
+from __future__ import annotations
+
+from isocompute.trainers import export_plan
+from isocompute.trainers.reading.parse import parse
+
+
+def test_a_run_starts_without_an_account_at_wandb() -> None:
+    """SkyRL logs to W&B unless told otherwise, and asserts WANDB_API_KEY before it does anything."""
+    made = export_plan(trainer="skyrl", plan={"Bp": 32, "n": 8, "M": 100})
+    assert parse(made.files[0].text).settings["trainer.logger"] == "console"
+    (said,) = [note.message for note in made.notes if note.code == "logger"]
+    assert "trainer.logger=wandb" in said and "WANDB_API_KEY" in said
