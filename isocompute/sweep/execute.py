@@ -1,8 +1,7 @@
 """One cell, wherever it runs: claim its folder, run the engine, and turn whatever happens into an outcome.
 
 Both runners call this inside a worker. It never raises for what an engine does: a crash becomes `error.txt` and a
-failed outcome, so that the other cells go on. Cells that one process runs at the same time (`execute_pack`) are each
-claimed, run and ended the same way.
+failed outcome, so that the other cells go on.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import errno
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -21,13 +20,13 @@ from zipfile import BadZipFile
 import numpy as np
 
 from isocompute.core import files
+from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, Cell, Control, Engine, appended
 from isocompute.data.writer import POINTS, SETTINGS
 from isocompute.sweep import remote
-from isocompute.sweep.base import CHECKPOINT, ERROR, FINISHED, Cell, Control, Engine, PackingEngine, appended
 from isocompute.sweep.claim import RUNNING, STALE_SECONDS, Claim, HeldError
 from isocompute.sweep.summary import is_finished
 
-__all__ = ["Outcome", "execute", "execute_pack", "headline", "write_error"]
+__all__ = ["Outcome", "execute", "headline", "write_error"]
 
 _TRACE_LINES = 20
 _PATIENCE = 2 * STALE_SECONDS
@@ -57,71 +56,6 @@ def execute(*, engine: Engine, cell: Cell, address: str, control: Control) -> Ou
     except Exception as error:  # a remote system may raise anything; a claim that never falls free ends here too
         outcome = _without_folder(address, cell, error)
     return replace(outcome, seconds=time.perf_counter() - start)
-
-
-def execute_pack(
-    *,
-    engine: PackingEngine,
-    cells: Sequence[Cell],
-    address: str,
-    control: Control,
-    began: Callable[[Cell], None],
-    ended: Callable[[Outcome], None],
-) -> None:
-    """Run cells at the same time in this process; tells of each when it begins, and its outcome when it ends. When
-    asked to stop, those that had not begun have none.
-    """
-    start = time.perf_counter()
-    claimed: dict[str, tuple[Path, ExitStack]] = {}
-    left = {cell.name: cell for cell in cells}
-
-    def end(outcome: Outcome) -> None:
-        del left[outcome.name]
-        ended(replace(outcome, seconds=time.perf_counter() - start))
-
-    def jobs() -> Iterator[tuple[Cell, Path, Control]]:
-        for cell in cells:
-            if control.stopping():
-                return
-            held = ExitStack()
-            began(cell)
-            try:
-                folder, carried = held.enter_context(_folder(address, cell.name, control))
-                done = is_finished(folder)
-                if not done:
-                    _make_ready(folder)
-            except Exception as error:
-                end(_released(held, address, cell, _without_folder(address, cell, error)))
-                continue
-            if done:
-                end(_released(held, address, cell, Outcome(cell.name, "finished")))
-                continue
-            claimed[cell.name] = folder, held
-            yield cell, folder, carried
-
-    try:
-        for cell, how in engine.run_pack(jobs()):
-            folder, held = claimed.pop(cell.name)
-            outcome = _failed(cell, folder, how) if isinstance(how, Exception) else _ended(cell, done=how)
-            del how  # an error holds the frames, and with them the memory, of what it ended
-            end(_released(held, address, cell, outcome))
-        for cell in [] if control.stopping() else list(left.values()):  # or the runner would wait for them for ever
-            forgotten = Outcome(cell.name, "failed", "the engine ended its pack without running this cell")
-            held = claimed.pop(cell.name)[1] if cell.name in claimed else ExitStack()
-            end(_released(held, address, cell, forgotten))
-    finally:
-        for _, held in claimed.values():
-            with suppress(Exception):  # the others' folders are given back all the same
-                held.close()
-
-
-def _released(held: ExitStack, address: str, cell: Cell, outcome: Outcome) -> Outcome:
-    """Give a cell's folder back; where that fails, a remote one may not have all of it."""
-    try:
-        held.close()
-    except Exception as error:
-        return _without_folder(address, cell, error)
-    return outcome
 
 
 def _without_folder(address: str, cell: Cell, error: Exception) -> Outcome:

@@ -2,7 +2,6 @@
 
 The pool is our own because a sweep must outlive its workers. `ProcessPoolExecutor` ends all workers when one dies and
 cannot say which cell it died in. Here every worker has a pipe of its own, so a death costs one attempt of one cell.
-A worker is given jobs: a cell each, or cells that an engine runs better at the same time (`PackingEngine`).
 
 What workers share, the stop flag and the counters of rollouts, is bare memory without locks: a worker killed inside a
 locked section would leave the lock taken for good. Each counter has one writer.
@@ -24,9 +23,9 @@ from typing import Any
 
 from isocompute.core import files
 from isocompute.core.errors import InputError
-from isocompute.sweep.base import Cell, Engine, PackingEngine
+from isocompute.core.recorder import Cell
 from isocompute.sweep.engines import load_engine
-from isocompute.sweep.execute import Outcome, execute, execute_pack, write_error
+from isocompute.sweep.execute import Outcome, execute, write_error
 from isocompute.sweep.folder import CellStatus
 from isocompute.sweep.progress import Report, Result, Tally, longest_first
 from isocompute.sweep.threads import single_threaded
@@ -39,8 +38,6 @@ _TICK = 0.2
 _CHUNK_SECONDS = 0.1
 _LARGEST_CHUNK = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-Job = list[Cell]
-"""Cells that a worker runs at the same time; usually one."""
 
 
 def available_cores() -> int:
@@ -52,13 +49,12 @@ def run_local(
     *, engine: str, statuses: list[CellStatus], address: str, workers: int | None = None, report: Report
 ) -> Result:
     """Run the cells that are not finished, in processes; returns when all have ended or the user has stopped it."""
-    cells, made = longest_first(statuses), load_engine(engine)
-    jobs = [job for job in made.packs(cells) if job] if isinstance(made, PackingEngine) else [[cell] for cell in cells]
-    pool = _Pool(engine, address, min(workers or available_cores(), len(jobs)))
+    cells = longest_first(statuses)
+    pool = _Pool(engine, address, min(workers or available_cores(), len(cells)))
     tally = Tally(statuses, report, pool.rollouts)
     with pool.stops_on_signal():
         try:
-            pool.run(deque(jobs), tally)
+            pool.run(deque(cells), tally)
         finally:
             pool.kill()
     return tally.result(folder=address, stopping=pool.stopping)
@@ -69,16 +65,9 @@ class _Worker:
 
     def __init__(self, process: Any, connection: Connection, slot: int) -> None:
         self.process, self.connection, self.slot = process, connection, slot
-        self.jobs: deque[Job] = deque()
-        """What it has still to do; of the first, the cells that have not ended."""
-        self.begun = 0
-        """Cells of a pack that are under way."""
+        self.cells: deque[Cell] = deque()
+        """What it has still to do; the first is under way."""
         self.ready = False
-
-    @property
-    def running(self) -> int:
-        """Cells under way."""
-        return self.begun or bool(self.jobs)
 
 
 class _Pool:
@@ -118,35 +107,35 @@ class _Pool:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def run(self, pending: deque[Job], tally: Tally) -> None:
-        """Hand out jobs until none is left or the study stops."""
+    def run(self, pending: deque[Cell], tally: Tally) -> None:
+        """Hand out cells until none is left or the study stops."""
         while True:
             if not self.stopping:
                 self._hand_out(pending)
-            busy = [worker for worker in self._workers if worker.jobs or not worker.ready]
-            if not any(worker.jobs for worker in busy) and (self.stopping or not pending):
+            busy = [worker for worker in self._workers if worker.cells or not worker.ready]
+            if not any(worker.cells for worker in busy) and (self.stopping or not pending):
                 break
             self._listen(pending, tally)
             if tally.unwritable:
                 self._stop.value = 1
-            tally.tell(running=sum(w.running for w in self._workers), stopping=self.stopping)
+            tally.tell(running=sum(bool(w.cells) for w in self._workers), stopping=self.stopping)
 
-    def _hand_out(self, pending: deque[Job]) -> None:
+    def _hand_out(self, pending: deque[Cell]) -> None:
         taken = {worker.slot for worker in self._workers}
-        idle = sum(not worker.jobs for worker in self._workers)
+        idle = sum(not worker.cells for worker in self._workers)
         for slot in range(self._size):
             if slot not in taken and len(pending) > idle:
                 self._workers.append(self._start(slot))
                 idle += 1
         for worker in self._workers:
-            if worker.ready and not worker.jobs and pending:
+            if worker.ready and not worker.cells and pending:
                 chunk = [pending.popleft() for _ in range(min(self._chunk(), len(pending)))]
-                worker.jobs.extend(list(job) for job in chunk)
+                worker.cells.extend(chunk)
                 with suppress(OSError):  # if it has just died, `_listen` sees that and takes the cells back
                     worker.connection.send(chunk)
 
     def _chunk(self) -> int:
-        """Jobs for one message: many while cells are tiny, one as soon as a cell takes as long as a chunk may."""
+        """Cells for one message: many while cells are tiny, one as soon as a cell takes as long as a chunk may."""
         if not self._recent:
             return 1
         mean = sum(self._recent) / len(self._recent)
@@ -170,7 +159,7 @@ class _Pool:
         theirs.close()
         return _Worker(process, ours, slot)
 
-    def _listen(self, pending: deque[Job], tally: Tally) -> None:
+    def _listen(self, pending: deque[Cell], tally: Tally) -> None:
         sources: dict[Any, _Worker] = {}
         for worker in self._workers:
             sources[worker.connection] = sources[worker.process.sentinel] = worker
@@ -185,26 +174,19 @@ class _Pool:
             if not alive:
                 self._bury(worker, pending, tally)
 
-    def _hear(self, worker: _Worker, message: Any, pending: deque[Job], tally: Tally) -> None:
+    def _hear(self, worker: _Worker, message: Any, pending: deque[Cell], tally: Tally) -> None:
         if isinstance(message, Outcome):
-            worker.jobs[0][:] = [cell for cell in worker.jobs[0] if cell.name != message.name]
-            worker.begun = max(0, worker.begun - 1)
-            if not worker.jobs[0]:
-                worker.jobs.popleft()
+            worker.cells.popleft()
             self._recent.append(message.seconds)
             tally.add(message)
         elif message == "ready":
             worker.ready, self._false_starts = True, 0
-        elif message == "began":
-            worker.begun += 1
         elif message == "stopped":
-            pending.extendleft(worker.jobs)
-            worker.jobs.clear()
+            pending.extendleft(worker.cells)
+            worker.cells.clear()
 
-    def _bury(self, worker: _Worker, pending: deque[Job], tally: Tally) -> None:
-        """A worker has died: its current cell is tried again, a few times; the rest of its chunk goes back. The cells
-        of a pack are tried again one by one, since any of them may have been the cause.
-        """
+    def _bury(self, worker: _Worker, pending: deque[Cell], tally: Tally) -> None:
+        """A worker has died: its current cell is tried again, a few times; the rest of its chunk goes back."""
         worker.process.join()
         worker.connection.close()
         self._workers.remove(worker)
@@ -216,14 +198,12 @@ class _Pool:
                     'script that starts the study, so put what it does under `if __name__ == "__main__":`; where '
                     f"that is done, see that engine '{self._engine}' can be imported from a new process."
                 )
-        pending.extendleft(reversed(list(worker.jobs)[1:]))
-        if worker.jobs and len(worker.jobs[0]) > 1:
-            pending.extendleft([cell] for cell in reversed(worker.jobs[0]))
-        elif worker.jobs:
-            (cell,) = worker.jobs[0]
+        pending.extendleft(reversed(list(worker.cells)[1:]))
+        if worker.cells:
+            cell = worker.cells[0]
             self._deaths[cell.name] += 1
             if self._deaths[cell.name] <= RETRIES:
-                pending.appendleft([cell])
+                pending.appendleft(cell)
                 return
             error = RuntimeError(
                 f"its worker process died {self._deaths[cell.name]} times ({_ending(worker.process.exitcode)}); "
@@ -274,31 +254,15 @@ def _work(connection: Connection, engine_name: str, address: str, stop: Any, cou
     connection.send("ready")
     while True:
         try:
-            chunk: list[Job] = connection.recv()
+            chunk: list[Cell] = connection.recv()
         except EOFError:
             return
-        for job in chunk:
+        for cell in chunk:
             if not control.stopping():
-                _do(engine, job, address, control, connection)
+                connection.send(execute(engine=engine, cell=cell, address=address, control=control))
             if control.stopping():
                 connection.send("stopped")
                 break
-
-
-def _do(engine: Engine, job: Job, address: str, control: _SlotControl, connection: Connection) -> None:
-    """A job: its outcomes go to the runner as they come."""
-    if len(job) == 1:
-        connection.send(execute(engine=engine, cell=job[0], address=address, control=control))
-        return
-    assert isinstance(engine, PackingEngine), "packs are made by the engine"
-    execute_pack(
-        engine=engine,
-        cells=job,
-        address=address,
-        control=control,
-        began=lambda _: connection.send("began"),
-        ended=connection.send,
-    )
 
 
 def _end_with_parent() -> None:

@@ -6,16 +6,14 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from isocompute.core.errors import InputError
+from isocompute.core.recorder import Cell, Control, Recorder
 from isocompute.core.run import RunSettings
-from isocompute.sweep.base import Cell, Control, Recorder
 
 
 class FakeEngine:
@@ -89,22 +87,3 @@ class FakeEngine:
         if cell.name in options.get("wait", ()):
             while not control.stopping():
                 time.sleep(0.01)
-
-
-class PackingFake(FakeEngine):
-    """The same, two cells at a time in one process; the second of two ends first."""
-
-    def packs(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        alone = [cell for cell in cells if cell.name in cell.engine.get("alone", ())]
-        return [[cell for cell in cells if cell not in alone], *([cell] for cell in alone)]
-
-    def run_pack(self, jobs: Iterable[tuple[Cell, Path, Control]]) -> Iterator[tuple[Cell, bool | Exception]]:
-        waiting = iter(jobs)
-        while pair := list(islice(waiting, 2)):
-            for cell, folder, control in reversed(pair):
-                if cell.name in cell.engine.get("forget", ()):
-                    continue
-                try:
-                    yield cell, self.run(cell, folder, control)
-                except Exception as error:
-                    yield cell, error

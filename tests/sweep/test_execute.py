@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from isocompute.core.recorder import CHECKPOINT, Cell
 from isocompute.sweep import claim, remote
-from isocompute.sweep.base import CHECKPOINT, Cell
 from isocompute.sweep.claim import Claim, HeldError, Holder, LostError, is_alive, myself
-from isocompute.sweep.execute import Outcome, execute, execute_pack
+from isocompute.sweep.execute import Outcome, execute
 from isocompute.sweep.folder import StudyFolder
 from isocompute.sweep.progress import Progress, Tally
 from isocompute.sweep.threads import outside, single_threaded
-from tests.sweep.fake import FakeEngine, PackingFake
+from tests.sweep.fake import FakeEngine
 from tests.sweep.tools import until
 
 CELL = Cell(name="2x2-s0", problems_per_batch=2, rollouts_per_problem=2, update_steps=12, seed=0)
@@ -196,8 +196,7 @@ def test_a_finished_cell_has_spent_what_its_summary_says(told: bytes, rollouts: 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 @pytest.mark.parametrize("left", [b"", b'{"roll', b"null"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_cell_whose_end_was_torn_by_a_power_cut_is_run_again(tmp_path: Path, left: bytes, scheme: str, packed: bool):
+def test_a_cell_whose_end_was_torn_by_a_power_cut_is_run_again(tmp_path: Path, left: bytes, scheme: str):
     assert run(tmp_path / "whole") == "finished"
     folder = tmp_path / "out" / CELL.name
     folder.mkdir(parents=True)
@@ -205,15 +204,8 @@ def test_a_cell_whose_end_was_torn_by_a_power_cut_is_run_again(tmp_path: Path, l
         (folder / name).write_bytes(left)
     address = f"{scheme}{tmp_path}/out"
     assert [s.state for s in StudyFolder(address).status([CELL])] == ["waiting"]
-    ended: list[Outcome] = []
-    control = StopAfter(float("inf"))
-    if packed:
-        execute_pack(
-            engine=PackingFake(), cells=[CELL], address=address, control=control, began=print, ended=ended.append
-        )
-    else:
-        ended = [execute(engine=FakeEngine(), cell=CELL, address=address, control=control)]
-    assert [(one.name, one.state) for one in ended] == [(CELL.name, "finished")]
+    outcome = execute(engine=FakeEngine(), cell=CELL, address=address, control=StopAfter(float("inf")))
+    assert (outcome.name, outcome.state) == (CELL.name, "finished")
     assert contents(folder) == contents(tmp_path / "whole" / CELL.name)
     assert [s.state for s in StudyFolder(address).status([CELL])] == ["finished"]
 
