@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isocompute.core.cell import Cell, Control, Measures, metric_names
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import make_recipe
 from isocompute.rl.config import DecoderConfig
@@ -18,7 +19,6 @@ from isocompute.rl.setup import can_share, set_up, tasks_of
 from isocompute.rl.spec import EngineSpec, lm_recipe
 from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.training import OTHERS, LmTraining
-from isocompute.sweep.base import Cell, Control, Measures, metric_names
 from isocompute.sweep.drive import make_turns
 
 __all__ = ["LmEngine", "prepared_training"]
@@ -70,8 +70,6 @@ class LmEngine:
             for name in ("slots", "overlap", "generation_device"):
                 if getattr(engine, name):
                     raise InputError(f"engine.{name}: is for a pipeline; set recipe.pipeline_steps, or leave it out.")
-        if recipe.schedule:
-            raise InputError("recipe.schedule: n does not change on the way in this engine; leave the field out.")
         if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
             raise InputError(
                 f"recipe.baseline_rollouts: {recipe.baseline_rollouts} is less than the {cell.rollouts_per_problem} "

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 
 from isocompute.core.arrays import Ints
+from isocompute.core.cell import Evaluation
 from isocompute.core.metrics import avg_at_k, best_at_k, mean_with_error, worst_at_k
 from isocompute.rl.decoder import Decoder
 from isocompute.rl.sampler import SamplingSettings, sample
 from isocompute.rl.tasks import Task
-from isocompute.sweep.drive import Evaluation
 
 __all__ = ["Counts", "EvaluationSpec", "count_right", "metrics_of"]
 

@@ -11,9 +11,11 @@ from typing import Any, Self
 
 import torch
 
+from isocompute.core.cell import Cell, Control, all_retired
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe
-from isocompute.core.run_settings import RunSettings
+from isocompute.core.recorder import Recorder
+from isocompute.core.run import RunSettings
 from isocompute.rl.checkpoint import save_decoder
 from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.setup import set_up
@@ -21,8 +23,7 @@ from isocompute.rl.spec import EngineSpec
 from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.training import LmTraining, Sizes
 from isocompute.rl.update import DivergedError
-from isocompute.sweep.base import Cell, Control, Recorder
-from isocompute.sweep.drive import Turns, all_retired, turns
+from isocompute.sweep.drive import Turns, turns
 
 __all__ = ["MODEL", "Session", "gpus_of"]
 

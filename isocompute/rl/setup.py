@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from isocompute.core.cell import Cell
 from isocompute.core.recipe import Recipe
 from isocompute.rl.config import DecoderConfig
 from isocompute.rl.memory import memory_budget, sampling_rows, training_rows
@@ -16,7 +17,6 @@ from isocompute.rl.model import Model, load_model, model_folder
 from isocompute.rl.spec import EngineSpec, lm_recipe
 from isocompute.rl.tasks import ProblemsSpec, Tasks, make_tasks
 from isocompute.rl.training import LmTraining, Sizes
-from isocompute.sweep.base import Cell
 
 __all__ = ["Setup", "can_share", "choose_sizes", "set_up", "tasks_of"]
 

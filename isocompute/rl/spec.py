@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.recipe import Recipe, make_recipe
 from isocompute.rl.model import TINY, model_folder, read_anchor
-from isocompute.sweep.base import Cell
 
 __all__ = ["EngineSpec", "lm_recipe"]
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.problems.chain import DEFAULT_SIZE, LEVELS, Chains, distinct_chains, parse_chain, vocabulary
-from isocompute.problems.model import Problem, ProblemSet, draw
+from isocompute.problems.problem_set import Problem, ProblemSet, draw
 from isocompute.rl.lengths import budget_beyond
 from isocompute.rl.model import check_vocabulary, context_length, read_tokenizer
 from isocompute.rl.verifiers import ChainVerifier, JoinedVerifier, PartVerifier, TextVerifier, Verifier

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from isocompute.core.arrays import Ints
+from isocompute.core.cell import Cell
 from isocompute.core.recipe import Recipe, learning_rate
-from isocompute.problems.sampler import ProblemSampler
+from isocompute.problems.problem_set import ProblemSampler
 from isocompute.rl.advantages import decoupled_advantages, mixed_groups
 from isocompute.rl.critic import Critic, Judgement, judge, update_critic
 from isocompute.rl.evaluation import Counts, EvaluationSpec, count_right, metrics_of
@@ -33,7 +34,6 @@ from isocompute.rl.phrases import interruption_of
 from isocompute.rl.sampler import Rollouts, SamplingSettings, sample
 from isocompute.rl.tasks import Task, Tasks
 from isocompute.rl.update import Batch, UpdateStats, make_batch, refuse_foreign, refuse_unsound, score_all, update
-from isocompute.sweep.base import Cell
 from isocompute.sweep.drive import schedule
 
 __all__ = ["MEANS", "OTHERS", "REFILLS", "LmTraining", "Sizes"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isocompute.core.arrays import Ints
-from isocompute.problems.model import ProblemSet
+from isocompute.problems.problem_set import ProblemSet
 from isocompute.rl.model import read_tokenizer
 from isocompute.rl.sampler import Rollouts
 

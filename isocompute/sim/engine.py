@@ -6,6 +6,7 @@ gives the same bytes, interrupted or not.
 
 from __future__ import annotations
 
+import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,16 @@ from typing import Any
 import numpy as np
 
 from isocompute.core.arrays import Array, Ints
+from isocompute.core.cell import Cell, Control, Evaluation, Measures, all_retired, evaluation_steps, metric_names
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
-from isocompute.core.run_settings import RunSettings
-from isocompute.problems.sampler import ProblemSampler
+from isocompute.core.recorder import Recorder
+from isocompute.core.run import RunSettings
+from isocompute.problems.problem_set import ProblemSampler
 from isocompute.sim.evaluation import evaluate, interference
 from isocompute.sim.gradients import Batch, advantages, logit_gradient, subsample
-from isocompute.sim.growth import growth
 from isocompute.sim.policy import Policy
 from isocompute.sim.world import World, WorldSpec, log_softmax, make_world
-from isocompute.sweep.base import Cell, Control, Measures, Recorder, metric_names
-from isocompute.sweep.drive import Evaluation, all_retired, drive
 
 __all__ = ["SIM_DEFAULTS", "SimEngine"]
 
@@ -44,8 +44,9 @@ _OTHERS = {
     "kl",
 }
 """Metrics of a point beside those of the problem sets."""
-_PULSE = 128  # updates between looks at the runner
-_SECONDS = 3.0  # between checkpoints
+_CONTROL_EVERY = 128
+"""Updates between asking the runner whether to stop."""
+_CHECKPOINT_SECONDS = 3.0
 
 
 @lru_cache(maxsize=4)
@@ -75,20 +76,16 @@ class SimEngine:
                 f"recipe.{field}: {getattr(recipe, field)!r} needs engine = 'lm'; the simulator samples a batch at "
                 "once, and its responses have no length."
             )
-        smallest = min([cell.rollouts_per_problem, *(n for _, n in recipe.schedule or ())])
-        if smallest < 2 and recipe.compares_groups:
+        if cell.rollouts_per_problem < 2 and recipe.compares_groups:
             raise InputError(
-                "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, there and in "
-                "recipe.schedule, or recipe.advantage = 'none'."
+                "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, or "
+                "recipe.advantage = 'none'."
             )
         if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
             raise InputError(
                 f"recipe.baseline_rollouts: {recipe.baseline_rollouts} is less than the {cell.rollouts_per_problem} "
                 "rollouts to train on."
             )
-        if recipe.baseline_rollouts is not None and recipe.schedule:
-            raise InputError("recipe.schedule: n cannot change under baseline_rollouts; leave one of them out.")
-        growth(cell, recipe.schedule)
 
     def measures(self, cell: Cell) -> Measures:
         """What the points of a cell will hold."""
@@ -108,7 +105,7 @@ class SimEngine:
             saved = recorder.resume()
             if saved is not None:
                 training.restore(*saved)
-            finished = drive(training, recorder, control, pulse=_PULSE, seconds=_SECONDS)
+            finished = training.run(recorder, control)
             if finished:
                 recorder.finish(_summary(training))
             else:
@@ -119,9 +116,8 @@ class SimEngine:
 def _settings(cell: Cell, spec: WorldSpec, recipe: Recipe) -> RunSettings:
     return RunSettings(
         problems_per_batch=cell.problems_per_batch,
-        # A run with a schedule has no n of its own, and a fit must not take it for a run of its first n.
-        rollouts_per_problem=None if recipe.schedule else cell.rollouts_per_problem,
-        update_steps=growth(cell, recipe.schedule).update_steps,
+        rollouts_per_problem=cell.rollouts_per_problem,
+        update_steps=cell.update_steps,
         seed=cell.seed,
         engine="sim",
         problems=spec.set,
@@ -145,9 +141,8 @@ class _Training:
         self.rng = np.random.default_rng(np.random.SeedSequence([cell.seed, world.spec.seed, 1]))
         self.policy = Policy(world.spec, len(world.train), recipe)
         self.sampler = ProblemSampler(len(world.train), recipe.no_positive_resampling)
-        self.growth = growth(cell, recipe.schedule)
-        self.update_steps = self.growth.update_steps
-        self.steps = self.growth.evaluated(evaluation.points)
+        self.update_steps = cell.update_steps
+        self.steps = evaluation_steps(cell.update_steps, evaluation.points)
         self.base_log_PK = log_softmax(world.train.base_PK)
         self.step = 0
         self.rollouts = 0
@@ -157,14 +152,34 @@ class _Training:
         self._spread = np.nan
         self.last_evaluated = -1
 
-    def due(self) -> bool:
+    def run(self, recorder: Recorder, control: Control) -> bool:
+        """Update and evaluate until the end (True) or until the runner asks to stop (False)."""
+        saved, reported, left = time.monotonic(), self.rollouts, True
+        while left and self.step < self.update_steps:
+            if self._due():
+                recorder.append(self.evaluate())
+            if self.step % _CONTROL_EVERY == 0:
+                control.advanced(self.rollouts - reported)
+                reported = self.rollouts
+                if control.stopping():
+                    return False
+                if time.monotonic() - saved > _CHECKPOINT_SECONDS:
+                    recorder.checkpoint(*self.state())
+                    saved = time.monotonic()
+            left = self.update()
+        if self.step > self.last_evaluated:
+            recorder.append(self.evaluate())
+        control.advanced(self.rollouts - reported)
+        return True
+
+    def _due(self) -> bool:
         """Whether this step is on the evaluation grid and not evaluated yet."""
         return self.evaluated < len(self.steps) and self.step >= self.steps[self.evaluated]
 
     def update(self) -> bool:
         """One batch of rollouts and the updates it allows; False when no problem is left."""
         cell, recipe, train = self.cell, self.recipe, self.world.train
-        rollouts = self.growth.at(self.step)
+        rollouts = cell.rollouts_per_problem
         sampled = recipe.baseline_rollouts or rollouts
         index_P = self.sampler.draw(cell.problems_per_batch, self.rng)
         if not len(index_P):

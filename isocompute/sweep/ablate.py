@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.core import files
+from isocompute.core.cell import MeasuringEngine
+from isocompute.core.curve import MINIMUM_POINTS
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import LEAVE_ONE_OUT
 from isocompute.data import RunSet, load
 from isocompute.law.ablation import Ablation, leave_one_out
-from isocompute.law.curve import MINIMUM_POINTS
 from isocompute.law.from_runs import UNITS, choose_metric, choose_unit, curves_of
-from isocompute.sweep.base import MeasuringEngine
-from isocompute.sweep.drive import schedule
+from isocompute.core.cell import evaluation_steps
 from isocompute.sweep.engines import load_engine
 from isocompute.sweep.progress import Progress, Report, Result
 from isocompute.sweep.spec import WHOLE, StudySpec, cells, parse_spec
@@ -107,7 +107,7 @@ def check_spec(spec: StudySpec, *, name: str, metric: str | None, unit: str | No
         sides.setdefault(variant, set()).add(run.rpartition("-s")[0])
         if set(cell.problems.get("sources", {})) != set(_sources(spec)):
             raise InputError(f"{name}: variants.{variant}: its sources are not those of [problems].")
-        steps = schedule(cell.update_steps, spec.evaluation.points)
+        steps = evaluation_steps(cell.update_steps, spec.evaluation.points)
         early = int((steps <= share * cell.update_steps).sum())
         if early < MINIMUM_POINTS:
             raise InputError(

@@ -5,7 +5,7 @@ which no later process shares. From another host it is known by the file's age, 
 every few seconds. A killed holder therefore needs no cleaning up, and `study status` needs nobody to answer.
 
 A holder that was silent for too long, as on a host that slept, may find its claim taken over. It touches and removes
-only what still names it, and its engine looks before it writes (`isocompute.sweep.holder`).
+only what still names it, and its engine looks before it writes (`isocompute.core.lock`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from isocompute.core.errors import InputError
-from isocompute.sweep.holder import RUNNING, Holder, LostError, holder_at, holder_of, myself
-from isocompute.sweep.processes import start_of
+from isocompute.core.lock import RUNNING, Holder, LostError, holder_at, holder_of, myself, start_of
 
 __all__ = [
     "BEAT_SECONDS",

@@ -24,14 +24,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from isocompute.core.cell import Cell, Control
 from isocompute.core.errors import InputError, first_wrong
+from isocompute.core.lock import Holding, LostError, start_of
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
-from isocompute.core.run_settings import RunSettings
-from isocompute.data.writer import POINTS
-from isocompute.sweep.base import Cell, Control, Recorder
+from isocompute.core.recorder import POINTS, Recorder
+from isocompute.core.run import RunSettings
 from isocompute.sweep.command_log import LogTail, PointsFile
-from isocompute.sweep.holder import Holding, LostError
-from isocompute.sweep.processes import start_of
 from isocompute.sweep.threads import outside
 
 __all__ = ["CommandEngine"]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.core import files
-from isocompute.core.run_settings import RunSettings
+from isocompute.core.recorder import POINTS, RunWriter
+from isocompute.core.run import RunSettings
 from isocompute.data.logs.literals import scalars
-from isocompute.data.writer import POINTS, RunWriter
 
 __all__ = ["LogTail", "PointsFile"]
 

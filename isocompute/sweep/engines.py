@@ -9,8 +9,8 @@ import traceback
 from pathlib import Path
 from typing import cast
 
+from isocompute.core.cell import Engine
 from isocompute.core.errors import InputError
-from isocompute.sweep.base import Engine
 
 __all__ = ["ENGINES", "check_name", "load_engine"]
 

@@ -20,8 +20,8 @@ from zipfile import BadZipFile
 import numpy as np
 
 from isocompute.core import files
-from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, Cell, Control, Engine, appended
-from isocompute.data.writer import POINTS, SETTINGS
+from isocompute.core.cell import Cell, Control, Engine
+from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, SETTINGS, appended
 from isocompute.sweep import remote
 from isocompute.sweep.claim import RUNNING, STALE_SECONDS, Claim, HeldError
 from isocompute.sweep.summary import is_finished

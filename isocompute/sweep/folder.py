@@ -3,7 +3,7 @@
 study.toml      the spec of the last run, as it was written
 identity.json   what the points depend on; a spec that differs here is another study
 runner.json     the process that runs the study now
-easy/32x8-s0/   a cell: a run folder, see `isocompute.sweep.base`
+easy/32x8-s0/   a cell: a run folder, see `isocompute.core.recorder`
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isocompute.core import files
+from isocompute.core.cell import SPEED_ONLY, Cell
 from isocompute.core.errors import InputError
-from isocompute.data.writer import POINTS, SETTINGS
+from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, SETTINGS
 from isocompute.sweep import remote
-from isocompute.sweep.base import CHECKPOINT, ERROR, FINISHED, SPEED_ONLY, Cell
 from isocompute.sweep.claim import RUNNING, STALE_SECONDS, claimed, holder_of, is_alive
 from isocompute.sweep.spec import IDENTITY, RUNNER, SPEC, StudySpec, parse_spec
 from isocompute.sweep.spec import cells as cells_of

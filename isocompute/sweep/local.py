@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.core import files
+from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
-from isocompute.core.recorder import Cell
 from isocompute.sweep.engines import load_engine
 from isocompute.sweep.execute import Outcome, execute, write_error
 from isocompute.sweep.folder import CellStatus

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from isocompute.sweep.base import Cell
+from isocompute.core.cell import Cell
 from isocompute.sweep.execute import Outcome
 from isocompute.sweep.folder import CellStatus
 

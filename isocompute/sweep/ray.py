@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.core import files
+from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
-from isocompute.sweep.base import Cell
 from isocompute.sweep.execute import Outcome, execute, write_error
 from isocompute.sweep.folder import CellStatus
 from isocompute.sweep.progress import Report, Result, Tally, longest_first

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.core import files
+from isocompute.core.cell import Control
 from isocompute.core.errors import InputError
-from isocompute.data.writer import POINTS
-from isocompute.sweep.base import CHECKPOINT, FINISHED, Control
+from isocompute.core.recorder import CHECKPOINT, FINISHED, POINTS
 from isocompute.sweep.claim import BEAT_SECONDS, RUNNING, STALE_SECONDS, Holder, LostError, is_alive, myself
 
 _WAIT_SECONDS = 1.0  # between looks at a claim

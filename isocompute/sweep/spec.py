@@ -11,9 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from isocompute.core import files
 from isocompute.core.allocation import Allocation, grid
+from isocompute.core.cell import Cell, Engine
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import sampled_per_problem
-from isocompute.sweep.base import Cell, Engine
 from isocompute.sweep.engines import check_name
 
 __all__ = [

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from isocompute.sweep.base import FINISHED
+from isocompute.core.recorder import FINISHED
 
 __all__ = ["is_finished", "object_in", "summary_at"]
 

@@ -13,10 +13,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from isocompute.core import files
+from isocompute.core.cell import SPEED_ONLY, Cell
 from isocompute.core.errors import InputError, first_wrong
+from isocompute.core.lock import RUNNING
 from isocompute.core.recipe import sampled_per_problem
-from isocompute.sweep.base import CHECKPOINT, FINISHED, SPEED_ONLY, Cell
-from isocompute.sweep.holder import RUNNING
+from isocompute.core.recorder import CHECKPOINT, FINISHED
 
 __all__ = ["TrainSpec", "Trained", "read_train_spec", "train"]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from isocompute.core.cell import Cell
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.model import load_model
@@ -17,7 +18,6 @@ from isocompute.rl.spec import EngineSpec as Options
 from isocompute.rl.spec import lm_recipe
 from isocompute.rl.tasks import ProblemsSpec, make_tasks
 from isocompute.rl.training import LmTraining
-from isocompute.sweep.base import Cell
 
 TABLES: dict[str, dict[str, Any]] = {
     "problems": {"source": "chain:easy", "size": 24, "validation": 12},

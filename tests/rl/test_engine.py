@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config
 
 from isocompute import sweep as study
+from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
+from isocompute.core.lock import RUNNING, Holder, LostError, myself
+from isocompute.core.recorder import CHECKPOINT, Recorder
 from isocompute.data import RunSettings, load
 from isocompute.rl import session as session_module
 from isocompute.rl import training as training_module
@@ -25,8 +28,6 @@ from isocompute.rl.engine import LmEngine
 from isocompute.rl.losses import kl_to_base
 from isocompute.rl.model import load_model, model_folder
 from isocompute.rl.setup import set_up
-from isocompute.sweep.base import CHECKPOINT, Cell, Recorder
-from isocompute.sweep.holder import RUNNING, Holder, LostError, myself
 from isocompute.sweep.train import TrainSpec, train
 from tests.rl.cells import TABLES, Control, distance, make_cell, points, run, weights
 from tests.sweep.tools import write_spec
@@ -259,7 +260,7 @@ def test_problems_without_answers(tmp_path: Path):
         ({"problems": {"source": "chain:20"}}, r"validation|train.* do not fit the model's context"),
         ({"problems_per_batch": 25}, "25 is more than the 24 problems of the set"),
         ({"recipe": {"baseline_rollouts": 2}}, "baseline_rollouts: 2 is less than the 4 rollouts"),
-        ({"recipe": {"schedule": [[64, 8]]}}, "recipe.schedule: n does not change"),
+        ({"recipe": {"schedule": [[64, 8]]}}, "recipe: schedule is gone"),
         ({"recipe": {"name": "isocompute-easy", "top_p": 0.9}}, "recipe.top_p: below 1"),
         ({"recipe": {"learning_rat": 1}}, "recipe.learning_rat: .*; fields are loss, advantage"),
         ({"recipe": {"name": "grop"}}, "recipe.name: 'grop' is not one of cispo"),

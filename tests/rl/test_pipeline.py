@@ -25,7 +25,7 @@ from isocompute.rl.pipeline.training import PipelineTraining
 from isocompute.rl.sampler import SamplingSettings, sample
 from isocompute.rl.spec import EngineSpec
 from isocompute.rl.training import LmTraining
-from isocompute.sweep.drive import schedule
+from isocompute.core.cell import evaluation_steps
 from tests.rl.cells import Control, distance, make_cell, make_training, points, run, weights
 
 PIPELINE = {"recipe": {"name": "cispo", "pipeline_steps": 2}, "problems": {"source": "chain:1-8", "size": 64}}

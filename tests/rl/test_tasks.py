@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isocompute.core.errors import InputError
 from isocompute.problems.load import load_problems
-from isocompute.problems.model import Problem, ProblemSet
+from isocompute.problems.problem_set import Problem, ProblemSet
 from isocompute.rl.checkpoint import save_decoder
 from isocompute.rl.config import DecoderConfig
 from isocompute.rl.decoder import Decoder

@@ -1,148 +1,109 @@
-"""What a study asks of an engine, and how a cell's folder survives a kill at any moment.
+"""Writing a run folder while the run goes on: settings, points, pass rates, checkpoint, and the mark of its end.
 
-A cell is one run of a study. Its folder is a run folder (`run.json`, `points.jsonl`) plus `checkpoint.npz` while it is
-under way and `finished.json` when it is done. A checkpoint remembers how long `points.jsonl` was: on resuming, what was
-appended after it is cut off and made again, so no point is lost and none stands twice. A file that is shorter than that
-has lost what nobody can make again, and is refused.
+A run folder has `run.json` and `points.jsonl` (append-only, one evaluation a line), `checkpoint.npz` while the run is
+under way and `finished.json` when it is done. A checkpoint stores how long the append-only files were. On resuming,
+what was appended after it is cut off and made again, so no point is lost or doubled. A file shorter than that has lost
+lines that cannot be made again, and is refused.
+
+Runs are also written on machines without polars, so nothing here needs it.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 from zipfile import BadZipFile
 
 import numpy as np
 
 from isocompute.core import files
-from isocompute.core.allocation import Spending
 from isocompute.core.errors import InputError
-from isocompute.core.recipe import sampled_per_problem
-from isocompute.core.run_settings import RunSettings
-from isocompute.data.writer import POINTS, RunWriter
-from isocompute.sweep.holder import Holding
+from isocompute.core.lock import Holding
+from isocompute.core.run import RunSettings
 
 __all__ = [
     "CHECKPOINT",
     "ERROR",
     "FINISHED",
     "PASS_RATES",
-    "SPEED_ONLY",
-    "Cell",
-    "Control",
-    "Engine",
-    "Measures",
-    "MeasuringEngine",
-    "PackingEngine",
+    "POINTS",
+    "SETTINGS",
     "Recorder",
+    "RunWriter",
     "appended",
-    "metric_names",
+    "whole_lines",
 ]
 
+SETTINGS = "run.json"
+POINTS = "points.jsonl"
+PASS_RATES = "pass_rates.jsonl"
 CHECKPOINT = "checkpoint.npz"
 FINISHED = "finished.json"
 ERROR = "error.txt"
-PASS_RATES = "pass_rates.jsonl"
 _APPENDED = {POINTS: "points_bytes", PASS_RATES: "pass_rates_bytes"}
-"""Files that only grow, and where a checkpoint keeps how long they were."""
+"""Append-only files, and the checkpoint's key for how long they were."""
 _META = "__meta__"
-SPEED_ONLY = ("micro_batch", "sample_batch", "threads", "together")
-"""Engine options that change speed and memory alone: what ran out of memory goes on with others."""
 
 
-@dataclass(frozen=True)
-class Cell(Spending):
-    """One run of a study as plain data: the allocation, and the tables of the study's spec that apply to it."""
+class RunWriter:
+    """Appends points to a run folder. Each point is one line, flushed as a whole, so a reader sees at most one torn
+    line.
 
-    name: str
-    """Folder of the run inside the study, such as `easy/32x8-s0`."""
-    problems_per_batch: int
-    rollouts_per_problem: int
-    update_steps: int
-    seed: int
-    problems: Mapping[str, Any] = field(default_factory=dict)
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    evaluation: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    Opening a folder whose last line is torn (the writer was killed) cuts that line off first.
+    """
 
-    @property
-    def rollouts_per_update(self) -> int:
-        """What an update costs: Bp · n; with a decoupled baseline, all rollouts that estimate it."""
-        n = sampled_per_problem(self.recipe, rollouts_per_problem=self.rollouts_per_problem)
-        return self.problems_per_batch * n
+    def __init__(self, folder: str | Path, settings: RunSettings) -> None:
+        self.folder = Path(folder)
+        data = json.dumps(settings.model_dump(exclude_none=True), indent=1, allow_nan=False)
+        files.write_atomically(self.folder / SETTINGS, data.encode() + b"\n")
+        path = self.folder / POINTS
+        whole = b""
+        if path.exists():
+            whole = path.read_bytes()
+            whole = whole[: whole_lines(whole)]
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+        self._file = path.open("ab", buffering=0)
+        if whole and not whole.endswith(b"\n"):
+            self._file.write(b"\n")
 
-    @property
-    def compute(self) -> int:
-        """C, in rollouts: all that are sampled."""
-        return self.rollouts_per_update * self.update_steps
+    def append(self, point: dict[str, Any]) -> None:
+        """Add one evaluation; NaN and infinity are refused, leave a metric out instead."""
+        for name, value in point.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{self.folder / POINTS}: '{name}' is {value}; leave it out of the point.")
+        self._file.write(json.dumps(point, allow_nan=False).encode() + b"\n")
 
+    def close(self) -> None:
+        """Close the file; the folder is complete after every `append` already."""
+        self._file.close()
 
-class Control(Protocol):
-    """How a running cell talks to its runner."""
+    def __enter__(self) -> RunWriter:
+        return self
 
-    def stopping(self) -> bool:
-        """Whether the cell should write a checkpoint and return."""
-        ...
-
-    def advanced(self, rollouts: int) -> None:
-        """So many more rollouts are done."""
-        ...
-
-
-class Engine(Protocol):
-    """Makes the run of a cell. Engines are stateless: all state is in the cell's folder."""
-
-    def check(self, cell: Cell) -> None:
-        """Raise `InputError` for a cell this engine cannot run, before anything is started."""
-        ...
-
-    def run(self, cell: Cell, folder: Path, control: Control) -> bool:
-        """Run the cell, from its checkpoint where there is one; False if it was asked to stop before the end."""
-        ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-@runtime_checkable
-class PackingEngine(Engine, Protocol):
-    """An engine that runs some cells better at the same time, in one process, than one after another."""
-
-    def packs(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        """The cells, those together that one process should run at the same time."""
-        ...
-
-    def run_pack(self, jobs: Iterable[tuple[Cell, Path, Control]]) -> Iterator[tuple[Cell, bool | Exception]]:
-        """Run cells in their folders; tells of each, as it ends, what `run` would return or raise.
-
-        A job is taken when there is room for it; the caller gives none while its cells are asked to stop.
-        """
-        ...
+def whole_lines(data: bytes) -> int:
+    """How many bytes are whole lines: all of them, unless the last line is not JSON."""
+    end = len(data)
+    while end and data[end - 1 : end].isspace():
+        end -= 1
+    start = data.rfind(b"\n", 0, end) + 1
+    return len(data) if start == end or _is_json(data[start:end]) else start
 
 
-@dataclass(frozen=True)
-class Measures:
-    """What the points of a cell will hold."""
-
-    metrics: frozenset[str]
-    units: frozenset[str]
-    """Of compute, in which the points can be counted."""
-
-
-@runtime_checkable
-class MeasuringEngine(Engine, Protocol):
-    """An engine that knows what a cell's points will hold before it has run."""
-
-    def measures(self, cell: Cell) -> Measures:
-        """Every metric and unit of the points."""
-        ...
-
-
-def metric_names(ks: Iterable[int], prefixes: Iterable[str]) -> set[str]:
-    """avg@k, best@k and worst@k of some problem sets, with their errors."""
-    plain = [f"{prefix}{name}@{k}" for prefix in prefixes for name in ("avg", "best", "worst") for k in ks]
-    return {*plain, *(f"{name}/error" for name in plain)}
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class Recorder:
@@ -209,7 +170,7 @@ class Recorder:
             self._on_point(point)
 
     def append_rates(self, row: Mapping[str, Any]) -> None:
-        """Keep per-problem counts of an evaluation (docs/runs.md)."""
+        """Keep per-problem counts of an evaluation."""
         self.check_holding()
         with (self.folder / PASS_RATES).open("ab") as file:
             file.write(json.dumps(row).encode() + b"\n")

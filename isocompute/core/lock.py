@@ -1,9 +1,4 @@
-"""Whose folder it is: the process that a study's claim names, and whether that is still this one.
-
-A host that sleeps for longer than a claim holds finds, on waking, that another has taken its cell over. Whatever writes
-to a claimed folder therefore looks before it writes. Between the look and the write lie milliseconds in which a claim
-could still change hands; a holder that was silent for a minute before is the only one whose claim does.
-"""
+"""Whether a process still lives: its id with its start time, which no later process shares."""
 
 from __future__ import annotations
 
@@ -15,9 +10,29 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from isocompute.sweep.processes import start_of
+__all__ = ["Holder", "Holding", "LostError", "RUNNING", "holder_at", "holder_of", "myself", "start_of"]
 
-__all__ = ["RUNNING", "Holder", "Holding", "LostError", "holder_at", "holder_of", "myself"]
+
+def start_of(pid: int) -> str | None:
+    """When a process started, in ticks since boot; None where it is dead, '' where the system does not say when."""
+    try:
+        state, *_, start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else _asked(pid)
+    return None if state == "Z" else start
+
+
+def _asked(pid: int) -> str | None:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return ""
+
+
+# Whose folder it is: the process that a study's claim names, and whether that is still this one.
 
 _GONE = "its claim is gone: another process took it over and ended, or somebody removed it"
 RUNNING = "running.json"
