@@ -3,11 +3,10 @@
     python benchmarks/lm_plans.py results/2026-11-16-lm-grid.csv [--ahead 8] [--draws 3]
 
 For every `set` of the table, three metrics and six budgets C (the largest to which two n go, and its halves): a law of
-all runs up to C/8 (`--ahead`) plans C, with and without what neighbouring settings say of a setting
-(`planner/neighbours.py`); what the planned n had reached by C (best value so far, mean over all seeds, `lm_grid.py`) is
-held against the best n, against n = 8 and n = 16 where they were run, and against two rules of thumb: the n that leads
-at C/8 by its points, and the smallest. With one seed of each n the law is of `--draws` random choices of them; the
-truth is of all seeds.
+all runs up to C/8 (`--ahead`) plans C. What the planned n had reached by C (best value so far, mean over all seeds,
+`lm_grid.py`) is compared with the best n, with n = 8 and n = 16 where they were run, and with two rules of thumb: the n
+that leads at C/8 by its points, and the smallest. With one seed of each n the law is of `--draws` random choices of
+them; the truth is of all seeds.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import argparse
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +28,8 @@ from lm_grid import of_set, reached
 
 import isocompute
 from isocompute import InputError
-from isocompute.law import Curve, fit_law
+from isocompute.core.curve import Curve
+from isocompute.law.law import fit_law
 from isocompute.planner.load_law import load_law
 
 METRICS = ("avg@4", "worst@4", "best@4")
@@ -61,8 +60,8 @@ def one_of_each(curves: list[Curve], rng: np.random.Generator) -> list[Curve]:
     return [of[int(rng.integers(len(of)))] for of in by_n.values()]
 
 
-def planned(curves: list[Curve], budget: float, end: float, metric: str) -> dict[bool, int] | None:
-    """The n planned from runs up to `end`, without and with neighbours; None where too little has begun."""
+def planned(curves: list[Curve], budget: float, end: float, metric: str) -> int | None:
+    """The n planned from runs up to `end`; None where too little has begun."""
     begun = cut(curves, end)
     tried = sorted({int(curve.rollouts_per_problem or 0) for curve in begun})
     if len(tried) < 2:
@@ -71,13 +70,8 @@ def planned(curves: list[Curve], budget: float, end: float, metric: str) -> dict
         law = load_law(fit_law(begun, metric=metric, unit="rollouts", replicates=REPLICATES))
     except InputError:
         return None
-    plans = {
-        borrows: isocompute.plan(
-            budget=budget, law=replace(law, borrows=borrows), rollouts_per_problem=tried, extrapolate=True
-        )
-        for borrows in (False, True)
-    }
-    return {borrows: plan.allocation.rollouts_per_problem for borrows, plan in plans.items()}
+    plan = isocompute.plan(budget=budget, law=law, rollouts_per_problem=tried, extrapolate=True)
+    return plan.allocation.rollouts_per_problem
 
 
 def questions(table: pl.DataFrame, metric: str) -> Iterator[tuple[float, dict[int, float]]]:
@@ -128,13 +122,11 @@ def main() -> None:
                 samples = {"all seeds": [curves], "one seed": [one_of_each(curves, rng) for _ in range(args.draws)]}
                 for seeds, some in samples.items():
                     for sample in some:
-                        chosen = planned(sample, budget, end, metric)
-                        if chosen is None or not values.keys() >= set(chosen.values()):
-                            continue  # a pair of plans of which one was not run so far
-                        for borrows, n in chosen.items():
-                            rule = f"plan, {seeds}, {'with' if borrows else 'without'} neighbours"
-                            lost[rule].append(best - values[n])
-                            leads[rule] += [values[n] - values[o] for o in (8, 16) if o != n and o in values]
+                        n = planned(sample, budget, end, metric)
+                        if n not in values:
+                            continue  # too little has begun, or the planned n was not run so far
+                        lost[f"plan, {seeds}"].append(best - values[n])
+                        leads[f"plan, {seeds}"] += [values[n] - values[o] for o in (8, 16) if o != n and o in values]
     print(f"{'':36s}{'cases':>5s}{'mean':>9s}{'median':>9s}{'90%':>9s}   beats n = 8, 16 where it differs")
     for rule in sorted(lost):
         print(line(rule, lost[rule], leads[rule]))

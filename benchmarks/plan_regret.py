@@ -1,7 +1,7 @@
 """How good plans are, on problem sets drawn at random for the simulator.
 
     python benchmarks/plan_regret.py FOLDER [--sets 16] [--first 900] [--population anchored] [--budget C]
-        [--quick | --no-simulate]
+        [--quick]
 
 For each set: a sweep of all cells to the budget C gives the truth (exact avg@4 on held-out problems, eight seeds); a
 second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives the law that plans C. Printed are
@@ -10,15 +10,13 @@ second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives 
   the one that each run's own evaluations are best at;
 - whether the planned n beats n = 8 and n = 16 at the same Bp, where it differs from them; and, for what could be had at
   all, how often the best cell of half of the truth's seeds does so by the other half, and how alike their n* are;
-- the rank correlation of true n* and the n that `--law simulate` plans from size and sampled pass rates alone;
 - the share of the exhaustive sweep's rollouts after which `plan --next` has, and keeps, the whole sweep's decision;
 - the time of a plan over the paper's full grid with 1,000 bootstrap laws.
 
-`--quick` leaves out `--law simulate` and `--next`, `--no-simulate` the first of them, which takes most of the time
-after the sweeps.
+`--quick` leaves out `--next`.
 
 Sweeps and plans are kept in FOLDER, so that a second call only prints: after a change to the planner delete its
-`planned.json` and `simulated.json` files. What was tuned was tuned on other seeds (docs/plan_quality.md).
+`planned.json` files. What was tuned was tuned on other seeds (docs/plan_quality.md).
 """
 
 from __future__ import annotations
@@ -51,8 +49,10 @@ from scipy import stats
 
 import isocompute
 from isocompute.core import files
+from isocompute.core.curve import Curve
 from isocompute.data import load
-from isocompute.law import Curve, curves_of, fit_law
+from isocompute.law.curves import curves_of
+from isocompute.law.law import fit_law
 from isocompute.planner.api import next_cells
 from isocompute.planner.load_law import load_law
 from isocompute.planner.planner import Plan
@@ -87,7 +87,6 @@ class Row:
     truth: Truth
     planned: Setting
     expected: tuple[float, float, float]
-    simulated: int | None
     asked: Asked | None
 
     @property
@@ -96,7 +95,7 @@ class Row:
 
     @property
     def best_rollouts(self) -> int:
-        """True n* at the smallest Bp, on which the simulator is asked too."""
+        """True n* at the smallest Bp."""
         return optimum(self.truth.best)
 
     def halves_beat(self) -> list[bool]:
@@ -206,23 +205,7 @@ def _from(shares: list[float], right: list[bool]) -> float:
     return shares[len(right) - next((i for i, ok in enumerate(reversed(right)) if not ok), len(right))]
 
 
-def simulated(path: Path, problems: ProblemSet, budget: int) -> int:
-    """The n that `--law simulate` plans from the set's size and sampled pass rates."""
-    if not path.exists():
-        plan = isocompute.plan(
-            budget=budget,
-            law="simulate",
-            pass_rates=problems.measured_rates(),
-            problems=problems.size,
-            max_batch=problems.population.max_batch,
-            replicates=REPLICATES,
-        )
-        found = {"rollouts_per_problem": plan.allocation.rollouts_per_problem, "expected": plan.chosen.ranked.value}
-        files.write_atomically(path, json.dumps(found).encode())
-    return int(json.loads(path.read_text())["rollouts_per_problem"])
-
-
-def measure(folder: Path, seed: int, budget: int, population: str, *, simulate: bool, ask: bool) -> Row:
+def measure(folder: Path, seed: int, budget: int, population: str, *, ask: bool) -> Row:
     problems = draw(seed, population)
     sweep(folder / "law", problems, budget=budget // 8, seeds=LAW_SEEDS)
     sweep(folder / "truth", problems, budget=budget, seeds=TRUTH_SEEDS)
@@ -239,15 +222,13 @@ def measure(folder: Path, seed: int, budget: int, population: str, *, simulate: 
         }
         files.write_atomically(kept, json.dumps(found).encode())
     found = json.loads(kept.read_text())
-    first = simulated(folder / "simulated.json", problems, budget) if simulate else None
     asked = None if found["next"] is None else Asked(**found["next"])
-    return Row(problems, true, tuple(found["planned"]), tuple(found["expected"]), first, asked)
+    return Row(problems, true, tuple(found["planned"]), tuple(found["expected"]), asked)
 
 
 def show(rows: list[Row]) -> None:
     print(
-        "set   D     kind    pass  true best   planned    regret  (last)  expected             n=8    n=16   n* sim "
-        " --next"
+        "set   D     kind    pass  true best   planned    regret  (last)  expected             n=8    n=16   n*  --next"
     )
     for row in rows:
         p = row.problems
@@ -257,7 +238,7 @@ def show(rows: list[Row]) -> None:
             f"{p.seed:<5d} {p.size:<5d} {p.kind:7s} {p.rates_P.mean():.3f}  {row.best[0]:>3d} × {row.best[1]:<4d}  "
             f"{row.planned[0]:>3d} × {row.planned[1]:<4d}  {row.regret(row.truth.best):.4f}  "
             f"{row.regret(row.truth.final):.4f}  {row.expected[0]:.3f} ({row.expected[1]:.3f}–{row.expected[2]:.3f})  "
-            f"{leads}  {row.best_rollouts:>3d} {row.simulated or '–':>3}  "
+            f"{leads}  {row.best_rollouts:>3d}  "
             + ("" if row.asked is None else f"{row.asked.same:.2f} {row.asked.equal:.2f} ({row.asked.runs} runs)")
         )
     regret = np.array([row.regret(row.truth.best) for row in rows])
@@ -283,24 +264,13 @@ def show(rows: list[Row]) -> None:
     print(f"the best cell of half of the truth's seeds beats them by the other half in {sum(could)} of {len(could)}")
     held = np.mean([row.expected[1] <= row.truth.best[row.planned] <= row.expected[2] for row in rows])
     print(f"80% interval of the planned cell holds its true value in {held:.0%} of sets")
-    if all(row.simulated is not None for row in rows):
-        show_simulated(rows)
+    halves = [[optimum(row.truth.halves[i]) for row in rows] for i in (0, 1)]
+    print(f"n* of half of the truth's seeds with that of the other half {stats.spearmanr(*halves).statistic:.2f}")
     asked = [row.asked for row in rows if row.asked is not None]
     if len(asked) == len(rows):
         same, equal = ([getattr(one, name) for one in asked] for name in ("same", "equal"))
         print(f"--next: median share of the sweep {np.median(same):.2f} to the same decision,", end=" ")
         print(f"{np.median(equal):.2f} to one\nthat the whole sweep has within one standard error")
-
-
-def show_simulated(rows: list[Row]) -> None:
-    true_n, sim_n = [row.best_rollouts for row in rows], [row.simulated for row in rows]
-    print(f"--law simulate: rank correlation of n* {stats.spearmanr(true_n, sim_n).statistic:.2f}")
-    lost = [max(at.values()) - at[row.simulated] for row in rows if (at := smallest(row.truth.best)) and row.simulated]
-    print(
-        f"its n loses {np.mean(lost):.4f} in the mean, {np.quantile(lost, 0.9):.4f} at the 90th percentile, at Bp = 32"
-    )
-    halves = [[optimum(row.truth.halves[i]) for row in rows] for i in (0, 1)]
-    print(f"n* of half of the truth's seeds with that of the other half {stats.spearmanr(*halves).statistic:.2f}")
 
 
 def speed() -> None:
@@ -333,14 +303,12 @@ def main() -> None:
     parser.add_argument("--budget", type=int, help="rollouts; the population's own where not given")
     parser.add_argument("--population", choices=sorted(POPULATIONS), default="anchored")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--no-simulate", action="store_true")
     args = parser.parse_args()
     rows = []
     for seed in range(args.first, args.first + args.sets):
         budget = args.budget or POPULATIONS[args.population].budget
-        simulate, ask = not (args.quick or args.no_simulate), not args.quick
         folder = args.folder / f"{seed}"
-        rows.append(measure(folder, seed, budget, args.population, simulate=simulate, ask=ask))
+        rows.append(measure(folder, seed, budget, args.population, ask=not args.quick))
         print(f"set {seed} done", flush=True)
     show(rows)
     speed()

@@ -6,7 +6,6 @@ The paper's two kinds of problem set (6,000 problems, base pass rates in [.3, .6
 term as strong as the pull of rewards. Printed are exact avg@4 on held-out problems by n, best checkpoint up to C, mean
 over seeds with its standard error (in thousandths), and where the paper's own curves lead; then the same at 4M rollouts
 with the learning rate found anew under that KL, as the paper found its own, at which small n are as good or better.
-Last, what `plan --law simulate` makes of such pass rates alone, beside the n of the paper's own frontier.
 Sweeps are kept in FOLDER. About ten minutes on one core.
 """
 
@@ -24,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-import isocompute
 from isocompute import sweep as study
 from isocompute.data import load
 
@@ -32,9 +30,6 @@ ROLLOUTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 COMPUTE = (62_500, 125_000, 250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)
 SETS: dict[str, tuple[float, float]] = {"easy": (2.0, 0.1), "hard": (0.3, 0.06)}
 """The KL's weight; the learning rate at B = 1,024 that is best at 128 × 8 under it (of .003, .01, .03, .06, .1, .2)."""
-RATES = {"easy": (0.3, 0.6), "hard": (0.0, 0.0625)}
-BUDGETS = {"easy": {150_000: 8, 500_000: 32, 1_000_000: 128, 2_000_000: 256, 4_000_000: 512}, "hard": {2_000_000: 128}}
-"""Rollouts, and the n that leads there in the paper's figures."""
 PAPER = {
     "easy": "8 to .25M, 32 to .8M, 128 to 1.3M, 256 to 2.7M, then 512; n = 8 ends at .58, 512 at .65",
     "hard": "8 to .76M, then 128; n = 8 ends at .08, 128 at .13",
@@ -79,11 +74,6 @@ def main() -> None:
         tuned = sweep(folder / f"{of}-tuned", of, rollouts=(8, 32, 128, 512), seeds=2, kl_coef=kl, learning_rate=rate)
         ends = "  ".join(f"{n}: {x[:, -1].mean():.3f}" for n, x in tuned.items())
         print(f"at 4M with learning rate {rate} instead of .01: {ends}")
-        rates_P = np.random.default_rng(0).uniform(*RATES[of], 6000)
-        for budget, n in BUDGETS[of].items():
-            plan = isocompute.plan(budget=budget, law="simulate", pass_rates=rates_P, problems=6000, replicates=300)
-            planned = plan.allocation.rollouts_per_problem
-            print(f"plan --law simulate, {budget:,} rollouts: n = {planned}; the paper leads with {n}", flush=True)
         print()
 
 

@@ -56,7 +56,11 @@ Chart = Annotated[str | None, typer.Option(help="Write a chart: FILE.html, .png,
 Replicates = Annotated[int, typer.Option(min=50, max=100_000, help="Bootstrap replicates.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")]
 
-RETIRED: dict[str, dict[str, str]] = {}
+RETIRED: dict[str, dict[str, str]] = {
+    "plan": {
+        "--schedule": "it is gone: an n that grows during a run tied with the best fixed n at best; leave it out.",
+    },
+}
 """Options of earlier versions by command: what to use instead, or why they are gone."""
 
 

@@ -21,9 +21,7 @@ def command(
     budget: Annotated[
         str | None, typer.Option(help="2e6 (rollouts), 3e9tok (tokens), 500h (GPU-hours) or $2000.")
     ] = None,
-    law: Annotated[
-        str | None, typer.Option(help="A published law's name, a law.json, runs to fit, or 'simulate'.")
-    ] = None,
+    law: Annotated[str | None, typer.Option(help="A published law's name, a law.json, or runs to fit.")] = None,
     where: options.Where = None,
     without: options.Without = None,
     laws: Annotated[bool, typer.Option("--laws", help="List the published laws.")] = False,
@@ -59,7 +57,6 @@ def command(
     extrapolate: Annotated[bool, typer.Option("--extrapolate", help="Plan far outside the law's range.")] = False,
     next_: Annotated[int | None, typer.Option("--next", min=1, help="Propose this many cells to run next.")] = None,
     out: Annotated[str | None, typer.Option(help="Where --next writes its study; next.toml by default.")] = None,
-    schedule: Annotated[bool, typer.Option("--schedule", help="Also: an n that grows during the run.")] = False,
     backtest: Annotated[
         bool, typer.Option("--backtest", help="Instead: plan each budget of --law RUNS from an eighth of it.")
     ] = False,
@@ -94,7 +91,6 @@ def command(
                 "--extrapolate": extrapolate,
                 "--next": next_,
                 "--out": out,
-                "--schedule": schedule,
             }
         )
         _backtest(law, budget, metric, problems_per_batch, where, without, replicates, seed, json)
@@ -115,7 +111,6 @@ def command(
             "and --gpus 8 too, or leave it out."
         )
     from isocompute import api
-    from isocompute.planner.api import stages
 
     study = out or "next.toml"
     with options.heard() as said:
@@ -146,7 +141,6 @@ def command(
             extrapolate=extrapolate,
             replicates=replicates,
             seed=seed,
-            tell=lambda text: typer.echo(text, err=True),
         )
     if price_per_gpu_hour is not None and plan.prices.cost(plan.allocation)["money"] is None:
         own = "" if gpus else ", --gpus 8 alone where the law's runs log seconds"
@@ -154,7 +148,6 @@ def command(
             f"--price-per-gpu-hour {price_per_gpu_hour:g}: a price needs a throughput, and none is known; say "
             f"--rollouts-per-second 12 --gpus 8, --throughput-from RUNS{own}, or --model and --gpu to model one."
         )
-    growing = stages(plan) if schedule else None
     proposals = _propose(plan, next_, law, study, seed) if next_ else []
     if json:
         from isocompute.planner.as_json import proposal_to_json
@@ -162,15 +155,11 @@ def command(
         extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals]} if next_ else {}
         if next_:
             extra["study"] = study if proposals else None
-        if growing is not None:
-            extra["schedule"] = growing.to_json()
         options.print_json(plan.to_json() | extra, said=said)
         return
-    from isocompute.cli.plan_display import show, show_next, show_schedule
+    from isocompute.cli.plan_display import show, show_next
 
     show(plan)
-    if growing is not None:
-        show_schedule(growing)
     if next_:
         show_next(proposals, study, asked=next_)
 
@@ -195,7 +184,7 @@ def _backtest(
 ) -> None:
     from isocompute.cli.plan_backtest import budget_of, show_tests, tests_to_json
     from isocompute.core import files
-    from isocompute.law import is_law_file
+    from isocompute.law.store import is_law_file
     from isocompute.planner.backtest import backtest_plans
 
     rollouts = budget_of(budget)
@@ -216,7 +205,7 @@ def _backtest(
 def _picked(law: str, where: list[str] | None, without: list[str] | None) -> RunSet:
     """Those of the runs that --where keeps and --without does not leave out."""
     from isocompute.core import files
-    from isocompute.law import is_law_file
+    from isocompute.law.store import is_law_file
 
     if is_law_file(law) or not files.exists(law):
         said = f"--where {where[0]}" if where else f"--without {(without or [''])[0]}"

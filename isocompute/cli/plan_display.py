@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from isocompute.planner.next_cells import Proposal
     from isocompute.planner.planner import Plan
     from isocompute.planner.published import Entry
-    from isocompute.planner.schedule import Schedule
 
-__all__ = ["show", "show_laws", "show_next", "show_schedule"]
+__all__ = ["show", "show_laws", "show_next"]
 
 
 def show(plan: Plan) -> None:
@@ -63,10 +62,6 @@ def show(plan: Plan) -> None:
         screen.print(heading("Within one standard error"))
         heads = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["runs that fell"] if fell else []), ""]
         screen.print(table(heads, rows))
-        if plan.compared_AB is not None:
-            from isocompute.planner.comparing import OWN_AND_COMPARED
-
-            screen.print(f" {OWN_AND_COMPARED}", style="dim")
     screen.print(heading("Recipe"))
     for part in plan.recipe.lines:
         screen.print(f" {part.setting} = {part.value}: {part.reason} ({part.source})")
@@ -133,21 +128,6 @@ def _cost(plan: Plan) -> list[str]:
     assumed = cost["prompt_source"] == "assumed"
     prompts = f"; prompts of {cost['prompt_tokens']:g} tokens assumed (--prompt-tokens)" if assumed else ""
     return [f"Costs {', '.join(parts)}{source}{bound}{prompts}"]
-
-
-def show_schedule(found: Schedule) -> None:
-    """A run whose n grows, stage by stage."""
-    rows = [
-        [number(s.rollouts_from), f"{found.problems_per_batch} × {s.rollouts_per_problem}", f"{s.update_steps}"]
-        for s in found.stages
-    ]
-    screen = console()
-    screen.print(
-        heading(
-            f"As a run whose n grows ({plural(found.update_steps, 'update')}, {thousands(found.compute, 'rollout')})"
-        )
-    )
-    screen.print(table(["from", "Bp × n", "updates"], rows))
 
 
 def show_next(proposals: list[Proposal], out: str, *, asked: int) -> None:

@@ -12,7 +12,6 @@ set of numerics, and reads past aggregation, temperature, top_p, tis_cap, ratio_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, ValidationError, model_validator
@@ -129,17 +128,22 @@ class Recipe(BaseModel):
         description="decoupled baseline (IsoCompute appendix G): sample this many, estimate the advantage on all, and "
         "train on rollouts_per_problem of them",
     )
-    schedule: tuple[tuple[PositiveInt, PositiveInt], ...] | None = Field(
-        default=None,
-        description="n that changes on the way: (rollouts_from, n), the grid's n before the first; the learning rate "
-        "follows the batch",
-    )
     gae_discount: float = Field(default=1.0, gt=0, le=1, description="GAE: discount of a later token's reward")
     gae_trace: float = Field(default=1.0, ge=0, le=1, description="GAE: λ; 1 compares whole returns with the critic")
     critic_learning_rate: float | None = Field(
         default=None, gt=0, description="GAE: the critic's learning rate at lr_batch; ten times the policy's if not set"
     )
     value_clip: float = Field(default=0.2, gt=0, description="GAE: how far the critic's loss lets a value move")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_schedule(cls, fields: Any) -> Any:
+        """Recipes that version 0.1 stored have `schedule`, null unless n changed during the run."""
+        if not isinstance(fields, Mapping) or "schedule" not in fields:
+            return fields
+        if fields["schedule"] not in (None, "none"):
+            raise ValueError("schedule is gone: an n that grows during a run tied with the best fixed n; leave it out")
+        return {name: value for name, value in fields.items() if name != "schedule"}
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
@@ -167,9 +171,6 @@ class Recipe(BaseModel):
             )
         if self.interrupt_window is not None and self.interrupt_window[0] > self.interrupt_window[1]:
             raise ValueError(f"interrupt_window is {list(self.interrupt_window)}; give the shorter length first")
-        starts = [start for start, _ in self.schedule or ()]
-        if any(later <= start for start, later in pairwise(starts)):
-            raise ValueError(f"schedule changes n at {starts} rollouts; give them in rising order, each once")
         return self
 
     @property

@@ -118,9 +118,9 @@ def _even_groups(n: int, rates_P: Array, *, filtered: bool) -> list[Warned]:
     share = zero_variance_share(rates_P, n)
     if share <= _WASTED:
         return []
-    from isocompute.problems.population import rates_behind, samples_behind  # loads SciPy
+    from isocompute.problems.pass_rates import infer_samples, latent_pass_rates  # loads SciPy
 
-    behind_P, samples = rates_behind(rates_P), samples_behind(rates_P)
+    behind_P, samples = latent_pass_rates(rates_P), infer_samples(rates_P)
     said = f"{share:.0%} of groups are expected to be all right or all wrong at n = {n}, at the start"
     less = zero_variance_share(behind_P, n)
     if samples is not None and less < share:

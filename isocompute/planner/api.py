@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,28 +11,23 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.caught import quiet
 from isocompute.core.errors import InputError
-from isocompute.core.recipe import learning_rate
 from isocompute.data import RunSet, RunWarning
-from isocompute.law.from_runs import choose_metric
-from isocompute.law.intervals import check_replicates
-from isocompute.law.seeds import one_seed_spread
+from isocompute.law.curves import choose_metric
+from isocompute.law.uncertainty import check_replicates, one_seed_spread
 from isocompute.planner.advised_recipe import parse_anchor
 from isocompute.planner.budget import Budget, Rates, parse_budget
 from isocompute.planner.candidates import Constraints, allowed_rollouts
-from isocompute.planner.comparing import with_neighbours
 from isocompute.planner.curves import Curves
 from isocompute.planner.difficulty import read_pass_rates
 from isocompute.planner.grid import columns, values
 from isocompute.planner.load_law import LawSource, load_law, runs_at
-from isocompute.planner.model import PlanningLaw
-from isocompute.planner.next_cells import SHARES, Proposal, candidate_cells, common_targets, contenders, propose
+from isocompute.planner.next_cells import Proposal, candidate_cells, common_targets, contenders, propose
 from isocompute.planner.one_condition import one_condition
 from isocompute.planner.planner import Plan, make_plan
 from isocompute.planner.regime import diagnose
-from isocompute.planner.schedule import Schedule, schedule
 from isocompute.planner.spending import Hardware, prices
 
-__all__ = ["next_cells", "plan", "stages"]
+__all__ = ["next_cells", "plan"]
 
 _NOISE = 0.003
 """The least that two runs of one cell differ by, seeds and evaluation together."""
@@ -66,11 +61,10 @@ def plan(
     extrapolate: bool = False,
     replicates: int = 1000,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """From a law and a budget to an allocation, a recipe, a cost and how sure that is.
 
-    `law` is a published law's name, a `law.json`, runs, a `Law`, or `simulate` (with `pass_rates`). `timed_runs` log
+    `law` is a published law's name, a `law.json`, runs, or a `Law`. `timed_runs` log
     `seconds` and give the throughput. The options are those of `isocompute plan`; docs/planning.md explains them.
 
     >>> chosen = plan(budget="2e6", law="isocompute/bp32-easy").allocation
@@ -101,33 +95,10 @@ def plan(
         rollouts_per_second=rollouts_per_second,
         price_per_gpu_hour=price_per_gpu_hour,
     )
-    timed, runs = _timed(timed_runs), None
+    timed = _timed(timed_runs)
     check_replicates(replicates)
-    if isinstance(law, str) and law == "simulate":
-        from isocompute.planner.simulate import simulate_law
-
-        if rates_P is None:
-            raise InputError("--law simulate: the simulator is calibrated to pass rates; say --pass-rates FILE.")
-        bp = problems_per_batch or 32
-        if problems is not None and bp > problems:  # before it is simulated; other laws answer for some Bp alone
-            raise InputError(
-                f"--problems-per-batch {bp} with --problems {problems}: a batch holds no problem twice; say "
-                f"--problems-per-batch {problems}."
-            )
-        found: PlanningLaw = simulate_law(
-            rates_P,
-            problems=problems,
-            budget=prices(hardware, runs=timed).rates(bp, 8).rollouts(asked),
-            metric=metric or "avg@4",
-            problems_per_batch=problems_per_batch,
-            difficulty=difficulty,
-            replicates=replicates,
-            seed=seed,
-            tell=tell,
-        )
-    else:
-        source, runs = _with_runs(law, metric)
-        found = load_law(source, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed)
+    source, runs = _with_runs(law, metric)
+    found = load_law(source, metric=metric, problems_per_batch=problems_per_batch, replicates=replicates, seed=seed)
     with quiet(RunWarning):  # the law has said what there is to say of its runs
         diagnosis = None if runs is None else diagnose(runs, metric=found.metric)
     return make_plan(
@@ -152,20 +123,6 @@ def plan(
     )
 
 
-def stages(plan: Plan) -> Schedule:
-    """The plan as a run whose n grows along the law's frontier (docs/schedule.md says whether that helps)."""
-    bp, recipe = plan.allocation.problems_per_batch, plan.recipe.recipe
-    return schedule(
-        law=plan.law,
-        budget=plan.budget.amount,
-        problems_per_batch=bp,
-        constraints=plan.constraints,
-        price=lambda n: plan.prices.rates(bp, n).amount(1.0, plan.budget.unit),
-        unit_per_rollout=lambda n: plan.law.per_rollout(plan.prices.rates(bp, n)),
-        learning_rate=lambda b: learning_rate(recipe, batch_size=b, step=recipe.warmup_steps),
-    )
-
-
 def next_cells(plan: Plan, count: int) -> list[Proposal]:
     """The `count` cells whose results would improve this plan's decision most for each rollout they cost.
 
@@ -187,10 +144,9 @@ def _proposals(plan: Plan, model: Curves, targets: Sequence[Allocation], count: 
     cells = candidate_cells(model, targets, per_unit=lambda a: plan.law.per_rollout(_rates_of(plan, a)))
     if not cells:
         return []
-    compared_AB, whole = plan.compared_AB, max(target.compute for target in targets)
-    values_AB = _with_seeds(plan, plan.targets) if compared_AB is None else compared_AB
+    values_AB = _with_seeds(plan, plan.targets)
     cells = contenders(cells, plan.targets, values_AB)
-    looks_EB = _with_seeds(plan, cells) if compared_AB is None else _looks(plan, cells, whole)
+    looks_EB = _with_seeds(plan, cells)
     return propose(
         values_AB=values_AB,
         looks_EB=looks_EB,
@@ -207,22 +163,6 @@ def _with_seeds(plan: Plan, settings: Sequence[Allocation]) -> Array:
     own_AB = values(plan.law, *columns(plan.law, plan.prices, settings))
     keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in settings]
     return np.asarray(own_AB + plan.law.seed_draws(keys, own_AB.shape[1]))
-
-
-def _looks(plan: Plan, cells: Sequence[Allocation], whole: float) -> Array:
-    """What cells would show, those that go as far as each other with what that says of their neighbours."""
-    shares = [min(SHARES, key=lambda share: abs(np.log(cell.compute / whole / share))) for cell in cells]
-    rows: dict[int, Array] = {}
-    for share in set(shares):
-        own = [i for i, of in enumerate(shares) if of == share]
-        some, spent = [cells[i] for i in own], share * whole
-        compared_EB = with_neighbours(plan.law, plan.prices, some, _spending(spent))
-        rows |= dict(zip(own, _with_seeds(plan, some) if compared_EB is None else compared_EB, strict=True))
-    return np.stack([rows[i] for i in range(len(cells))])
-
-
-def _spending(rollouts: float) -> Callable[[int, int], float]:
-    return lambda _bp, _n: rollouts
 
 
 def _rates_of(plan: Plan, a: Allocation) -> Rates:

@@ -30,7 +30,6 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             "setup": law.setup,
             "uncertainty": law.uncertainty,
             "seed_error": law.seed_error,
-            "neighbours": plan.compared_AB is not None,
         },
         "budget": {
             "amount": plan.budget.amount,

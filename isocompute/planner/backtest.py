@@ -19,13 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from isocompute.core.caught import quiet
+from isocompute.core.curve import MINIMUM_POINTS, Curve
 from isocompute.core.errors import InputError
 from isocompute.data import RunSet, RunWarning, load
-from isocompute.law import Curve, Law, fit_law
-from isocompute.law.curve import MINIMUM_POINTS
-from isocompute.law.falls import fallen_early
-from isocompute.law.fits import MAXIMUM_POINTS, fit_groups
-from isocompute.law.intervals import check_replicates
+from isocompute.law.collapse import fallen_early
+from isocompute.law.curves import MAXIMUM_POINTS
+from isocompute.law.fits import fit_groups
+from isocompute.law.law import Law, fit_law
+from isocompute.law.uncertainty import check_replicates
 from isocompute.planner.load_law import load_law
 
 __all__ = ["AHEAD", "PlanTest", "Reached", "backtest_curves", "backtest_plans", "halved_budgets"]
@@ -86,7 +87,7 @@ def backtest_plans(
     >>> tests, metric = backtest_plans("runs")
     >>> max(test.planned.regret for test in tests if test.planned)  # what following the plans would have lost
     """
-    from isocompute.law.from_runs import choose_metric, curves_of, warn_of_scales
+    from isocompute.law.curves import choose_metric, curves_of, warn_of_scales
     from isocompute.planner.one_condition import one_condition
 
     check_replicates(replicates)

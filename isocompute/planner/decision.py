@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isocompute.core.arrays import Array
-from isocompute.law.intervals import percentiles
+from isocompute.law.uncertainty import percentiles
 
 __all__ = ["LEVEL", "TOLERANCE", "Ranked", "rank"]
 
@@ -41,36 +41,28 @@ class Ranked:
         return self.regret <= self.standard_error
 
 
-def rank(
-    values_AB: Array,
-    *,
-    seen_AB: Array | None = None,
-    compared_AB: Array | None = None,
-    tolerance: float = TOLERANCE,
-) -> list[Ranked]:
+def rank(values_AB: Array, *, with_seeds_AB: Array | None = None, tolerance: float = TOLERANCE) -> list[Ranked]:
     """The allocations, best expected value first; of those within `tolerance` of the best, the earliest row wins.
 
-    How sure that is comes from `seen_AB` where it is given: the same values with what the ensemble does not show. Where
-    allocations are compared by more than their own values, `compared_AB`, that alone decides; each one's own say which
-    is best of those that it does not tell apart, and what to expect of it.
+    `with_seeds_AB` are the same values plus the seed effects that the draws do not contain. Intervals, probabilities
+    and standard errors are of them.
     """
-    own_A, seen_AB = values_AB.mean(axis=1), values_AB if seen_AB is None else seen_AB
-    mean_A, against_AB = (own_A, seen_AB) if compared_AB is None else (compared_AB.mean(axis=1), compared_AB)
-    near_A = mean_A >= mean_A.max() - tolerance
-    best = int(np.argmax(near_A & (own_A >= own_A[near_A].max() - tolerance)))
+    mean_A = values_AB.mean(axis=1)
+    noisy_AB = values_AB if with_seeds_AB is None else with_seeds_AB
+    best = int(np.argmax(mean_A >= mean_A.max() - tolerance))
     order = np.argsort(-mean_A, kind="stable")
     order = np.concatenate([[best], order[order != best]])
-    winner_B = order[against_AB[order].argmax(axis=0)]
+    winner_B = order[noisy_AB[order].argmax(axis=0)]
     probability_A = np.bincount(winner_B, minlength=len(values_AB)) / values_AB.shape[1]
-    loss_A, spread_A = mean_A[best] - mean_A, (against_AB[best] - against_AB).std(axis=1)
+    error_A = (noisy_AB[best] - noisy_AB).std(axis=1)
     return [
         Ranked(
             index=int(a),
-            value=float(own_A[a]),
-            interval=percentiles(seen_AB[a], LEVEL),
+            value=float(mean_A[a]),
+            interval=percentiles(noisy_AB[a], LEVEL),
             probability_best=float(probability_A[a]),
-            regret=max(0.0, float(loss_A[a])),
-            standard_error=float(spread_A[a]),
+            regret=max(0.0, float(mean_A[best] - mean_A[a])),
+            standard_error=float(error_A[a]),
         )
         for a in order
     ]

@@ -74,9 +74,9 @@ def zero_variance_share(rates_P: Array, rollouts_per_problem: int) -> float:
 
 def zero_variance_behind(rates_P: Array, rollouts_per_problem: int) -> float:
     """The same by the rates behind those that were measured with few samples, which have too many zeros and ones."""
-    from isocompute.problems.population import rates_behind  # loads SciPy
+    from isocompute.problems.pass_rates import latent_pass_rates  # loads SciPy
 
-    return zero_variance_share(rates_behind(rates_P), rollouts_per_problem)
+    return zero_variance_share(latent_pass_rates(rates_P), rollouts_per_problem)
 
 
 def read_pass_rates(path: str, *, column: str | None = None) -> Array:

@@ -33,15 +33,6 @@ def law_advice(
                 f"{mean_rate:.2f}: take the allocation, not the reward",
             )
         )
-    if law.name == "simulate":
-        out.append(
-            Warned(
-                "simulated",
-                "a first guess: how large n should be hangs largely on what pass rates do not show (docs/planning.md), "
-                "and neither the interval nor the probability counts that; on a real language model its n was no "
-                "better than n = 16 for every set: run a few n to find out",
-            )
-        )
     if law.difficulty and difficulty and law.difficulty != difficulty:
         near = _sibling(law.name, difficulty)
         use = f"use --law {near}" if near else f"none of {law.name.partition('/')[0]}'s laws is of a {difficulty} set"

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from isocompute.core import files
+from isocompute.core.curve import scale_of
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, plural
-from isocompute.law import Law, StoredLaw, fit_law, is_law_file, read_law
-from isocompute.law.curve import scale_of
 from isocompute.law.fits import CurveFit
-from isocompute.law.seeds import ONE_SEED_ERROR, difference_error
+from isocompute.law.law import Law, fit_law
+from isocompute.law.store import StoredLaw, is_law_file, read_law
 from isocompute.law.surface import Surface
+from isocompute.law.uncertainty import ONE_SEED_ERROR, difference_error
 from isocompute.planner.curves import Curves
 from isocompute.planner.leading import check_one_setup, leading_recipe
 from isocompute.planner.model import OWN, PlanningLaw, is_rate
@@ -120,7 +121,7 @@ def law_of_runs(
 ) -> PlanningLaw:
     """Fit runs and plan with what comes out."""
     # with the table library, which a law that is there does not need
-    from isocompute.law.from_runs import choose_metric, curves_of, warn_of_scales
+    from isocompute.law.curves import choose_metric, curves_of, warn_of_scales
     from isocompute.planner.one_condition import one_condition
 
     metric = choose_metric(runs, metric)
@@ -195,7 +196,6 @@ def planning_law(
         steadiness=steady,
         runs_recipe=runs_recipe([curve for fit in known for curve in fit.curves]),
         bounded=is_rate(metric) and _in_unit(known),
-        borrows=True,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from isocompute.core.arrays import Array
-from isocompute.law.seeds import one_seed_spread
+from isocompute.law.uncertainty import one_seed_spread
 from isocompute.planner.beyond import BLIND, SAME, centred, drift, held
 from isocompute.planner.budget import Rates
 from isocompute.planner.runs_recipe import RunsRecipe
@@ -95,8 +95,6 @@ class PlanningLaw:
     """By (Bp, n): which of the user's runs held; empty for a published law."""
     bounded: bool = False
     """Whether its values are rates, which no member can take out of [0, 1]."""
-    borrows: bool = False
-    """Whether neighbouring settings say something of a setting, too: of measured values, not of published curves."""
 
     def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
         """Allocations × members, as the metric can be."""

@@ -18,7 +18,6 @@ from isocompute.planner.advice import Warned, data_advice, enough_updates, epoch
 from isocompute.planner.advised_recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
 from isocompute.planner.budget import Budget
 from isocompute.planner.candidates import Constraints, allocations
-from isocompute.planner.comparing import higher_by_itself, with_neighbours
 from isocompute.planner.decision import LEVEL, Ranked, rank
 from isocompute.planner.difficulty import Mix, classify, zero_variance_behind, zero_variance_share
 from isocompute.planner.grid import (
@@ -100,9 +99,7 @@ class Plan:
     targets: tuple[Allocation, ...]
     """All allocations that were compared, in the order of `values_AB`."""
     values_AB: Array
-    """What each is worth by itself under every member of the law."""
-    compared_AB: Array | None
-    """The same with seeds and with what neighbouring settings say, where they do: that is what was compared."""
+    """What each is worth under every member of the law."""
 
     def __repr__(self) -> str:
         a, ranked, other = self.allocation, self.chosen.ranked, self.cheapest.allocation
@@ -139,7 +136,7 @@ class Plan:
     @property
     def stands_out(self) -> bool:
         """Whether to name the chosen setting and not the cheapest within one error of it: it is the cheapest itself, or
-        the other is expected to lose more than seeds differ by, with or without what neighbours say. Where the members
+        the other is expected to lose more than seeds differ by. Where the members
         show what seeds do, "within one error" has counted that, and the chosen one has to be more likely the best than
         not.
         """
@@ -147,8 +144,7 @@ class Plan:
             return True
         pair_of = [option.allocation for option in (self.chosen, self.cheapest)]
         if any(self.law.seed_spread(a.problems_per_batch, a.rollouts_per_problem) > 0.0 for a in pair_of):
-            chosen, other = self.chosen.ranked, self.cheapest.ranked
-            return max(other.regret, chosen.value - other.value) > self.law.seed_error
+            return self.cheapest.ranked.regret > self.law.seed_error
         return self.chosen.ranked.probability_best >= _LIKELY
 
     @property
@@ -209,10 +205,7 @@ def make_plan(
     grid = columns(law, prices, targets)
     values_AB = values(law, *grid)
     seen_AB = law.with_seeds(values_AB, [(a.problems_per_batch, a.rollouts_per_problem) for a in targets])
-    compared_AB = with_neighbours(law, prices, targets, lambda bp, n: prices.rates(bp, n).rollouts(budget))
-    ranking = rank(values_AB, seen_AB=seen_AB, compared_AB=compared_AB)
-    if compared_AB is not None:
-        warnings += higher_by_itself(targets, ranking)
+    ranking = rank(values_AB, with_seeds_AB=seen_AB)
     warnings += setting_warnings(law, targets, grid[2].tolist(), ranking)
     fallen_A = [
         law.fallen(a.problems_per_batch, a.rollouts_per_problem, c) for a, c in zip(targets, grid[2], strict=True)
@@ -260,7 +253,6 @@ def make_plan(
         regime=_assumed(law, diagnosis),
         targets=tuple(targets),
         values_AB=values_AB,
-        compared_AB=compared_AB,
     )
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from isocompute.core.arrays import Array
+from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.law.curve import Curve
 from isocompute.law.families import FAMILIES
 from isocompute.law.fits import CurveFit, Ensemble
 from isocompute.planner.curves import Curves

@@ -25,17 +25,15 @@ import numpy as np
 import polars as pl
 
 from isocompute.core.arrays import Array
+from isocompute.core.curve import Curve, noise_level, upper_bound
 from isocompute.core.errors import InputError
 from isocompute.core.run import Run, RunSet
-from isocompute.law import Curve, curves_of
-from isocompute.law.curve import noise_level, upper_bound
-from isocompute.law.falls import fallen_early
+from isocompute.law.collapse import fallen_early
+from isocompute.law.curves import choose_metric, curves_of, settings_of, usable_curves
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.from_runs import choose_metric
 from isocompute.law.frontier import REACH, luck_of
-from isocompute.law.intervals import around, basic
-from isocompute.law.settings import settings_of, usable_curves
 from isocompute.law.student import widening
+from isocompute.law.uncertainty import around, basic
 from isocompute.planner.leading import leading_recipe
 from isocompute.planner.limits import Diagnosis, Finding, Regime, Verdict
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from isocompute.core.curve import Curve
 from isocompute.core.recipe import RECIPES, Recipe
-from isocompute.law.curve import Curve
 
 __all__ = ["ANCHOR", "RunsRecipe", "runs_recipe"]
 
@@ -46,7 +46,7 @@ def runs_recipe(curves: Sequence[Curve]) -> RunsRecipe:
     {'learning_rate': 1e-06, 'lr_batch': 256, 'lr_scaling': 'sqrt'}
     """
     each = [_said(curve.made_of) for curve in curves]
-    names = [name for name in Recipe.model_fields if name not in ANCHOR and name != "schedule"]
+    names = [name for name in Recipe.model_fields if name not in ANCHOR]
     everywhere = [name for name in names if each and all(name in said for said in each)]
     agreed = {name: each[0][name] for name in everywhere if all(said[name] == each[0][name] for said in each)}
     differs = set(everywhere) - set(agreed)

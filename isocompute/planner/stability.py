@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from isocompute.core.allocation import Allocation
+from isocompute.core.curve import Setting
 from isocompute.core.formatting import number, value
-from isocompute.law import Law, StoredLaw
-from isocompute.law.curve import Setting
 from isocompute.law.fits import CurveFit
+from isocompute.law.law import Law
+from isocompute.law.store import StoredLaw
 from isocompute.planner.advice import Warned
 from isocompute.planner.decision import LEVEL, Ranked
 

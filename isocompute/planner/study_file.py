@@ -14,8 +14,8 @@ from datetime import date, time
 from typing import Any
 
 from isocompute.core import files
+from isocompute.core.curve import Curve
 from isocompute.core.recipe import make_recipe
-from isocompute.law.curve import Curve
 from isocompute.planner.advised_recipe import Anchor, anchored
 from isocompute.planner.curves import Curves
 from isocompute.planner.next_cells import Proposal

@@ -16,7 +16,7 @@ import numpy as np
 from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
-from isocompute.law.intervals import percentiles
+from isocompute.law.uncertainty import percentiles
 from isocompute.planner.cost import Efficiency, StepCost, step_cost
 from isocompute.planner.hardware import Gpu
 from isocompute.planner.model_shape import ModelShape

@@ -9,11 +9,10 @@ from typing import Any
 from isocompute.core.cell import Cell, Control, Measures, metric_names
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import make_recipe
-from isocompute.rl.config import DecoderConfig
 from isocompute.rl.evaluation import EvaluationSpec
-from isocompute.rl.lengths import penalty_window
-from isocompute.rl.model import model_folder, stop_tokens
-from isocompute.rl.phrases import interruption_of
+from isocompute.rl.lengths import interruption_of, penalty_window
+from isocompute.rl.model.checkpoint import model_folder, stop_tokens
+from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.session import Session, gpus_of
 from isocompute.rl.setup import can_share, set_up, tasks_of
 from isocompute.rl.spec import EngineSpec, lm_recipe

@@ -106,7 +106,6 @@ def general(plan: Plan, notes: Notes) -> None:
             f"the baseline is estimated on the n rollouts that are trained on, not on {recipe.baseline_rollouts}: no "
             "option for it.",
         )
-    _fixed_n(plan, notes)
     _only_warmup(plan, notes)
     if recipe.pipeline_steps or recipe.off_policy_steps > 1:
         field = "pipeline_steps" if recipe.pipeline_steps else "off_policy_steps"
@@ -121,19 +120,6 @@ def general(plan: Plan, notes: Notes) -> None:
         notes.add("length_control", "no length penalty: it belongs into your reward function (docs/scalerl.md).")
     if recipe.optimizer != "adamw":
         notes.add("optimizer", f"AdamW stands in for {recipe.optimizer}, which is for theory only.")
-
-
-def _fixed_n(plan: Plan, notes: Notes) -> None:
-    """Note an n that grows, as the plan or its recipe has it."""
-    stages = plan.schedule or plan.recipe.schedule or ()
-    if all(n == plan.rollouts_per_problem for _, n in stages):
-        return
-    wanted = ", ".join(f"{n} from {f'{start:,} rollouts' if start else 'the start'}" for start, n in stages)
-    notes.add(
-        "schedule",
-        f"n stays {plan.rollouts_per_problem}: no trainer changes it during a run. The plan has {wanted}; for that, "
-        "export a plan for each stage, and start it from the checkpoint of the one before.",
-    )
 
 
 def _only_warmup(plan: Plan, notes: Notes) -> None:

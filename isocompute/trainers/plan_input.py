@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.core.allocation import Spending
 from isocompute.core.errors import InputError
@@ -47,9 +47,6 @@ class Plan(BaseModel, Spending):
     model: str | None = None
     train_file: str | None = None
     val_file: str | None = None
-    schedule: tuple[tuple[NonNegativeInt, PositiveInt], ...] = Field(
-        default=(), description="(rollouts_from, n) where the plan has an n that grows"
-    )
     assumed: tuple[str, ...] = Field(default=(), description="what the plan did not say and an exporter had to choose")
 
     @property
@@ -80,7 +77,6 @@ def make_plan(table: Mapping[str, Any] | Planned | Plan, *, source: str = "plan"
     fields = {name: given[name] for name in Plan.model_fields if given.get(name) is not None} | {"recipe": recipe}
     if "validation_samples" not in fields:
         fields["validation_samples"] = _samples(given.get("expected"))
-    fields["schedule"] = _stages(given.get("schedule"))
     fields.setdefault("learning_rate", 1.0)
     fields["assumed"] = tuple(name for name in _CHOSEN if given.get(name) is None)
     try:
@@ -143,15 +139,6 @@ def _samples(expected: object) -> int | None:
     metric = expected.get("metric") if isinstance(expected, Mapping) else None
     count = str(metric).partition("@")[2]
     return int(count) if count.isdigit() and int(count) > 0 else None
-
-
-def _stages(schedule: object) -> list[Any]:
-    """(rollouts_from, n) of each stage, from `plan --schedule --json` or as pairs; a word is a learning rate's."""
-    stages = schedule.get("stages") if isinstance(schedule, Mapping) else schedule
-    if not isinstance(stages, list):
-        return []
-    keys = ("rollouts_from", "rollouts_per_problem")
-    return [[stage.get(key) for key in keys] if isinstance(stage, Mapping) else stage for stage in stages]
 
 
 def read_plan(path: str) -> Plan:

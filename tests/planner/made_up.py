@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isocompute.law.curve import Curve
+from isocompute.core.curve import Curve
 from tests.conftest import write_points
 
 

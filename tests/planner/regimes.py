@@ -10,9 +10,9 @@ from typing import Any
 
 import polars as pl
 
+from isocompute.core.cell import Cell
 from isocompute.data import Run, RunSet, RunSettings
 from isocompute.sim import SimEngine
-from isocompute.sweep.base import Cell
 from tests.sim.helpers import Patient
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import isocompute
-from isocompute.law import Curve
+from isocompute.core.curve import Curve
 from isocompute.planner.backtest import backtest_curves
 from tests.commands import Call, fails
 

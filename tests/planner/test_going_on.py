@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import isocompute
-from isocompute.law import Law, fit_law
-from isocompute.law.curve import Curve
+from isocompute.core.curve import Curve
+from isocompute.law.law import Law, fit_law
 from isocompute.planner import curves as plan_curves
 from isocompute.planner.beyond import Drift, drift, going_on, held
 from isocompute.planner.curves import Curves

@@ -7,7 +7,8 @@ import pytest
 
 import isocompute
 from isocompute.core.allocation import Allocation
-from isocompute.law import Curve, fit_law
+from isocompute.core.curve import Curve
+from isocompute.law.law import fit_law
 from isocompute.planner.api import next_cells
 from isocompute.planner.curves import Curves
 from isocompute.planner.load_law import load_law
@@ -84,9 +85,8 @@ def test_a_plan_proposes_contenders_alone(monkeypatch: pytest.MonkeyPatch) -> No
         for seed in (0, 1)
     ]
     plan = isocompute.plan(budget=4e6, law=load_law(fit_law(curves, metric="avg@4", replicates=200)), extrapolate=True)
-    assert plan.compared_AB is not None
-    best_A = np.bincount(plan.compared_AB.argmax(axis=0), minlength=len(plan.targets)) / plan.compared_AB.shape[1]
-    chance = {a.rollouts_per_problem: share for a, share in zip(plan.targets, best_A, strict=True)}
+    options = (plan.chosen, *plan.alternatives)
+    chance = {o.allocation.rollouts_per_problem: o.ranked.probability_best for o in options}
     proposed = [p.allocation.rollouts_per_problem for p in next_cells(plan, 3)]
     assert proposed and all(chance[n] >= 0.1 for n in proposed)
     monkeypatch.setattr("isocompute.planner.api.contenders", lambda cells, _targets, _values: cells)

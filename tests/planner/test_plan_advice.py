@@ -11,7 +11,6 @@ from scipy import stats
 import isocompute
 from isocompute import InputError
 from isocompute.core.allocation import Allocation
-from isocompute.planner import simulate
 from isocompute.planner.advice import run_advice
 from isocompute.planner.advised_recipe import advise_recipe, parse_anchor
 from isocompute.planner.as_json import plan_to_json
@@ -168,17 +167,3 @@ def test_exact_rates_are_taken_as_they_are() -> None:
     assert exact.zero_variance == exact.zero_variance_behind
     (message,) = (w.message for w in exact.warnings if w.code == "zero_variance")
     assert "behind" not in message and message.endswith("would bring it under a half")
-
-
-def test_the_simulator_is_given_the_rates_behind_the_measured_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[np.ndarray] = []
-
-    def sweep(_folder: object, _world: object, rates_P: np.ndarray, *_: object) -> None:
-        seen.append(rates_P)
-        raise InputError("enough")
-
-    monkeypatch.setattr(simulate, "_sweep", sweep)
-    measured = np.random.default_rng(0).binomial(16, np.linspace(0, 0.0625, 400)) / 16
-    with pytest.raises(InputError, match="enough"):
-        simulate.simulate_law(measured, budget=1e5)
-    assert (measured == 0).mean() > 0.5 and (seen[0] < 0.002).mean() < 0.2

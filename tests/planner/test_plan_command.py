@@ -14,10 +14,10 @@ import pytest
 
 import isocompute
 from isocompute.core.allocation import Allocation
+from isocompute.core.curve import Curve
 from isocompute.core.recipe import Recipe
-from isocompute.law import fit_law, write_law
-from isocompute.law.curve import Curve
-from isocompute.planner.simulate import anchoring_kl
+from isocompute.law.law import fit_law
+from isocompute.law.store import write_law
 from isocompute.sweep import cells, read_spec
 from isocompute.sweep.command import CommandEngine
 from tests.commands import Call, fails
@@ -336,23 +336,6 @@ def test_next_goes_on_with_the_study_that_made_the_runs(call: Call, tmp_path: Pa
     assert len(cells(spec)) == len(found["next"]) == 1
 
 
-def test_simulate_gives_a_first_law_from_pass_rates(call: Call, tmp_path: Path) -> None:
-    rates = tmp_path / "rates.csv"
-    rng = np.random.default_rng(0)
-    rates.write_text("pass_rate\n" + "".join(f"{p:.4f}\n" for p in rng.uniform(0.3, 0.6, 200)))
-    result = call("--budget", "6e4", "--law", "simulate", "--pass-rates", rates, "--replicates", 50, "--json")
-    found = result.json
-    assert found["law"]["name"] == "simulate" and "simulat" in found["law"]["setup"]
-    assert 0.3 < found["expected"]["value"] < 1
-    fails(call("--budget", "6e4", "--law", "simulate"), "--pass-rates")
-
-
-def test_the_simulated_policy_is_held_to_its_base_by_the_pull_of_rewards() -> None:
-    assert anchoring_kl(np.full(10, 0.5)) == 1.5
-    assert anchoring_kl(np.array([0.0, 1.0])) == 0.0
-    assert anchoring_kl(np.array([0.1, 0.9])) == pytest.approx(0.9)
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -555,12 +538,6 @@ def test_what_is_said_of_a_batch_larger_than_the_set_works(call: Call) -> None:
     assert call(*easy, "--problems-per-batch", 16).code == 0
 
 
-def test_a_simulated_law_answers_for_the_batch_that_the_set_fills(call: Call, tmp_path: Path) -> None:
-    (tmp_path / "rates.txt").write_text("0.2\n0.5\n")
-    args = ("--budget", "1e5", "--law", "simulate", "--pass-rates", tmp_path / "rates.txt", "--problems", 16)
-    fails(call(*args, "--problems-per-batch", 32), "say --problems-per-batch 16")
-
-
 def test_runs_that_do_not_say_bp_and_n_are_planned_as_the_error_says(call: Call, tmp_path: Path) -> None:
     points = [{k: v for k, v in p.items() if k != "rollouts"} for p in rising()]
     write_points(tmp_path / "runs" / "one", points)
@@ -592,8 +569,6 @@ def test_what_an_error_suggests_works(call: Call) -> None:
     assert call("--budget", "25,600,000", *easy, "--min-updates", 10**5).code == 0
 
 
-def test_digits_are_those_that_count(call: Call, tmp_path: Path) -> None:
+def test_digits_are_those_that_count(call: Call) -> None:
     fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--stable-problems", "²-4"), "--stable-problems ²-4")
-    (tmp_path / "rates.txt").write_text("0.5\n" * 40)
-    rates = ("--pass-rates", tmp_path / "rates.txt")
-    fails(call("--budget", "2e4", "--law", "simulate", *rates, "--metric", "avg@²"), "--metric avg@²")
+    fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--metric", "avg@²"), "--metric avg@²")

@@ -328,7 +328,7 @@ def test_one_seed_makes_a_lead_as_sure_as_two_normal_draws_are() -> None:
     values_AB = np.repeat([[0.5], [0.51]], 20_000, axis=1)
     (certain, _), law = rank(values_AB), replace(published("isocompute/bp32-easy", replicates=2), seed_error=0.02)
     assert certain.probability_best == 1.0
-    doubtful, other = rank(values_AB, seen_AB=law.with_seeds(values_AB, [(32, 8), (32, 16)]))
+    doubtful, other = rank(values_AB, with_seeds_AB=law.with_seeds(values_AB, [(32, 8), (32, 16)]))
     assert doubtful.probability_best == pytest.approx(stats.norm.cdf(0.01 / (0.02 / 1.96)), abs=0.01)
     assert other.standard_error == pytest.approx(0.02 / 1.96, rel=0.02)
     assert (doubtful.index, doubtful.value, other.regret) == (1, pytest.approx(0.51), pytest.approx(0.01))

@@ -16,10 +16,11 @@ import pytest
 import isocompute
 from isocompute import InputError
 from isocompute.cli.quickstart import _plan
+from isocompute.core.curve import Curve
 from isocompute.core.recipe import make_recipe
 from isocompute.data import RunWarning
-from isocompute.law import fit_law, write_law
-from isocompute.law.curve import Curve
+from isocompute.law.law import fit_law
+from isocompute.law.store import write_law
 from isocompute.planner.api import next_cells
 from isocompute.planner.as_json import plan_to_json
 from isocompute.planner.budget import Budget, parse_budget

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings
-from isocompute.law.curve import Curve
 from isocompute.law.fits import fit_groups
 from isocompute.planner.limits import ADVICE, REGIMES, Diagnosis, Finding, assumed_regime
 from isocompute.planner.regime import Sweep, by_rollouts, diagnose

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import isocompute
-from isocompute.law import Law, fit_law
-from isocompute.law.curve import Curve
+from isocompute.core.curve import Curve
+from isocompute.law.law import Law, fit_law
 from isocompute.planner.api import stages
 from tests.law.made_up import hill
 

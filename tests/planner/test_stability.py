@@ -14,8 +14,9 @@ from scipy import stats
 
 import isocompute
 from isocompute.cli.plan_display import show
-from isocompute.law import fit_law, write_law
-from isocompute.law.curve import Curve
+from isocompute.core.curve import Curve
+from isocompute.law.law import fit_law
+from isocompute.law.store import write_law
 from isocompute.planner.as_json import plan_to_json
 from isocompute.planner.planner import Plan
 from isocompute.planner.stability import Steadiness

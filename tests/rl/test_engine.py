@@ -22,11 +22,10 @@ from isocompute.core.recorder import CHECKPOINT, Recorder
 from isocompute.data import RunSettings, load
 from isocompute.rl import session as session_module
 from isocompute.rl import training as training_module
-from isocompute.rl.checkpoint import save_decoder
-from isocompute.rl.decoder import Decoder
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.losses import kl_to_base
-from isocompute.rl.model import load_model, model_folder
+from isocompute.rl.model.checkpoint import load_model, model_folder, save_decoder
+from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.setup import set_up
 from isocompute.sweep.train import TrainSpec, train
 from tests.rl.cells import TABLES, Control, distance, make_cell, points, run, weights
@@ -123,7 +122,7 @@ def test_a_small_nucleus_of_no_numbers_draws_something():
     decoder = load_model("tiny").decoder
     with torch.no_grad():
         decoder.norm.weight.fill_(float("nan"))
-    from isocompute.rl.sampler import SamplingSettings, sample
+    from isocompute.rl.rollout.eager import SamplingSettings, sample
 
     out = sample(decoder, [[7, 3, 8, 2]], SamplingSettings(max_new_tokens=3, top_p=0.9, stop_tokens=(1,)), seed=0)
     assert len(out) == 1

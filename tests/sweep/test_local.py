@@ -280,32 +280,6 @@ def test_a_study_of_cells_that_made_nothing_is_all_done(tmp_path: Path, call: Ca
     assert "0 of 0 rollouts (100.0%)" in call("study", "status", out).out
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"])
-def test_runs_are_listed_with_the_n_and_updates_that_they_have(tmp_path: Path, call: Call, scheme: str):
-    """Under a schedule n is nobody's, and M is not the budget over the first batch; `run.json` knows."""
-    problems = {"set": "easy", "size": 50, "validation": 20, "features": 4, "responses": 4}
-    spec = write_spec(
-        tmp_path / "study.toml",
-        engine="sim",
-        problems=[problems],
-        seeds=[0],
-        grid={"problems_per_batch": [8], "rollouts_per_problem": [4]},
-        budget={"rollouts": 640},
-        recipe={"schedule": [[320, 8]]},
-        evaluation={"points": 3},
-    )
-    study.run(spec=spec, out=tmp_path / "out", workers=1)
-    settings = json.loads((tmp_path / "out" / "easy" / "8x4-s0" / "run.json").read_text())
-    (row,) = call("study", "runs", f"{scheme}{tmp_path}/out", "--json").json["runs"]
-    assert (row["rollouts_per_problem"], row["update_steps"]) == (None, 15)
-    assert settings.get("rollouts_per_problem") is None and settings["update_steps"] == row["last"]["step"] == 15
-    (listed,) = (line for line in call("study", "runs", tmp_path / "out").out.splitlines() if "8x4-s0" in line)
-    assert listed.split()[:4] == ["easy/8x4-s0", "8", "–", "15"]
-    (tmp_path / "out" / "easy" / "8x4-s0" / "run.json").write_bytes(b"")  # a power cut: then as the spec has it
-    (row,) = call("study", "runs", f"{scheme}{tmp_path}/out", "--json").json["runs"]
-    assert (row["rollouts_per_problem"], row["update_steps"]) == (4, 20)
-
-
 @pytest.mark.parametrize("left", [b"", b"{", b"[]", b"{}"])
 def test_an_identity_that_a_power_cut_left_empty_is_named(tmp_path: Path, left: bytes):
     spec, out = write_spec(tmp_path / "study.toml", seeds=[0]), tmp_path / "out"

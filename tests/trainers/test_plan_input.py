@@ -12,8 +12,7 @@ import pytest
 import isocompute
 from isocompute.core.errors import InputError
 from isocompute.planner.as_json import plan_to_json
-from isocompute.planner.schedule import Schedule, Stage
-from isocompute.trainers import TRAINERS, export_plan, make_plan, read_plan
+from isocompute.trainers import export_plan, make_plan, read_plan
 
 BARE = {"Bp": 32, "n": 8, "M": 100}
 
@@ -104,44 +103,6 @@ def test_what_the_planner_returns_and_what_it_prints_are_exported_alike() -> Non
     assert (plan.problems_per_batch, plan.rollouts_per_problem) == (32, 256)
     assert plan.learning_rate == planned.recipe.learning_rate and plan.validation_samples == 4
     assert plan.recipe == planned.recipe.recipe
-
-
-@pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        Schedule(32, (Stage(0, 8, 972), Stage(248_832, 32, 546), Stage(807_936, 256, 146))).to_json(),
-        [[0, 8], [248_832, 32], [807_936, 256]],
-    ],
-)
-def test_a_schedule_beside_the_plan_is_said_to_be_left_out(trainer: str, schedule: Any) -> None:
-    table = {"Bp": 32, "n": 256, "M": 244, "schedule": schedule}
-    made = export_plan(trainer=trainer, plan=table)
-    (said,) = [note.message for note in made.notes if note.code == "schedule"]
-    assert "n stays 256" in said and "8 from the start, 32 from 248,832 rollouts, 256 from 807,936 rollouts" in said
-    assert make_plan(table).rollouts_per_problem == 256
-
-
-def test_a_recipes_schedule_is_said_to_be_left_out() -> None:
-    recipe = {"name": "isocompute-easy", "schedule": [[2560, 32]]}
-    (said,) = [
-        n.message for n in export_plan(trainer="verl", plan=BARE | {"recipe": recipe}).notes if n.code == "schedule"
-    ]
-    assert "n stays 8" in said and "32 from 2,560 rollouts" in said
-
-
-@pytest.mark.parametrize(
-    "schedule", [None, "constant_with_warmup", {}, [], Schedule(32, (Stage(0, 8, 100),)).to_json(), [[0, 8]]]
-)
-def test_a_schedule_that_changes_nothing_needs_no_note(schedule: Any) -> None:
-    made = export_plan(trainer="verl", plan=BARE | {"schedule": schedule})
-    assert "schedule" not in {note.code for note in made.notes}
-
-
-@pytest.mark.parametrize("schedule", [[["soon", 8]], [8], [[0, 0]], {"stages": [{"rollouts_from": 0}]}])
-def test_a_schedule_that_is_none_is_refused(schedule: Any) -> None:
-    with pytest.raises(InputError, match="plan: schedule"):
-        make_plan(BARE | {"schedule": schedule})
 
 
 def test_a_short_table_and_a_plan_that_was_read_are_exported_alike() -> None:
