@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from isocompute.data.logs.base import NO_MATCH, Match
 from isocompute.data.logs.collect import Sink
-from isocompute.data.logs.dumps import ConfigWatch, process_of
 from isocompute.data.logs.literals import LiteralError, balanced_end, parse, scalars
 from isocompute.data.logs.source import Log, Sample, strip
+from isocompute.trainers.printed import ConfigWatch, process_of
 
 __all__ = ["OpenRLHF", "PipelineRL", "SkyRL"]
 

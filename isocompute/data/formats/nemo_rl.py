@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from isocompute.data.logs.base import NO_MATCH, Match
 from isocompute.data.logs.collect import Rows, Sink
-from isocompute.data.logs.dumps import ConfigWatch
 from isocompute.data.logs.literals import as_number
 from isocompute.data.logs.source import Log, Sample, strip
+from isocompute.trainers.printed import ConfigWatch
 
 __all__ = ["NemoRL"]
 

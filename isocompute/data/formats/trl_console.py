@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from isocompute.data.formats.trl_steps import Clock
 from isocompute.data.logs.base import NO_MATCH, Match
 from isocompute.data.logs.collect import Sink
-from isocompute.data.logs.dumps import ConfigWatch
 from isocompute.data.logs.literals import LiteralError, as_number, parse, scalars
 from isocompute.data.logs.source import Log, Sample, strip
+from isocompute.trainers.printed import ConfigWatch
 
 __all__ = ["TrlConsole"]
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from isocompute.data.logs.literals import LiteralError, as_number, parse
+from isocompute.data.logs.literals import as_number
 from isocompute.data.logs.recipe import recipe_of
 
-__all__ = ["evaluation_samples", "from_config", "from_name", "in_batches", "overrides", "steps_per_batch"]
+__all__ = ["evaluation_samples", "from_config", "from_name", "in_batches", "steps_per_batch"]
 
 Config = Mapping[str, Any]
 
@@ -75,11 +75,6 @@ _EVALUATED = (
 )
 _OPENRLHF = ("rollout_batch_size", "micro_rollout_batch_size", "micro_train_batch_size", "n_samples_per_prompt")
 """Keys that stand in no table only there; its `train_batch_size` counts rollouts."""
-_VALUE = r"(\[[^\[\]]*\]|\"[^\"]*\"|'[^']*'|[^\s\"',\\]+)"
-_SHELL_QUOTE = "'\\''"
-"""A quote inside of quotes, as `set -x` prints it."""
-_HYDRA = re.compile(r"(?<![\w.])\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=" + _VALUE)
-_ARGPARSE = re.compile(r"(?<![\w-])--([A-Za-z_][\w.-]*)(?:=|[ \t]+(?!--))" + _VALUE)
 
 
 def from_config(config: Config, *, trainer: str | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -120,29 +115,6 @@ def in_batches(settings: Mapping[str, Any], per_batch: Fraction) -> dict[str, An
     """Settings whose `update_steps` counted the optimiser's steps, with batches in their place."""
     steps = settings.get("update_steps")
     return dict(settings) if not steps else {**settings, "update_steps": max(1, round(steps / per_batch))}
-
-
-def overrides(line: str) -> dict[str, Any]:
-    """What a command line in the log sets: `data.train_batch_size=256` (Hydra), `--rollout.batch_size 128`.
-
-    A list is read whole; one that does not end on the line is left to the printed config.
-    """
-    line = line.replace(_SHELL_QUOTE, "'")
-    found = [*_HYDRA.findall(line), *((key.replace("-", "_"), value) for key, value in _ARGPARSE.findall(line))]
-    known = {key: value.strip("'\"") for key, value in found if not value.startswith(("$", "--"))}
-    return {
-        key: _items(value) if value.startswith("[") else value
-        for key, value in known.items()
-        if not value.startswith("[") or value.endswith("]")
-    }
-
-
-def _items(text: str) -> Any:
-    """A list as Python or Hydra spell it; Hydra needs no quotes."""
-    try:
-        return parse(text)
-    except LiteralError:
-        return [item.strip(" '\"") for item in text[1:-1].split(",") if item.strip()]
 
 
 def _counts_problems(config: Config, trainer: str | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import BinaryIO
 
 from isocompute.core import files
 from isocompute.core.errors import InputError
+from isocompute.trainers.printed import strip
 
 __all__ = ["Log", "Sample", "strip"]
 
@@ -27,26 +27,6 @@ _WINDOWS = 24
 _HEAD = 1 << 19
 _MARKS = (b"step:", b"tep ", b"{'", b'{"', b"ompleted steps", b"Reward:")
 _MOST_MARKED = 5000
-
-_COLOUR = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-_LOST_ESCAPE = re.compile(rb"\[\d{1,3}(?:;\d{1,3}){0,4}m")
-"""What a colour looks like where a copy has lost the escape character."""
-# Ray: (TaskRunner pid=123) and (worker pid=123, ip=10.0.0.1); torchrun: [rank0]: and [default0]:.
-_PROCESS = re.compile(rb"\s*(?:\([^()\n]{0,120}\bpid=\d+[^()\n]{0,60}\)|\[(?:rank|default)\d+\]:)[ ]?")
-
-
-def strip(line: bytes) -> bytes:
-    """A line without colours and without the prefix that names a process."""
-    if b"\x1b" in line:
-        line = _COLOUR.sub(b"", line)
-    elif b"[0m" in line:
-        line = _LOST_ESCAPE.sub(b"", line)
-    if b"pid=" in line or line.startswith(b"[") or line.startswith(b" ["):
-        match = _PROCESS.match(line)
-        while match:
-            line = line[match.end() :]
-            match = _PROCESS.match(line)
-    return line
 
 
 @dataclass(frozen=True)

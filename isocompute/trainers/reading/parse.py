@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.core.errors import InputError
+from isocompute.trainers.printed import ConfigWatch
 from isocompute.trainers.reading.python import read_python
 from isocompute.trainers.reading.setup import Config
 from isocompute.trainers.reading.shell import read_shell
@@ -66,14 +67,19 @@ def parse(text: str, *, source: str = "config", folder: Path | None = None) -> C
 
 def _log(text: str, source: str) -> Config:
     """The config that a trainer printed into its log, read as `isocompute import` reads it."""
-    from isocompute.data.logs.collect import Rows
-    from isocompute.data.logs.dumps import ConfigWatch
-
-    rows = Rows()
-    watch = ConfigWatch(rows)
+    printed = _Printed()
+    watch = ConfigWatch(printed)
     for line in text.splitlines():
         watch.feed(line.encode())
-    return _config(rows.config, "log", source)
+    return _config(printed.settings, "log", source)
+
+
+class _Printed:
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+
+    def found(self, config: Mapping[str, Any]) -> None:
+        self.settings = {**config, **self.settings}
 
 
 def _config(table: Mapping[Any, Any], form: str, source: str, parents: tuple[str, ...] = ()) -> Config:

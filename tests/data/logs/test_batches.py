@@ -12,7 +12,8 @@ import pytest
 from isocompute.data.folder import read_run
 from isocompute.data.logs import Imported, import_logs
 from isocompute.data.logs.live import LiveRun
-from isocompute.data.logs.settings import from_config, overrides, steps_per_batch
+from isocompute.data.logs.settings import from_config, steps_per_batch
+from isocompute.trainers.printed import overrides
 from isocompute.trainers.reading import explain
 from tests.data.logs import made_up as made
 

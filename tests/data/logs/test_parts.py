@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute import InputError
+from isocompute.core.metric_names import name_here, our_names
 from isocompute.data.logs import import_logs
 from isocompute.data.logs.collect import Rows
 from isocompute.data.logs.literals import LiteralError, as_number, parse
-from isocompute.data.logs.names import name_here, our_names
-from isocompute.data.logs.settings import from_config, from_name, overrides
+from isocompute.data.logs.settings import from_config, from_name
+from isocompute.trainers.printed import overrides
 from tests.data.logs.made_up import corpus
 
 plain = st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)

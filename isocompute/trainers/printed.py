@@ -7,15 +7,18 @@ says by its indentation what belongs to what: a key belongs to the last one abov
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-from isocompute.data.logs.collect import Rows
-from isocompute.data.logs.literals import parse
-from isocompute.data.logs.settings import overrides
-from isocompute.data.logs.source import strip
+from isocompute.trainers.reading.values import plain
 
-__all__ = ["ConfigWatch", "process_of"]
+__all__ = ["ConfigWatch", "overrides", "process_of", "strip"]
 
+_VALUE = r"(\[[^\[\]]*\]|\"[^\"]*\"|'[^']*'|[^\s\"',\\]+)"
+_SHELL_QUOTE = "'\\''"
+"""A quote inside of quotes, as `set -x` prints it."""
+_HYDRA = re.compile(r"(?<![\w.])\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=" + _VALUE)
+_ARGPARSE = re.compile(r"(?<![\w-])--([A-Za-z_][\w.-]*)(?:=|[ \t]+(?!--))" + _VALUE)
 _LEAVES = (
     rb"train_batch_size|rollout_batch_size|n_samples_per_prompt|num_prompts_per_step|num_generations_per_prompt"
     rb"|groups_per_batch|group_size|num_generations|per_device_train_batch_size|gradient_accumulation_steps"
@@ -30,6 +33,47 @@ _TELLING = re.compile(rb"batch_size|rollout|samples_per_prompt")
 """Words of a command line that is worth reading."""
 _WORDS = {"None": None, "True": True, "False": False}
 _LONGEST = 200_000
+_COLOUR = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_LOST_ESCAPE = re.compile(rb"\[\d{1,3}(?:;\d{1,3}){0,4}m")
+"""What a colour looks like where a copy has lost the escape character."""
+# Ray: (TaskRunner pid=123) and (worker pid=123, ip=10.0.0.1); torchrun: [rank0]: and [default0]:.
+_PROCESS = re.compile(rb"\s*(?:\([^()\n]{0,120}\bpid=\d+[^()\n]{0,60}\)|\[(?:rank|default)\d+\]:)[ ]?")
+
+
+class Found(Protocol):
+    """Whatever takes in the settings that are found."""
+
+    def found(self, config: Mapping[str, Any]) -> None:
+        """Take in settings; what was found first stands."""
+
+
+def strip(line: bytes) -> bytes:
+    """A line without colours and without the prefix that names a process."""
+    if b"\x1b" in line:
+        line = _COLOUR.sub(b"", line)
+    elif b"[0m" in line:
+        line = _LOST_ESCAPE.sub(b"", line)
+    if b"pid=" in line or line.startswith(b"[") or line.startswith(b" ["):
+        match = _PROCESS.match(line)
+        while match:
+            line = line[match.end() :]
+            match = _PROCESS.match(line)
+    return line
+
+
+def overrides(line: str) -> dict[str, Any]:
+    """What a command line in the log sets: `data.train_batch_size=256` (Hydra), `--rollout.batch_size 128`.
+
+    A list is read whole; one that does not end on the line is left to the printed config.
+    """
+    line = line.replace(_SHELL_QUOTE, "'")
+    found = [*_HYDRA.findall(line), *((key.replace("-", "_"), value) for key, value in _ARGPARSE.findall(line))]
+    known = {key: value.strip("'\"") for key, value in found if not value.startswith(("$", "--"))}
+    return {
+        key: plain(value) if value.startswith("[") else value
+        for key, value in known.items()
+        if not value.startswith("[") or value.endswith("]")
+    }
 
 
 def process_of(line: bytes) -> bytes:
@@ -41,7 +85,7 @@ def process_of(line: bytes) -> bytes:
 class ConfigWatch:
     """Fed with every line before the first metrics, it finds the printed config and command-line overrides."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Found) -> None:
         self._rows = rows
         self._path: list[tuple[int, str]] | None = None
         self._process = b""
@@ -90,5 +134,5 @@ def _scalar(text: bytes) -> Any:
     if word[:1] in ("'", '"'):
         return word[1:-1]
     if word[:1] == "[":
-        return parse(word)
+        return plain(word)
     return _WORDS.get(word, word)
