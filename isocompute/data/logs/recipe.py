@@ -40,11 +40,12 @@ def recipe_of(config: Config, *, trainer: str | None = None) -> dict[str, Any]:
 
 def _by_trainer(config: Config, trainer: str | None) -> tuple[dict[str, Any], int | None] | None:
     """By the reader of the trainer whose keys these are; None where it is none that `explain` knows."""
-    from isocompute.trainers.reading import stated_setup  # late: most tables have no config
+    from isocompute.trainers.reading import read_settings  # late: most tables have no config
 
-    setup = stated_setup(config, names=() if trainer is None else (trainer,))
-    if setup is None:
+    read = read_settings(trainer, config)
+    if read is None:
         return None
+    setup = read[0]
     names = [name for name in Recipe.model_fields if hasattr(setup, name) and name != "schedule"]  # theirs is a decay
     recipe = {name: value for name in names if (value := getattr(setup, name)) is not None}
     if setup.staleness and _holds_together({**recipe, "pipeline_steps": setup.staleness}):

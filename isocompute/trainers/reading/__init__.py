@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -16,7 +16,7 @@ from isocompute.trainers.reading.parse import parse, read_config
 from isocompute.trainers.reading.setup import Config, Odd, Setup
 from isocompute.trainers.reading.values import plain, resolve
 
-__all__ = ["Explanation", "Setup", "explain", "explain_text", "stated_setup"]
+__all__ = ["Explanation", "Setup", "explain", "explain_text", "read_settings"]
 
 _READERS: tuple[ModuleType, ...] = (verl, skyrl, nemo_rl, prime_rl, openrlhf, trl)
 
@@ -48,15 +48,18 @@ def explain_text(
     return _explain(parse(text, source=source), source, gpus, problems)
 
 
-def stated_setup(settings: Mapping[str, Any], *, names: Sequence[str] = ()) -> Setup | None:
-    """What settings with dotted keys say, without the trainer's defaults; None where they are no trainer's here.
+def read_settings(trainer: str | None, config: Mapping[str, Any]) -> tuple[Setup, list[str]] | None:
+    """What a log's config (dotted keys) gives, without the trainer's defaults, and notes on what was inferred.
 
-    `names` are words that tell the trainer, where that is known from elsewhere.
+    `None` where it is no config of a trainer here; a `trainer` that is none of them leaves it to the keys.
     """
-    known, unresolved = resolve({key: _value(value) for key, value in settings.items()})
-    config = Config(known, "settings", tuple(names), tuple(unresolved))
-    reader = _reader(config)
-    return None if reader is None else reader.read(config, None, None)[0].stated
+    known, unresolved = resolve({key: _value(value) for key, value in config.items()})
+    settings = Config(known, "settings", (), tuple(unresolved))
+    reader = next((module for module in _READERS if trainer == module.NAME), None) or _reader(settings)
+    if reader is None:
+        return None
+    setup, odd = reader.read(settings, None, None)
+    return setup.stated, [note.message for note in odd if note.code == "inferred"]
 
 
 def _value(value: Any) -> Any:

@@ -59,20 +59,25 @@ DEFAULTS: dict[str, Any] = {
     "cluster.num_nodes": 1,
 }
 _LOSS_FLAGS = ("loss_fn.use_cispo", "loss_fn.sequence_level_importance_ratios", "loss_fn.disable_ppo_ratio")
+_LEAVES = {
+    "num_prompts_per_step": "grpo.num_prompts_per_step",
+    "num_generations_per_prompt": "grpo.num_generations_per_prompt",
+}
+"""Keys that mean the same in no table."""
 READ = frozenset(DEFAULTS)
 """Keys that a setup depends on."""
 
 
 def matches(config: Config) -> int:
     """How many settings only NeMo-RL has."""
-    return sum(key.startswith(("grpo.", "loss_fn.", "policy.generation.")) for key in config.keys)
+    return sum(key.startswith(("grpo.", "loss_fn.", "policy.generation.")) or key in _LEAVES for key in config.keys)
 
 
 def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup, list[Odd]]:
     """What the settings amount to, and what is odd about them in NeMo-RL."""
     odd: list[Odd] = []
     unseen = [name for name in config.parents if not name.endswith(_ROOT)]
-    given = Settings(config, {} if unseen else DEFAULTS)
+    given = Settings(config, {} if unseen else DEFAULTS, _LEAVES)
     batch = given.integer("grpo.num_prompts_per_step", "problems_per_batch")
     n = given.integer("grpo.num_generations_per_prompt", "rollouts_per_problem")
     train = given.integer("policy.train_global_batch_size", "updates_per_batch")
@@ -131,9 +136,9 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         grad_clip=gradient_norm(given.number("policy.max_grad_norm", "grad_clip")),
         max_prompt_length=prompt if prompt is not None and prompt != total else None,
         max_response_length=response,
-        validation_samples=given.integer("grpo.val_num_generations_per_prompt"),
-        seed=given.integer("grpo.seed"),
-        gpus=gpus or (given.integer("cluster.num_nodes") or 1) * (given.integer("cluster.gpus_per_node") or 1),
+        validation_samples=given.integer("grpo.val_num_generations_per_prompt", "validation_samples"),
+        seed=given.integer("grpo.seed", "seed"),
+        gpus=gpus or (given.integer("cluster.num_nodes") or 1) * (given.integer("cluster.gpus_per_node", "gpus") or 1),
         micro_batch=given.integer("policy.train_micro_batch_size"),
         model=given.text("policy.model_name"),
         train_file=given.text("data.train.data_path") or given.text("data.train.dataset_name"),

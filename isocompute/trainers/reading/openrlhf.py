@@ -163,10 +163,10 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         **(given.numbers(_CRITIC) if advantage == "gae" else {}),
         max_prompt_length=None if total is None or response is None else total - response,
         max_response_length=response,
-        validation_samples=given.integer("eval.n_samples_per_prompt"),
-        seed=given.integer("train.seed"),
-        gpus=gpus or (given.integer("actor.num_nodes") or 1) * (given.integer("actor.num_gpus_per_node") or 1),
-        micro_batch=given.integer("train.micro_batch_size"),
+        validation_samples=given.integer("eval.n_samples_per_prompt", "validation_samples"),
+        seed=given.integer("train.seed", "seed"),
+        gpus=gpus or (given.integer("actor.num_nodes") or 1) * (given.integer("actor.num_gpus_per_node", "gpus") or 1),
+        micro_batch=given.integer("train.micro_batch_size", "micro_batch"),
         model=given.text("actor.model_name_or_path"),
         train_file=given.text("data.prompt_dataset"),
         val_file=given.text("eval.dataset"),
@@ -193,6 +193,7 @@ def _steps(given: Settings, batch: int | None, problems: int | None, odd: list[O
         return None
     used = min(known)
     if problems is None:
+        given.assume("update_steps")
         odd.append(Odd("data_size", f"M holds if the data have at least data.max_samples = {used:,} problems."))
     return used // batch * episodes
 

@@ -30,6 +30,9 @@ DEFAULTS = {
     "deployment.gpus_per_node": 8,
 }
 _OLD = {
+    "batch_size": "orchestrator.batch_size",
+    "group_size": "orchestrator.group_size",
+    "rollouts_per_example": "orchestrator.group_size",
     "orchestrator.rollouts_per_example": "orchestrator.group_size",
     "orchestrator.sampling.max_tokens": "orchestrator.train.sampling.max_completion_tokens",
     "orchestrator.sampling.temperature": "orchestrator.train.sampling.temperature",
@@ -40,9 +43,10 @@ READ = frozenset(DEFAULTS) | {"max_steps", "seq_len"}
 
 def matches(config: Config) -> int:
     """How many settings only prime-rl has."""
-    return sum(key.startswith(("orchestrator.", "trainer.optim.", "trainer.loss.")) for key in config.keys) + 2 * any(
-        "prime_rl" in name or "prime-rl" in name for name in config.names
-    )
+    own = {"rollouts_per_example"} | ({"group_size"} if "batch_size" in config.keys else set())
+    return sum(
+        key.startswith(("orchestrator.", "trainer.optim.", "trainer.loss.")) or key in own for key in config.keys
+    ) + 2 * any("prime_rl" in name or "prime-rl" in name for name in config.names)
 
 
 def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup, list[Odd]]:
@@ -113,7 +117,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         grad_clip=gradient_norm(given.number("trainer.optim.max_norm", "grad_clip")),
         max_prompt_length=None if length is None or response is None else length - response,
         max_response_length=response,
-        validation_samples=given.integer("orchestrator.eval.group_size"),
+        validation_samples=given.integer("orchestrator.eval.group_size", "validation_samples"),
         gpus=gpus or _gpus(given),
         model=given.text("model.name"),
         train_file=environment,

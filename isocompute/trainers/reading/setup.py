@@ -132,7 +132,8 @@ class Settings:
     def __init__(self, config: Config, defaults: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
         names = names or {}
         outside = {names.get(key, key) for key in config.unresolved}
-        self._given = {names.get(key, key): value for key, value in config.settings.items()}
+        older = {names[key]: value for key, value in config.settings.items() if key in names}
+        self._given = older | dict(config.settings)
         self._defaults = {key: value for key, value in defaults.items() if key not in outside}
         self.assumed: list[str] = []
 

@@ -71,7 +71,8 @@ def matches(config: Config) -> int:
 def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup, list[Odd]]:
     """What the settings amount to, and what is odd about them in SkyRL."""
     odd: list[Odd] = []
-    given = Settings(config, DEFAULTS)
+    older = {"train_batch_size": "trainer.train_batch_size", "n_samples_per_prompt": "generator.n_samples_per_prompt"}
+    given = Settings(config, DEFAULTS, older)
     batch = given.integer("trainer.train_batch_size", "problems_per_batch")
     n = given.integer("generator.n_samples_per_prompt", "rollouts_per_problem")
     mini = given.integer("trainer.policy_mini_batch_size", "updates_per_batch")
@@ -135,11 +136,11 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         grad_clip=gradient_norm(given.number(f"{OPTIMIZER}.max_grad_norm", "grad_clip")),
         max_prompt_length=given.integer("trainer.max_prompt_length", "max_prompt_length"),
         max_response_length=given.integer("generator.sampling_params.max_generate_length", "max_response_length"),
-        validation_samples=given.integer("generator.eval_n_samples_per_prompt"),
-        seed=given.integer("trainer.seed"),
+        validation_samples=given.integer("generator.eval_n_samples_per_prompt", "validation_samples"),
+        seed=given.integer("trainer.seed", "seed"),
         gpus=gpus
         or (given.integer("trainer.placement.policy_num_nodes") or 1)
-        * (given.integer("trainer.placement.policy_num_gpus_per_node") or 1),
+        * (given.integer("trainer.placement.policy_num_gpus_per_node", "gpus") or 1),
         micro_batch=given.integer("trainer.micro_train_batch_size_per_gpu"),
         model=given.text("trainer.policy.model.path"),
         train_file=given.text("data.train_data"),

@@ -6,7 +6,7 @@ import math
 
 from isocompute.trainers import trl as writer
 from isocompute.trainers.reading.setup import Config, Odd, Settings, Setup
-from isocompute.trainers.reading.shared import gradient_norm, in_batches, invert, steps_from_epochs, times
+from isocompute.trainers.reading.shared import gradient_norm, in_batches, invert, steps_from_epochs
 
 __all__ = ["DEFAULTS", "LOSS_TYPES", "NAME", "READ", "VERSION", "matches", "read"]
 
@@ -46,7 +46,13 @@ DEFAULTS = {
 _AGGREGATIONS = invert(writer.LOSS_TYPES) | {"cispo": "token", "bnpo": "token", "sapo": "sequence", "luspo": "sequence"}
 _SCALES = invert(writer.SCALES)
 _MARKS = ("num_generations", "generation_batch_size", "steps_per_generation", "max_completion_length", "reward_funcs")
-READ = frozenset(DEFAULTS) | {"generation_batch_size", "steps_per_generation", "num_processes"}
+READ = frozenset(DEFAULTS) | {
+    "generation_batch_size",
+    "steps_per_generation",
+    "num_processes",
+    "world_size",
+    "total_train_batch_size",
+}
 """Keys that a setup depends on."""
 
 
@@ -61,7 +67,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     odd: list[Odd] = []
     given = Settings(config, DEFAULTS)
     n = given.integer("num_generations", "rollouts_per_problem")
-    batch, updates, processes = _batch(given, gpus, odd)
+    batch, updates, rollouts_per_update, processes = _batch(given, gpus, odd)
     problems_per_batch = _problems(batch, n, given, odd)
     optimizer_steps = given.integer("max_steps")
     if optimizer_steps is None or optimizer_steps <= 0:
@@ -97,9 +103,7 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         rollouts_per_problem=n,
         update_steps=steps,
         updates_per_batch=updates,
-        rollouts_per_update=times(
-            given.integer("per_device_train_batch_size"), processes, given.integer("gradient_accumulation_steps")
-        ),
+        rollouts_per_update=rollouts_per_update,
         learning_rate=given.number("learning_rate", "learning_rate"),
         schedule=given.text("lr_scheduler_type"),
         warmup_steps=in_batches(_warmup(given, optimizer_steps), updates),
@@ -123,8 +127,8 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         grad_clip=gradient_norm(given.number("max_grad_norm", "grad_clip")),
         max_prompt_length=_prompt_length(given),
         max_response_length=given.integer("max_completion_length", "max_response_length"),
-        validation_samples=given.integer("num_generations_eval"),
-        seed=given.integer("seed"),
+        validation_samples=given.integer("num_generations_eval", "validation_samples"),
+        seed=given.integer("seed", "seed"),
         gpus=processes,
         micro_batch=given.integer("per_device_train_batch_size"),
         model=given.text("model_name_or_path"),
@@ -134,42 +138,55 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
     return setup, odd
 
 
-def _batch(given: Settings, gpus: int | None, odd: list[Odd]) -> tuple[int | None, float | None, int | None]:
-    """Rollouts of a generation batch, optimiser steps on it, and processes."""
+def _batch(
+    given: Settings, gpus: int | None, odd: list[Odd]
+) -> tuple[int | None, float | None, int | None, int | None]:
+    """Rollouts of a batch, optimiser steps on it, rollouts of one of these steps, and processes.
+
+    A batch is what is generated between two updates: where one optimiser step takes several generation batches, it is
+    all of these.
+    """
     per_device = given.integer("per_device_train_batch_size", "micro_batch")
     accumulation = given.integer("gradient_accumulation_steps")
     iterations = given.integer("num_iterations") or 1
-    whole = given.integer("generation_batch_size")
+    generated = given.integer("generation_batch_size")
     per_generation = given.integer("steps_per_generation")
-    processes = gpus or given.integer("num_processes") or None
-    if not per_device or not accumulation:
-        return None, None, processes
+    update = given.integer("total_train_batch_size")
+    processes = gpus or given.integer("num_processes") or given.integer("world_size") or None
+    if not accumulation or not (per_device or update):
+        return None, None, None, processes
     # How often a batch is used depends on no process count, unless the generation batch alone is said.
     if not given.has("num_iterations", "gradient_accumulation_steps") and not per_generation:
         given.assume("updates_per_batch")
-    if whole and not per_generation and processes is None:
+    if generated and not per_generation and processes is None:
         given.assume("updates_per_batch")
-    if whole and per_generation:
-        # TRL fills in the one from the other, so that a printed config has both.
-        exact = whole // (per_device * per_generation)
-        processes = processes or (exact if exact * per_device * per_generation == whole else None)
+    if generated and per_generation:
         odd.append(Odd("generation_batch", "generation_batch_size and steps_per_generation exclude each other."))
-    if processes is None:
-        # Without a process count the file is taken at its word: on-policy where it fixes the generation batch.
-        known = whole is not None and whole % (per_device * accumulation) == 0
-        processes = whole // (per_device * accumulation) if whole and known else 1
-        says = f"on-policy on {processes} process(es) only" if known else "taken to run on 1 process"
-        odd.append(Odd("processes", f"{says}: the file does not say how many; give --gpus."))
-    update = per_device * processes * accumulation
-    if whole is None:
-        whole = per_device * processes * (per_generation or accumulation)
-    elif whole % (per_device * processes):
+    if processes is None and update is None and per_device:
+        steps = per_device * (per_generation or accumulation)  # a printed config has both: TRL fills one in
+        known = generated is not None and generated % steps == 0
+        processes = generated // steps if generated and known else 1
+        if not (known and per_generation):
+            # Without a process count the file is taken at its word: on-policy where it fixes the generation batch.
+            says = f"on-policy on {processes} process(es) only" if known else "taken to run on 1 process"
+            odd.append(Odd("processes", f"{says}: the file does not say how many; give --gpus."))
+            given.assume("gpus", *(() if generated else ("problems_per_batch",)))
+    if update is None:
+        assert per_device is not None
+        assert processes is not None
+        update = per_device * processes * accumulation
+        if not generated and "micro_batch" in given.assumed:
+            given.assume("problems_per_batch")
+    if generated is None:
+        generated = update * per_generation // accumulation if per_generation else update
+    elif per_device and processes and generated % (per_device * processes):
         step = per_device * processes
         odd.append(
-            Odd("generation_batch", f"generation_batch_size = {whole} is no multiple of {step}: TRL refuses it.")
+            Odd("generation_batch", f"generation_batch_size = {generated} is no multiple of {step}: TRL refuses it.")
         )
-        return whole, None, processes
-    return whole, iterations * whole / update, processes
+        return generated, None, update, processes
+    updates = iterations * generated / update
+    return (generated, updates, update, processes) if updates >= 1 else (update, 1, update, processes)
 
 
 def _problems(batch: int | None, n: int | None, given: Settings, odd: list[Odd]) -> int | None:

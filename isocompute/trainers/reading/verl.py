@@ -75,9 +75,13 @@ def matches(config: Config) -> int:
 def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup, list[Odd]]:
     """What the settings amount to, and what is odd about them in veRL."""
     odd: list[Odd] = []
-    given = Settings(config, DEFAULTS)
+    given = Settings(config, DEFAULTS, {"train_batch_size": "data.train_batch_size"})
     batch = given.integer("data.train_batch_size", "problems_per_batch")
-    n = given.integer(f"{ROLLOUT}.n", "rollouts_per_problem")
+    if config.form == "settings" and given.has(f"{ROLLOUT}.temperature") and not given.has(f"{ROLLOUT}.n"):
+        n = 1  # a whole dump without it: veRL of 2024 sampled once a prompt
+        odd.append(Odd("inferred", "n = 1, since veRL's config has no rollout.n"))
+    else:
+        n = given.integer(f"{ROLLOUT}.n", "rollouts_per_problem")
     mini = given.integer(f"{ACTOR}.ppo_mini_batch_size", "updates_per_batch")
     if "problems_per_batch" in given.assumed:
         given.assume("updates_per_batch")
@@ -142,9 +146,9 @@ def read(config: Config, gpus: int | None, problems: int | None) -> tuple[Setup,
         **(given.numbers(_CRITIC) if advantage == "gae" else {}),
         max_prompt_length=given.integer("data.max_prompt_length", "max_prompt_length"),
         max_response_length=given.integer("data.max_response_length", "max_response_length"),
-        validation_samples=given.integer(f"{ROLLOUT}.val_kwargs.n"),
+        validation_samples=given.integer(f"{ROLLOUT}.val_kwargs.n", "validation_samples"),
         seed=given.integer("data.seed"),
-        gpus=gpus or (given.integer("trainer.nnodes") or 1) * (given.integer("trainer.n_gpus_per_node") or 1),
+        gpus=gpus or (given.integer("trainer.nnodes") or 1) * (given.integer("trainer.n_gpus_per_node", "gpus") or 1),
         micro_batch=given.integer(f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
         model=given.text("actor_rollout_ref.model.path"),
         train_file=given.text("data.train_files"),
