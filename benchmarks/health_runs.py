@@ -20,12 +20,12 @@ import numpy as np
 import polars as pl
 
 from isocompute import load
+from isocompute.core.curve import scale_of
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings
 from isocompute.diagnose.health import Health, check
-from isocompute.diagnose.health.series import Series, series_of, trailing_mean
-from isocompute.law.curve import scale_of
-from isocompute.law.from_runs import choose_metric
+from isocompute.diagnose.series import Series, series_of, trailing_mean
+from isocompute.law.curves import choose_metric
 
 FEWEST = 4
 

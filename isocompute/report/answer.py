@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, plural, value
 from isocompute.data.conditions import Condition
-from isocompute.diagnose.level import present_level
-from isocompute.law import Forecast, Law
+from isocompute.diagnose.series import present_level
+from isocompute.law.forecasting import Forecast
+from isocompute.law.law import Law
 from isocompute.planner.api import plan as make_plan
 from isocompute.planner.budget import Budget, parse_budget
 from isocompute.planner.load_law import planning_law
 from isocompute.planner.planner import Option, Plan
 from isocompute.planner.stability import falls_of
+from isocompute.report.charts.style import unit_name
 from isocompute.report.evidence import Evidence
-from isocompute.report.style import unit_name
+from isocompute.report.html import items, table, tag
 
-__all__ = ["Answer", "answers"]
+__all__ = ["Answer", "answer_card", "answers"]
 
 
 @dataclass(frozen=True)
@@ -165,3 +168,67 @@ def _best(evidence: Evidence, condition: Condition) -> str | None:
     """The run that is at the highest level."""
     names = [run.name for run in condition.runs if run.name in evidence.curves]
     return max(names, key=lambda name: present_level(evidence.curves[name])) if names else None
+
+
+# An answer as a card: the plan, how sure it is, what is nearly as good, the recipe, what to be careful about.
+
+_SHOWN = 6
+
+
+def answer_card(answer: Answer) -> str:
+    """One card."""
+    of = f" of {answer.runs + answer.left_out}" if answer.left_out else ""
+    count = f"{answer.runs}{of} run{'s' if of or answer.runs != 1 else ''}"
+    inside = [
+        tag("p", escape(" · ".join(filter(None, (answer.condition, count)))), class_="which"),
+        tag("h3", escape(answer.headline)),
+        tag("p", escape(answer.expectation)),
+    ]
+    if answer.plan is not None:
+        inside += _plan_answer_html(answer.plan, answer.condition)
+    elif answer.why_not:
+        inside.append(tag("p", tag("strong", "No plan: "), escape(answer.why_not), class_="careful"))
+    return tag("article", *inside, class_="card")
+
+
+def _plan_answer_html(plan: Plan, condition: str) -> list[str]:
+    options = [plan.chosen, *plan.alternatives][:_SHOWN]
+    recipe = plan.recipe.recipe
+    on = [name for name, coefficient in (("KL", recipe.kl_coef), ("entropy", recipe.entropy_coef)) if coefficient]
+    terms = f"with {' and '.join(on)} term{'s' if len(on) > 1 else ''}" if on else "without KL and entropy terms"
+    out = [
+        tag(
+            "p",
+            escape(
+                f"Learning rate {plan.recipe.learning_rate:.2g} at a batch of {plan.allocation.batch_size:,}, "
+                f"{recipe.warmup_steps} warm-up steps, {terms}."
+            ),
+        )
+    ]
+    if len(options) > 1:
+        fell = any(option.fallen is not None and option.fallen.fallen for option in options)
+        columns = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["runs that fell"] if fell else [])]
+        out.append(
+            table(
+                f"The best settings {condition and f'for {condition}'}".strip(),
+                columns,
+                [_row(option) + ([str(option.fallen or "–")] if fell else []) for option in options],
+            )
+        )
+    lines = [f"{line.setting} = {line.value}: {line.reason} ({line.source})" for line in plan.recipe.lines]
+    out.append(tag("details", tag("summary", "The whole recipe, and why"), items(lines)))
+    if plan.warnings:
+        careful = [warning.message for warning in plan.warnings]
+        out.append(tag("div", tag("strong", "Careful"), items(careful), class_="careful"))
+    return out
+
+
+def _row(option: Option) -> list[str]:
+    a, ranked = option.allocation, option.ranked
+    return [
+        f"{a.problems_per_batch} × {a.rollouts_per_problem} × {a.update_steps:,}",
+        value(ranked.value),
+        pair(ranked.interval),
+        value(ranked.probability_best),
+        value(ranked.regret),
+    ]

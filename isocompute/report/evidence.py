@@ -15,15 +15,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from isocompute.core import files
+from isocompute.core.curve import MINIMUM_POINTS, Curve, on_one_scale
 from isocompute.core.errors import InputError
+from isocompute.core.metric_names import TRAINED
 from isocompute.data import Run, RunSet, load
 from isocompute.data.conditions import Condition, conditions_of
 from isocompute.data.pass_rates import PassRates, read_pass_rates
-from isocompute.data.rewards import TRAINED
-from isocompute.law import Curve, Forecast, Law, curves_of, fit_law, forecast
-from isocompute.law.curve import MINIMUM_POINTS, on_one_scale
-from isocompute.law.fits import CurveFit, fit_groups, usable_points
-from isocompute.law.from_runs import UNITS, choose_metric, choose_unit
+from isocompute.law.curves import UNITS, choose_metric, choose_unit, curves_of, usable_points
+from isocompute.law.fits import CurveFit, fit_groups
+from isocompute.law.forecasting import Forecast, forecast
+from isocompute.law.law import Law, fit_law
 
 __all__ = ["Evidence", "Source"]
 

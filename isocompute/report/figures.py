@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from isocompute.core.errors import InputError
-from isocompute.report.charts import contrasts, coverage, optimum, pass_rates, records, reward, scalerl, sensitivity
+from isocompute.report.charts import optimum, pass_rates, reward, sensitivity
+from isocompute.report.charts import optimum as coverage
+from isocompute.report.charts import optimum as records
+from isocompute.report.charts import recipes as scalerl
+from isocompute.report.charts import reward as contrasts
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Figure, FigureSpec, Missing
 

@@ -79,7 +79,7 @@ class Figure:
 
     def save(self, path: str | Path) -> Path:
         """Write HTML, PNG, SVG or PDF by the ending of the name; HTML needs no network."""
-        from isocompute.report.style import save
+        from isocompute.report.charts.style import save
 
         return save(self.chart, path)
 

@@ -8,9 +8,8 @@ import pytest
 
 import isocompute
 from isocompute.data import Run, RunSettings
-from isocompute.law import compare
-from isocompute.report.answer import Answer, answers
-from isocompute.report.answer_html import answer_card
+from isocompute.law.comparison import compare
+from isocompute.report.answer import Answer, answer_card, answers
 from isocompute.report.evidence import Evidence
 from tests.report.made_up import evidence, missing, run, study, truth
 

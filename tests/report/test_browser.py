@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from isocompute.data import Run, RunSettings
-from isocompute.report.writing import write_report
+from isocompute.report.page import write_report
 from tests.report.made_up import evidence, study
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from isocompute.report import evidence, writing
+from isocompute.report import evidence
+from isocompute.report import page as writing
 
 
 @pytest.mark.parametrize("module", [evidence, writing])

@@ -15,8 +15,8 @@ from scipy.optimize import brentq
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings
 from isocompute.law.frontier import Switch
-from isocompute.report.charts import marks
-from isocompute.report.charts.competition import of_tradeoff, reward_panel, shades_of
+from isocompute.report.charts import style as marks
+from isocompute.report.charts.reward import of_tradeoff, reward_panel, shades_of
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import FIGURES, Figure, draw
 from tests.law.made_up import FIGURE_6_EASY, figure_6

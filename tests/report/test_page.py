@@ -15,13 +15,11 @@ import pytest
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number
 from isocompute.data import Run, RunSet, RunSettings
-from isocompute.report.embedding import embedded_data
+from isocompute.report.charts.style import DARK, themed
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import FIGURES
-from isocompute.report.methods import fallen_note, run_table
-from isocompute.report.style import DARK, themed
-from isocompute.report.svg import inline_svg
-from isocompute.report.writing import Report, write_report
+from isocompute.report.html import embedded_data, inline_svg
+from isocompute.report.page import Report, fallen_note, run_table, write_report
 from tests.report.made_up import drawn, evidence, run, study, truth
 
 NASTY = '</script><img src=x onerror="alert(1)">'

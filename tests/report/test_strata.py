@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from isocompute.data import Run, RunSet, RunSettings
-from isocompute.report.charts.strata import Strata, means, strata_of
+from isocompute.report.charts.sensitivity import Strata, means, strata_of
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import Figure, draw
 

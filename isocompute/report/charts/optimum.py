@@ -6,17 +6,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
+import numpy as np
 
 from isocompute.core.formatting import number
+from isocompute.law.curves import record_points
+from isocompute.law.fits import CurveFit
+from isocompute.law.frontier import Optimum, at_end, live, reached
 from isocompute.law.law import Law, Tradeoff
-from isocompute.law.optimum import Optimum, at_end
-from isocompute.report.charts.marks import band, chart, doubling_axis, named_colours, panel
-from isocompute.report.charts.reward import fullest_tradeoff
+from isocompute.report.charts.reward import by_problems, fullest_tradeoff, label
+from isocompute.report.charts.style import (
+    ACCENT,
+    BLUE,
+    GREY,
+    INK,
+    band,
+    chart,
+    compute_axis,
+    doubling_axis,
+    named_colours,
+    ordered_colours,
+    panel,
+    thin,
+    unit_name,
+    value_axis,
+)
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
-from isocompute.report.style import ACCENT, BLUE, compute_axis, unit_name
 
-__all__ = ["batch_tradeoff", "best_n", "in_tokens", "joint_best_n", "optimum_panel"]
+__all__ = ["batch_tradeoff", "best_n", "in_tokens", "joint_best_n", "optimum_panel", "other_metrics", "records"]
+
 
 _BATCHES = 3
 _BOUND = "smallest or largest run so far"
@@ -188,3 +206,148 @@ def _batch_panel(title: str, n: Optimum, bp: Optimum) -> Any:
 def _at(condition: str, tradeoff: Tradeoff) -> str:
     fixed = f"Bp = {tradeoff.value}" if tradeoff.value is not None else ""
     return " · ".join(filter(None, (condition, fixed))) or "all runs"
+
+
+# The best n for coverage and for sharpening (IsoCompute figure 8).
+
+
+def other_metrics(evidence: Evidence) -> Drawing | Needs:
+    """Figure 8: the n that is best for best@k (coverage) and for worst@k (sharpening), for each Bp."""
+    best, worst = evidence.sibling("best"), evidence.sibling("worst")
+    if best is None or worst is None:
+        return Needs("best@k and worst@k of the same evaluation (their names beside avg@k)")
+    rows: list[dict[str, Any]] = []
+    for metric in (best, worst):
+        for condition in evidence.conditions:
+            groups = by_problems(evidence.fits(condition, metric=metric))
+            name = condition.name or "all runs"
+            rows += [{"condition": name, "metric": metric, **_winner(bp, fits)} for bp, fits in groups.items()]
+    if not rows:
+        return Needs(f"runs at two or more n over the same range of compute, with {best} and {worst}")
+    panels, sentences = [], []
+    tried = sorted({n for row in rows for n in row["tried"]})
+    for name in dict.fromkeys(row["condition"] for row in rows):
+        mine = [row for row in rows if row["condition"] == name]
+        panels.append(_winners_panel(name, mine, (best, worst), tried))
+        spans = [_span([row["n"] for row in mine if row["metric"] == metric]) for metric in (best, worst)]
+        sentences.append(
+            f"{name}: at the largest common compute n = {spans[0]} is best for {best}, n = {spans[1]} for {worst} "
+            "(whiskers: 95%)"
+        )
+    return Drawing(panels, sentences, {"rows": rows})
+
+
+def _winner(bp: int | None, settings: Sequence[CurveFit]) -> dict[str, Any]:
+    """The best n at the largest compute that all settings have, with its interval."""
+    compute = min(fit.last for fit in settings)
+    at = np.array([compute])
+    fits = [fit for fit, begun in zip(settings, live(settings, at)[:, 0], strict=True) if begun]
+    n_S = np.array([float(fit.setting[1] or 0) for fit in fits])
+    best_B = n_S[np.stack([fit.ensemble.at(at)[:, 0] for fit in fits]).argmax(axis=0)]
+    low, high = np.percentile(best_B, [2.5, 97.5], method="inverted_cdf")
+    n = float(n_S[int(np.argmax([float(reached(fit, at)[0]) for fit in fits]))])
+    return {
+        "problems_per_batch": bp,
+        "compute": compute,
+        "n": int(n),
+        "low": int(min(low, n)),
+        "high": int(max(high, n)),
+        "tried": sorted(int(v) for v in set(n_S.tolist())),
+    }
+
+
+def _winners_panel(name: str, rows: Sequence[dict[str, Any]], metrics: Sequence[str], tried: Sequence[int]) -> Any:
+    shown = [{key: row[key] for key in ("metric", "n", "low", "high")} | {"Bp": _bp(row)} for row in rows]
+    order = list(dict.fromkeys(row["Bp"] for row in shown))
+    x = alt.X("Bp:N", title="problems per batch Bp", sort=order, axis=alt.Axis(labelAngle=0, grid=False))
+    offset = alt.XOffset("metric:N", sort=list(metrics))
+    y = doubling_axis("n", "best n", tried)
+    low = doubling_axis("low", "best n", tried)
+    colour = named_colours("metric", None, list(metrics))
+    whiskers = chart(shown).mark_rule(strokeWidth=2).encode(x=x, xOffset=offset, y=low, y2="high:Q", color=colour)
+    dots = chart(shown).mark_point(filled=True, size=60, opacity=1).encode(x=x, xOffset=offset, y=y, color=colour)
+    return panel(whiskers, dots, title=name)
+
+
+def _bp(row: dict[str, Any]) -> str:
+    return "–" if row["problems_per_batch"] is None else f"{row['problems_per_batch']}"
+
+
+def _span(values: Sequence[int]) -> str:
+    return f"{min(values)}" if min(values) == max(values) else f"{min(values)}–{max(values)}"
+
+
+# Record-breaking points: what the IsoCompute paper keeps of a run, and what it reads off them (figures 5 and 15).
+
+_KINDS = ("other", "record")
+
+
+def records(evidence: Evidence) -> Drawing | Needs:
+    """All points with the record-breaking ones marked, and the records of all n in the plane of n and compute."""
+    panels, sentences, data = [], [], []
+    for condition, law in evidence.laws():
+        name = condition.name or "all runs"
+        rows = _rows(law)
+        panels.append(_points_panel(name, rows, law, together=evidence.comparable(condition)))
+        marked = sum(row["kind"] == "record" for row in rows)
+        sentences.append(
+            f"{name}: {marked} of {len(rows)} points ({marked / max(len(rows), 1):.0%}) lie in a higher bin of "
+            f"{number(law.bin_width)} than every earlier point of their run"
+        )
+        data.append({"title": name, "bin_width": law.bin_width, "points": rows})
+        tradeoff = fullest_tradeoff(law)
+        if tradeoff is not None and tradeoff.rollouts is not None:
+            panels.append(_plane_panel(name, rows, law))
+    if not panels:
+        return Needs("runs with at least four evaluations each")
+    return Drawing(panels, sentences, {"panels": data}, columns=2)
+
+
+def _rows(law: Law) -> list[dict[str, Any]]:
+    out = []
+    for run in law.runs:
+        curve = run.curve
+        marked = set(record_points(curve.compute_C, curve.values_C, bin_width=law.bin_width).tolist())
+        out += [
+            {
+                "compute": float(c),
+                "value": float(v),
+                "run": curve.name,
+                "n": curve.rollouts_per_problem,
+                "kind": _KINDS[i in marked],
+            }
+            for i, (c, v) in enumerate(zip(curve.compute_C, curve.values_C, strict=True))
+            if c > 0
+        ]
+    return out
+
+
+def _points_panel(name: str, rows: Sequence[dict[str, Any]], law: Law, *, together: bool) -> Any:
+    """The frontier only through runs that may be held `together`: on different scales it is of nothing."""
+    x, y = compute_axis(law.unit), value_axis(law.metric)
+    colour = named_colours("kind", None, _KINDS, (GREY, ACCENT))
+    other, marked = ([row for row in rows if row["kind"] == kind] for kind in _KINDS)
+    front = law.joint.frontier
+    edge = [{"compute": float(c), "value": float(v)} for c, v in zip(front.compute_C, front.values_C, strict=True)]
+    layers = [
+        chart(thin(other or rows)).mark_circle(size=12, opacity=0.6).encode(x=x, y=y, color=colour),
+        chart(thin(marked or rows)).mark_circle(size=16, opacity=0.8).encode(x=x, y=y, color=colour),
+    ]
+    if together:
+        layers.append(chart(edge).mark_line(strokeDash=[5, 4], strokeWidth=1.8, color=INK).encode(x=x, y=y))
+    dashed = "dashed: the frontier of the fits" if together else "no frontier: the runs lie on different scales"
+    return panel(*layers, title=name, subtitle=f"records in bins of {number(law.bin_width)}; {dashed}")
+
+
+def _plane_panel(name: str, rows: Sequence[dict[str, Any]], law: Law) -> Any:
+    best = law.joint.rollouts
+    tried = sorted({row["n"] for row in rows if row["n"] is not None})
+    x, y = compute_axis(law.unit), doubling_axis("n", "n", tried)
+    marked = [{**row, "shade": label(row["n"], row["run"])} for row in rows if row["kind"] == "record" and row["n"]]
+    colour = ordered_colours("shade", "n", [f"{n}" for n in tried])
+    layers = [chart(thin(marked, 700)).mark_circle(size=18, opacity=0.55).encode(x=x, y=y, color=colour)]
+    if best is not None:
+        fitted = [{"compute": float(c), "n": float(s)} for c, s in zip(best.x_C, best.sigmoid_C, strict=True)]
+        layers.append(chart(fitted).mark_line(color=ACCENT, strokeWidth=2.4, strokeDash=[6, 4]).encode(x=x, y=y))
+    last = number(float(law.joint.frontier.compute_C[-1]))
+    return panel(*layers, title=f"{name}: records of each n", subtitle=f"dashed: n*(C), up to {last}")

@@ -11,10 +11,10 @@ import pytest
 
 from isocompute.data import Run, RunSet
 from isocompute.diagnose.claims import Claim, judge
-from isocompute.diagnose.claims.optima import about_optimum
-from isocompute.diagnose.claims.recipe_pairs import about_recipes
-from isocompute.diagnose.claims.setups import sort_runs
-from isocompute.diagnose.claims.statistics import above, combined, inside, no_better, seed_difference
+from isocompute.diagnose.optima import about_optimum
+from isocompute.diagnose.recipes import about_recipes
+from isocompute.diagnose.setups import sort_runs
+from isocompute.diagnose.verdicts import above, combined, inside, no_better, seed_difference
 from tests.diagnose.claims.made_up import Truth, crossing, same, sweep
 
 

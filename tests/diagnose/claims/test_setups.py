@@ -15,7 +15,7 @@ import isocompute
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings, RunWarning
 from isocompute.diagnose.claims import Claim, judge
-from isocompute.diagnose.claims.setups import sort_runs
+from isocompute.diagnose.setups import sort_runs
 from tests.diagnose.claims.made_up import crossing, same, sweep
 
 

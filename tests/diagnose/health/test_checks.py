@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isocompute.data import RunSettings
-from isocompute.diagnose.health import Finding, Health, check, checks
-from isocompute.diagnose.health.rewards import binomial_scale
+from isocompute.diagnose import health as checks
+from isocompute.diagnose.health import Finding, Health, check
+from isocompute.diagnose.series import binomial_scale
 from tests.diagnose.health.made_up import rising, run_of
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from isocompute.data import Run
 from isocompute.diagnose.health import Finding, Health, check
-from isocompute.diagnose.health.progress import has_risen, stalled_since
+from isocompute.diagnose.series import has_risen, stalled_since
 from tests.commands import Call
 from tests.conftest import rising as rising_points
 from tests.conftest import write_points

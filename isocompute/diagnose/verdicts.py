@@ -1,25 +1,89 @@
-"""Differences with an interval, and what an interval decides.
-
-With seeds on both sides the spread between them is the error: paired where the seeds are the same (Student), else
-Welch's. With one seed on each side nothing in the data shows that spread; ScaleRL's ±.02 of the scale, what repetitions
-of one run gave them, then stands for each side, so √2 times as much for the difference. With one seed on one side alone
-the other's spread stands for both, and is never taken to be less than that.
-"""
+"""What a claim is: a statement from a paper, and what these runs say of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
 
 from isocompute.core.arrays import Array
-from isocompute.diagnose.claims.model import Verdict
-from isocompute.law.seeds import ONE_SEED_ERROR
+from isocompute.law.uncertainty import ONE_SEED_ERROR
 
-__all__ = ["ONE_SEED", "Difference", "above", "combined", "inside", "mean_of", "no_better", "seed_difference"]
+__all__ = [
+    "Claim",
+    "Difference",
+    "ONE_SEED",
+    "Statement",
+    "Verdict",
+    "above",
+    "combined",
+    "inside",
+    "mean_of",
+    "no_better",
+    "seed_difference",
+]
+
+
+Verdict = Literal["holds", "fails", "undecided"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim with its statistic and verdict."""
+
+    code: str
+    statement: str
+    source: str
+    verdict: Verdict
+    statistic: dict[str, Any]
+    """Named numbers and texts the verdict rests on; `value` is the one that `interval` is about."""
+    interval: tuple[float, float] | None
+    """95% of `statistic["value"]`."""
+    needs: str | None
+    """Undecided: the runs that would decide it."""
+    runs: tuple[str, ...]
+    """The runs it used."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, the keys as here."""
+        return asdict(self) | {
+            "interval": None if self.interval is None else list(self.interval),
+            "runs": list(self.runs),
+        }
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a paper says, before any runs are looked at."""
+
+    code: str
+    text: str
+    source: str
+
+    def judged(
+        self,
+        verdict: Verdict,
+        *,
+        statistic: dict[str, Any],
+        interval: tuple[float, float] | None,
+        runs: tuple[str, ...],
+        needs: str | None = None,
+        where: str = "",
+    ) -> Claim:
+        """The claim with what was found; `where` tells one setup from another."""
+        code = f"{self.code}/{where}" if where else self.code
+        return Claim(code, self.text, self.source, verdict, statistic, interval, needs, runs)
+
+    def lacks(self, needs: str) -> Claim:
+        """The claim where the runs that it takes are not there."""
+        return Claim(self.code, self.text, self.source, "undecided", {}, None, needs, ())
+
+
+# Differences with an interval, and what an interval decides.
 
 ONE_SEED = math.sqrt(2.0) * ONE_SEED_ERROR
 """95% error of a difference between single runs, of the scale."""

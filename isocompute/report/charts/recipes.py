@@ -1,34 +1,190 @@
-"""ScaleRL's figures: a curve fitted on its first half and held against the rest (figure 1), recipes by ceiling (figures
-2 and 5), and leave-one-out recipes as straight lines whose slope is the efficiency (figure 7).
-"""
+"""Named curves in one panel: recipes, baselines, whatever has no order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import altair as alt
 import numpy as np
 
 from isocompute.core.arrays import Array
+from isocompute.core.curve import MINIMUM_POINTS, Curve
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, value
-from isocompute.law import Curve, Forecast, compare
-from isocompute.law.curve import MINIMUM_POINTS
+from isocompute.data.conditions import Condition, ingredients
+from isocompute.law.comparison import compare
+from isocompute.law.curves import usable_points
 from isocompute.law.families import HILL
-from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
-from isocompute.law.intervals import around
+from isocompute.law.fits import SEEN, CurveFit, fit_groups
+from isocompute.law.forecasting import Forecast
+from isocompute.law.law import Law
 from isocompute.law.solver import Batch, solve
-from isocompute.report.charts.entries import Entry, entries_data, entries_panel
-from isocompute.report.charts.marks import band, chart, grid_of, named_colours, panel, thin, value_axis
-from isocompute.report.charts.recipe_sets import RecipeSet, recipe_sets
+from isocompute.law.uncertainty import around
+from isocompute.report.charts.style import (
+    ACCENT,
+    BLUE,
+    GREY,
+    PAPER,
+    band,
+    chart,
+    compute_axis,
+    grid_of,
+    named_colours,
+    panel,
+    thin,
+    unit_name,
+    value_axis,
+)
 from isocompute.report.evidence import Evidence
 from isocompute.report.model import Drawing, Needs
-from isocompute.report.style import ACCENT, BLUE, GREY, PAPER, compute_axis, unit_name
 
-__all__ = ["extrapolation", "leave_one_out", "recipes"]
+__all__ = [
+    "Entry",
+    "RecipeSet",
+    "entries_data",
+    "entries_panel",
+    "extrapolation",
+    "leave_one_out",
+    "recipe_sets",
+    "recipes",
+]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A fitted curve by name."""
+
+    name: str
+    fit: CurveFit
+
+
+def entries_panel(title: str, entries: Sequence[Entry], *, metric: str, unit: str | None, subtitle: str = "") -> Any:
+    """Points, fits and 95% bands in distinct colours."""
+    x, y = compute_axis(unit), value_axis(metric)
+    colour = named_colours("entry", None, [entry.name for entry in entries])
+    lines, points = [], []
+    for entry in entries:
+        for c, v, low, high in zip(*grid_of(entry.fit), strict=True):
+            lines.append({"compute": float(c), "value": float(v), "low": low, "high": high, "entry": entry.name})
+        points += [
+            {"compute": float(c), "value": float(v), "entry": entry.name}
+            for curve in entry.fit.curves
+            for c, v in zip(curve.compute_C, curve.values_C, strict=True)
+            if c > 0
+        ]
+    return panel(
+        band(x, y, lines, colour),
+        chart(thin(points)).mark_circle(size=14, opacity=0.5).encode(x=x, y=y, color=colour),
+        chart(lines).mark_line(strokeWidth=1.8).encode(x=x, y=y, color=colour),
+        title=title,
+        subtitle=subtitle,
+    )
+
+
+def entries_data(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Points, ceilings and their intervals."""
+    return {
+        "curves": [
+            {
+                "name": entry.name,
+                "runs": [curve.name for curve in entry.fit.curves],
+                "form": entry.fit.family.name,
+                "ceiling": entry.fit.ceiling,
+                "ceiling_interval": list(entry.fit.ceiling_interval()),
+                "rise_done": entry.fit.rise_done,
+                "parameters": entry.fit.parameters(),
+                "compute": [float(c) for curve in entry.fit.curves for c in curve.compute_C],
+                "value": [float(v) for curve in entry.fit.curves for v in curve.values_C],
+            }
+            for entry in entries
+        ]
+    }
+
+
+# Which runs make a comparison of recipes: same model, problems and allocation, another recipe.
+
+_ONE_PART = 3
+"""Fields that may change together and still be one part of a recipe."""
+
+
+@dataclass(frozen=True)
+class RecipeSet:
+    """Recipes that can be compared, each as one fitted curve."""
+
+    title: str
+    entries: tuple[Entry, ...]
+    fields: tuple[Mapping[str, Any], ...]
+    """The recipe fields of each entry; empty where nobody logged them."""
+
+    def single_changes(self) -> tuple[Entry, list[Entry]] | None:
+        """The recipe from which the most others differ in one field, and those near it; None where there are none.
+
+        A part may be several fields, such as a loss and its clips: up to three count as one change.
+        """
+        apart_EE = [[len(self._differences(i, j)) for j in range(len(self.entries))] for i in range(len(self.entries))]
+        centre = max(range(len(self.entries)), key=lambda i: apart_EE[i].count(1), default=0)
+        if not self.entries or not apart_EE[centre].count(1):
+            return None
+        near = [
+            Entry(self._change(centre, j), entry.fit)
+            for j, entry in enumerate(self.entries)
+            if 1 <= apart_EE[centre][j] <= _ONE_PART
+        ]
+        reference = self.entries[centre]
+        return Entry(f"{reference.name} (reference)", reference.fit), near
+
+    def _differences(self, i: int, j: int) -> list[str]:
+        a, b = self.fields[i], self.fields[j]
+        return [key for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
+
+    def _change(self, i: int, j: int) -> str:
+        return ", ".join(
+            f"{key.removeprefix('recipe.')} = {self.fields[j].get(key, 'off')}" for key in self._differences(i, j)
+        )
+
+
+def recipe_sets(evidence: Evidence) -> list[RecipeSet]:
+    """All sets of at least two recipes, the largest first.
+
+    Runs whose allocation nobody logged are recipes by their names, as long as they are all there is. Runs that say
+    neither model nor problem set and lie on different scales are no recipes of one task.
+    """
+    groups: dict[str, list[tuple[Condition, Law]]] = {}
+    for condition, law in evidence.laws():
+        groups.setdefault(condition.rest("recipe."), []).append((condition, law))
+    alike = [group for group in groups.values() if evidence.comparable(*(condition for condition, _ in group))]
+    out = [found for group in alike if (found := _set(group)) is not None]
+    return sorted(out, key=lambda group: -len(group.entries))
+
+
+def _set(group: Sequence[tuple[Condition, Law]]) -> RecipeSet | None:
+    if len(group) == 1:
+        condition, law = group[0]
+        named = tuple(Entry(fit.curves[0].name, fit) for fit in law.settings if fit.setting[1] is None)
+        return RecipeSet(condition.name or "runs", named, ({},) * len(named)) if len(named) > 1 else None
+    shared = set.intersection(*({fit.setting for fit in law.settings} for _, law in group))
+    if not shared:
+        return None
+    setting = max(shared, key=lambda s: min(f.last for _, law in group for f in law.settings if f.setting == s))
+    entries = tuple(
+        Entry(condition.recipe_name, next(fit for fit in law.settings if fit.setting == setting))
+        for condition, law in group
+    )
+    fields = tuple(
+        {key: v for key, v in ingredients(condition.runs[0]).items() if key.startswith("recipe.")}
+        for condition, _ in group
+    )
+    bp, n = setting
+    problems = group[0][0].ingredient("problems")
+    title = " · ".join(filter(None, (str(problems) if problems else "", f"{bp} × {n}" if n else "")))
+    return RecipeSet(title or "recipes", entries, fields)
+
+
+# ScaleRL's figures: a curve fitted on its first half and held against the rest (figure 1), recipes by ceiling (figures
+# 2 and 5), and leave-one-out recipes as straight lines whose slope is the efficiency (figure 7).
 
 _MOST_RUNS = 4
 _MOST_RECIPES = 8

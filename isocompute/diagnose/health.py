@@ -1,24 +1,20 @@
-"""All checks of a run.
-
-Each says of a prefix of the run what it says of the whole: findings are never taken back, but for `no_progress`, which
-a run that learns late, or falls, leaves behind.
-"""
+"""What a health check says: a verdict, the findings behind it, and which checks could run at all."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from isocompute.core.errors import InputError
+from isocompute.core.metric_names import REWARDS, TRAINED, is_validation, rank
+from isocompute.core.not_numbers import mark_non_finite
 from isocompute.core.run import POINT_COLUMNS, Run, RunSet
-from isocompute.data.finite import set_apart
-from isocompute.data.logs.names import is_validation
 from isocompute.data.pass_rates import PassRates, read_pass_rates
-from isocompute.data.rewards import REWARDS, TRAINED, rank
-from isocompute.diagnose.health.advice import advice_on
-from isocompute.diagnose.health.gradients import MISMATCHES
-from isocompute.diagnose.health.looks import (
+from isocompute.diagnose.checks import (
+    Look,
+    Watched,
     drifts,
     look_at_fall,
     look_at_gap,
@@ -29,21 +25,168 @@ from isocompute.diagnose.health.looks import (
     look_at_spikes,
     look_at_truncation,
     look_at_zero_variance,
+    number_at,
 )
-from isocompute.diagnose.health.model import Check, Finding, Health, Severity, Verdict
-from isocompute.diagnose.health.rewards import (
+from isocompute.diagnose.series import (
+    MISMATCHES,
     VALIDATION_NOISE,
     Reward,
     batch_noise,
     reference_rows,
     reward_of,
+    series_of,
     set_noise,
 )
-from isocompute.diagnose.health.series import series_of
-from isocompute.diagnose.health.watched import Look, Watched, number_at
-from isocompute.law.from_runs import choose_metric
+from isocompute.law.curves import choose_metric
 
-__all__ = ["check"]
+__all__ = ["Check", "Finding", "Health", "Severity", "Verdict", "advice_on", "check"]
+
+
+Severity = Literal["warning", "problem"]
+Verdict = Literal["healthy", "unknown", "warning", "problem"]
+"""From best to worst; `unknown` is a run that no check could say anything of."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a run, from a point of its training on."""
+
+    code: str
+    severity: Severity
+    since_step: int | None
+    """The point at which it showed: what came later was not needed to see it."""
+    since_rollouts: float | None
+    evidence: str
+    advice: str
+    source: str
+    """Where the advice comes from."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, the keys as here."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: which finding it looks for, on which metrics, and why it could not run where it could not."""
+
+    code: str
+    metrics: tuple[str, ...]
+    ran: bool
+    needs: str | None = None
+    """What to log for it to run, and how many points of it; None where it ran."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """A run's health."""
+
+    run: str
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    """In the order in which they showed."""
+    checks: tuple[Check, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data: `run`, `verdict`, `findings`, `checks[{code, metrics, ran, needs}]`."""
+        return {
+            "run": self.run,
+            "verdict": self.verdict,
+            "findings": [finding.to_json() for finding in self.findings],
+            "checks": [asdict(check) | {"metrics": list(check.metrics)} for check in self.checks],
+        }
+
+
+# What the papers say to each finding.
+
+_ISOCOMPUTE = "IsoCompute (2603.12151)"
+_SCALERL = "ScaleRL (2510.13786)"
+
+_ADVICE: dict[str, tuple[str, str]] = {
+    "non_finite": (
+        "nothing is learned from here on: go back to the last checkpoint before it; lower the learning rate, clip the "
+        "gradient, look for an overflow in half precision or a division by a spread of 0",
+        f"{_ISOCOMPUTE} section 3, factor 3 (an unstable learning rate); {_SCALERL} section 3.2 (logits in FP32); the "
+        "rest is our reading",
+    ),
+    "reward_fall": (
+        "go back to the checkpoint of the best reward; lower the learning rate (√B scaling from a base that is stable) "
+        "and make fewer updates on a batch",
+        f"{_ISOCOMPUTE} section 3, factor 3 and figure 4; {_SCALERL} section 3.1",
+    ),
+    "no_progress": (
+        "raise the learning rate (√B scaling from a base that learns), raise n, and choose problems that are neither "
+        "solved nor out of reach; read some responses beside their scores",
+        f"{_ISOCOMPUTE} section 3, factor 3 (the learning rate); {_SCALERL} section 3.2 (problems that are solved); "
+        "the rest is our reading",
+    ),
+    "entropy_collapse": (
+        "on easy sets add an entropy bonus together with a KL anchor; lower the learning rate; raise n",
+        f"{_ISOCOMPUTE} section 3, factor 2 and figure 3",
+    ),
+    "entropy_explosion": (
+        "on hard sets take the entropy bonus away, or anchor it with a KL term; lower the learning rate",
+        f"{_ISOCOMPUTE} section 3, factor 2 and figure 3",
+    ),
+    "length_explosion": (
+        "on hard sets take the entropy bonus away; cap lengths by forced interruption; a larger response budget where "
+        "long answers are right",
+        f"{_ISOCOMPUTE} section 3, factor 2; {_SCALERL} appendix A.10 and A.15",
+    ),
+    "length_collapse": (
+        "read some responses: the policy has stopped answering or found a short cut; go back to the best checkpoint "
+        "and lower the learning rate",
+        f"{_ISOCOMPUTE} section 3, factor 3 (an unstable learning rate); that short answers show it is our reading",
+    ),
+    "truncation": (
+        "a larger response budget or forced interruption; stable runs stay under 5% for over 90% of their steps, 10 to "
+        "15% went with instability",
+        f"{_SCALERL} appendix A.15",
+    ),
+    "kl_drift": (
+        "the policy leaves the base model without getting better: a KL term on easy sets, a lower learning rate",
+        f"{_ISOCOMPUTE} section 3, factor 2",
+    ),
+    "zero_variance": (
+        "these groups give no gradient: drop them from the average, stop sampling problems at a pass rate of .9, or "
+        "raise n on hard sets",
+        f"{_SCALERL} section 3.2 and figure 6",
+    ),
+    "logprob_gap": (
+        "compute the logits in FP32 on sampler and trainer alike, and weigh by truncated importance sampling",
+        f"{_SCALERL} section 3.2 and figure 5b; {_ISOCOMPUTE} appendix A",
+    ),
+    "grad_norm_spikes": (
+        "lower the learning rate (√B scaling), a longer warm-up, a tighter gradient clip",
+        f"{_ISOCOMPUTE} section 3, factor 3",
+    ),
+    "polarisation": (
+        "some problems are given up for others: raise n, which spreads progress; a KL term; fewer unlike problems",
+        f"{_ISOCOMPUTE} section 5.1 and figure 11",
+    ),
+    "train_validation_gap": (
+        "the set is being learned by heart: more problems, a smaller n or an earlier stop; keep the best checkpoint",
+        f"{_ISOCOMPUTE} section 5.2 and figure 13",
+    ),
+}
+"""Code → advice and source."""
+
+_AS_A_PROBLEM: dict[str, tuple[str, str]] = {
+    "no_progress": (
+        "take easier problems, or a larger n so that some rollout succeeds; check the verifier on answers that are "
+        "known to be right",
+        f"{_SCALERL} section 3.2 (groups that score all the same give no gradient); the rest is our reading",
+    ),
+}
+"""The same of findings that need other advice where they are a problem."""
+
+
+def advice_on(code: str, severity: Severity) -> tuple[str, str]:
+    """Advice and source for a finding."""
+    return (_AS_A_PROBLEM if severity == "problem" else _ADVICE).get(code, _ADVICE[code])
+
+
+# All checks of a run.
 
 _NO_REWARDS = ("entropy", "kl", "response_length", "truncated", "zero_variance", "grad_norm", "learning_rate", "loss")
 _NAMED_REWARD = re.compile(
@@ -68,7 +211,7 @@ def check(run: Run, *, paths: Sequence[str] = ()) -> Health:
     >>> check(isocompute.load("runs/easy-32x8")[0]).verdict
     'healthy'
     """
-    run = replace(run, points=set_apart(run.points, but=POINT_COLUMNS))
+    run = replace(run, points=mark_non_finite(run.points, but=POINT_COLUMNS))
     watched = _watch(run, paths)
     findings: list[tuple[int, Finding]] = []
     checks = []

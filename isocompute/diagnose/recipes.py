@@ -9,14 +9,23 @@ from typing import Any, Literal
 
 import numpy as np
 
+from isocompute.core.curve import Curve, noise_level, scale_of
 from isocompute.core.errors import InputError
-from isocompute.diagnose.claims.model import Claim, Statement, Verdict
-from isocompute.diagnose.claims.setups import Difficulty, Pair, Study
-from isocompute.diagnose.claims.statistics import Difference, above, combined, no_better, seed_difference
-from isocompute.law import Curve, compare
-from isocompute.law.curve import noise_level, scale_of
+from isocompute.diagnose.setups import Difficulty, Pair, Study
+from isocompute.diagnose.verdicts import (
+    Claim,
+    Difference,
+    Statement,
+    Verdict,
+    above,
+    combined,
+    no_better,
+    seed_difference,
+)
+from isocompute.law.comparison import compare
 
 __all__ = ["about_recipes"]
+
 
 _Test = Callable[[Mapping[str, Any]], bool]
 _LAST = 3

@@ -1,0 +1,123 @@
+"""The chart of `isocompute fit --chart`: reward against compute, and n*(C) beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+
+from isocompute.core.curve import Curve
+from isocompute.core.formatting import number, pair, value
+from isocompute.law.comparison import Comparison
+from isocompute.law.forecasting import Forecast, path
+from isocompute.law.law import Law
+from isocompute.report.charts.optimum import optimum_panel
+from isocompute.report.charts.reward import of_tradeoff, reward_panel, shades_of
+from isocompute.report.charts.style import (
+    ACCENT,
+    BLUE,
+    GREY,
+    band,
+    chart,
+    compute_axis,
+    grid_of,
+    named_colours,
+    panel,
+    thin,
+    value_axis,
+)
+
+__all__ = ["comparison_chart", "forecast_chart", "law_chart"]
+
+
+_BANDS = 12
+"""More bands than these would hide each other."""
+
+
+def law_chart(law: Law) -> Any:
+    """The two figures of a study side by side, all settings competing."""
+    contest = of_tradeoff("Reward against compute; thick grey: the frontier", law, law.joint)
+    reward = reward_panel(contest, shades=shades_of(contest.fits), bands=len(contest.fits) <= _BANDS)
+    if law.joint.rollouts is None:
+        return reward
+    tried = [float(fit.setting[1] or 0) for fit in law.joint.fits]
+    best = optimum_panel(law.joint.rollouts, title="Best rollouts per problem", tried=tried, unit=law.unit)
+    return alt.hconcat(reward, best, spacing=40).resolve_scale(color="independent", shape="independent")
+
+
+# The chart of `isocompute forecast --chart`: a run so far, where it is expected to be, and what came.
+
+
+def forecast_chart(curve: Curve, made: Forecast, *, metric: str, unit: str, later: Curve | None = None) -> Any:
+    """A run so far, where it is expected on the way and at the end, and what came where that is known."""
+    rows = [_point(c, v, "fitted") for c, v in zip(curve.compute_C, curve.values_C, strict=True) if c > 0]
+    kinds = ["fitted"]
+    if later is not None:
+        rows += [_point(c, v, "held out") for c, v in zip(later.compute_C, later.values_C, strict=True)]
+        kinds.append("held out")
+    fan = [
+        {"compute": compute, "value": expected, "low": low, "high": high}
+        for compute, expected, low, high in path(curve, made.at, level=made.level)
+    ]
+    x, y = compute_axis(unit), value_axis(metric)
+    scale = alt.Scale(domain=kinds, range=[BLUE, GREY][: len(kinds)])
+    legend = alt.Undefined if later is not None else None
+    colours = alt.Color("kind:N", title=None, scale=scale, legend=legend)
+    line = chart(fan).mark_line(color=ACCENT, strokeWidth=2, strokeDash=[6, 4]).encode(x=x, y=y)
+    end = chart(fan[-1:]).mark_point(color=ACCENT, size=60, filled=True).encode(x=x, y=y)
+    subtitle = (
+        f"{made.verdict}: {value(made.value)} at {number(made.at)} {unit} ({made.level:.0%}: {pair(made.interval)}); "
+        f"now {value(made.now)}"
+    )
+    return panel(
+        band(x, y, fan, alt.value(ACCENT), opacity=0.16),
+        chart(thin(rows)).mark_circle(size=26).encode(x=x, y=y, color=colours),
+        line,
+        end,
+        title=f"Forecast of {curve.name}",
+        subtitle=subtitle,
+        width=520,
+        height=320,
+    )
+
+
+def _point(compute: float, value: float, kind: str) -> dict[str, Any]:
+    return {"compute": float(compute), "value": float(value), "kind": kind}
+
+
+# The chart of `isocompute compare --chart`: two recipes with their fits, and where one overtakes the other.
+
+
+def comparison_chart(result: Comparison, *, metric: str, unit: str, names: tuple[str, str]) -> Any:
+    """Two recipes with their fits and 95% bands, and where one overtakes the other; the curve of a side that fell ends
+    where its runs did.
+    """
+    far = 2.0 * max(result.a.last, result.b.last)
+    fell = {fall.side for fall in result.falls}
+    rows, lines = [], []
+    for side, fit, curves, name in zip("ab", (result.a, result.b), result.sides, names, strict=True):
+        end = fit.last if side in fell else far
+        for c, v, low, high in zip(*grid_of(fit, to=end, size=80), strict=True):
+            lines.append({"compute": float(c), "value": float(v), "low": low, "high": high, "side": name})
+        rows += [
+            {"compute": float(c), "value": float(v), "side": name}
+            for curve in curves
+            for c, v in zip(curve.compute_C, curve.values_C, strict=True)
+            if c > 0
+        ]
+    x, y, colour = compute_axis(unit), value_axis(metric), named_colours("side", None, names)
+    layers = [
+        band(x, y, lines, colour, opacity=0.15),
+        chart(thin(rows)).mark_circle(size=18, opacity=0.5).encode(x=x, y=y, color=colour),
+        chart(lines).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
+    ]
+    crossings = [{"compute": o.compute} for o in result.overtakings if o.compute <= far]
+    if crossings:
+        layers.append(chart(crossings).mark_rule(strokeDash=[3, 3], color=GREY).encode(x=x))
+    subtitle = (
+        f"ceilings {value(result.a.ceiling)} and {value(result.b.ceiling)}; beyond the data the curves are extrapolated"
+    )
+    if fell:
+        gone = " and ".join(names["ab".index(side)] for side in sorted(fell))
+        subtitle = f"{gone} fell for good: the curve is of what came before"
+    return panel(*layers, title=f"{names[0]} against {names[1]}", subtitle=subtitle, width=520, height=320)
