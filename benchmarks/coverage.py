@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from isocompute.law.curve import Curve
+from isocompute.core.curve import Curve
+from isocompute.law.curves import usable_points
 from isocompute.law.families import FAMILIES
-from isocompute.law.fits import CurveFit, fit_groups, usable_points
+from isocompute.law.fits import CurveFit, fit_groups
 
 NOISE = 0.01
 Truth = Callable[[np.ndarray], np.ndarray]

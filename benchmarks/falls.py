@@ -15,7 +15,7 @@ import argparse
 
 import numpy as np
 
-from isocompute.law.falls import fitted, lasting_fall
+from isocompute.law.collapse import collapse_start, usable_mask
 
 SHAPES = {"flat": (0.3, 0.0), "low": (0.03, 0.02), "rising": (0.2, 0.4), "high": (0.8, 0.1), "steep": (0.05, 0.7)}
 """Pass rate at the start, and how much it rises."""
@@ -43,8 +43,8 @@ def false_alarms(draws: int, rng: np.random.Generator) -> None:
             for start, rise in SHAPES.values():
                 rate_C = start + rise * np.linspace(0.0, 1.0, points)
                 seen = [evaluations(rate_C, problems, samples, rng) for _ in range(draws)]
-                falls = np.mean([lasting_fall(values_C) is not None for values_C in seen])
-                dips = np.mean([lasting_fall(v_C) is None and not fitted(v_C).all() for v_C in seen])
+                falls = np.mean([collapse_start(values_C) is not None for values_C in seen])
+                dips = np.mean([collapse_start(v_C) is None and not usable_mask(v_C).all() for v_C in seen])
                 cells.append(f"{falls:.1%} / {dips:.1%}")
             name = f"{problems} × {samples or 'greedy'}"
             print(f"{points:>6} {name:>12}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
@@ -65,7 +65,7 @@ def collapses(draws: int, rng: np.random.Generator) -> None:
                 rate_C = start + rise * np.linspace(0.0, 1.0, points)
                 rate_C[-collapsed:] = COLLAPSED
                 seen = [evaluations(rate_C, 30, 16, rng) for _ in range(draws)]
-                cells.append(f"{np.mean([lasting_fall(values_C) == points - collapsed for values_C in seen]):.0%}")
+                cells.append(f"{np.mean([collapse_start(values_C) == points - collapsed for values_C in seen]):.0%}")
         print(f"{points:>6}" + "".join(f"{cell:>12}" for cell in cells), flush=True)
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from isocompute.core.curve import MINIMUM_POINTS, Curve
 from isocompute.data import load
-from isocompute.law import Curve, curves_of
-from isocompute.law.curve import MINIMUM_POINTS
-from isocompute.law.falls import lasting_fall
+from isocompute.law.collapse import collapse_start
+from isocompute.law.curves import curves_of
 from isocompute.law.forecasting import Backtest, backtest
 
 
@@ -35,7 +35,7 @@ def tests_of(curves: list[Curve], ahead: float) -> list[Test]:
         end = int((curve.compute_C <= curve.compute_C[-1] / ahead * (1 + 1e-12)).sum())
         if end < MINIMUM_POINTS or np.ptp(curve.values_C[:end]) == 0:
             continue
-        fall = lasting_fall(curve.values_C, shortest=1)
+        fall = collapse_start(curve.values_C, shortest=1)
         out.append(Test(backtest(curve, ahead=ahead), fall is None or fall < end))
     return out
 

@@ -29,8 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from isocompute.core.errors import InputError
-from isocompute.data.logs import import_logs
-from isocompute.data.logs.write import write
+from isocompute.data.importing import write
+from isocompute.data.importing import import_logs
 from tests.data.logs.made_up import corpus
 
 CONSTANT = 16 << 20

@@ -90,8 +90,8 @@ def make(path: Path, size: int, kind: str) -> int:
 CHILD = """
 import json, resource, sys, time
 began = time.perf_counter()
-from isocompute.data.logs import import_logs
-from isocompute.data.logs.write import summary, write
+from isocompute.data.importing import import_logs
+from isocompute.data.importing import summary, write
 from pathlib import Path
 imports = import_logs(sys.argv[1])
 if len(sys.argv) > 2:

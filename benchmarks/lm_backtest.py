@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 from lm_plans import curves_of
 
-from isocompute.law import Curve
+from isocompute.core.curve import Curve
 from isocompute.planner.backtest import PlanTest, backtest_curves, halved_budgets
 
 REPLICATES = 300

@@ -29,14 +29,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch import Tensor
 
+from isocompute.core.cell import Cell
 from isocompute.core.recipe import make_recipe
-from isocompute.rl.checkpoint import load_decoder
 from isocompute.rl.evaluation import EvaluationSpec
-from isocompute.rl.model import Model
-from isocompute.rl.sampler import Rollouts
+from isocompute.rl.loop import LmTraining, Sizes
+from isocompute.rl.model.checkpoint import Model, load_decoder
+from isocompute.rl.rollout.rollouts import Rollouts
 from isocompute.rl.tasks import Task, Tasks
-from isocompute.rl.training import LmTraining, Sizes
-from isocompute.sweep.base import Cell
 
 VOCABULARY, PROMPT, WARM_UP = 64, 8, 2
 TARGET = 4.0

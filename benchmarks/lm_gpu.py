@@ -32,24 +32,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lm_gpu_trl import measure_trl
-
-from isocompute.core.recipe import make_recipe
-from isocompute.problems.chain import distinct_chains, parse_chain, vocabulary
-from isocompute.rl.config import DecoderConfig
-from isocompute.rl.decoder import Decoder
-from isocompute.rl.engine import LmEngine
 from isocompute.rl.fast.replay import Replay
 from isocompute.rl.fast.stacked import Stack
 from isocompute.rl.fast.step import Part, Step, compile_decoder
-from isocompute.rl.memory import memory_budget, training_rows
-from isocompute.rl.model import TINY, load_model, model_folder
+from lm_gpu_trl import measure_trl
+
+from isocompute.core.cell import Cell
+from isocompute.core.recipe import make_recipe
+from isocompute.problems.chain import distinct_chains, parse_chain, vocabulary
+from isocompute.rl.engine import LmEngine
+from isocompute.rl.model.checkpoint import TINY, load_model, model_folder
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.optimizer import Optimizer
-from isocompute.rl.sampler import Rollouts, SamplingSettings, sample
+from isocompute.rl.rollout.eager import SamplingSettings, sample
+from isocompute.rl.rollout.rollouts import Rollouts
 from isocompute.rl.scoring import score
-from isocompute.rl.tasks import ProblemsSpec, Task, make_tasks
-from isocompute.rl.verifiers import ChainVerifier
-from isocompute.sweep.base import Cell
+from isocompute.rl.setup import memory_budget, training_rows
+from isocompute.rl.tasks import ChainVerifier, ProblemsSpec, Task, make_tasks
 
 MODULUS, PROMPT, NEW, PER_PROMPT = 97, 14, 64, 8
 LARGE_NEW, LARGE_ROLLOUTS, TRL_LARGE_AT_ONCE = 256, 1024, 128

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from isocompute.rl.checkpoint import save_decoder
-from isocompute.rl.decoder import Decoder
-from isocompute.rl.vocabulary import write_chain_tokenizer
+from isocompute.rl.model.checkpoint import save_decoder
+from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.pretrain import write_chain_tokenizer
 
 __all__ = ["measure_trl"]
 

@@ -30,7 +30,7 @@ import isocompute
 from isocompute import InputError
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
-from isocompute.planner.load_law import load_law
+from isocompute.planner.law import load_law
 
 METRICS = ("avg@4", "worst@4", "best@4")
 HALVINGS, POINTS, REPLICATES = 6, 5, 300

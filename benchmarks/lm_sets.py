@@ -23,7 +23,7 @@ import numpy as np
 from lm_sweep import BP, run_all
 
 from isocompute.core import files
-from isocompute.sweep.base import Cell
+from isocompute.core.cell import Cell
 
 ROLLOUTS = (4, 8, 16, 32, 64, 128, 256)
 METRICS = ("avg@4", "best@4", "worst@4", "train/avg", "kl")

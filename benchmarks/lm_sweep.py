@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from isocompute.core import files
+from isocompute.core.cell import Cell, Control
 from isocompute.rl.engine import LmEngine
-from isocompute.sweep.base import Cell, Control
 
 FIRST = 8192
 BP = 32

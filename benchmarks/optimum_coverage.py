@@ -20,7 +20,8 @@ import numpy as np
 import polars as pl
 from lm_grid import reached
 
-from isocompute.law import Curve, fit_law
+from isocompute.core.curve import Curve
+from isocompute.law.law import fit_law
 
 BUDGETS = [3e4, 6e4, 1e5, 2e5, 3e5, 5e5, 9e5]
 METRICS = ["avg@4", "worst@4", "best@4"]

@@ -62,8 +62,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def learn(options: argparse.Namespace) -> None:
+    from isocompute.core.cell import Cell
     from isocompute.rl.engine import LmEngine
-    from isocompute.sweep.base import Cell
 
     class Alone:
         def stopping(self) -> bool:

@@ -33,9 +33,11 @@ from lm_grid import MOST, SLACK, reached
 from plan_sets import POPULATIONS, Setting, truth
 
 from isocompute import InputError
+from isocompute.core.curve import Curve
 from isocompute.data import load
-from isocompute.law import Curve, Law, curves_of, fit_law
-from isocompute.planner.load_law import load_law
+from isocompute.law.curves import curves_of
+from isocompute.law.law import Law, fit_law
+from isocompute.planner.law import load_law
 
 LEVEL, REPLICATES, POINTS = 0.8, 300, 5
 SHARES = (1.0, 0.25)

@@ -54,8 +54,8 @@ from isocompute.data import load
 from isocompute.law.curves import curves_of
 from isocompute.law.law import fit_law
 from isocompute.planner.api import next_cells
-from isocompute.planner.load_law import load_law
-from isocompute.planner.planner import Plan
+from isocompute.planner.decide import Plan
+from isocompute.planner.law import load_law
 
 PILOT = 1 / 16
 """Share of the budget to which every cell is run before `--next` is asked."""

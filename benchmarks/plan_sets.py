@@ -12,7 +12,7 @@ import numpy as np
 from isocompute import sweep as study
 from isocompute.core import files
 from isocompute.data import load
-from isocompute.planner.difficulty import classify
+from isocompute.planner.warnings import classify
 
 PROBLEMS_PER_BATCH = (32, 128)
 LAW_SEEDS, TRUTH_SEEDS = (0, 1), tuple(range(10, 18))

@@ -21,8 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from isocompute.planner.limits import REGIMES
-from isocompute.planner.regime import diagnose
+from isocompute.planner.regime import REGIMES, diagnose
 from tests.planner.regimes import SETUPS, Setup, sweep
 
 OTHER = {

@@ -23,13 +23,12 @@ import argparse
 
 import numpy as np
 
+from isocompute.core.curve import Curve
 from isocompute.law.comparison import compare
-from isocompute.law.curve import Curve
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.frontier import luck_of
+from isocompute.law.frontier import seed_noise, sensitivity
 from isocompute.law.law import fit_law
-from isocompute.law.sensitivity import sensitivity
-from isocompute.law.surface_fit import fit_surface
+from isocompute.law.surface import fit_surface
 from isocompute.planner.regime import Sweep, by_rollouts
 
 COMPUTE = np.geomspace(1e4, 1e6, 25)
@@ -65,7 +64,7 @@ def one_draw(rng: np.random.Generator, seeds: int, spread: float, replicates: in
     surface = fit_surface(fits, upper=1.0, replicates=replicates)
     assert surface is not None
     at = surface.replicates_at(np.repeat(END, 4), np.array(ROLLOUTS, float), np.full(4, 32.0))
-    (over_n,) = sensitivity(fits, luck_SB=luck_of(fits, seed=0))
+    (over_n,) = sensitivity(fits, seed_noise_SB=seed_noise(fits, seed=0))
     pair = compare(groups[0], groups[1], replicates=replicates)
     _, noise = by_rollouts(Sweep(tuple(fits), "rollouts"))
     return {

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from isocompute.core.cell import Cell
 from isocompute.sim import SimEngine
-from isocompute.sweep.base import Cell
 
 DEFAULT: dict[str, Any] = {"set": "easy"}
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from isocompute.api import backtest, check_health, compare, fit, forecast, forecast_all, judge_claims, plan
     from isocompute.core.errors import InputError
     from isocompute.data import Run, RunSet, RunSettings, RunWriter, load
-    from isocompute.data.logs import import_logs
+    from isocompute.data.importing import import_logs
     from isocompute.planner.backtest import backtest_plans
     from isocompute.problems.split import split
-    from isocompute.report.writing import write_report
+    from isocompute.report.page import write_report
     from isocompute.trainers import explain, export_plan
 
 _HOMES = {
@@ -40,13 +40,13 @@ _HOMES = {
     "explain": "isocompute.trainers",
     "export_plan": "isocompute.trainers",
     "split": "isocompute.problems.split",
-    "import_logs": "isocompute.data.logs",
+    "import_logs": "isocompute.data.importing",
     "Run": "isocompute.data",
     "RunSet": "isocompute.data",
     "RunSettings": "isocompute.data",
     "RunWriter": "isocompute.data",
     "load": "isocompute.data",
-    "write_report": "isocompute.report.writing",
+    "write_report": "isocompute.report.page",
 }
 
 _MODULES = {

@@ -11,33 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from isocompute.core.caught import recorded
+from isocompute.core.curve import MINIMUM_POINTS, Curve
 from isocompute.core.errors import InputError
 from isocompute.core.run import listing
 from isocompute.data import Run, RunSet, RunWarning, load
-from isocompute.data.conditions import warn_of_several
-from isocompute.law import (
-    Backtest,
-    Comparison,
-    Curve,
-    Forecast,
-    Law,
-    curves_of,
-    fit_law,
-)
-from isocompute.law import (
-    backtest as _backtest,
-)
-from isocompute.law import (
-    compare as _compare,
-)
-from isocompute.law import (
-    forecast as _forecast,
-)
-from isocompute.law.curve import MINIMUM_POINTS
-from isocompute.law.forecasting import LEVEL, VERDICTS
-from isocompute.law.from_runs import choose_metric, warn_of_pooling, warn_of_scales
-from isocompute.law.intervals import check_replicates
-from isocompute.law.records import DEFAULT_BIN
+from isocompute.data.compatible import warn_of_several
+from isocompute.law.comparison import Comparison
+from isocompute.law.comparison import compare as _compare
+from isocompute.law.curves import DEFAULT_BIN, choose_metric, curves_of, warn_of_pooling, warn_of_scales
+from isocompute.law.forecasting import LEVEL, VERDICTS, Backtest, Forecast
+from isocompute.law.forecasting import backtest as _backtest
+from isocompute.law.forecasting import forecast as _forecast
+from isocompute.law.law import Law, fit_law
+from isocompute.law.uncertainty import check_replicates
 from isocompute.planner.api import plan
 
 if TYPE_CHECKING:  # what one command needs takes the others seconds to load
@@ -120,7 +106,7 @@ def forecast(
     (curve,), _, unit = curves_of(runs, metric=metric, unit=unit)
     seen = _until(curve, fit_until)
     made = _forecast(seen, target(to, float(seen.compute_C[-1])), level=level, unit=unit)
-    from isocompute.diagnose.level import present_level
+    from isocompute.diagnose.series import present_level
 
     return replace(made, now=present_level(seen))
 

@@ -11,8 +11,8 @@ from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
     from isocompute.data import RunSet
-    from isocompute.planner.next_cells import Proposal
-    from isocompute.planner.planner import Plan
+    from isocompute.planner.decide import Plan
+    from isocompute.planner.next_runs import Proposal
 
 __all__ = ["command"]
 
@@ -150,7 +150,7 @@ def command(
         )
     proposals = _propose(plan, next_, law, study, seed) if next_ else []
     if json:
-        from isocompute.planner.as_json import proposal_to_json
+        from isocompute.planner.decide import proposal_to_json
 
         extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals]} if next_ else {}
         if next_:
@@ -266,7 +266,7 @@ def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Prop
 
     from isocompute.core import files
     from isocompute.planner.api import next_cells
-    from isocompute.planner.study_file import next_recipe, seeds_of, study_for, study_text
+    from isocompute.planner.next_runs import next_recipe, seeds_of, study_for, study_text
 
     proposals = next_cells(plan, count)
     if proposals:

@@ -9,8 +9,8 @@ from isocompute.core.formatting import number, pair, plural, thousands, value
 
 if TYPE_CHECKING:
     from isocompute.core.allocation import Allocation
-    from isocompute.planner.next_cells import Proposal
-    from isocompute.planner.planner import Plan
+    from isocompute.planner.decide import Plan
+    from isocompute.planner.next_runs import Proposal
     from isocompute.planner.published import Entry
 
 __all__ = ["show", "show_laws", "show_next"]

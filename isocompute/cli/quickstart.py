@@ -13,9 +13,8 @@ from isocompute.cli.study import STOPPED
 from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
-    from isocompute.law import Law
-    from isocompute.law.optimum import Optimum
-    from isocompute.law.sensitivity import Slice
+    from isocompute.law.frontier import Optimum, Slice
+    from isocompute.law.law import Law
     from isocompute.sweep.progress import Progress, Report
 
 __all__ = ["command"]
@@ -60,11 +59,11 @@ def command(
     from isocompute import api
     from isocompute.core import files
     from isocompute.data import load
-    from isocompute.law import write_law
+    from isocompute.law.store import write_law
     from isocompute.report.charts import law_chart
+    from isocompute.report.charts.style import save
     from isocompute.report.evidence import Evidence
-    from isocompute.report.style import save
-    from isocompute.report.writing import write_report
+    from isocompute.report.page import write_report
 
     rollouts = _rollouts("--budget", budget, least=_LEAST)
     spend = rollouts / 2 if plan_for is None else _rollouts("--plan-for", plan_for, least=_LEAST_PLANNED)
@@ -301,7 +300,7 @@ def _moves(best: Optimum) -> str:
 
 
 def _ceiling(best: Optimum) -> str:
-    from isocompute.law.optimum import at_end
+    from isocompute.law.frontier import at_end
 
     low, high = best.ceiling_interval
     return f"{at_end(best.ceiling, best.ceiling_bound, best)} ({low:.0f}–{high:.0f})"

@@ -17,7 +17,7 @@ from isocompute.diagnose.setups import REPLICATES, Setup, Study
 from isocompute.diagnose.verdicts import ONE_SEED, Claim, Statement, Verdict, above, inside
 from isocompute.law.curves import usable_points
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.frontier import Optimum, beyond, compared, frontier, luck_of
+from isocompute.law.frontier import Optimum, compared, frontier, seed_noise, what_to_run
 from isocompute.law.law import Law, Tradeoff
 from isocompute.law.uncertainty import percentiles
 
@@ -150,7 +150,7 @@ def _at_edge(best: Optimum) -> str | None:
 def _past_the_end(best: Optimum) -> str:
     """What to run where n* at the end is a lower bound, and why."""
     leads = ": the largest n leads at the end" if best.estimate_C[-1] == best.largest else ""
-    return f"{beyond(best)}{leads}"
+    return f"{what_to_run(best)}{leads}"
 
 
 def _levels_off(what: Statement, study: Study, setup: Setup, best: Optimum, rise: Claim) -> Claim:
@@ -314,7 +314,7 @@ def _decided(
         open_ends = (lower, ">=", names[1]), (higher, "<=", names[0])
     for best, bound, name in open_ends:
         if best.ceiling_bound == bound:
-            runs = beyond(best) if bound == ">=" else f"n below {best.smallest:.0f}"
+            runs = what_to_run(best) if bound == ">=" else f"n below {best.smallest:.0f}"
             return "undecided", f"{runs}, on the {name} set"
     if verdict == "undecided":
         return verdict, "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
@@ -354,7 +354,7 @@ def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: 
     fits = fit_groups(list(groups.values()), replicates=REPLICATES, seed=0, upper=upper_bound(values))
     # Sets and metrics have luck of their own; a run in two units of compute has the same.
     luck = zlib.crc32(f"{setup.name} {metric or study.metric}".encode())
-    front = frontier(fits, luck_SB=luck_of(fits, seed=luck))
+    front = frontier(fits, seed_noise_SB=seed_noise(fits, seed=luck))
     part, _ = compared(fits, front.compute_C)
     if part.stop == part.start:
         return None

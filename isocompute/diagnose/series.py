@@ -19,11 +19,10 @@ import polars as pl
 from isocompute.core.arrays import Array, Ints
 from isocompute.core.curve import PERCENT, are_percent, noise_level, scale_of
 from isocompute.core.not_numbers import non_finite
-from isocompute.core.run import LARGEST
-from isocompute.core.run import Run
+from isocompute.core.run import LARGEST, Run
 from isocompute.data.pass_rates import BINS, PassRates
-from isocompute.law.collapse import lasting_fall
-from isocompute.planner.difficulty import zero_variance_share
+from isocompute.law.collapse import collapse_start
+from isocompute.planner.warnings import zero_variance_share
 
 if TYPE_CHECKING:
     from isocompute.core.curve import Curve
@@ -574,8 +573,8 @@ def present_level(curve: Curve) -> float:
     value, and where the run broke the last three: `forecast` expects no more of it.
     """
     values_T = curve.values_C
-    fall = lasting_fall(values_T, shortest=1)
-    if fall is not None or curve.lost:
+    fall = collapse_start(values_T, shortest=1)
+    if fall is not None or curve.ends_non_finite:
         return float(values_T[fall or 0 :][-_FEWEST_level:].mean())
     series = Series(curve.name, np.arange(len(values_T)), values_T)
     return float(reward_of(series, prior=noise_level(values_T) / scale_of(values_T)).level_T[-1])

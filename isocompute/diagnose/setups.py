@@ -23,7 +23,7 @@ from isocompute.core.curve import MINIMUM_POINTS, Curve, scale_of
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import RECIPES, Recipe
 from isocompute.core.run import Run, RunSet, RunWarning, listing
-from isocompute.data.conditions import Condition, apart_from_batch, conditions_of, ingredients, made_of, set_size, spelt
+from isocompute.data.compatible import Condition, apart_from_batch, conditions_of, ingredients, made_of, set_size, spelt
 from isocompute.law.curves import UNITS, curves_of, usable_points
 from isocompute.law.law import Law, fit_law
 

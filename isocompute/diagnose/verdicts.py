@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from isocompute.core.arrays import Array
-from isocompute.law.uncertainty import ONE_SEED_ERROR
+from isocompute.law.uncertainty import SEED_MARGIN
 
 __all__ = [
     "Claim",
@@ -85,7 +85,7 @@ class Statement:
 
 # Differences with an interval, and what an interval decides.
 
-ONE_SEED = math.sqrt(2.0) * ONE_SEED_ERROR
+ONE_SEED = math.sqrt(2.0) * SEED_MARGIN
 """95% error of a difference between single runs, of the scale."""
 
 Interval = tuple[float, float]

@@ -13,19 +13,18 @@ from isocompute.core.caught import quiet
 from isocompute.core.errors import InputError
 from isocompute.data import RunSet, RunWarning
 from isocompute.law.curves import choose_metric
-from isocompute.law.uncertainty import check_replicates, one_seed_spread
-from isocompute.planner.advised_recipe import parse_anchor
+from isocompute.law.uncertainty import check_replicates, seed_deviation
 from isocompute.planner.budget import Budget, Rates, parse_budget
-from isocompute.planner.candidates import Constraints, allowed_rollouts
-from isocompute.planner.curves import Curves
-from isocompute.planner.difficulty import read_pass_rates
-from isocompute.planner.grid import columns, values
-from isocompute.planner.load_law import LawSource, load_law, runs_at
-from isocompute.planner.next_cells import Proposal, candidate_cells, common_targets, contenders, propose
+from isocompute.planner.candidates import Constraints, allowed_rollouts, columns, values
+from isocompute.planner.cost.prices import Hardware, prices
+from isocompute.planner.decide import Plan, make_plan
+from isocompute.planner.extrapolation import Curves
+from isocompute.planner.law import LawSource, load_law, runs_at
+from isocompute.planner.next_runs import Proposal, candidate_cells, common_targets, contenders, propose
 from isocompute.planner.one_condition import one_condition
-from isocompute.planner.planner import Plan, make_plan
+from isocompute.planner.recipe import parse_anchor
 from isocompute.planner.regime import diagnose
-from isocompute.planner.spending import Hardware, prices
+from isocompute.planner.warnings import read_pass_rates
 
 __all__ = ["next_cells", "plan"]
 
@@ -152,7 +151,7 @@ def _proposals(plan: Plan, model: Curves, targets: Sequence[Allocation], count: 
         looks_EB=looks_EB,
         cells=cells,
         count=count,
-        noise=float(np.hypot(max(_NOISE, model.noise()), one_seed_spread(plan.law.seed_error))),
+        noise=float(np.hypot(max(_NOISE, model.noise()), seed_deviation(plan.law.seed_error))),
     )
 
 

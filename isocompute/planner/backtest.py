@@ -22,12 +22,12 @@ from isocompute.core.caught import quiet
 from isocompute.core.curve import MINIMUM_POINTS, Curve
 from isocompute.core.errors import InputError
 from isocompute.data import RunSet, RunWarning, load
-from isocompute.law.collapse import fallen_early
+from isocompute.law.collapse import collapsed_early
 from isocompute.law.curves import MAXIMUM_POINTS
 from isocompute.law.fits import fit_groups
 from isocompute.law.law import Law, fit_law
 from isocompute.law.uncertainty import check_replicates
-from isocompute.planner.load_law import load_law
+from isocompute.planner.law import load_law
 
 __all__ = ["AHEAD", "PlanTest", "Reached", "backtest_curves", "backtest_plans", "halved_budgets"]
 
@@ -171,7 +171,7 @@ def _law(curves: Sequence[Curve], end: float, metric: str, replicates: int, seed
 
 
 def _has_begun(curve: Curve) -> bool:
-    return len(curve.compute_C) >= _POINTS and bool(np.ptp(curve.values_C)) and not fallen_early(curve)
+    return len(curve.compute_C) >= _POINTS and bool(np.ptp(curve.values_C)) and not collapsed_early(curve)
 
 
 def _planned(law: Law, budget: float, *, seed: int) -> Setting:

@@ -11,7 +11,7 @@ import numpy as np
 
 from isocompute.core.errors import InputError
 from isocompute.core.run import RunSet
-from isocompute.data.conditions import Condition, conditions_of
+from isocompute.data.compatible import Condition, conditions_of
 
 __all__ = ["one_condition"]
 

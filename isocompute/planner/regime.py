@@ -1,25 +1,14 @@
-"""Which limit a setup is up against, from its runs: updates, gradient noise, interference, data or coverage.
+"""What a setup can be up against, and what to do about it: the words in which a plan and a diagnosis speak of it.
 
-Each limit is one statistic in units of reward, measured at the end of the runs on the setting that leads there, with
-an interval and a verdict:
-
-| limit | statistic | supported when |
-| --- | --- | --- |
-| updates | lead of the smallest n over the best larger one, for each halving | the lead is above `LEAD` |
-| noise | lead of the best larger n over the smallest | it is above `LEAD` |
-| interference | problems given up: rise of the share near a pass rate of 0 (IsoCompute fig. 11) | above `MATERIAL` |
-| data | growth of the gap between training and held-out reward | above `MATERIAL` |
-| coverage | share of problems without any success | above a half |
-
-Supported: the whole interval lies above the mark. Several limits may be; the one named is coverage where it holds
-(without successes there is nothing to learn from, and nothing else to see), else the one with most reward at stake.
+How a limit is read off runs is in `regime`, which loads the table library that runs are read with; a plan need not.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -28,16 +17,77 @@ from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve, noise_level, upper_bound
 from isocompute.core.errors import InputError
 from isocompute.core.run import Run, RunSet
-from isocompute.law.collapse import fallen_early
+from isocompute.law.collapse import collapsed_early
 from isocompute.law.curves import choose_metric, curves_of, settings_of, usable_curves
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.frontier import REACH, luck_of
+from isocompute.law.frontier import EARLY_FACTOR, seed_noise
 from isocompute.law.student import widening
 from isocompute.law.uncertainty import around, basic
-from isocompute.planner.leading import leading_recipe
-from isocompute.planner.limits import Diagnosis, Finding, Regime, Verdict
+from isocompute.planner.law import leading_recipe
 
-__all__ = ["Sweep", "by_rollouts", "diagnose"]
+__all__ = [
+    "ADVICE",
+    "Diagnosis",
+    "Finding",
+    "REGIMES",
+    "Regime",
+    "Sweep",
+    "Verdict",
+    "assumed_regime",
+    "by_rollouts",
+    "diagnose",
+]
+
+
+Regime = Literal["updates", "noise", "interference", "data", "coverage"]
+Verdict = Literal["yes", "no", "unclear", "unknown"]
+REGIMES: tuple[Regime, ...] = ("updates", "noise", "interference", "data", "coverage")
+ADVICE: dict[Regime, str] = {
+    "updates": "more updates win: smaller n, and the smallest stable Bp",
+    "noise": "larger n wins late: raise n with the budget, or lower the learning rate",
+    "interference": "some problems are given up for others: larger n, a KL term, or fewer unlike problems together",
+    "data": "the set is exhausted: more problems or an earlier stop",
+    "coverage": "most problems never succeed: easier problems first, a better base, or larger n to find successes",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One limit: how much reward is at stake, how sure that is, and what it was read from."""
+
+    regime: Regime
+    verdict: Verdict
+    value: float | None
+    interval: tuple[float, float] | None
+    """95%."""
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The limit that the runs show, and the findings on all five."""
+
+    regime: Regime | None
+    """None where no limit is supported."""
+    findings: tuple[Finding, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data: `regime`, `advice`, `findings[{regime, verdict, value, interval, evidence}]`."""
+        return {
+            "regime": self.regime,
+            "advice": ADVICE[self.regime] if self.regime else None,
+            "findings": [asdict(f) | {"interval": list(f.interval) if f.interval else None} for f in self.findings],
+        }
+
+
+def assumed_regime(direction: str) -> tuple[Regime, str]:
+    """The limit that a law alone suggests, where there are no runs to look at, with the reason."""
+    if direction == "rises":
+        return "noise", "n* rises with compute; without runs, noise, interference and data cannot be told apart"
+    return "updates", "n* does not rise with compute: more updates win"
+
+
+# Which limit a setup is up against, from its runs: updates, gradient noise, interference, data or coverage.
 
 LEAD = 0.005
 """A lead between two n that counts: the bin in which the IsoCompute paper counts rewards as equal."""
@@ -80,7 +130,7 @@ def _sweep(runs: RunSet, metric: str) -> Sweep | None:
     """
     try:
         curves, metric, unit = curves_of(runs, metric=metric)
-        usable = usable_curves([c for c in curves if not fallen_early(c)] or curves, metric=metric)
+        usable = usable_curves([c for c in curves if not collapsed_early(c)] or curves, metric=metric)
     except InputError:
         return None
     if unit == "steps":
@@ -117,7 +167,7 @@ def by_rollouts(sweep: Sweep | None) -> tuple[Finding, Finding]:
     """
     fits = sweep.fits if sweep else ()
     compute = min((f.last for f in fits), default=0.0)
-    fits = tuple(f for f in fits if f.starts <= compute * REACH)
+    fits = tuple(f for f in fits if f.starts <= compute * EARLY_FACTOR)
     if sweep is None or len({f.setting[1] for f in fits}) < 2:
         why = "fewer than two n with curves over one range of compute: run another n"
         return Finding("updates", "unknown", None, None, why), Finding("noise", "unknown", None, None, why)
@@ -139,7 +189,7 @@ def by_rollouts(sweep: Sweep | None) -> tuple[Finding, Finding]:
     )
     noise = _finding(
         "noise",
-        basic(lambda each_SB: each_SB[1:].max(axis=0) - each_SB[0], value_S, value_SB + luck_of(fits, seed=0)),
+        basic(lambda each_SB: each_SB[1:].max(axis=0) - each_SB[0], value_S, value_SB + seed_noise(fits, seed=0)),
         LEAD,
         f"the best larger n, {n_S[larger]:.0f}, {'leads' if lead < 0 else 'trails'} the smallest {where}",
     )

@@ -21,8 +21,8 @@ from isocompute.core.formatting import number, value
 from isocompute.law.fits import CurveFit
 from isocompute.law.law import Law
 from isocompute.law.store import StoredLaw
-from isocompute.planner.advice import Warned
-from isocompute.planner.decision import LEVEL, Ranked
+from isocompute.planner.decide import LEVEL, Ranked
+from isocompute.planner.warnings import Warned
 
 __all__ = ["Fallen", "Falls", "Steadiness", "fall_warnings", "falls_of", "steadiness"]
 
@@ -112,8 +112,8 @@ def falls_of(law: Law | StoredLaw) -> Falls:
     """Those of a law, fitted here or stored."""
     if isinstance(law, Law):
         return Falls(
-            {run.curve.name: run.falls_after for run in law.runs if run.falls_after is not None},
-            tuple((lost.curve.setting, lost.falls_after) for lost in law.early),
+            {run.curve.name: run.collapse_after for run in law.runs if run.collapse_after is not None},
+            tuple((lost.curve.setting, lost.collapse_after) for lost in law.early_collapses),
             {run.curve.name: float(run.curve.compute_C[-1]) for run in law.runs},
         )
     curves, early = law.summary.get("curves", []), law.summary.get("early_falls", [])

@@ -9,14 +9,14 @@ from typing import Any
 
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, plural, value
-from isocompute.data.conditions import Condition
+from isocompute.data.compatible import Condition
 from isocompute.diagnose.series import present_level
 from isocompute.law.forecasting import Forecast
 from isocompute.law.law import Law
 from isocompute.planner.api import plan as make_plan
 from isocompute.planner.budget import Budget, parse_budget
-from isocompute.planner.load_law import planning_law
-from isocompute.planner.planner import Option, Plan
+from isocompute.planner.decide import Option, Plan
+from isocompute.planner.law import planning_law
 from isocompute.planner.stability import falls_of
 from isocompute.report.charts.style import unit_name
 from isocompute.report.evidence import Evidence

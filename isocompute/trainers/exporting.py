@@ -13,7 +13,7 @@ from isocompute.trainers.plan_input import Plan, make_plan
 from isocompute.trainers.result import Exported
 
 if TYPE_CHECKING:
-    from isocompute.planner.planner import Plan as Planned
+    from isocompute.planner.decide import Plan as Planned
 
 __all__ = ["TRAINERS", "export_plan"]
 

@@ -17,7 +17,7 @@ from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
 
 if TYPE_CHECKING:
-    from isocompute.planner.planner import Plan as Planned
+    from isocompute.planner.decide import Plan as Planned
 
 __all__ = ["Plan", "make_plan", "read_plan"]
 
@@ -103,7 +103,7 @@ def _as_table(plan: Mapping[str, Any] | Planned, source: str) -> Mapping[str, An
     """The keys of `plan --json`; the planner is loaded only for what is no table."""
     if isinstance(plan, Mapping):
         return plan
-    from isocompute.planner.planner import Plan as Planned
+    from isocompute.planner.decide import Plan as Planned
 
     if isinstance(plan, Planned):
         return plan.to_json()

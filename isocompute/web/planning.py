@@ -1,38 +1,37 @@
-"""A plan from a request: the options of `isocompute plan` as a query, on a law that is fitted once."""
+"""Plans: the options of `isocompute plan` as a query, on a law that is fitted once, and the chart over budgets."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from isocompute.core.errors import InputError
-from isocompute.web.answers import ChartFormat
-from isocompute.web.commands import command_line, reading_command
-from isocompute.web.fitting import Fitted, asked
-from isocompute.web.reading import Reading
-from isocompute.web.results import Results, Scope
-from isocompute.web.unsaid import several
+from isocompute.core.formatting import plural
+from isocompute.web.results import Results, Scope, replicates_option
+from isocompute.web.source import LoadOptions, Source, command_line
 
 if TYPE_CHECKING:
-    from isocompute.planner.limits import Diagnosis
-    from isocompute.planner.model import PlanningLaw
-    from isocompute.planner.planner import Plan
+    from isocompute.data import RunSet
+    from isocompute.data.conditions import Condition
+    from isocompute.planner.decide import Plan
+    from isocompute.planner.law import PlanningLaw
+    from isocompute.planner.regime import Diagnosis
 
-__all__ = ["STUDY", "ChartQuery", "PlanQuery", "Planner", "planned", "planner"]
+__all__ = ["STUDY", "PlanQuery", "Planner", "as_parameters", "band_chart", "planner", "why_no_plan"]
 
-T = TypeVar("T")
 STUDY = "study"
 """The name of the law that is fitted to the runs being served."""
 _SUFFIXES = {"rollouts": "", "tokens": "tok", "gpu_hours": "h"}
-_KEPT = "law.json"
-_LOOKS = 25
-"""Budgets of the band."""
-_BEYOND = 4.0
+_BAND_BUDGETS = 25
+_BAND_RANGE = 4.0
 """The band goes so far beyond the law's range, as forecasts and comparisons do."""
+_EXAMPLE_BP, _EXAMPLE_N = 32, 8
+_NAMED = 4
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Amount = Annotated[float, Field(gt=0, le=1e12)]
 
@@ -50,8 +49,8 @@ class PlanQuery(BaseModel):
     metric: str | None = Field(default=None, min_length=1, max_length=200)
     difficulty: Literal["easy", "hard"] | None = None
     problems: Count | None = Field(default=None, description="D: problems in the training set")
-    problems_per_batch: Count | None = Field(default=None, description="hold Bp")
-    batch: Count | None = Field(default=None, description="hold B = Bp · n")
+    problems_per_batch: Count | None = Field(default=None, description="fix Bp")
+    batch: Count | None = Field(default=None, description="fix B = Bp · n")
     n: list[Count] = Field(default=[], max_length=40, description="allowed n; repeat it for several")
     stable_low: Count | None = Field(default=None, description="smallest stable Bp")
     stable_high: Count | None = Field(default=None, description="largest stable Bp")
@@ -63,13 +62,37 @@ class PlanQuery(BaseModel):
     rollouts_per_second: Amount | None = None
     price_per_gpu_hour: Amount | None = None
     extrapolate: bool = False
-    final: bool = Field(default=False, description="wait for the final law where only a rough one is there")
 
 
-class ChartQuery(PlanQuery):
-    """The same, and how the chart is wanted."""
+_OTHER_PARAMETERS = {
+    "stable_problems": "stable_low and stable_high",
+    "unit": "unit",
+    "to": "to",
+    "fit_until": "fit_until",
+}
 
-    format: ChartFormat = "vega"
+
+def as_parameters(text: str) -> str:
+    """A command's message with its `--options` named as the parameters they are here.
+
+    Options that only a command has stay, and so do commands in backticks.
+
+    >>> as_parameters("--budget 1e12: outside the law; say --extrapolate, or fit with --columns.")
+    'budget 1e12: outside the law; say extrapolate=true, or fit with --columns.'
+    >>> as_parameters("--n 3: not run; try `isocompute plan --n 8`.")
+    'n 3: not run; try `isocompute plan --n 8`.'
+    """
+
+    def parameter(option: re.Match[str]) -> str:
+        name = option[1].replace("-", "_")
+        field = PlanQuery.model_fields.get(name)
+        if field is None:
+            return _OTHER_PARAMETERS.get(name, option[0])
+        return f"{name}=true" if field.annotation is bool else name
+
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(?<![\w-])--([a-z](?:[a-z-]*[a-z])?)", parameter, part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 class Planner:
@@ -81,41 +104,37 @@ class Planner:
         *,
         law: PlanningLaw,
         diagnosis: Diagnosis | None = None,
-        version: str = "",
         fresh: bool = True,
         address: str = "",
-        reading: Reading | None = None,
-        fitted: Fitted | None = None,
+        options: LoadOptions | None = None,
+        replicates: int | None = None,
     ) -> None:
         from isocompute.planner.candidates import Constraints
         from isocompute.planner.spending import Hardware, prices
 
-        self.query, self.law, self.version, self.fresh = query, law, version, fresh
-        self._diagnosis, self._address, self._reading = diagnosis, address, reading or Reading()
-        self.rough = None if fitted is None else fitted.rough
-        self._replicates = None if fitted is None else asked(fitted.of)
+        self.law, self.fresh = law, fresh
+        self._query, self._diagnosis = query, diagnosis
+        self._address, self._options, self._replicates = address, options or LoadOptions(), replicates
         if (query.stable_low is None) != (query.stable_high is None):
             raise InputError("a range of stable Bp has two ends; give both stable_low and stable_high, or neither.")
-        stable = (query.stable_low, query.stable_high) if query.stable_low and query.stable_high else None
         self._constraints = Constraints(
             problems_per_batch=query.problems_per_batch,
             batch_size=query.batch,
             rollouts_per_problem=tuple(sorted(set(query.n))) or None,
-            problems_range=stable,
+            problems_range=(query.stable_low, query.stable_high) if query.stable_low and query.stable_high else None,
             max_batch=query.max_batch,
             min_updates=query.min_updates,
             gpus=query.gpus,
             problems=query.problems,
         )
         self._constraints.check()
-        hardware = Hardware(
-            gpus=query.gpus,
-            response_tokens=query.response_tokens,
-            rollouts_per_second=query.rollouts_per_second,
-            price_per_gpu_hour=query.price_per_gpu_hour,
-        )
         self._prices = prices(
-            hardware,
+            Hardware(
+                gpus=query.gpus,
+                response_tokens=query.response_tokens,
+                rollouts_per_second=query.rollouts_per_second,
+                price_per_gpu_hour=query.price_per_gpu_hour,
+            ),
             law_gpu_hours_per_rollout=law.gpu_hours_per_rollout,
             law_response_tokens=law.response_tokens,
             law_source=law.rate_source,
@@ -123,45 +142,43 @@ class Planner:
 
     @property
     def budget(self) -> str:
-        """The budget asked for, or half of what the law was measured up to; an error that speaks of the law, not of a
-        budget that nobody gave, where rollouts do not convert to its unit.
-        """
-        if self.query.budget:
-            return self.query.budget
+        """The budget asked for, or half of what the law was measured up to."""
+        if self._query.budget:
+            return self._query.budget
+        # Where rollouts do not convert to the law's unit, the error is about the law, not a budget that nobody gave.
         self._prices.rates(1, 1).amount(1.0, self.law.unit)
         return self._in_unit(float(f"{self.law.last / 2:.2g}"))
 
     def plan(self, budget: str) -> Plan:
         """What `isocompute plan` finds for this budget."""
         from isocompute.planner.budget import parse_budget
-        from isocompute.planner.planner import make_plan
+        from isocompute.planner.decide import make_plan
 
         return make_plan(
             law=self.law,
             budget=parse_budget(budget),
             prices=self._prices,
             constraints=self._constraints,
-            metric=self.query.metric,
-            difficulty=self.query.difficulty,
-            truncated=self.query.truncated,
-            extrapolate=self.query.extrapolate,
+            metric=self._query.metric,
+            difficulty=self._query.difficulty,
+            truncated=self._query.truncated,
+            extrapolate=self._query.extrapolate,
             diagnosis=self._diagnosis,
         )
 
     def band(self) -> list[dict[str, Any]]:
-        """What the best allocation is expected to reach at each of a row of budgets, where they buy one."""
+        """The plan at each of a row of budgets over the law's range and beyond, where they buy one."""
         import numpy as np
 
         rows = []
-        for compute in np.geomspace(self.law.first, _BEYOND * self.law.last, _LOOKS):
+        for compute in np.geomspace(self.law.first, _BAND_RANGE * self.law.last, _BAND_BUDGETS):
             try:
-                rows.append(self.chosen(self._in_unit(float(f"{compute:.4g}"))))
+                rows.append(self.row(self._in_unit(float(f"{compute:.4g}"))))
             except InputError:
-                if self.rough is not None:
-                    raise  # the final law may know (`planned`)
+                continue
         return rows
 
-    def chosen(self, budget: str) -> dict[str, Any]:
+    def row(self, budget: str) -> dict[str, Any]:
         """The plan for a budget as a row of the band."""
         option = self.plan(budget).chosen
         a = option.allocation
@@ -180,82 +197,75 @@ class Planner:
     def _in_unit(self, amount: float) -> str:
         return f"{amount:.10g}{_SUFFIXES.get(self.law.unit, '')}"
 
-    def command(self, budget: str) -> str:
-        """The command that prints the same plan; two where the runs are read in a way that only `fit` can be told."""
-        q = self.query
-        fitting = {"metric": q.metric, "replicates": self._replicates}
-        direct = reading_command(self._reading, "plan") is not None
+    @property
+    def command(self) -> str:
+        """The command that prints the same plan; two where only `fit` has the options to read the runs in this way."""
+        q = self._query
         law, first = (self._address if q.law == STUDY else q.law), ""
-        if not direct:
-            fit = reading_command(self._reading, "fit", law, options={**fitting, "out": _KEPT})
-            law, first, fitting = _KEPT, f"{fit} && ", {}
+        reading: dict[str, Any] = {"metric": q.metric, "replicates": self._replicates}
+        if self._options.command("plan") is not None:
+            reading |= self._options.given
+        else:
+            first = f"{self._options.command('fit', law, options={**reading, 'out': 'law.json'})} && "
+            law, reading = "law.json", {}
+        same = q.model_dump(
+            include={
+                *("difficulty", "problems", "problems_per_batch", "batch", "max_batch", "truncated", "gpus"),
+                *("response_tokens", "rollouts_per_second", "price_per_gpu_hour", "extrapolate"),
+            }
+        )
         return first + command_line(
             "plan",
             options={
-                "budget": budget,
+                "budget": self.budget,
                 "law": law,
-                **(self._reading.options if direct else {}),
-                **fitting,
-                "difficulty": q.difficulty,
-                "problems": q.problems,
-                "problems_per_batch": q.problems_per_batch,
-                "batch": q.batch,
+                **reading,
+                **same,
                 "n": self._constraints.rollouts_per_problem,
                 "stable_problems": None if q.stable_low is None else f"{q.stable_low}-{q.stable_high}",
-                "max_batch": q.max_batch,
                 "min_updates": q.min_updates if q.min_updates > 1 else None,
-                "truncated": q.truncated,
-                "gpus": q.gpus,
-                "response_tokens": q.response_tokens,
-                "rollouts_per_second": q.rollouts_per_second,
-                "price_per_gpu_hour": q.price_per_gpu_hour,
-                "extrapolate": q.extrapolate,
             },
         )
 
 
-def planner(results: Results, query: PlanQuery, *, final: bool = False) -> tuple[Planner, Scope | None]:
-    """The planner of a request, and what its law was fitted to; None for a published law, which never changes."""
+def planner(results: Results, query: PlanQuery) -> Planner:
+    """The planner of a request."""
     if query.law != STUDY:
-        return Planner(query, law=_published(query.law)), None
-    importlib.import_module(
-        "isocompute.planner.planner"
-    )  # it takes half a second to load, and the law may take as long
-    scope = results.scope(query.part, query.metric, final=final or query.final)
-    refused = several(scope.runs, results.source)
+        return Planner(query, law=_published(query.law))
+    from isocompute.planner.law import planning_law
+    from isocompute.planner.regime import diagnose
+    from isocompute.planner.stability import falls_of
+
+    scope = results.scope(query.part, query.metric)
+    refused = _several_conditions(scope.runs, results.source)
     if refused is not None:
         raise InputError(refused)
-    found, fitted = results.planning_law(scope, query.problems_per_batch)
-    # What limits the runs takes fits of its own: a rough plan does not wait for them.
-    diagnosis = results.diagnosis(scope) if fitted.rough is None else None
-    made = Planner(
-        query,
-        law=found.value,
-        diagnosis=None if diagnosis is None else diagnosis.value,
-        version=found.version,
-        fresh=found.fresh and (diagnosis is None or diagnosis.fresh),
-        address=results.source.at(scope.part),
-        reading=results.source.reading,
-        fitted=fitted,
-    )
-    return made, scope
-
-
-def planned(
-    results: Results, query: PlanQuery, make: Callable[[Planner, Scope | None], T], *, final: bool = False
-) -> tuple[Planner, T]:
-    """What `make` makes of a request's planner, and the planner.
-
-    An error is never preliminary: a rough law has no surface, and so knows only the settings that were run.
-    """
-    made, scope = planner(results, query, final=final)
+    law = results.law(scope)
+    fitted = law.value
     try:
-        return made, make(made, scope)
-    except InputError:
-        if made.rough is None:
-            raise
-    made, scope = planner(results, query, final=True)
-    return made, make(made, scope)
+        planning = planning_law(
+            fitted.settings,
+            fitted.surface,
+            name=results.source.at(scope.part),
+            source=f"fitted to {plural(len(fitted.runs), 'run')}",
+            metric=fitted.metric,
+            unit=fitted.unit,
+            falls=falls_of(fitted),
+            problems_per_batch=query.problems_per_batch,
+        )
+    except InputError as error:
+        raise InputError(why_no_plan(scope, results.source) or str(error)) from error
+    metric = results.evidence(scope).metric
+    diagnosis = results.cached("limit", scope, lambda: diagnose(scope.runs, metric=metric))
+    return Planner(
+        query,
+        law=planning,
+        diagnosis=diagnosis.value,
+        fresh=law.fresh and diagnosis.fresh,
+        address=results.source.at(scope.part),
+        options=results.source.options,
+        replicates=replicates_option(fitted.replicates),
+    )
 
 
 @functools.cache
@@ -265,3 +275,102 @@ def _published(name: str) -> PlanningLaw:
     if name not in {entry.name for entry in entries()}:
         raise InputError(f"law '{name}': it is 'study' or one of the published laws that /api/laws lists.")
     return published(name)
+
+
+# --- Why runs cannot be planned with ----------------------------------------------------------------------------------
+
+
+def why_no_plan(scope: Scope, source: Source) -> str | None:
+    """What keeps a plan from being made and how to start the app instead; None where nothing does."""
+    return _missing_settings(scope.runs, source) or _several_conditions(scope.runs, source)
+
+
+def _missing_settings(runs: RunSet, source: Source) -> str | None:
+    """That the runs lack Bp or n."""
+    from isocompute.law.curves import choose_unit
+
+    if all(run.settings.problems_per_batch and run.settings.rollouts_per_problem for run in runs):
+        return None
+    try:
+        in_steps = choose_unit(runs) == "steps"  # which cost differently at different Bp and n: every run must say both
+    except InputError as error:
+        return str(error)
+    enough = all if in_steps else any
+    has_bp = enough(run.settings.problems_per_batch is not None for run in runs)
+    has_n = enough(run.settings.rollouts_per_problem is not None for run in runs)
+    if has_bp and has_n:
+        return None
+    options = source.options
+    if not has_bp:
+        options = replace(options, problems_per_batch=_EXAMPLE_BP)
+    if not has_n:
+        options = replace(options, rollouts_per_problem=_EXAMPLE_N)
+    words = ["their problems per batch (Bp)"] * (not has_bp) + ["their rollouts per problem (n)"] * (not has_n)
+    return (
+        f"These runs do not say {' and '.join(words)}, and no plan can be made without. "
+        f"Start the app again with your numbers: `{command_line('web', source.address, options=options.given)}`"
+    )
+
+
+def _several_conditions(runs: RunSet, source: Source) -> str | None:
+    """That the runs are of several problem sets or models, whose rewards do not compare."""
+    from isocompute.data.conditions import conditions_of
+
+    conditions = conditions_of(runs)
+    keys = list(dict.fromkeys(key for each in conditions for key in each.labels))
+    if len(conditions) < 2 or all(key.startswith("recipe.") for key in keys):
+        return None
+    names = ", ".join(f"'{each.name}' ({len(each.runs)})" for each in conditions[:_NAMED])
+    more = f" and {len(conditions) - _NAMED} more" if len(conditions) > _NAMED else ""
+    text = (
+        f"These runs are of {len(conditions)} conditions, {names}{more}, whose rewards do not compare: "
+        "a plan is made of one."
+    )
+    for each in sorted(conditions, key=lambda each: -len(each.runs)):
+        where = _where(each, keys)
+        if where is not None:
+            options = replace(source.options, where={**source.options.where, **where})
+            command = command_line("web", source.address, options=options.given)
+            return f"{text} Start the app again with one of them: `{command}`"
+    return f"{text} Start the app again with the folder of one of them."
+
+
+def _where(condition: Condition, keys: list[str]) -> dict[str, str] | None:
+    """The `--where` that selects this condition's runs; None where no text can."""
+    settings = condition.runs[0].settings
+    values = {key: getattr(settings, key, None) or condition.ingredient(key) for key in keys}
+    plain = all(isinstance(value, str | int | float) and "," not in str(value) for value in values.values())
+    return {key: str(value) for key, value in values.items()} if plain else None
+
+
+# --- The chart over budgets -------------------------------------------------------------------------------------------
+
+
+def band_chart(
+    rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any], *, metric: str, unit: str, last: float
+) -> Any:
+    """Expected reward with its 80% interval over budgets; the rule is where the law's data end.
+
+    The data of the chosen plan are named, so that the page can move it along the band without drawing the chart anew.
+    """
+    import altair as alt
+
+    from isocompute.report.charts.style import ACCENT, BLUE, GREY, band, chart, compute_axis, panel, value_axis
+
+    x, y = compute_axis(unit), value_axis(metric)
+    tip = [alt.Tooltip(f"{name}:Q", format=form) for name, form in (("compute", ".3~s"), ("value", ".3f"))]
+    tip += [alt.Tooltip(f"{name}:Q") for name in ("problems_per_batch", "rollouts_per_problem", "update_steps")]
+    mark = alt.Chart(alt.InlineData(values=[dict(chosen)], name="chosen"))
+    return panel(
+        band(x, y, rows, alt.value(BLUE), opacity=0.2),
+        chart(rows).mark_line(color=BLUE, strokeWidth=2).encode(x=x, y=y),
+        chart(rows).mark_point(color=BLUE, filled=True, size=22, opacity=0.9).encode(x=x, y=y, tooltip=tip),
+        chart([{"compute": last}]).mark_rule(color=GREY, strokeDash=[3, 3]).encode(x=x),
+        mark.mark_rule(color=ACCENT, strokeWidth=2).encode(
+            x=x, y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q"
+        ),
+        mark.mark_point(color=ACCENT, filled=True, size=90, opacity=1).encode(x=x, y=y),
+        title="",
+        width=640,
+        height=230,
+    )

@@ -1,50 +1,46 @@
 """Everything the app shows of a study, each thing made once for each state of its files.
 
-Results are those of the commands with the same options. Only the number of replicates depends on the study: one with
-many points is fitted with fewer, and the command that the page shows says so.
+Results are those of the commands with the same options. Only the number of bootstrap replicates depends on the study:
+one with many points is fitted with fewer, and the command that the page shows says so.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import threading
-from collections.abc import Callable, Hashable
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from isocompute.core.caught import recorded
 from isocompute.core.errors import InputError
-from isocompute.core.formatting import plural
-from isocompute.web.ahead import Ahead, Stage
+from isocompute.data import Run, RunSet
+from isocompute.data.compatible import Condition
+from isocompute.law.law import Law
+from isocompute.report.evidence import Evidence
+from isocompute.report.model import Figure, Missing
 from isocompute.web.cache import Cache, Found
-from isocompute.web.fitting import (
-    Fitted,
-    Rough,
-    curves_in,
-    fit_fully,
-    fit_roughly,
-    may_be_rough,
-    points_of,
-    replicates_for,
-)
-from isocompute.web.hearing import heard
-from isocompute.web.source import Snapshot, Source
-from isocompute.web.standing import Judge
-from isocompute.web.unsaid import unsaid
+from isocompute.web.source import Snapshot, Source, run_address
 
-if TYPE_CHECKING:
-    from isocompute.data import RunSet
-    from isocompute.diagnose.claims import Claim
-    from isocompute.planner.limits import Diagnosis
-    from isocompute.planner.model import PlanningLaw
-    from isocompute.report.model import Figure, Missing
-    from isocompute.web.evidence import KnownEvidence
-
-__all__ = ["PATIENCE", "Drawn", "Results", "Scope"]
+__all__ = ["Drawn", "FittedEvidence", "Results", "RunStatus", "Scope", "Verdict", "captured_warnings", "numbers"]
 
 T = TypeVar("T")
-PATIENCE = 20.0
-"""Seconds until an answer says that its result is still being made."""
+_REPLICATES, _FEWER_REPLICATES, _MANY_POINTS = 1000, 200, 10_000
+"""A fifth of the wait for intervals that are still good to a few percent of their width."""
+_LINE = 40
+"""Values of a sparkline."""
+
+
+@contextmanager
+def captured_warnings() -> Iterator[list[str]]:
+    """The warnings that are given inside, each once, when it is over: the pages show them instead of the console."""
+    messages: list[str] = []
+    with recorded() as caught:
+        yield messages
+        messages += dict.fromkeys(str(warning.message) for warning in caught)
 
 
 @dataclass(frozen=True)
@@ -55,28 +51,31 @@ class Scope:
     part: str
     metric: str | None
     unit: str | None
-    final: bool
-    """Wait for the final law where there is a rough one."""
-    load: Callable[[], tuple[RunSet, tuple[str, ...]]] = field(repr=False, compare=False)
-
-    @cached_property
-    def _loaded(self) -> tuple[RunSet, tuple[str, ...]]:
-        return self.load()
+    runs: RunSet
+    warnings: tuple[str, ...]
+    """Those of loading the runs."""
 
     @property
-    def runs(self) -> RunSet:
-        """The part's runs, read when they are asked for: a law may be there before them."""
-        return self._loaded[0]
+    def replicates(self) -> int:
+        """Bootstrap replicates of its law."""
+        return _FEWER_REPLICATES if sum(run.points.height for run in self.runs) > _MANY_POINTS else _REPLICATES
 
-    @property
-    def count(self) -> int:
-        """How many runs the part has, as far as that is known before they are read; else 0."""
-        return next(part.runs for part in self.snapshot.parts if part.name == self.part)
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What loading the runs had to say."""
-        return self._loaded[1]
+def replicates_option(replicates: int) -> int | None:
+    """What a command is given; None where it is its default."""
+    return None if replicates == _REPLICATES else replicates
+
+
+class FittedEvidence(Evidence):
+    """Evidence for figures that takes the app's law for that of its runs, where all belong together and have curves."""
+
+    fitted: Law | None = None
+
+    def law(self, condition: Condition, *, unit: str | None = None) -> Law:
+        """The law of a condition's runs."""
+        if self.fitted is not None and unit in (None, self.unit) and len(self.conditions) == 1 and not self.left_out:
+            return self.fitted
+        return super().law(condition, unit=unit)
 
 
 @dataclass(frozen=True)
@@ -85,24 +84,22 @@ class Drawn:
 
     figure: Figure | Missing
     panels: tuple[dict[str, Any], ...]
-    rough: Rough | None
-    """Of the law that it rests on."""
 
 
 class Results:
     """The results of one study.
 
-    Runs, and the evidence over them, are made in the request, since that takes a moment and everything else rests on
-    them; the rest comes from the cache and may be that of a moment ago.
+    Runs, and the evidence over them, are made in the request: that takes a moment and everything else rests on them.
+    What is slow comes from the cache and may be that of a moment ago.
     """
 
-    def __init__(self, source: Source, *, patience: float = PATIENCE, ahead: Ahead | None = None) -> None:
-        self.source, self._ahead = source, ahead
-        self.judge = Judge()
-        self._cache = Cache(patience=patience)
-        self._loading, self._weighing = threading.Lock(), threading.Lock()
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.status = RunStatus()
+        self._cache = Cache()
+        self._loading, self._drawing = threading.Lock(), threading.Lock()
         self._runs: dict[str, tuple[str, RunSet | InputError, tuple[str, ...]]] = {}
-        self._evidence: dict[Hashable, tuple[str, KnownEvidence, threading.Lock]] = {}
+        self._evidence: dict[Hashable, tuple[str, FittedEvidence]] = {}
 
     def snapshot(self) -> Snapshot:
         """The files as they are now; an error where they are gone."""
@@ -114,14 +111,7 @@ class Results:
                 "another folder."
             ) from error
 
-    def close(self) -> None:
-        """Leave nothing running."""
-        if self._ahead is not None:
-            self._ahead.close()
-
-    def scope(
-        self, part: str | None = None, metric: str | None = None, unit: str | None = None, *, final: bool = False
-    ) -> Scope:
+    def scope(self, part: str | None = None, metric: str | None = None, unit: str | None = None) -> Scope:
         """The runs that a request is about."""
         snapshot = self.snapshot()
         name = snapshot.part(part)
@@ -130,156 +120,140 @@ class Results:
                 f"{self.source.address}: no run of this study has a point yet. What it shows appears with the first "
                 "evaluations; a study that is not running is started with `isocompute study run SPEC.toml`."
             )
-        return Scope(snapshot, name, metric, unit, final, lambda: self._load(name, snapshot.version))
-
-    def _load(self, part: str, version: str) -> tuple[RunSet, tuple[str, ...]]:
-        """The runs, and what was left out of them."""
         with self._loading:
-            known = self._runs.get(part)
-            if known is None or known[0] != version:
-                found: RunSet | InputError
-                with heard() as said:
+            version, runs, warnings = self._runs.get(name, ("", None, ()))
+            if runs is None or version != snapshot.version:
+                with captured_warnings() as messages:
                     try:
-                        found = self.source.load(part)
+                        runs = self.source.load(name)
                     except InputError as error:
-                        found = error
-                known = (version, found, tuple(said))
-                self._runs[part] = known
-        if isinstance(known[1], InputError):
-            raise InputError(str(known[1]))
-        return known[1], known[2]
+                        runs = error
+                warnings = tuple(messages)
+                self._runs[name] = (snapshot.version, runs, warnings)
+        if isinstance(runs, InputError):
+            raise InputError(str(runs))
+        return Scope(snapshot, name, metric, unit, runs, warnings)
 
-    def evidence(self, scope: Scope) -> KnownEvidence:
+    def evidence(self, scope: Scope) -> FittedEvidence:
         """What figures are drawn from: metric, unit, curves, and which runs have none."""
-        return self._evidence_of(scope, replicates_for(points_of(scope.runs)))[0]
+        key = (scope.part, scope.metric, scope.unit)
+        with self._loading:
+            version, evidence = self._evidence.get(key, ("", None))
+            if evidence is None or version != scope.snapshot.version:
+                made = FittedEvidence.of(scope.runs, metric=scope.metric, unit=scope.unit, replicates=scope.replicates)
+                assert isinstance(made, FittedEvidence)
+                evidence = made
+                self._evidence[key] = (scope.snapshot.version, evidence)
+        return evidence
 
-    def _evidence_of(self, scope: Scope, replicates: int) -> tuple[KnownEvidence, threading.Lock]:
-        """The evidence, and the lock of who works on it: it keeps what it makes, and is not made for two threads."""
-        from isocompute.web.evidence import KnownEvidence
+    def law(self, scope: Scope) -> Found[Law]:
+        """What `isocompute fit` finds."""
 
-        key = (scope.part, scope.metric, scope.unit, replicates)
-        with self._weighing:
-            known = self._evidence.get(key)
-            if known is None or known[0] != scope.snapshot.version:
-                evidence = KnownEvidence.over(scope.runs, metric=scope.metric, unit=scope.unit, replicates=replicates)
-                known = self._evidence[key] = (scope.snapshot.version, evidence, threading.Lock())
-        return known[1], known[2]
+        def fit() -> Law:
+            from isocompute.law.curves import curves_of
+            from isocompute.law.from_runs import choose_metric
+            from isocompute.law.law import fit_law
+
+            with captured_warnings():  # runs without a curve say so in the table of runs
+                metric = choose_metric(scope.runs, scope.metric)
+                curves, metric, unit = curves_of(scope.runs, metric=metric, unit=scope.unit)
+            return fit_law(curves, metric=metric, unit=unit, replicates=scope.replicates)
+
+        return self.cached("law", scope, fit)
 
     def figure(self, scope: Scope, name: str) -> Found[Drawn]:
-        """A figure, or what it needs; drawn from the rough law while there is no other."""
-        law: Found[Fitted] | None = None
+        """A figure, or what it needs."""
+        law: Found[Law] | None = None
         with suppress(InputError):  # the figure says what it needs
             law = self.law(scope)
-        now = scope.snapshot.version
-        rough = None if law is None else law.value.rough
-        evidence, lock = self._evidence_of(
-            scope, replicates_for(points_of(scope.runs)) if rough is None else rough.replicates
-        )
+        evidence = self.evidence(scope)
 
-        def make() -> Drawn:
-            from isocompute.report.figures import Figure, draw
+        def draw() -> Drawn:
+            from isocompute.report import figures
             from isocompute.report.style import themed
 
-            with lock:
-                if law is not None and law.version == now:
-                    evidence.known = law.value.law
-                figure = draw(name, evidence)
+            with self._drawing:  # evidence keeps what it makes, and is not made for two threads
+                if law is not None and law.fresh:
+                    evidence.fitted = law.value
+                figure = figures.draw(name, evidence)
             panels = figure.panels if isinstance(figure, Figure) else ()
-            return Drawn(figure, tuple(themed(panel, background=None) for panel in panels), rough)
+            return Drawn(figure, tuple(themed(panel, background=None) for panel in panels))
 
-        found = self._slow("figure", scope, make, name, rough, version=now if law is None else law.version)
-        return replace(found, fresh=found.version == now)
+        # While the law is stale, so is the figure: the next one is drawn with the next law.
+        return self.cached("figure", scope, draw, name, version=None if law is None else law.version)
 
-    def law(self, scope: Scope) -> Found[Fitted]:
-        """What `isocompute fit` finds, or the rough law while that is made for the first time."""
-
-        def sent(stage: Stage) -> Fitted | None:
-            first = (scope.part, scope.metric, scope.unit) == (scope.snapshot.part(None), None, None)
-            return self._ahead.law(stage, scope.snapshot.version) if self._ahead is not None and first else None
-
-        def fitted(fit: Callable[..., Fitted | None]) -> Fitted | None:
-            runs = scope.runs
-            with heard():  # runs without a curve say so in the table of runs
-                curves, metric, unit = curves_in(runs, metric=scope.metric, unit=scope.unit)
-            return fit(curves, metric=metric, unit=unit, points=points_of(scope.runs))
-
-        def rough() -> Fitted | None:
-            return sent("rough") or fitted(fit_roughly)
-
-        def final() -> Fitted:
-            found = sent("final") or fitted(fit_fully)
-            assert found is not None
-            return found
-
-        return self._slow("law", scope, final, rough=rough if may_be_rough(scope.count) else None)
-
-    def law_json(self, scope: Scope) -> tuple[Found[dict[str, Any]], Fitted]:
-        """The law as `isocompute fit --json` prints it, and the law itself."""
-        law = self.law(scope)
-        fitted = law.value
-        printed = self.quick("law as JSON", scope, fitted.law.to_json, fitted.rough, version=law.version)
-        return printed, fitted
-
-    def planning_law(self, scope: Scope, problems_per_batch: int | None) -> tuple[Found[PlanningLaw], Fitted]:
-        """The law as `isocompute plan --law RUNS` sees it, and the law itself."""
-        from isocompute.planner.load_law import planning_law
-        from isocompute.planner.stability import falls_of
-
-        law = self.law(scope)
-        fitted = law.value
-        try:
-            found = planning_law(
-                fitted.law.settings,
-                fitted.law.surface,
-                name=self.source.at(scope.part),
-                source=f"fitted to {plural(len(fitted.law.runs), 'run')}",
-                metric=fitted.law.metric,
-                unit=fitted.law.unit,
-                falls=falls_of(fitted.law),
-                problems_per_batch=problems_per_batch,
-            )
-        except InputError as error:
-            raise InputError(unsaid(scope.runs, self.source) or str(error)) from error
-        return Found(found, law.version, law.fresh), fitted
-
-    def diagnosis(self, scope: Scope) -> Found[Diagnosis]:
-        """Which limit the runs are up against."""
-        metric = self.evidence(scope).metric
-
-        def make() -> Diagnosis:
-            from isocompute.planner.regime import diagnose
-
-            return diagnose(scope.runs, metric=metric)
-
-        return self._slow("limit", scope, make)
-
-    def claims(self, scope: Scope) -> Found[tuple[Claim, ...]]:
-        """What `isocompute claims` finds."""
-
-        def make() -> tuple[Claim, ...]:
-            from isocompute.diagnose.claims import judge
-
-            return judge(scope.runs, metric=scope.metric)
-
-        return self._slow("claims", scope, make)
-
-    def quick(
+    def cached(
         self, what: str, scope: Scope, make: Callable[[], T], *more: Hashable, version: str | None = None
     ) -> Found[T]:
-        """Any other result that takes a moment. One that is made of another result is of that one's `version`."""
-        key = (what, scope.part, scope.metric, scope.unit, *more)
-        found = self._cache.get(key, version or scope.snapshot.version, make, what=what, quick=True)
-        return replace(found, fresh=found.version == scope.snapshot.version)
+        """A slow result. One that is made of another result is of that one's `version`."""
+        now = scope.snapshot.version
+        found = self._cache.get((what, scope.part, scope.metric, scope.unit, *more), version or now, make)
+        return Found(found.value, found.version, found.version == now)
 
-    def _slow(
-        self,
-        what: str,
-        scope: Scope,
-        make: Callable[[], T],
-        *more: Hashable,
-        version: str | None = None,
-        rough: Callable[[], T | None] | None = None,
-    ) -> Found[T]:
-        key = (what, scope.part, scope.metric, scope.unit, *more)
-        told = f"{what} of {scope.count} runs" if scope.count else what
-        return self._cache.get(key, version or scope.snapshot.version, make, what=told, rough=rough, final=scope.final)
+
+# --- How each run does: its numbers at once, its verdicts a few at a time ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What forecast and health say of a run; where there can be no forecast, `reason` says why."""
+
+    forecast: str | None
+    reason: str
+    health: str
+
+
+class RunStatus:
+    """Verdicts of runs, each made once for the points that the run has.
+
+    A forecast takes some hundredths of a second, which is seconds for a large study; so runs are judged a few at a time
+    by whoever asks.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Run, Verdict]] = {}
+        self._working = threading.Lock()
+
+    def known(self, run: Run, *key: Hashable) -> Verdict | None:
+        """The verdict of a run as it is now, if there is one."""
+        judged, verdict = self._known.get((run.name, *key), (None, None))
+        return verdict if judged is run or (judged is not None and judged.points.equals(run.points)) else None
+
+    def judge(self, runs: Iterable[Run], *, address: str, metric: str, unit: str | None, seconds: float) -> None:
+        """Make verdicts that are not known yet, until this many seconds are over; one caller at a time."""
+        end = time.monotonic() + seconds
+        with self._working:
+            for run in runs:
+                if time.monotonic() > end:
+                    return
+                if self.known(run, address, metric, unit) is None:
+                    self._known[run.name, address, metric, unit] = (run, _verdict(run, address, metric, unit))
+
+
+def _verdict(run: Run, address: str, metric: str, unit: str | None) -> Verdict:
+    from isocompute import api
+
+    one = RunSet((run,), address)
+    health = api.check_health(one, paths=[run_address(address, run.name)])[0].verdict
+    try:
+        forecast = api.forecast(one, metric=metric, unit=unit)
+    except InputError as error:
+        return Verdict(None, str(error), health)
+    return Verdict(forecast.verdict, forecast.reason, health)
+
+
+def numbers(run: Run, metric: str) -> dict[str, Any]:
+    """The last and the best value of a metric, and its course as a sparkline."""
+    values = run.points[metric].to_list() if metric in run.metrics else []
+    finite = [float(value) for value in values if value is not None and math.isfinite(value)]
+    return {"last": finite[-1] if finite else None, "best": max(finite, default=None), "line": _averaged(finite)}
+
+
+def _averaged(values: list[float]) -> list[float]:
+    """Few values: the ends, and means of the values in between."""
+    if len(values) <= _LINE:
+        return values
+    inner = values[1:-1]
+    edges = [len(inner) * i // (_LINE - 2) for i in range(_LINE - 1)]
+    means = [sum(inner[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    return [values[0], *means, values[-1]]

@@ -1,39 +1,62 @@
-"""Serving a study to this machine and nowhere else: the port, the browser, and work done before it is asked for."""
+"""Serving a study to this machine and nowhere else: pages and their files, the API, errors, and the port.
+
+The app listens on 127.0.0.1, but a page on the internet can make its own name point there and read the answers (DNS
+rebinding). So a request must name a local host. Nor may a page of another site make the app work, though it could not
+read the answer. The content policy lets a page load the app's own files and nothing else.
+"""
 
 from __future__ import annotations
 
 import errno
-import importlib
-import os
+import functools
+import logging
 import socket
 import subprocess
+import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from isocompute.core import files
 from isocompute.core.errors import InputError
-from isocompute.web.ahead import Ahead
-from isocompute.web.cache import PendingError
-from isocompute.web.hearing import heard
-from isocompute.web.reading import Reading
-from isocompute.web.results import Results, Scope
-from isocompute.web.source import Source
+from isocompute.web.source import LoadOptions, Source
 
-__all__ = ["HOST", "PORT", "Served", "bind", "serve", "warm"]
+if TYPE_CHECKING:  # the web framework takes half a second to load: what is wrong with the study is said before
+    from fastapi import APIRouter, FastAPI
+    from starlette.types import ASGIApp, Message, Receive, Send
+    from starlette.types import Scope as Connection
+
+    from isocompute.web.results import Results
+
+__all__ = ["HOST", "PORT", "Served", "bind", "create_app", "serve", "warm"]
 
 HOST = "127.0.0.1"
 PORT = 8321
-_TRIED = 20
-"""Ports after the usual one, where none was asked for."""
+_PORTS_TRIED = 20
+_PAGES = ("plan", "study", "run", "claims", "compare", "api")
+_STATIC = Path(__file__).parent / "static"
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_log = logging.getLogger("isocompute.web")
+
+
+# --- The port ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Served:
     """A study and the socket that it will be served from."""
 
-    results: Results
+    source: Source
     socket: socket.socket
 
     @property
@@ -42,45 +65,28 @@ class Served:
         return f"http://{HOST}:{self.socket.getsockname()[1]}/"
 
 
-def bind(address: str, *, port: int | None = None, reading: Reading | None = None) -> Served:
-    """Look at the study and take a port; what is wrong with either is known before anything runs."""
-    _check_installed()
-    source = Source(address, reading)
-    snapshot = source.snapshot()
-    if not snapshot.specs and not snapshot.parts[-1].runs:
-        _check_loads(source)
-    elif source.reading.chooses:
-        with heard():
-            source.load("")  # says what there is to choose from where it leaves no run
-    listener = _listen(port)
-    ahead = None
-    if _cores() > 1:  # on one, a second process would only keep the first page waiting
-        with suppress(OSError):  # no more processes, or no interpreter to start: the app does it all
-            ahead = Ahead(source, snapshot.version)
-    return Served(Results(source, ahead=ahead), listener)
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _check_installed() -> None:
-    """What is missing is said before anything starts; loading it takes half a second, and comes later."""
+def bind(address: str, *, port: int | None = None, options: LoadOptions | None = None) -> Served:
+    """Look at the study and take a port; what is wrong with either is said before anything runs."""
     for module in ("fastapi", "uvicorn"):
         if find_spec(module) is None:
-            raise InputError(f"the web app needs {module}; pip install 'isocompute[ui]'.")
+            raise InputError(f"the web app needs {module}; pip install 'isocompute[web]'.")
+    source = Source(address, options)
+    snapshot = source.snapshot()
+    has_runs = bool(snapshot.specs or snapshot.parts[-1].runs)
+    if source.options.select_runs or not has_runs:
+        _check_loads(source)
+    return Served(source, _listen(port))
 
 
 def _check_loads(source: Source) -> None:
     """A table or a trainer's logs will do too; an error says what else would."""
-    from isocompute.core import files
+    from isocompute.web.results import captured_warnings
 
     try:
-        with heard():  # the app reads them again, and says it on its pages
+        with captured_warnings():  # the app reads them again, and its pages show the warnings
             source.load("")
     except InputError as error:
-        if source.reading.chooses or not files.is_folder(source.address):
+        if source.options.select_runs or not files.is_folder(source.address):
             raise
         raise InputError(
             f"{source.address}: no study.toml, no run folder and no log that can be read in it; give a study's folder, "
@@ -89,8 +95,7 @@ def _check_loads(source: Source) -> None:
 
 
 def _listen(port: int | None) -> socket.socket:
-    ports = [port] if port is not None else [*range(PORT, PORT + _TRIED), 0]
-    for candidate in ports:
+    for candidate in [port] if port is not None else [*range(PORT, PORT + _PORTS_TRIED), 0]:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -109,10 +114,11 @@ def serve(served: Served, *, browser: bool) -> None:
     """Answer until Ctrl-C."""
     import uvicorn
 
-    from isocompute.web.app import create_app
+    from isocompute.web.results import Results
 
+    results = Results(served.source)
     config = uvicorn.Config(
-        create_app(served.results),
+        create_app(results),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -120,40 +126,154 @@ def serve(served: Served, *, browser: bool) -> None:
         ws="none",
         timeout_graceful_shutdown=1,
     )
-    threading.Thread(target=warm, args=(served.results,), name="warm", daemon=True).start()
+    threading.Thread(target=warm, args=(results,), name="warm", daemon=True).start()
     if browser:
         import webbrowser
 
         threading.Thread(target=webbrowser.open, args=(served.url,), name="browser", daemon=True).start()
-    try:
-        uvicorn.Server(config).run(sockets=[served.socket])
-    finally:
-        served.results.close()
+    uvicorn.Server(config).run(sockets=[served.socket])
 
 
 def warm(results: Results) -> None:
-    """Make what the first pages show, so that it is there when they ask: the charts' script, the law, the limit.
+    """Begin what the first pages show before they ask: the law, and the charts' script."""
+    with suppress(InputError, OSError, subprocess.CalledProcessError):  # the page that shows it says what is wrong
+        threading.Thread(target=_vega_script, name="vega", daemon=True).start()
+        results.law(results.scope())
 
-    One after the other: two at once would take as long together, and the law is wanted first. Until it is there, what
-    the first page asks for has this process to itself.
+
+@functools.cache
+def _vega_script() -> bytes:
+    """Vega, Vega-Lite and their embedder, from the package that draws our PNGs too; sets `window.vegaEmbed`.
+
+    Bundling takes two seconds in which Python stands still, so another process does it.
     """
-    with suppress(InputError):
-        scope = results.scope()
-        _try(results.law_json, scope)
-        threading.Thread(target=_try_script, name="vega", daemon=True).start()
-        _try(results.diagnosis, scope)
-    for module in ("isocompute.report.figures", "isocompute.api"):  # what the other pages need: a second to load
-        importlib.import_module(module)
+    program = 'import vl_convert as v; print(v.javascript_bundle("window.vegaEmbed = vegaEmbed;"))'
+    return subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout
 
 
-def _try_script() -> None:
-    from isocompute.web import vega
-
-    with suppress(subprocess.CalledProcessError, OSError):  # it is ended with the app; who asks for it again is told
-        vega.script()
+# --- The app ----------------------------------------------------------------------------------------------------------
 
 
-def _try(make: Callable[[Scope], object], scope: Scope) -> None:
-    """Ask for a result; the page that shows it says what is wrong with it, if anything is."""
-    with suppress(InputError, PendingError):
-        make(scope)
+def create_app(results: Results) -> FastAPI:
+    """The app over one study's results."""
+    from fastapi import FastAPI
+    from fastapi.staticfiles import StaticFiles
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from isocompute import __version__
+    from isocompute.web import routes
+    from isocompute.web.responses import RESPONSES
+
+    app = FastAPI(
+        title="isocompute",
+        version=__version__,
+        summary="A study's plan, figures, runs, claims and comparisons.",
+        description="An answer with an `Isocompute-Command` header (percent-encoded) is what that command prints with "
+        "`--json`. `Isocompute-Stale: 1` marks one that rests on the files of a moment ago. Nothing can be changed.",
+        docs_url=None,  # its page loads scripts from another machine
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        responses=RESPONSES,
+        telemetry={"auto_configure": False},  # whatever the environment says: nothing is sent anywhere
+    )
+    app.state.results = results
+    app.include_router(routes.router)
+    app.include_router(_pages())
+    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    app.add_middleware(_Guard)
+    _add_errors(app)
+    return app
+
+
+def _pages() -> APIRouter:
+    from fastapi import APIRouter, Response
+    from fastapi.responses import FileResponse
+
+    from isocompute.report.charts.style import DARK
+    from isocompute.web.responses import json_response
+
+    router = APIRouter(include_in_schema=False)
+
+    def page() -> Response:
+        return FileResponse(_STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+
+    for path in ("", *_PAGES):  # the page decides where it begins: with the plan, where there can be one
+        router.get(f"/{path}")(page)
+
+    @router.get("/vega.js")
+    def vega_script() -> Response:
+        return Response(_vega_script(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
+
+    @router.get("/dark.json")
+    def dark_colours() -> Response:
+        return json_response(DARK)
+
+    @router.get("/favicon.ico")
+    def icon() -> Response:
+        return FileResponse(_STATIC / "icon.svg", media_type="image/svg+xml")
+
+    return router
+
+
+class _Guard:
+    """Middleware: the headers of every response, and HEAD and requests of other sites."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        from starlette.datastructures import Headers, MutableHeaders
+        from starlette.responses import JSONResponse
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        app = self._app
+        if scope["type"] == "http":
+            if scope["path"].startswith("/api/") and Headers(scope=scope).get("sec-fetch-site") == "cross-site":
+                app = JSONResponse({"error": "this app answers its own pages only, not those of another site."}, 403)
+            elif scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}  # the server leaves the body out
+        await app(scope, receive, with_headers)
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Errors say what to do and nothing of the inside."""
+    from fastapi import Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
+
+    from isocompute.web.planning import as_parameters
+    from isocompute.web.responses import json_response
+
+    @app.exception_handler(InputError)
+    def wrong(_: Request, error: InputError) -> Response:
+        return json_response({"error": as_parameters(" ".join(str(error).split()))}, status=400)
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_: Request, error: RequestValidationError) -> Response:
+        return json_response({"error": "; ".join(_field(each) for each in error.errors()[:3])}, status=422)
+
+    @app.exception_handler(HTTPException)
+    def http(request: Request, error: HTTPException) -> Response:
+        messages = {
+            404: f"there is nothing at {request.url.path}; /api lists what there is.",
+            405: "the API answers GET only: nothing can be changed through it.",
+        }
+        message = messages.get(error.status_code, str(error.detail))
+        response = json_response({"error": message}, status=error.status_code)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    def broken(request: Request, error: Exception) -> Response:
+        _log.error("%s failed", request.url.path, exc_info=error)
+        return json_response({"error": "this is a mistake of the app; its terminal says more."}, status=500)
+
+
+def _field(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"][1:]) or "the request"
+    return f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -1,35 +1,121 @@
-"""What is served: a folder of runs or a table, its parts, and a fingerprint that says whether it has changed.
+"""What is served: a folder of runs or a table, how to read it, its parts, and a fingerprint that changes with its files.
 
-A part is a folder inside the study whose runs belong together, such as the easy and the hard set. Requests name a part
-and a run by the names listed here, and nothing else ever becomes a path: what lies outside the study, and is not linked
-into it, cannot be asked for.
+A part is a folder inside the study whose runs belong together, such as the easy and the hard problem set. Requests
+name parts and runs as listed here and nothing else becomes a path, so nothing outside the study can be read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isocompute.core import files
 from isocompute.core.errors import InputError
-from isocompute.web.reading import Reading
 
 if TYPE_CHECKING:
     from isocompute.data import RunSet
 
-__all__ = ["POINTS", "SPEC", "Part", "Snapshot", "Source"]
+__all__ = ["LoadOptions", "Part", "Snapshot", "Source", "command_line", "run_address"]
 
-SPEC = "study.toml"
-POINTS = "points.jsonl"
-"""As `runs.writer` names it, which takes a tenth of a second to load."""
+_SPEC = "study.toml"
+_POINTS = "points.jsonl"
+"""As `data.writer` names it, which takes a tenth of a second to load."""
 _DEPTH = 6
-"""Run folders lie at most four deep (`runs.load`), in a study that may lie one or two deeper."""
-_MOST_FILES, _MOST_LINKED = 100_000, 5_000
-"""And folders: of the study's own, and behind links, which may lead to a whole disk."""
+"""`data.load` finds runs four folders deep, in a study that may lie one or two deeper."""
+_MAX_FILES = 100_000
+"""A link may lead to a whole disk."""
+OptionValue = str | float | bool | tuple[int, ...] | list[str] | None
+
+_ACCEPTED = {
+    **dict.fromkeys(
+        ("fit", "report", "claims", "forecast"),
+        {"columns", "where", "without", "problems_per_batch", "rollouts_per_problem"},
+    ),
+    "compare": {"columns", "where"},
+    "health": {"problems_per_batch", "rollouts_per_problem"},
+    "plan": {"where", "without"},
+}
+"""The load options that each command has; those of `plan` with the same name constrain the plan instead."""
+
+
+def command_line(*words: str, options: Mapping[str, OptionValue] | None = None) -> str:
+    """A command as a shell takes it: a tuple is joined by commas, a list repeats its option, None and False are left out.
+
+    >>> command_line("plan", options={"budget": "$2000", "n": (8, 16), "extrapolate": True, "gpus": None})
+    "isocompute plan --budget '$2000' --n 8,16 --extrapolate"
+    >>> command_line("fit", "runs", options={"without": ["n8", "debug*"]})
+    "isocompute fit runs --without n8 --without 'debug*'"
+    """
+    out = ["isocompute", *words]
+    for name, value in (options or {}).items():
+        if value is None or value is False:
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            out.append(f"--{name.replace('_', '-')}")
+            if isinstance(one, tuple):
+                out.append(",".join(map(str, one)))
+            elif one is not True:
+                out.append(f"{one:.12g}" if isinstance(one, float) else str(one))
+    return shlex.join(out)
+
+
+def run_address(address: str, run: str) -> str:
+    """One run of a folder or table, as commands take it."""
+    return f"{address}::{run}"
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The options that `isocompute web` shares with the commands that read runs."""
+
+    where: Mapping[str, str] = field(default_factory=dict)
+    problems_per_batch: int | None = None
+    rollouts_per_problem: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+    @property
+    def select_runs(self) -> bool:
+        """Whether they keep some of the runs only."""
+        return bool(self.where or self.without)
+
+    @property
+    def for_one_run(self) -> LoadOptions:
+        """For a run that is named: it does not matter which others are left out."""
+        return replace(self, without=())
+
+    @property
+    def given(self) -> dict[str, str | int | list[str]]:
+        """Those that were given, as a command takes them.
+
+        >>> LoadOptions(where={"set": "easy"}, rollouts_per_problem=8).given
+        {'where': 'set=easy', 'rollouts_per_problem': 8}
+        """
+        options = {
+            "columns": ",".join(f"{key}={value}" for key, value in self.columns.items()),
+            "where": ",".join(f"{key}={value}" for key, value in self.where.items()),
+            "without": list(self.without),
+            "problems_per_batch": self.problems_per_batch,
+            "rollouts_per_problem": self.rollouts_per_problem,
+        }
+        return {name: value for name, value in options.items() if value}
+
+    def command(self, name: str, *words: str, options: Mapping[str, OptionValue] | None = None) -> str | None:
+        """A command that reads the runs in the same way; None where the command lacks an option for it.
+
+        >>> LoadOptions(rollouts_per_problem=8).command("fit", "logs", options={"unit": "tokens"})
+        'isocompute fit logs --rollouts-per-problem 8 --unit tokens'
+        """
+        if not self.given.keys() <= _ACCEPTED[name]:
+            return None
+        return command_line(name, *words, options={**self.given, **(options or {})})
 
 
 @dataclass(frozen=True)
@@ -69,18 +155,13 @@ class Snapshot:
 class Source:
     """A local folder or table, and how to read it."""
 
-    def __init__(self, address: str, reading: Reading | None = None) -> None:
+    def __init__(self, address: str, options: LoadOptions | None = None) -> None:
         if files.is_remote(address):
             raise InputError(f"{address}: the web app serves folders on this machine; copy the study here first.")
         if not files.exists(address):
             raise InputError(f"{address}: no such file or folder; give a study's folder, a folder of runs or a table.")
         self.address = address if address == "/" else address.rstrip("/")
-        self.reading = reading or Reading()
-
-    @property
-    def name(self) -> str:
-        """What to call it."""
-        return files.last_part(self.address)
+        self.options = options or LoadOptions()
 
     def at(self, part: str) -> str:
         """The address of a part, as a command takes it."""
@@ -88,88 +169,73 @@ class Source:
 
     def load(self, part: str) -> RunSet:
         """The runs of a part."""
-        return self.reading.load(self.at(part))
+        from isocompute.data import load
+
+        return load(self.at(part), **vars(self.options))
 
     def snapshot(self) -> Snapshot:
-        """Look at every file's size and time."""
+        """Look at every file's size and time of change."""
         top = Path(self.address)
         digest = hashlib.sha256()
-        groups: dict[str, int] = {}
+        runs_in: dict[str, int] = {}
         specs = []
         if top.is_dir():
-            for folder, name, size, written in _files(top):
-                digest.update(f"{folder}/{name}:{size}:{written}\n".encode(errors="surrogateescape"))
-                if name == POINTS:
-                    parent = folder.rpartition("/")[0]
-                    groups[parent] = groups.get(parent, 0) + 1
-                elif name == SPEC:
-                    specs.append(folder)
+            for folder, entry in islice(_files(top), _MAX_FILES):
+                with suppress(OSError):  # removed since it was listed
+                    stat = entry.stat()
+                    line = f"{folder}/{entry.name}:{stat.st_size}:{stat.st_mtime_ns}\n"
+                    digest.update(line.encode(errors="surrogateescape"))
+                    if entry.name == _POINTS:
+                        group = folder.rpartition("/")[0]
+                        runs_in[group] = runs_in.get(group, 0) + 1
+                    elif entry.name == _SPEC:
+                        specs.append(folder)
         else:
-            found = top.stat()
-            digest.update(f"{found.st_size}:{found.st_mtime_ns}".encode())
-        parts = _parts(groups, specs)
-        # Whoever says which runs are meant, means them all.
-        return Snapshot(digest.hexdigest()[:16], parts[-1:] if self.reading.chooses else parts, tuple(specs))
+            stat = top.stat()
+            digest.update(f"{stat.st_size}:{stat.st_mtime_ns}".encode())
+        parts = _parts(runs_in, specs)
+        # Options that select runs select among all of them.
+        return Snapshot(digest.hexdigest()[:16], parts[-1:] if self.options.select_runs else parts, tuple(specs))
 
 
-def _files(top: Path) -> Iterator[tuple[str, str, int, int]]:
-    """Folder (from the top), name, size and time of every file, in a fixed order; hidden ones are nobody's data.
+def _files(
+    path: Path, folder: str = "", parents: tuple[tuple[int, int], ...] = ()
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Folder (from the top) and entry of every file that is not hidden, in a fixed order.
 
-    Links to folders are followed, as `runs.load` does, but not out of a run, which may lead to anything, and not to a
-    folder around them. They come last: whatever they lead to, the study's own files are seen.
+    Links to folders are followed, as `data.load` does, but neither out of a run's folder nor in a circle.
     """
-    left = {False: _MOST_FILES, True: _MOST_LINKED}
-    waiting: list[tuple[str, str, bool, frozenset[tuple[int, int]]]] = [("", str(top), False, frozenset())]
-    while waiting:
-        folder, path, is_linked, around = waiting.pop()
-        left[is_linked] -= 1
-        if left[is_linked] < 0:
+    try:
+        entries, stat = sorted(os.scandir(path), key=lambda entry: entry.name), path.stat()
+    except OSError:
+        if not parents:
+            raise
+        return  # removed since it was listed
+    here = (stat.st_dev, stat.st_ino)
+    if here in parents:
+        return
+    is_run = any(entry.name == _POINTS for entry in entries)
+    for entry in entries:
+        if entry.name.startswith("."):
             continue
-        try:
-            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-            itself = Path(path).stat()
-        except OSError:
-            if not folder:
-                raise
-            continue  # removed while we looked
-        here = (itself.st_dev, itself.st_ino)
-        if here in around:
-            continue
-        is_run = any(entry.name == POINTS for entry in entries)
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            try:
-                if entry.is_dir():
-                    linked = entry.is_symlink()
-                    if len(around) < _DEPTH and not (linked and is_run):
-                        inner = f"{folder}/{entry.name}".strip("/")
-                        waiting.insert(
-                            0 if linked else len(waiting), (inner, entry.path, is_linked or linked, around | {here})
-                        )
-                    continue
-                found = entry.stat()
-            except OSError:
-                continue
-            left[is_linked] -= 1
-            if left[is_linked] < 0:
-                break
-            yield folder, entry.name, found.st_size, found.st_mtime_ns
+        if not entry.is_dir():
+            yield folder, entry
+        elif len(parents) < _DEPTH and not (is_run and entry.is_symlink()):
+            yield from _files(Path(entry.path), f"{folder}/{entry.name}".strip("/"), (*parents, here))
 
 
-def _parts(groups: dict[str, int], specs: list[str]) -> tuple[Part, ...]:
+def _parts(runs_in: Mapping[str, int], specs: list[str]) -> tuple[Part, ...]:
     """The folders whose runs belong together. Where there is one such folder, the whole is the only part."""
-    whole = Part("", sum(groups.values()))
-    several = {folder: runs for folder, runs in sorted(groups.items()) if folder and runs > 1}
+    whole = Part("", sum(runs_in.values()))
+    several = {folder: runs for folder, runs in sorted(runs_in.items()) if folder and runs > 1}
     if len(several) < 2:
         return (whole,)
-    return (*(Part(_shortest(folder, several, specs), runs) for folder, runs in several.items()), whole)
 
+    def name(folder: str) -> str:
+        """The study around a folder if it holds no other group, so that `easy/easy` is called `easy`."""
+        for spec in sorted(specs, key=len):
+            if spec and [other for other in runs_in if other == spec or other.startswith(f"{spec}/")] == [folder]:
+                return spec
+        return folder
 
-def _shortest(folder: str, groups: dict[str, int], specs: list[str]) -> str:
-    """The study around a folder if it holds no other group, so that `easy/easy` is called `easy`."""
-    for spec in sorted(specs, key=len):
-        inside = [other for other in groups if other == spec or other.startswith(f"{spec}/")]
-        if spec and inside == [folder]:
-            return spec
-    return folder
+    return (*(Part(name(folder), runs) for folder, runs in several.items()), whole)

@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 
 from isocompute.core.allocation import Allocation
 from isocompute.core.errors import InputError
-from isocompute.planner.cost import SPREAD, Efficiency, attended_pairs, forward_flops, step_cost
-from isocompute.planner.hardware import Gpu, find_gpu, gpus
-from isocompute.planner.model_shape import ModelShape, model_shape
+from isocompute.planner.cost.hardware import (
+    SPREAD,
+    Efficiency,
+    Gpu,
+    attended_pairs,
+    find_gpu,
+    forward_flops,
+    gpus,
+    step_cost,
+)
+from isocompute.planner.cost.model import ModelShape, model_shape
 from tests.planner.test_cost_model_shape import DEEPSEEK, QWEN_MOE, TINY
 
 QWEN_7B = model_shape(

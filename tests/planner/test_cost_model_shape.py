@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from isocompute.core.errors import InputError
-from isocompute.planner.model_families import FAMILIES
-from isocompute.planner.model_shape import model_shape, read_model_shape
+from isocompute.planner.cost.model import FAMILIES, model_shape, read_model_shape
 
 TINY = {
     "hidden_size": 48,

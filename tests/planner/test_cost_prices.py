@@ -16,9 +16,8 @@ from isocompute.core.errors import InputError
 from isocompute.core.recipe import make_recipe
 from isocompute.data import Run, RunSettings
 from isocompute.planner.budget import Budget
-from isocompute.planner.hardware import find_gpu
-from isocompute.planner.spending import Hardware, prices
-from isocompute.planner.training_memory import check_training_memory
+from isocompute.planner.cost.hardware import check_training_memory, find_gpu
+from isocompute.planner.cost.prices import Hardware, prices
 from tests.planner.test_cost import QWEN_7B
 
 QWEN = {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944} | {

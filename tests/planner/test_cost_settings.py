@@ -12,9 +12,8 @@ import isocompute
 from isocompute.core.allocation import Allocation
 from isocompute.data import Run, RunSettings
 from isocompute.planner.budget import Budget
-from isocompute.planner.spending import Hardware, Prices, prices
-from isocompute.planner.throughput import Throughput
-from isocompute.planner.timed_settings import TimedSettings
+from isocompute.planner.cost.prices import Hardware, Prices, prices
+from isocompute.planner.cost.throughput import Throughput, TimedSettings
 from tests.conftest import rising, write_points
 
 STEP = 55.2

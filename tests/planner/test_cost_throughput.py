@@ -12,9 +12,8 @@ import pytest
 from isocompute.core.allocation import Allocation
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSettings
-from isocompute.planner.cost import Efficiency, step_cost
-from isocompute.planner.hardware import find_gpu
-from isocompute.planner.throughput import Throughput, calibrate, measure, modelled, plan_cost
+from isocompute.planner.cost.hardware import Efficiency, find_gpu, step_cost
+from isocompute.planner.cost.throughput import Throughput, calibrate, measure, modelled, plan_cost
 from tests.planner.test_cost import QWEN_7B
 
 H100 = find_gpu("H100")

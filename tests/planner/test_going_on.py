@@ -10,10 +10,9 @@ import pytest
 import isocompute
 from isocompute.core.curve import Curve
 from isocompute.law.law import Law, fit_law
-from isocompute.planner import curves as plan_curves
-from isocompute.planner.beyond import Drift, drift, going_on, held
-from isocompute.planner.curves import Curves
-from isocompute.planner.load_law import load_law
+from isocompute.planner import extrapolation as plan_curves
+from isocompute.planner.extrapolation import Curves, Drift, drift, going_on, held
+from isocompute.planner.law import load_law
 from tests.planner.made_up import columns
 
 LAST = 5e5

@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     ("modules", "without"),
     [
-        ("isocompute.planner.planner, isocompute.planner.load_law", {"polars", "scipy"}),
+        ("isocompute.planner.decide, isocompute.planner.law", {"polars", "scipy"}),
         ("isocompute.law.law", {"polars", "scipy"}),
         ("isocompute.web.ahead, isocompute.web.glance, isocompute.web.wire", {"polars", "scipy", "fastapi"}),
     ],

@@ -10,9 +10,9 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
 from isocompute.planner.api import next_cells
-from isocompute.planner.curves import Curves
-from isocompute.planner.load_law import load_law
-from isocompute.planner.next_cells import candidate_cells, common_targets, contenders, propose
+from isocompute.planner.extrapolation import Curves
+from isocompute.planner.law import load_law
+from isocompute.planner.next_runs import candidate_cells, common_targets, contenders, propose
 
 
 def test_cells_go_to_the_same_rollouts_and_none_is_left_out_of_all_groups() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isocompute.core.errors import InputError
-from isocompute.planner.difficulty import read_pass_rates
+from isocompute.planner.warnings import read_pass_rates
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from scipy import stats
 import isocompute
 from isocompute import InputError
 from isocompute.core.allocation import Allocation
-from isocompute.planner.advice import run_advice
-from isocompute.planner.advised_recipe import advise_recipe, parse_anchor
-from isocompute.planner.as_json import plan_to_json
-from isocompute.planner.difficulty import classify, zero_variance_share
+from isocompute.planner.decide import plan_to_json
+from isocompute.planner.recipe import advise_recipe, parse_anchor
+from isocompute.planner.warnings import classify, run_advice, zero_variance_share
 
 
 @given(st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=1, max_size=20), st.integers(2, 64))

@@ -18,8 +18,8 @@ import isocompute
 from isocompute import InputError
 from isocompute.planner.budget import Budget, Rates, parse_budget
 from isocompute.planner.candidates import Allocation, Constraints, allocations
-from isocompute.planner.decision import rank
-from isocompute.planner.next_cells import propose
+from isocompute.planner.decide import rank
+from isocompute.planner.next_runs import propose
 from isocompute.planner.published import published
 
 POWERS = [2**i for i in range(1, 12)]

@@ -12,8 +12,8 @@ import isocompute
 from isocompute import InputError
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
-from isocompute.planner.beyond import extrapolate
-from isocompute.planner.load_law import load_law
+from isocompute.planner.extrapolation import extrapolate
+from isocompute.planner.law import load_law
 from tests.planner.made_up import columns, sweep_curves
 
 

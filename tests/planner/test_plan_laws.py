@@ -9,7 +9,7 @@ import isocompute
 from isocompute import InputError
 from isocompute.core.allocation import Allocation
 from isocompute.law.law import fit_law
-from isocompute.planner.model import OptimumOnly
+from isocompute.planner.law import OptimumOnly
 from isocompute.planner.published import entries, published
 from tests.planner.made_up import columns, sweep_curves
 

@@ -16,9 +16,8 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.recipe import learning_rate, make_recipe
 from isocompute.data import load
 from isocompute.planner.api import next_cells, stages
-from isocompute.planner.curves import Curves
-from isocompute.planner.next_cells import Proposal
-from isocompute.planner.study_file import next_recipe, seeds_of, study_for, study_of, study_text
+from isocompute.planner.extrapolation import Curves
+from isocompute.planner.next_runs import Proposal, next_recipe, seeds_of, study_for, study_of, study_text
 from tests.conftest import rising, write_points
 from tests.planner.made_up import write_timed
 

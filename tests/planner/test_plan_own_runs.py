@@ -22,12 +22,11 @@ from isocompute.data import RunWarning
 from isocompute.law.law import fit_law
 from isocompute.law.store import write_law
 from isocompute.planner.api import next_cells
-from isocompute.planner.as_json import plan_to_json
 from isocompute.planner.budget import Budget, parse_budget
-from isocompute.planner.load_law import load_law
-from isocompute.planner.planner import Plan
+from isocompute.planner.decide import Plan, plan_to_json
+from isocompute.planner.law import load_law
 from isocompute.planner.published import published
-from isocompute.planner.runs_recipe import runs_recipe
+from isocompute.planner.recipe import runs_recipe
 from tests.conftest import rising, write_points
 from tests.planner.made_up import sweep_curves
 

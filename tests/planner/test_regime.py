@@ -15,8 +15,7 @@ from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings
 from isocompute.law.fits import fit_groups
-from isocompute.planner.limits import ADVICE, REGIMES, Diagnosis, Finding, assumed_regime
-from isocompute.planner.regime import Sweep, by_rollouts, diagnose
+from isocompute.planner.regime import ADVICE, REGIMES, Diagnosis, Finding, Sweep, assumed_regime, by_rollouts, diagnose
 from tests.planner.regimes import SETUPS, sweep
 
 SEEDS = 5

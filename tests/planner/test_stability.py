@@ -17,8 +17,7 @@ from isocompute.cli.plan_display import show
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
 from isocompute.law.store import write_law
-from isocompute.planner.as_json import plan_to_json
-from isocompute.planner.planner import Plan
+from isocompute.planner.decide import Plan, plan_to_json
 from isocompute.planner.stability import Steadiness
 
 ENDS = 1e6

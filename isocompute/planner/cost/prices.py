@@ -21,15 +21,22 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import plural
 from isocompute.core.recipe import Recipe
-from isocompute.planner.advice import Warned
 from isocompute.planner.budget import Rates
-from isocompute.planner.cost import Efficiency, StepCost, step_cost
-from isocompute.planner.hardware import Gpu, find_gpu
-from isocompute.planner.model_shape import ModelShape, read_model_shape
-from isocompute.planner.stretches import response_lengths, stretches
-from isocompute.planner.throughput import Throughput, calibrate, gpus_of, measure, modelled, plan_cost
-from isocompute.planner.timed_settings import TimedSettings, measure_settings
-from isocompute.planner.training_memory import check_training_memory
+from isocompute.planner.cost.hardware import Efficiency, Gpu, StepCost, check_training_memory, find_gpu, step_cost
+from isocompute.planner.cost.model import ModelShape, read_model_shape
+from isocompute.planner.cost.throughput import (
+    Throughput,
+    TimedSettings,
+    calibrate,
+    gpus_of,
+    measure,
+    measure_settings,
+    modelled,
+    plan_cost,
+    response_lengths,
+    stretches,
+)
+from isocompute.planner.warnings import Warned
 
 if TYPE_CHECKING:
     from isocompute.core.run import Run

@@ -1,4 +1,8 @@
-"""A law and a budget in, a plan out: allocation, recipe, expected reward, cost, alternatives, warnings."""
+"""Choosing an allocation under a law's uncertainty: expected value, chance to be the best, regret.
+
+Everything is a function of `values_AB`, the value of every allocation (rows) under every member of the law's ensemble
+(columns). Members are draws of one law, so a column compares allocations under the same law.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +18,112 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, plural, thousands, value
-from isocompute.planner.advice import Warned, data_advice, enough_updates, epochs_of, metric_advice, run_advice
-from isocompute.planner.advised_recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
+from isocompute.law.uncertainty import percentiles
 from isocompute.planner.budget import Budget
-from isocompute.planner.candidates import Constraints, allocations
-from isocompute.planner.decision import LEVEL, Ranked, rank
-from isocompute.planner.difficulty import Mix, classify, zero_variance_behind, zero_variance_share
-from isocompute.planner.grid import (
+from isocompute.planner.candidates import (
+    Constraints,
+    allocations,
     asked_settings,
     begun,
     columns,
     figure_10,
+    hold_to_set,
     left_out_rollouts,
     only_problems,
+    planned_range,
     problems_between,
+    range_warnings,
+    setting_warnings,
     values,
 )
-from isocompute.planner.law_advice import law_advice, way_to_find_out
-from isocompute.planner.limits import ADVICE, Diagnosis, assumed_regime
-from isocompute.planner.model import OWN, PlanningLaw
-from isocompute.planner.reach import planned_range, range_warnings, setting_warnings
-from isocompute.planner.small_sets import hold_to_set
-from isocompute.planner.spending import Prices
+from isocompute.planner.cost.prices import Prices
+from isocompute.planner.law import OWN, PlanningLaw
+from isocompute.planner.next_runs import Proposal
+from isocompute.planner.published import law_advice, way_to_find_out
+from isocompute.planner.recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
+from isocompute.planner.regime import ADVICE, Diagnosis, assumed_regime
 from isocompute.planner.stability import Fallen, fall_warnings
+from isocompute.planner.warnings import (
+    Mix,
+    Warned,
+    classify,
+    data_advice,
+    enough_updates,
+    epochs_of,
+    metric_advice,
+    run_advice,
+    zero_variance_behind,
+    zero_variance_share,
+)
 
-__all__ = ["Assumed", "Option", "Plan", "make_plan"]
+__all__ = [
+    "Assumed",
+    "LEVEL",
+    "Option",
+    "Plan",
+    "Ranked",
+    "TOLERANCE",
+    "make_plan",
+    "plan_to_json",
+    "proposal_to_json",
+    "rank",
+]
+
+
+LEVEL = 0.8
+"""Share that the interval of an expected value holds."""
+TOLERANCE = 5e-4
+"""Expected values that differ by less count as equal: no evaluation could tell them apart."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One allocation (an index) as the ensemble sees it."""
+
+    index: int
+    value: float
+    """Of the allocation by itself."""
+    interval: tuple[float, float]
+    probability_best: float
+    regret: float
+    """Expected loss against the chosen allocation; 0 for the chosen one."""
+    standard_error: float
+    """Of that loss: its standard deviation over the ensemble, and between seeds where the ensemble does not show it."""
+
+    @property
+    def ties(self) -> bool:
+        """Whether it is within one standard error of the chosen allocation."""
+        return self.regret <= self.standard_error
+
+
+def rank(values_AB: Array, *, with_seeds_AB: Array | None = None, tolerance: float = TOLERANCE) -> list[Ranked]:
+    """The allocations, best expected value first; of those within `tolerance` of the best, the earliest row wins.
+
+    `with_seeds_AB` are the same values plus the seed effects that the draws do not contain. Intervals, probabilities
+    and standard errors are of them.
+    """
+    mean_A = values_AB.mean(axis=1)
+    noisy_AB = values_AB if with_seeds_AB is None else with_seeds_AB
+    best = int(np.argmax(mean_A >= mean_A.max() - tolerance))
+    order = np.argsort(-mean_A, kind="stable")
+    order = np.concatenate([[best], order[order != best]])
+    winner_B = order[noisy_AB[order].argmax(axis=0)]
+    probability_A = np.bincount(winner_B, minlength=len(values_AB)) / values_AB.shape[1]
+    error_A = (noisy_AB[best] - noisy_AB).std(axis=1)
+    return [
+        Ranked(
+            index=int(a),
+            value=float(mean_A[a]),
+            interval=percentiles(noisy_AB[a], LEVEL),
+            probability_best=float(probability_A[a]),
+            regret=max(0.0, float(mean_A[best] - mean_A[a])),
+            standard_error=float(error_A[a]),
+        )
+        for a in order
+    ]
+
+
+# A law and a budget in, a plan out: allocation, recipe, expected reward, cost, alternatives, warnings.
 
 _METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
 _LOOKS = 32
@@ -115,7 +200,6 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `plan --json` (docs/planning.md)."""
-        from isocompute.planner.as_json import plan_to_json
 
         return plan_to_json(self)
 
@@ -374,3 +458,111 @@ def _law_warnings(
             )
         )
     return out
+
+
+# A plan as JSON: the keys are those of `isocompute plan --json` (docs/planning.md).
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """One object with everything a trainer's config or another program needs."""
+    law = plan.law
+    return {
+        **_option(plan, plan.chosen),
+        "alternatives": [_option(plan, option) for option in plan.alternatives],
+        "warnings": [{"code": w.code, "message": w.message} for w in plan.warnings],
+        "cost": plan.prices.cost(plan.allocation),
+        "law": {
+            "name": law.name,
+            "range": [law.first, law.last],
+            "unit": law.unit,
+            "metric": law.metric,
+            "source": law.source,
+            "setup": law.setup,
+            "uncertainty": law.uncertainty,
+            "seed_error": law.seed_error,
+        },
+        "budget": {
+            "amount": plan.budget.amount,
+            "unit": plan.budget.unit,
+            "rollouts": plan.budget_rollouts,
+            "used": plan.allocation.compute / plan.budget_rollouts,
+        },
+        "mode": plan.constraints.mode,
+        "regime": {
+            "regime": plan.regime.regime,
+            "reason": plan.regime.reason,
+            "findings": [] if plan.regime.diagnosis is None else plan.regime.diagnosis.to_json()["findings"],
+        },
+        "difficulty": plan.difficulty,
+        "mix": None
+        if plan.mix is None
+        else {
+            "problems": plan.mix.problems,
+            "mean": plan.mix.mean,
+            **plan.mix.shares,
+            "zero_variance": plan.zero_variance,
+            "zero_variance_behind": plan.zero_variance_behind,
+        },
+        "recipe": plan.recipe.recipe.model_dump(),
+        "recipe_lines": [
+            {"setting": line.setting, "value": line.value, "reason": line.reason, "source": line.source}
+            for line in plan.recipe.lines
+        ],
+    }
+
+
+def _option(plan: Plan, option: Option) -> dict[str, Any]:
+    a, ranked = option.allocation, option.ranked
+    advice = (
+        plan.recipe
+        if option is plan.chosen
+        else advise_recipe(
+            allocation=a,
+            difficulty=plan.difficulty,
+            anchor=plan.anchor,
+            own=plan.law.recipe,
+            runs=plan.law.runs_recipe,
+        )
+    )
+    recipe = advice.recipe
+    return {
+        **_allocation(a),
+        "epochs": plan.epochs(a),
+        "learning_rate": advice.learning_rate,
+        "warmup_steps": recipe.warmup_steps,
+        "kl_coef": recipe.kl_coef,
+        "entropy_coef": recipe.entropy_coef,
+        "temperature": recipe.temperature,
+        "expected": {
+            "metric": plan.law.metric,
+            "value": ranked.value,
+            "interval": list(ranked.interval),
+            "level": LEVEL,
+        },
+        "probability_best": ranked.probability_best,
+        "regret": ranked.regret,
+        "within_one_error": ranked.ties,
+        "cheapest": option.cheapest,
+        "falls": None
+        if (fell := option.fallen) is None
+        else {"runs": fell.runs, "fallen": fell.fallen, "share": fell.share, "interval": list(fell.interval())},
+    }
+
+
+def _allocation(a: Allocation) -> dict[str, Any]:
+    return {
+        "problems_per_batch": a.problems_per_batch,
+        "rollouts_per_problem": a.rollouts_per_problem,
+        "update_steps": a.update_steps,
+        "batch_size": a.batch_size,
+        "compute": a.compute,
+    }
+
+
+def proposal_to_json(proposal: Proposal) -> dict[str, Any]:
+    """A cell of `plan --next`."""
+    return {
+        **_allocation(proposal.allocation),
+        "gain": proposal.gain,
+        "gain_per_million": proposal.gain_per_million,
+    }

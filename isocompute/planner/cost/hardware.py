@@ -1,34 +1,120 @@
-"""What a step costs: a roofline of prefill, decode and training (FLOPs over peak against bytes over bandwidth).
-
-A step samples B = Bp · n responses and updates on them, one phase after the other on the same GPUs. For each phase
-seconds = max(FLOPs / peak, bytes / bandwidth) / efficiency, where the efficiency is measured (`throughput.calibrate`),
-given, or a default below.
-
-- *Prefill*: a prompt is computed once for its n rollouts (prefix caching, on by default in vLLM and SGLang).
-- *Decode*: every step reads the weights (of a mixture of experts, those that the batch is expected to meet,
-  E · (1 - (1 - k/E)^b) of E) and the cache of every running response. How many run at once is limited by what memory
-  the weights leave to the cache; responses beyond that wait for a place. A copy of the model is spread over the power
-  of two of GPUs at which decoding takes the least time: more of them leave more room for the cache, `SPREAD` is what
-  they lose to one another.
-- *Training*: three forward passes' worth of FLOPs (one forward, two backward), one more where activations are
-  recomputed, and one for each scoring pass (old log-probs, a reference model), over prompt and response.
-
-Weights, cache and activations are bf16. Training splits everything over all GPUs. Other communication between GPUs is
-not modelled: it is part of the efficiency.
-"""
+"""Accelerators by name: memory, bandwidth and dense bf16 peak, from `gpus.toml`."""
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
+import tomllib
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Literal
 
 from isocompute.core.allocation import Allocation
 from isocompute.core.errors import InputError
-from isocompute.planner.hardware import Gpu, gpus
-from isocompute.planner.model_shape import ModelShape
+from isocompute.planner.cost.model import ModelShape
+from isocompute.planner.warnings import Warned
 
-__all__ = ["Bound", "Efficiency", "Phase", "StepCost", "attended_pairs", "forward_flops", "step_cost"]
+__all__ = [
+    "Bound",
+    "Efficiency",
+    "Gpu",
+    "Phase",
+    "StepCost",
+    "TRAINING_BYTES",
+    "attended_pairs",
+    "check_training_memory",
+    "find_gpu",
+    "forward_flops",
+    "gpus",
+    "step_cost",
+]
+
+
+_PLAIN_WORDS = (
+    "nvidia",
+    "geforce",
+    "rtx",
+    "tesla",
+    "hgx",
+    "hbm2",
+    "hbm2e",
+    "hbm3",
+    "hbm3e",
+    "sxm",
+    "sxm4",
+    "sxm5",
+    "pcie",
+)
+"""Words that do not tell chips apart."""
+_SAME_MEMORY = 0.1
+"""Sizes in names are rounded: a B200 is sold as 180 and as 192 GB."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator; bytes, bytes a second, FLOP a second."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    peak: float
+    source: str
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs a byte above which compute is what limits."""
+        return self.peak / self.bandwidth
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """The table, by name."""
+    table = tomllib.loads(files("isocompute.planner").joinpath("gpus.toml").read_text(encoding="utf-8"))
+    return {
+        name: Gpu(name, row["memory"] * 1e9, row["bandwidth"] * 1e9, row["peak"] * 1e12, row["source"])
+        for name, row in table.items()
+    }
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU by name, however it is written (`h200`, `RTX4090`, `A100-SXM4-80GB`, `NVIDIA A100 80GB PCIe`).
+
+    A memory size in the name has to be the GPU's; `PCIe` picks that card where the table tells it apart.
+
+    >>> find_gpu("NVIDIA RTX 4090").memory, find_gpu("NVIDIA A100 80GB PCIe").name
+    (24000000000.0, 'A100-PCIe')
+    """
+    wanted = _Written.of(name)
+    chips = {each: _Written.of(each).chip for each in gpus()}
+    alike = [gpu for each, gpu in gpus().items() if chips[each] == wanted.chip]
+    fitting = [gpu for gpu in alike if wanted.memory is None or abs(gpu.memory / wanted.memory - 1) < _SAME_MEMORY]
+    if fitting:
+        return min(fitting, key=lambda gpu: _Written.of(gpu.name).pcie != wanted.pcie)  # the first row of a tie
+    near = set(difflib.get_close_matches(wanted.chip, dict.fromkeys(chips.values()), n=2))
+    names = [each for each, chip in chips.items() if chip in near or chip == wanted.chip]
+    hint = f"; near it {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else ""
+    raise InputError(f"gpu '{name}' is not one of {', '.join(gpus())}{hint}: name one, or give the throughput instead.")
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a name says of a GPU."""
+
+    chip: str
+    memory: float | None
+    pcie: bool
+
+    @classmethod
+    def of(cls, name: str) -> _Written:
+        words = re.split(r"[^a-z0-9]+", re.sub(r"(\d+)\s*gb?\b", r" \1gb ", name.lower()))
+        sizes = [float(word.removesuffix("gb")) * 1e9 for word in words if re.fullmatch(r"\d+gb", word)]
+        chip = "".join(w for w in words if w not in _PLAIN_WORDS and not re.fullmatch(r"\d+gb", w))
+        return cls(re.sub(r"^(geforce)?rtx(?=\d)", "", chip), sizes[0] if sizes else None, "pcie" in words)
+
+
+# What a step costs: a roofline of prefill, decode and training (FLOPs over peak against bytes over bandwidth).
 
 Bound = Literal[
     "decode_bandwidth",
@@ -140,7 +226,7 @@ class StepCost:
 def attended_pairs(shape: ModelShape, *, start: float, tokens: float) -> float:
     """Query–key pairs of `tokens` causal tokens after the first `start`, averaged over full and windowed layers.
 
-    >>> from isocompute.planner.model_shape import model_shape
+    >>> from isocompute.planner.cost.model import model_shape
     >>> tiny = model_shape({"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
     ...     "num_attention_heads": 1, "vocab_size": 8})
     >>> attended_pairs(tiny, start=2, tokens=3)  # 3 + 4 + 5
@@ -345,3 +431,40 @@ def _bound(prefill: Phase, decode: Phase, training: Phase, waiting: bool) -> Bou
     if longest == prefill.seconds:
         return "prefill_compute" if prefill.limited_by == "compute" else "prefill_bandwidth"
     return "training_compute" if training.limited_by == "compute" else "training_bandwidth"
+
+
+# Whether training fits the GPUs: AdamW in mixed precision, split over all of them (FSDP, ZeRO stage 3).
+
+TRAINING_BYTES = 16
+ON_GPU_BYTES = 2 * ELEMENT
+"""What stays on the GPUs where the optimiser's state is offloaded: weights and gradient."""
+
+
+def check_training_memory(shape: ModelShape, gpu: Gpu, count: int) -> list[Warned]:
+    """Refuse what does not fit even with the optimiser's state offloaded; warn of what needs that."""
+    there = USABLE * gpu.memory * count
+    all_of_it, least = TRAINING_BYTES * shape.parameters, ON_GPU_BYTES * shape.parameters
+    if all_of_it <= there:
+        return []
+    enough = _enough(all_of_it, gpu)
+    what = (
+        f"{shape.parameters / 1e9:.1f}B parameters take {all_of_it / 1e9:,.0f} GB to train (weights, gradient, AdamW) "
+        f"and {count} × {gpu.name} has {there / 1e9:,.0f} GB to use"
+    )
+    if least > there:
+        raise InputError(
+            f"{what}, too little even with AdamW's state offloaded ({least / 1e9:,.0f} GB); use at least "
+            f"{_enough(least, gpu)}, {enough} to do without offloading, or give the throughput of your setup "
+            "(--rollouts-per-second)."
+        )
+    return [
+        Warned("training_memory", f"{what}: offload AdamW's state, which is slower than priced here, or use {enough}")
+    ]
+
+
+def _enough(needed: float, gpu: Gpu) -> int:
+    """The fewest GPUs, a power of two as batches are, that hold so many bytes."""
+    count = 1
+    while count * USABLE * gpu.memory < needed:
+        count *= 2
+    return count

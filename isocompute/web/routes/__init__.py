@@ -1,1 +1,0 @@
-"""The API, one file a page: each answer is what a command prints with `--json`."""
