@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from isocompute.api import backtest, check_health, compare, fit, forecast, forecast_all, judge_claims, plan
+    from isocompute.api import backtest, check_health, compare, fit, forecast, forecast_all, judge_claims, plan, split
     from isocompute.core.errors import InputError
     from isocompute.data import Run, RunSet, RunSettings, RunWriter, load
     from isocompute.data.importing import import_logs
     from isocompute.planner.backtest import backtest_plans
-    from isocompute.problems.split import split
     from isocompute.report.page import write_report
     from isocompute.trainers import explain, export_plan
 
@@ -39,7 +38,7 @@ _HOMES = {
     "InputError": "isocompute.core.errors",
     "explain": "isocompute.trainers",
     "export_plan": "isocompute.trainers",
-    "split": "isocompute.problems.split",
+    "split": "isocompute.api",
     "import_logs": "isocompute.data.importing",
     "Run": "isocompute.data",
     "RunSet": "isocompute.data",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from isocompute.core.caught import recorded
 from isocompute.core.curve import MINIMUM_POINTS, Curve
@@ -25,6 +27,9 @@ from isocompute.law.forecasting import forecast as _forecast
 from isocompute.law.law import Law, fit_law
 from isocompute.law.uncertainty import check_replicates
 from isocompute.planner.api import plan
+from isocompute.problems.difficulty import REPLICATES
+from isocompute.problems.load import load_problems
+from isocompute.problems.split import Split, counts_from_rates, make_split, read_counts, write_split
 
 if TYPE_CHECKING:  # what one command needs takes the others seconds to load
     from isocompute.diagnose.claims import Claim
@@ -41,6 +46,7 @@ __all__ = [
     "forecast_all",
     "judge_claims",
     "plan",
+    "split",
 ]
 
 Source = RunSet | Run | Sequence[Run] | str | Path | Sequence[str | Path]
@@ -274,3 +280,62 @@ def _loaded(runs: Source) -> RunSet:
     if isinstance(runs, list | tuple) and runs and all(isinstance(run, Run) for run in runs):
         return RunSet(cast("tuple[Run, ...]", tuple(runs)))
     return load(cast("str | Path | Sequence[str | Path]", runs))
+
+
+def split(
+    problems: str,
+    *,
+    model: str | None = None,
+    counts: str | None = None,
+    pass_rates: str | None = None,
+    samples: int = 16,
+    size: int | None = None,
+    seed: int = 0,
+    kept: tuple[float, float] | None = None,
+    mix: Mapping[str, float] | None = None,
+    mix_size: int | None = None,
+    question: str | None = None,
+    answer: str | None = None,
+    verifier: str | None = None,
+    out: str | Path | None = None,
+    replicates: int = REPLICATES,
+) -> Split:
+    """Find how difficult each problem is and choose the paper's subsets by the posterior.
+
+    The counts come from sampling `model`, from the table `counts`, or from the column `pass_rates` of the problems (of
+    the table, where both are given). `kept` is the range of measured pass rates that the set was filtered to by these
+    counts. With `out` the subsets are written there as JSONL files that `load_problems` reads, and `difficulty.json`.
+    """
+    if samples < 1:
+        raise InputError(f"samples = {samples}: take at least one sample a problem.")
+    if (model is None) == (counts is None and pass_rates is None):
+        raise InputError("split needs either --model to sample from, or --counts FILE and/or --pass-rates COLUMN.")
+    columns: dict[str, Any] = {"question": question, "answer": answer, "verifier": verifier}
+    own_rates = pass_rates if counts is None else None
+    loaded = load_problems(problems, size=size, seed=seed, pass_rate=own_rates, **columns)
+    if model is not None:
+        from isocompute.rl.evaluation import count_correct  # loads torch
+
+        ids, correct = count_correct(problems=problems, model=model, samples=samples, seed=seed, size=size, **columns)
+        of = dict(zip(ids, correct, strict=True))
+        correct_P = np.array([of[problem.id] for problem in loaded.problems], dtype=np.int64)
+        samples_P = np.full(len(loaded), samples, dtype=np.int64)
+    elif counts is not None:
+        rates, known = pass_rates, loaded.problems
+        correct_P, samples_P = read_counts(counts, known, samples=samples, pass_rate=rates, question=question)
+    else:
+        correct_P, samples_P = counts_from_rates(loaded.problems, samples=samples, name=problems)
+    found = make_split(
+        loaded,
+        correct_P,
+        samples_P,
+        model=model,
+        seed=seed,
+        kept=kept,
+        mix=mix,
+        mix_size=mix_size,
+        replicates=replicates,
+    )
+    if out is not None:
+        write_split(found, Path(out))
+    return found

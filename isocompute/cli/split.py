@@ -38,8 +38,8 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Split a problem set into Easy, Hard, Very easy and Extremely hard, corrected for regression to the mean."""
+    from isocompute.api import split
     from isocompute.core.errors import InputError
-    from isocompute.problems.split import split
 
     if mix_size is not None and mix is None:
         raise InputError("--mix-size is the size of a mixture; say --mix too, such as --mix easy=.5,hard=.5.")

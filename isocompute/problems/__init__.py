@@ -1,6 +1,6 @@
-"""Problem sets: reading and generating them, verifying responses, difficulty, subsets and mixtures.
+"""Problem sets: reading and generating them, grading responses, difficulty, subsets and mixtures.
 
-Names load on first use. Nothing here imports torch or polars.
+The public names load on first use, so that a worker that draws batches loads neither SciPy nor the graders.
 """
 
 from __future__ import annotations
@@ -9,26 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isocompute.problems.difficulty import fit_difficulty
+    from isocompute.problems.difficulty import fit_difficulty, mixture
     from isocompute.problems.load import load_problems
-    from isocompute.problems.model import Problem, ProblemSet, ProblemWarning
-    from isocompute.problems.sides import three_way
-    from isocompute.problems.subsets import mixture
+    from isocompute.problems.problem_set import Problem, ProblemSet, ProblemWarning
 
-_HOMES = {
-    "Problem": "isocompute.problems.model",
-    "ProblemSet": "isocompute.problems.model",
-    "ProblemWarning": "isocompute.problems.model",
-    "fit_difficulty": "isocompute.problems.difficulty",
-    "load_problems": "isocompute.problems.load",
-    "mixture": "isocompute.problems.subsets",
-    "three_way": "isocompute.problems.sides",
-}
+_MODULES = {"fit_difficulty": "difficulty", "load_problems": "load", "mixture": "difficulty"}
 
-__all__ = ["Problem", "ProblemSet", "ProblemWarning", "fit_difficulty", "load_problems", "mixture", "three_way"]
+__all__ = ["Problem", "ProblemSet", "ProblemWarning", "fit_difficulty", "load_problems", "mixture"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'isocompute.problems' has no attribute '{name}'")
+    if name not in __all__:
+        raise AttributeError(f"module 'isocompute.problems' has no attribute '{name}'")
+    return getattr(import_module(f"isocompute.problems.{_MODULES.get(name, 'problem_set')}"), name)

@@ -1,10 +1,9 @@
 r"""The final answer in a text, and whether two answers are the same: no algebra, no dependency.
 
 A text's answer is what stands in its last `\boxed{…}`, else in its last `<answer>…</answer>`, else after its last
-`####` (GSM8K), else after its last `answer:` or `answer is`. Where none of these is there, the `exact` verifier takes
-the last number of the response.
+`####` (GSM8K), else after its last `answer:` or `answer is`. The `exact` verifier falls back on the last number.
 
-A policy that collapses repeats a token to the end, so every search here takes time in proportion to the text.
+Every search here takes time linear in the text, since a policy that collapses repeats one token to the end.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from isocompute.problems import words
-from isocompute.problems.model import Problem
+from isocompute.problems.problem_set import Problem
 
 __all__ = [
     "LONGEST_RESPONSE",
@@ -43,11 +41,15 @@ _WRAPPED = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _EXPLAINS = re.compile(r",? (?:as|because|hence|since|so|therefore|thus|which)\b|[.;!?] ", re.IGNORECASE)
 _INTRODUCES = re.compile(r"(?:[^\W\d_]{2,}(?:['’]s)?[ ,:]+)*(?:[^\W\d_]+ ?= ?)?[€£]?")
 _ASIDE = re.compile(r"\(([a-z ]+)\)", re.IGNORECASE)
+_WORD = re.compile(r"[^\W\d_]+")
 _LONGEST_NUMBER = 100
 
 
+# The answer in a text
+
+
 def final_answer(text: str) -> str | None:
-    r"""What a text marks as its answer, else what it says it is, without markup; None where it does neither.
+    r"""The answer that a text states, without its markup; None where it states none.
 
     >>> final_answer("so 6 * 7 = 42.\n#### 42")
     '42'
@@ -61,17 +63,26 @@ def final_answer(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    """The same as it stands, with its markup."""
+    """`final_answer` with its markup."""
     marked = marked_answer(text)
-    return _spoken_answer(text) if marked is None else marked
+    if marked is not None:
+        return marked
+    spoken = _SPOKEN.findall(text)
+    return str(spoken[-1]).strip() if spoken else None
 
 
 def marked_answer(text: str) -> str | None:
-    """The same, but only what stands in a box, between tags or after `####`: not what the prose says."""
+    """The answer in a box, between tags or after `####`; prose does not count."""
     boxed = _last_boxed(text)
     if boxed is not None:
         return boxed
-    tagged = _last_tagged(text)
+    start: int | None = None
+    tagged: str | None = None
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            start = tag.end()
+        elif start is not None:
+            tagged, start = text[start : tag.start()].strip(), None
     if tagged is not None:
         return tagged
     return text.rsplit("####", 1)[1].strip().split("\n", 1)[0].strip() if "####" in text else None
@@ -92,26 +103,11 @@ def _last_boxed(text: str) -> str | None:
     return None if start < 0 else text[start:end].strip()
 
 
-def _last_tagged(text: str) -> str | None:
-    """The content of the last pair of answer tags."""
-    start: int | None = None
-    last: str | None = None
-    for tag in _TAG.finditer(text):
-        if not tag[1]:
-            start = tag.end()
-        elif start is not None:
-            last, start = text[start : tag.start()], None
-    return None if last is None else last.strip()
-
-
-def _spoken_answer(text: str) -> str | None:
-    """The rest of the line behind the last `answer is` or `answer:`."""
-    spoken = _SPOKEN.findall(text)
-    return str(spoken[-1]).strip() if spoken else None
+# Comparing answers
 
 
 def plain(answer: str) -> str:
-    r"""An answer without the markup around it: `$`, `\(`, emphasis, a final full stop; with a minus that is one.
+    r"""An answer without the markup around it: `$`, `\(`, emphasis, a final full stop; `−` becomes `-`.
 
     >>> plain(r"\(7\)."), plain("−14282**."), plain("$.5$")
     ('7', '-14282', '.5')
@@ -120,7 +116,7 @@ def plain(answer: str) -> str:
 
 
 def tidy(answer: str) -> str:
-    r"""An answer without what carries no meaning: markup, spacing, `\text{}`, thousands commas, a final full stop.
+    r"""An answer in lower case without markup, spacing, `\text{}`, thousands commas and a final full stop.
 
     >>> tidy("$1,234.$"), tidy(r"\text{ Monday}"), tidy("(1,234)")
     ('1234', 'monday', '(1,234)')
@@ -128,13 +124,10 @@ def tidy(answer: str) -> str:
     text = _LATEX_COMMA.sub("", _WRAPPED.sub(r"\1", plain(answer.strip())))
     for mark in ("\\!", "\\,", "\\;", "\\left", "\\right", "\\%", "%"):
         text = text.replace(mark, "")
-    return " ".join(_without_thousands(text).split()).rstrip(".").strip().lower()
-
-
-def _without_thousands(text: str) -> str:
-    """Without the commas in `1,234`. Between brackets, or beside one that separates as closely, they separate too."""
     joined = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)
-    return text if _LISTING.search(joined) else joined
+    if not _LISTING.search(joined):  # between brackets, or beside a comma without a space, commas separate items
+        text = joined
+    return " ".join(text.split()).rstrip(".").strip().lower()
 
 
 def same_answer(a: str, b: str) -> bool:
@@ -147,13 +140,13 @@ def same_answer(a: str, b: str) -> bool:
     if a == b:
         return a != ""
     (x, unit), (y, other) = _number(a), _number(b)
-    return x is not None and x == y and not (unit and other) and words.is_unit(unit + other)
+    return x is not None and x == y and not (unit and other) and _is_unit(unit + other)
 
 
 def another_amount(a: str, b: str) -> bool:
-    """Whether two answers start with the same number, but words behind one make it another: 12 and 12 thousand."""
-    (x, after), (y, behind) = _number(tidy(a)), _number(tidy(b))
-    return x is not None and x == y and after != behind and (words.change(after) or words.change(behind))
+    """Whether two answers start with the same number, but words behind one change it: 12 and 12 thousand."""
+    (x, unit), (y, other) = _number(tidy(a)), _number(tidy(b))
+    return x is not None and x == y and unit != other and (_changes_number(unit) or _changes_number(other))
 
 
 def _number(text: str) -> tuple[Fraction | None, str]:
@@ -166,7 +159,7 @@ def _number(text: str) -> tuple[Fraction | None, str]:
 
 
 def _only_number(answer: str) -> str:
-    """The one number of an answer's first clause, with its unit; nothing where there are more or where it is denied.
+    """The one number of an answer's first clause, with its unit; empty where there are more or it is denied.
 
     >>> _only_number("x = 42, so 2 are left"), _only_number("18 (eggs)"), _only_number("2 or 3"), _only_number("not 42")
     ('42', '18  eggs', '', '')
@@ -176,8 +169,92 @@ def _only_number(answer: str) -> str:
     if len(numbers) != 1:
         return ""
     start = numbers[0].start()
-    introduced = _INTRODUCES.fullmatch(clause[:start]) and not words.doubt(clause[:start])
-    return _ASIDE.sub(r" \1", clause[start:]) if introduced else ""
+    before = clause[:start]
+    denied = not _DENYING.isdisjoint(_words(before))
+    return "" if denied or not _INTRODUCES.fullmatch(before) else _ASIDE.sub(r" \1", clause[start:])
+
+
+# Words beside a number. No list of units is complete, so words behind a number are a unit, or the rest of a sentence
+# (`21 more than James`), unless they are known to change the number where they stand.
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_NUMERALS = _set(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
+)
+# Alone behind a number, or before `of`: `2 thirds`, but `12 third graders`.
+_FRACTIONS = _set(
+    "half halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths "
+    "tenth tenths hundredth hundredths thousandth thousandths millionth millionths"
+)
+# Directly behind a number: `5 million`, `5 squared`, but `5 cm squared`.
+_MULTIPLES = _set(
+    "hundred hundreds thousand thousands million millions billion billions trillion trillions quadrillion dozen dozens "
+    "lakh lakhs crore crores pi sqrt squared cubed factorial choose divided minus mod modulo multiplied plus raised"
+)
+# Where another number, or a variable, follows: `5 and a half`, `3 times x`, but `3 times a week`.
+_JOINING = _set("and base by out over point times to")
+_ARTICLES = _set("a an of the")
+_PLACING = _set("after before during every for from per with within")
+_FUNCTIONS = _set("sin cos tan cot csc log exp abc xyz")
+# In front of a number: `not 42`, `twice 21`, `less than 5`.
+_DENYING = (_NUMERALS | _FRACTIONS | _MULTIPLES | (_JOINING - {"to"}) | _FUNCTIONS) | _set(
+    "above almost below between but cannot close cube double either except false fewer from greater if incorrect "
+    "larger least less most near nearly negative neither never no nor not of or over power root smaller square than "
+    "triple twice under unless unlikely up without wrong"
+)
+# Words of two letters that are no product of variables, as `xy` is.
+_SHORT = _set(
+    "ac am an as at bc be by cc cl cm cu dl dm do ev ft gb gm go ha he hr hz if in is it kb kg kj km kn kr kv kw lb ma "
+    "mb mg mi ml mm mo ms mv mw nm no ns of on oz pa pm pt qt rs so sq st tb to up us we wk yd yr"
+)
+
+
+def _changes_number(text: str) -> bool:
+    """Whether words behind a number make it another one, or more than one.
+
+    >>> [_changes_number(text) for text in ("million", "or more", "and a half", "times x")]
+    [True, True, True, True]
+    >>> [_changes_number(text) for text in ("cm squared", "third graders", "times a week", "more than two of them")]
+    [False, False, False, False]
+    """
+    words = _words(text)
+    if not words:
+        return False
+    first, rest = words[0], [word for word in words[1:] if word not in _ARTICLES]
+    if first in _FRACTIONS:
+        return words[1:2] in ([], ["of"])
+    if first in _MULTIPLES or (first in _JOINING and _starts_a_number(rest)):
+        return True
+    if len(words) == 3 and words[1] in _NUMERALS and first not in _NUMERALS | _SHORT | _PLACING:
+        return True  # `5 feet six inches`
+    after_or = [words[i + 1 :] for i, word in enumerate(words) if word == "or"]
+    return any(_starts_a_number(more) or more[:1] in (["more"], ["less"], ["fewer"], ["greater"]) for more in after_or)
+
+
+def _starts_a_number(words: list[str]) -> bool:
+    return bool(words) and (words[0] in _NUMERALS | _FRACTIONS | _MULTIPLES or len(words[0]) == 1)
+
+
+def _is_unit(text: str) -> bool:
+    """Whether a number keeps its value with these words behind it.
+
+    >>> [_is_unit(text) for text in ("dollars", "cm", "on the third day", "", "xy", "dozen")]
+    [True, True, True, True, False, False]
+    """
+    words = _words(text)
+    if not words:
+        return True
+    product = len(words[0]) == 2 and words[0] not in _SHORT
+    return not (product or words[0] in _FUNCTIONS or _changes_number(text))
 
 
 @dataclass(frozen=True)
@@ -193,5 +270,5 @@ class ExactVerifier:
         """The reward of a response."""
         text = response[-LONGEST_RESPONSE:]
         found = final_answer(text)
-        said = _NUMBER.findall(text)[-1:] if found is None else [found, _only_number(found)]
-        return float(any(same_answer(answer, problem.answer) for answer in said))
+        candidates = _NUMBER.findall(text)[-1:] if found is None else [found, _only_number(found)]
+        return float(any(same_answer(answer, problem.answer) for answer in candidates))

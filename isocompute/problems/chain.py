@@ -15,7 +15,7 @@ import numpy as np
 
 from isocompute.core.arrays import Ints
 from isocompute.core.errors import InputError
-from isocompute.problems.model import Problem, ProblemSet
+from isocompute.problems.problem_set import Problem, ProblemSet
 
 __all__ = ["LEVELS", "ChainSpec", "Chains", "distinct_chains", "load_chain", "make_chains", "parse_chain", "vocabulary"]
 

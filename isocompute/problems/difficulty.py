@@ -1,18 +1,19 @@
-"""How difficult each problem is: the posterior of its pass rate, free of regression to the mean.
+"""How difficult each problem is, free of regression to the mean, and the paper's subsets by that.
 
-A problem that was chosen because few of its 16 samples were correct is easier than these samples say: among many
-problems some were unlucky, and choosing low counts chooses them. The posterior under the fitted distribution of pass
-rates (empirical Bayes) takes that out: the mean of the posterior means of any chosen problems estimates their true
-mean.
+A problem that was chosen because few of its 16 samples were correct is easier than these samples show: choosing low
+counts chooses unlucky problems. The posterior under the fitted distribution of pass rates (empirical Bayes) corrects
+this: the mean of the posterior means of any chosen problems estimates their true mean.
 
-What is not known for sure has two parts, and intervals hold both: the pass rates given the distribution (posterior
-variance) and the distribution itself (bootstrap over problems, refitted; deviations are taken from the estimate, so the
-bias of the refits counts too). Intervals are the union of a normal one on the plain scale, which can reach 0 and 1, and
-one on the logit scale, which is skewed as pass rates near 0 and 1 are.
+Intervals contain the posterior variance given the distribution and the uncertainty of the distribution itself
+(bootstrap over problems, refitted; deviations from the estimate, so the bias of the refits counts too). An interval is
+the union of a normal one on the plain scale, which can reach 0 and 1, and one on the logit scale, which is skewed as
+pass rates near 0 and 1 are.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +23,26 @@ from scipy.stats import chi2, norm
 
 from isocompute.core.arrays import Array, Bools
 from isocompute.core.errors import InputError
-from isocompute.problems.pass_rates import Cells, Kept, Mixing, counts_in, fit_mixing, gather, log_kernel, rate_grid
+from isocompute.problems.pass_rates import Counts, Kept, Mixing, counts_in, fit_mixing, log_kernel, rate_grid, tabulate
+from isocompute.problems.problem_set import Problem, draw
 
-__all__ = ["LEVEL", "Difficulty", "SubsetMean", "fit_difficulty"]
+__all__ = [
+    "BANDS",
+    "LEVEL",
+    "REPLICATES",
+    "Band",
+    "Difficulty",
+    "Subset",
+    "SubsetMean",
+    "choose_subsets",
+    "fit_difficulty",
+    "mixture",
+]
 
 LEVEL = 0.95
 REPLICATES = 200
+_FRESH_SAMPLES = 128
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -45,9 +60,9 @@ class SubsetMean:
 
 @dataclass(frozen=True)
 class Difficulty:
-    """Counts, the distribution behind them, and each distinct count's posterior."""
+    """Counts, the distribution of pass rates fitted to them, and the posterior of each distinct count."""
 
-    cells: Cells
+    counts: Counts
     mixing: Mixing
     posterior_DK: Array
     """Rows sum to 1."""
@@ -69,7 +84,7 @@ class Difficulty:
     @property
     def mean_P(self) -> Array:
         """Posterior mean of each problem."""
-        return self.mean_D[self.cells.cell_P]
+        return self.mean_D[self.counts.index_P]
 
     def chance_D(self, low: float, high: float) -> Array:
         """Posterior probability of a true pass rate in [low, high]."""
@@ -82,7 +97,7 @@ class Difficulty:
 
     def subset_mean(self, chosen_D: Bools | None = None) -> SubsetMean | None:
         """Naive and corrected mean of the problems whose count is chosen (all by default); None where none is."""
-        number_D = self.cells.problems_D * (1 if chosen_D is None else chosen_D)
+        number_D = self.counts.problems_D * (1 if chosen_D is None else chosen_D)
         size = int(number_D.sum())
         if size == 0:
             return None
@@ -90,16 +105,15 @@ class Difficulty:
         corrected = float(weight_D @ self.mean_D)
         around_R = self.replicate_means_RD @ weight_D - corrected
         # One success more or less: the smallest step that the samples could show.
-        resolution = 1 / float(number_D @ self.cells.samples_D)
+        resolution = 1 / float(number_D @ self.counts.samples_D)
         variance = float(weight_D**2 @ (self.variance_D / np.maximum(number_D, 1))) + resolution**2
         variance += float(np.mean(around_R**2))
         centre = min(max(corrected, resolution / 2), 1 - resolution / 2)
-        reach = float(norm.ppf((1 + LEVEL) / 2)) * np.sqrt(variance)
-        sides = np.array([-1.0, 1.0])
-        logits = logit(centre) + sides * reach / (centre * (1 - centre))
-        (low, high), (lower, higher) = expit(logits), np.clip(corrected + sides * reach, 0, 1)
+        margin_2 = np.array([-1.0, 1.0]) * norm.ppf((1 + LEVEL) / 2) * np.sqrt(variance)
+        low, high = expit(logit(centre) + margin_2 / (centre * (1 - centre)))
+        lower, higher = np.clip(corrected + margin_2, 0, 1)
         interval = (float(min(low, lower)), float(max(high, higher)))
-        return SubsetMean(size, float(weight_D @ self.cells.rate_D), corrected, interval)
+        return SubsetMean(size, float(weight_D @ self.counts.rate_D), corrected, interval)
 
 
 def fit_difficulty(
@@ -118,14 +132,14 @@ def fit_difficulty(
     >>> [round(float(mean), 1) for mean in found.mean_D]
     [0.0, 0.5]
     """
-    cells = gather(correct_P, samples_P)
-    rate_K = rate_grid(int(cells.samples_D.max()))
+    counts = tabulate(correct_P, samples_P)
+    rate_K = rate_grid(int(counts.samples_D.max()))
     if kept is not None:
-        _check_kept(cells, kept)
+        _check_kept(counts, kept)
         # A rate of exactly 0 or 1 whose only count is filtered out explains nothing that is there.
         rate_K = rate_K[(0 if kept[0] <= 0 else 1) : rate_K.size - (0 if kept[1] >= 1 else 1)]
-    kernel_DK = np.exp(log_kernel(cells, rate_K, kept=kept))
-    number_D = cells.problems_D.astype(np.float64)
+    kernel_DK = np.exp(log_kernel(counts, rate_K, kept=kept))
+    number_D = counts.problems_D.astype(np.float64)
     mixing = fit_mixing(kernel_DK, number_D, rate_K)
     rng = np.random.default_rng(seed)
     resampled_RD = rng.multinomial(int(number_D.sum()), number_D / number_D.sum(), size=replicates)
@@ -134,37 +148,165 @@ def fit_difficulty(
         refit = fit_mixing(kernel_DK, resampled_D.astype(np.float64), rate_K, start_K=mixing.weight_K)
         means_RD[r] = _posterior(kernel_DK, refit.weight_K) @ rate_K
     posterior_DK = _posterior(kernel_DK, mixing.weight_K)
-    return Difficulty(cells, mixing, posterior_DK, means_RD, _misfit(cells, kernel_DK @ mixing.weight_K))
+    return Difficulty(counts, mixing, posterior_DK, means_RD, _misfit(counts, kernel_DK @ mixing.weight_K))
 
 
 def _posterior(kernel_DK: Array, weight_K: Array) -> Array:
-    """Bayes. A trace of a flat distribution is added, so that a count that a refit did not see has a posterior too."""
+    """Bayes. A trace of a flat distribution gives a posterior to counts that a refit did not see."""
     joint_DK = kernel_DK * ((1 - 1e-9) * weight_K + 1e-9 / weight_K.size)
     return np.asarray(joint_DK / joint_DK.sum(axis=1, keepdims=True))
 
 
-def _check_kept(cells: Cells, kept: Kept) -> None:
+def _check_kept(counts: Counts, kept: Kept) -> None:
     low, high = kept
     if not 0 <= low < high <= 1:
         raise InputError(
             f"kept = {low:g}:{high:g}: give the range of measured pass rates that the set was filtered to."
         )
-    outside = [
-        int(number)
-        for c, m, number in zip(cells.correct_D, cells.samples_D, cells.problems_D, strict=True)
-        if c not in counts_in(int(m), kept)
-    ]
+    pairs = zip(counts.correct_D, counts.samples_D, counts.problems_D, strict=True)
+    outside = sum(int(number) for c, m, number in pairs if c not in counts_in(int(m), kept))
     if outside:
         raise InputError(
-            f"kept = {low:g}:{high:g}: {sum(outside)} problems have a measured pass rate outside; "
+            f"kept = {low:g}:{high:g}: {outside} problems have a measured pass rate outside; "
             "widen the range or leave these problems out."
         )
 
 
-def _misfit(cells: Cells, marginal_D: Array) -> float:
+def _misfit(counts: Counts, marginal_D: Array) -> float:
     """Likelihood-ratio test against free shares of every count, with as many degrees of freedom as these: cautious."""
-    number_D = cells.problems_D.astype(np.float64)
-    group_D = np.array([number_D[cells.samples_D == m].sum() for m in cells.samples_D])
+    number_D = counts.problems_D.astype(np.float64)
+    group_D = np.array([number_D[counts.samples_D == m].sum() for m in counts.samples_D])
     statistic = 2 * float(number_D @ (np.log(number_D / group_D) - np.log(marginal_D)))
-    freedom = int(sum(int(m) for m in np.unique(cells.samples_D)))
+    freedom = int(sum(int(m) for m in np.unique(counts.samples_D)))
     return float(chi2.sf(max(statistic, 0.0), freedom))
+
+
+# Subsets and mixtures (IsoCompute, sections 3 and 5.3). The paper takes problems by their measured rate: avg@16 in
+# [.3, .6] is Easy, avg@16 up to .0625 Hard, pass@128 in [.6, .9] Very easy, no success in 128 samples Extremely hard.
+# Here a problem belongs to a band when its posterior mean lies in it: then the true mean of the chosen problems lies in
+# the band too, a subset is still a range of counts, and with many samples it becomes the paper's rule. Extremely hard
+# is about an event and not a rate, and no posterior mean is 0: a problem belongs there when none of its samples is
+# correct and 128 fresh ones would more likely than not all fail.
+
+
+@dataclass(frozen=True)
+class Band:
+    """A range of pass rates, both ends included unless `above` says that the lower one is not."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def holds(self, rate_D: Array) -> Bools:
+        """Whether rates lie in the band, with room for rounding: 5/16 is .3125."""
+        low_D = rate_D > self.low + _ROUNDING if self.above else rate_D >= self.low - _ROUNDING
+        return low_D & (rate_D <= self.high + _ROUNDING)
+
+
+BANDS = {
+    "easy": Band(0.3, 0.6),
+    "hard": Band(0.0, 0.0625),
+    "very-easy": Band(0.6, 0.9, above=True),
+    "extremely-hard": Band(0.0, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class Subset:
+    """One subset, chosen either by the counts or by the posterior."""
+
+    chosen_D: Bools
+    mean: SubsetMean | None
+    """None where no problem belongs to the subset."""
+    in_band: float | None
+    """Posterior share of its problems whose true pass rate lies in the band (for extremely hard: that would fail 128
+    fresh samples)."""
+
+
+def choose_subsets(difficulty: Difficulty, *, naive: bool = False) -> dict[str, Subset]:
+    """Every band's problems by posterior, or by the measured rate as in the paper."""
+    out = {}
+    for name, band in BANDS.items():
+        never = band.high == 0
+        chance_D = difficulty.all_wrong_D(_FRESH_SAMPLES) if never else difficulty.chance_D(band.low, band.high)
+        if naive:
+            chosen_D = band.holds(difficulty.counts.rate_D)
+        elif never:
+            chosen_D = (chance_D >= 0.5) & (difficulty.counts.correct_D == 0)
+        else:
+            chosen_D = band.holds(difficulty.mean_D)
+        mean = difficulty.subset_mean(chosen_D)
+        number_D = difficulty.counts.problems_D * chosen_D
+        out[name] = Subset(chosen_D, mean, None if mean is None else float(number_D @ chance_D) / mean.size)
+    return out
+
+
+def mixture(
+    subsets: Mapping[str, Sequence[Problem]], shares: Mapping[str, float], *, size: int | None = None, seed: int = 0
+) -> tuple[Problem, ...]:
+    """Problems of several subsets in given shares, none twice; by default as many as the subsets allow.
+
+    >>> problems = [Problem(str(i), f"{i} + {i} =", str(2 * i)) for i in range(10)]
+    >>> len(mixture({"easy": problems[:6], "hard": problems[6:]}, {"easy": 0.5, "hard": 0.5}))
+    9
+    """
+    for name, share in shares.items():
+        if name not in subsets:
+            raise InputError(f"mixture: there is no subset '{name}'; there are {', '.join(subsets)}.")
+        if not subsets[name]:
+            raise InputError(f"mixture: subset {name} has 0 problems; leave it out of the mixture.")
+        if not (math.isfinite(share) and share > 0):
+            raise InputError(f"mixture: the share of {name} is {share:g}; give one above 0.")
+    if not math.isclose(sum(shares.values()), 1, abs_tol=1e-6):
+        raise InputError(f"mixture: the shares sum to {sum(shares.values()):g}; make them sum to 1.")
+    # The subset with the fewest problems first: extremely hard ones are hard ones too, and a problem is taken once.
+    order = sorted(shares, key=lambda name: len(subsets[name]))
+    if size is None:
+        size = _largest(subsets, shares, order, seed)
+    taken = _take(subsets, _sizes(shares, size), order, seed)
+    for name, wanted in _sizes(shares, size).items():
+        if len(taken[name]) < wanted:
+            raise InputError(
+                f"mixture: {size} problems with {shares[name]:g} {name} need {wanted} of them, and "
+                f"{len(taken[name])} are there ({len(subsets[name])} in the subset); ask for fewer or another share."
+            )
+    return tuple(problem for name in shares for problem in taken[name])
+
+
+def _sizes(shares: Mapping[str, float], size: int) -> dict[str, int]:
+    """Whole numbers that sum to `size`, by largest remainder."""
+    out = {name: math.floor(share * size + _ROUNDING) for name, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda name: out[name] - shares[name] * size)
+    for name in by_remainder[: size - sum(out.values())]:
+        out[name] += 1
+    return out
+
+
+def _take(
+    subsets: Mapping[str, Sequence[Problem]], sizes: Mapping[str, int], order: Sequence[str], seed: int
+) -> dict[str, tuple[Problem, ...]]:
+    """That many problems of each subset, or as many as there are; a problem in two subsets goes to the smaller one."""
+    taken: dict[str, tuple[Problem, ...]] = {}
+    gone: set[str] = set()
+    for name in order:
+        left = [problem for problem in subsets[name] if problem.id not in gone]
+        taken[name] = draw(left, sizes[name], seed=seed)
+        gone.update(problem.id for problem in taken[name])
+    return taken
+
+
+def _largest(
+    subsets: Mapping[str, Sequence[Problem]], shares: Mapping[str, float], order: Sequence[str], seed: int
+) -> int:
+    """The largest mixture that the subsets allow, by bisection."""
+
+    def fits(size: int) -> bool:
+        sizes = _sizes(shares, size)
+        taken = _take(subsets, sizes, order, seed)
+        return all(len(taken[name]) == wanted for name, wanted in sizes.items())
+
+    low, high = 0, sum(len(subsets[name]) for name in shares)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,31 +1,55 @@
-"""`isocompute.split(...)`: a problem set's difficulty for a model, its subsets and mixtures, written as files."""
+"""`isocompute split`: counts of correct samples, what they say of each problem's difficulty, and the files of subsets.
+
+The counts come from a table beside the problems, from the problems' own pass-rate column, or from a model.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from isocompute.core import files
 from isocompute.core.arrays import Ints
 from isocompute.core.errors import InputError
-from isocompute.problems.counts import counts_from_rates, read_counts
-from isocompute.problems.difficulty import LEVEL, REPLICATES, Difficulty, SubsetMean, fit_difficulty
-from isocompute.problems.load import load_problems
-from isocompute.problems.model import Problem, ProblemSet, ProblemWarning
+from isocompute.problems.difficulty import (
+    BANDS,
+    LEVEL,
+    REPLICATES,
+    Band,
+    Difficulty,
+    Subset,
+    SubsetMean,
+    choose_subsets,
+    fit_difficulty,
+    mixture,
+)
+from isocompute.problems.load import (
+    IDS,
+    QUESTIONS,
+    RATES,
+    Row,
+    choose_column,
+    columns_of,
+    index_column,
+    rate_of,
+    read_rows,
+    text_of,
+)
 from isocompute.problems.pass_rates import Kept
-from isocompute.problems.subsets import BANDS, Band, Chosen, choose_subsets, mixture
+from isocompute.problems.problem_set import Problem, ProblemSet, ProblemWarning
 
-__all__ = ["SUMMARY", "Split", "split"]
+__all__ = ["MIXTURE", "SUMMARY", "Split", "counts_from_rates", "make_split", "read_counts", "write_split"]
 
 SUMMARY = "difficulty.json"
 MIXTURE = "mixture"
-UNLIKELY = 1e-3
+_UNLIKELY = 1e-3
 """Below this chance the counts are called those of a filtered set."""
 
 
@@ -35,15 +59,15 @@ class Split:
 
     problems: ProblemSet
     difficulty: Difficulty
-    naive: dict[str, Chosen]
-    corrected: dict[str, Chosen]
+    naive: dict[str, Subset]
+    corrected: dict[str, Subset]
     mixture: tuple[Problem, ...] | None
     settings: Mapping[str, Any]
     """What was asked: model, samples, seed, kept, mix."""
 
     def subset(self, name: str) -> tuple[Problem, ...]:
         """The problems of a band, chosen by posterior."""
-        inside_P = self.corrected[name].chosen_D[self.difficulty.cells.cell_P]
+        inside_P = self.corrected[name].chosen_D[self.difficulty.counts.index_P]
         return tuple(problem for problem, inside in zip(self.problems.problems, inside_P, strict=True) if inside)
 
     @property
@@ -88,10 +112,10 @@ class Split:
                     "corrected": float(mean),
                 }
                 for c, m, number, rate, mean in zip(
-                    found.cells.correct_D,
-                    found.cells.samples_D,
-                    found.cells.problems_D,
-                    found.cells.rate_D,
+                    found.counts.correct_D,
+                    found.counts.samples_D,
+                    found.counts.problems_D,
+                    found.counts.rate_D,
                     found.mean_D,
                     strict=True,
                 )
@@ -110,56 +134,36 @@ def _mean_json(mean: SubsetMean | None) -> dict[str, Any]:
     }
 
 
-def _chosen_json(chosen: Chosen) -> dict[str, Any]:
+def _chosen_json(chosen: Subset) -> dict[str, Any]:
     return _mean_json(chosen.mean) | {"in_band": chosen.in_band}
 
 
-def split(
-    problems: str,
+def make_split(
+    problems: ProblemSet,
+    correct_P: Ints,
+    samples_P: Ints,
     *,
     model: str | None = None,
-    counts: str | None = None,
-    pass_rates: str | None = None,
-    samples: int = 16,
-    size: int | None = None,
     seed: int = 0,
     kept: Kept | None = None,
     mix: Mapping[str, float] | None = None,
     mix_size: int | None = None,
-    question: str | None = None,
-    answer: str | None = None,
-    verifier: str | None = None,
-    out: str | Path | None = None,
     replicates: int = REPLICATES,
 ) -> Split:
-    """Find how difficult each problem is and choose the paper's subsets on the posterior.
-
-    The counts come from sampling `model`, from the table `counts`, or from the column `pass_rates` of the problems (of
-    the table, where both are given). `kept` says to which measured rates the set was filtered by these counts. With
-    `out` the subsets are written there as JSONL files that `load_problems` reads, beside `difficulty.json`.
-    """
-    if samples < 1:
-        raise InputError(f"samples = {samples}: take at least one sample a problem.")
-    if (model is None) == (counts is None and pass_rates is None):
-        raise InputError("split needs either --model to sample from, or --counts FILE and/or --pass-rates COLUMN.")
-    own_rates = pass_rates if counts is None else None
-    loaded = load_problems(
-        problems, size=size, seed=seed, question=question, answer=answer, verifier=verifier, pass_rate=own_rates
-    )
-    if model is not None:
-        columns = _Columns(question, answer, verifier)
-        correct_P, samples_P = _sampled(loaded, problems, model, samples=samples, size=size, seed=seed, columns=columns)
-    elif counts is not None:
-        correct_P, samples_P = read_counts(
-            counts, loaded.problems, samples=samples, pass_rate=pass_rates, question=question
-        )
-    else:
-        correct_P, samples_P = counts_from_rates(loaded.problems, samples=samples, name=problems)
+    """Fit the difficulty of each problem to its counts and choose the paper's subsets by the posterior."""
     if kept is not None:
-        loaded, correct_P, samples_P = _inside(loaded, correct_P, samples_P, kept)
+        problems, correct_P, samples_P = _inside(problems, correct_P, samples_P, kept)
     found = fit_difficulty(correct_P, samples_P, kept=kept, replicates=replicates, seed=seed)
-    if found.misfit < UNLIKELY:
-        _warn_filtered(found, loaded.name, kept)
+    if found.misfit < _UNLIKELY:
+        low, high = found.counts.rate_D.min(), found.counts.rate_D.max()
+        how = "widen or narrow --kept" if kept else f"use --kept LOW:HIGH (counts reach from {low:g} to {high:g})"
+        warnings.warn(
+            f"{problems.name}: no distribution of pass rates gives such counts (chance {found.misfit:.0e}). Probably "
+            f"the set was filtered by these counts: {how}. Until then the corrected means are wrong near the edge of "
+            "the filter.",
+            ProblemWarning,
+            stacklevel=3,
+        )
     settings = {
         "model": model,
         "samples": sorted({int(m) for m in samples_P}),
@@ -167,46 +171,8 @@ def split(
         "kept": None if kept is None else list(kept),
         "mix": None if mix is None else dict(mix),
     }
-    made = Split(loaded, found, choose_subsets(found, naive=True), choose_subsets(found), None, settings)
-    if mix:
-        chosen = mixture(made.subsets, mix, size=mix_size, seed=seed)
-        made = replace(made, mixture=chosen)
-    if out is not None:
-        _write(made, Path(out))
-    return made
-
-
-class _Columns(NamedTuple):
-    question: str | None
-    answer: str | None
-    verifier: str | None
-
-
-def _sampled(
-    loaded: ProblemSet, source: str, model: str, *, samples: int, size: int | None, seed: int, columns: _Columns
-) -> tuple[Ints, Ints]:
-    """Sample the model; its counts come with ids, in any order."""
-    from isocompute.rl.difficulty import count_correct
-
-    question, answer, verifier = columns
-    ids, correct_P = count_correct(
-        problems=source,
-        model=model,
-        samples=samples,
-        seed=seed,
-        size=size,
-        question=question,
-        answer=answer,
-        verifier=verifier,
-    )
-    by_id = dict(zip(ids, np.asarray(correct_P).tolist(), strict=True))
-    missing = [problem.id for problem in loaded.problems if problem.id not in by_id]
-    if missing:
-        raise RuntimeError(f"{source}: the engine returned no count of problem '{missing[0]}'")
-    return (
-        np.array([by_id[problem.id] for problem in loaded.problems], dtype=np.int64),
-        np.full(len(loaded), samples, dtype=np.int64),
-    )
+    made = Split(problems, found, choose_subsets(found, naive=True), choose_subsets(found), None, settings)
+    return replace(made, mixture=mixture(made.subsets, mix, size=mix_size, seed=seed)) if mix else made
 
 
 def _inside(loaded: ProblemSet, correct_P: Ints, samples_P: Ints, kept: Kept) -> tuple[ProblemSet, Ints, Ints]:
@@ -225,22 +191,9 @@ def _inside(loaded: ProblemSet, correct_P: Ints, samples_P: Ints, kept: Kept) ->
     return replace(loaded, problems=left), correct_P[inside_P], samples_P[inside_P]
 
 
-def _warn_filtered(found: Difficulty, name: str, kept: Kept | None) -> None:
-    low, high = found.cells.rate_D.min(), found.cells.rate_D.max()
-    advice = (
-        "widen or narrow --kept" if kept else f"say so with --kept LOW:HIGH (counts reach from {low:g} to {high:g})"
-    )
-    warnings.warn(
-        f"{name}: no distribution of pass rates gives such counts (chance {found.misfit:.0e}). Probably the set was "
-        f"filtered by these counts: {advice}. Until then the corrected means are wrong near the edge of the filter.",
-        ProblemWarning,
-        stacklevel=3,
-    )
-
-
-def _write(made: Split, out: Path) -> None:
+def write_split(made: Split, out: Path) -> None:
     """One file a subset; a subset without problems leaves no file, not even an older one. The summary comes last."""
-    cell = dict(zip((p.id for p in made.problems.problems), made.difficulty.cells.cell_P.tolist(), strict=True))
+    cell = dict(zip((p.id for p in made.problems.problems), made.difficulty.counts.index_P.tolist(), strict=True))
     parts: dict[str, Sequence[Problem]] = {**made.subsets, MIXTURE: made.mixture or ()}
     for name, part in parts.items():
         path = out / f"{name}.jsonl"
@@ -257,8 +210,106 @@ def _line(problem: Problem, cell: int, made: Split) -> bytes:
         row["messages"] = [dict(message) for message in problem.messages]
     row |= {
         "source": problem.source,
-        "pass_rate": float(made.difficulty.cells.rate_D[cell]),
+        "pass_rate": float(made.difficulty.counts.rate_D[cell]),
         "pass_rate_corrected": round(float(made.difficulty.mean_D[cell]), 6),
         "verifier": getattr(made.problems.verify, "name", "exact"),
     }
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+# Counts
+
+CORRECT = ("correct", "num_correct", "n_correct", "successes", "passes")
+SAMPLES = ("samples", "num_samples", "n_samples", "total", "n")
+_ROUNDING = 0.1
+"""How far rate × samples may be from a whole number, for rates that were rounded to three places."""
+
+
+def counts_from_rates(problems: Sequence[Problem], *, samples: int, name: str) -> tuple[Ints, Ints]:
+    """(correct_P, samples_P) from the problems' own pass rates."""
+    correct = []
+    for problem in problems:
+        if problem.pass_rate is None:
+            raise InputError(f"{name}: problem '{problem.id}' has no pass rate; fill it in or leave the problem out.")
+        correct.append(_whole(problem.pass_rate, samples, f"{name}, problem '{problem.id}'"))
+    return np.array(correct, dtype=np.int64), np.full(len(correct), samples, dtype=np.int64)
+
+
+def read_counts(
+    path: str,
+    problems: Sequence[Problem],
+    *,
+    samples: int,
+    pass_rate: str | None = None,
+    question: str | None = None,
+) -> tuple[Ints, Ints]:
+    """(correct_P, samples_P) from a table with `id` or `question`, and `correct` and `samples`, or a pass rate.
+
+    `question` is the column of that name in the problems; the table may call it the same or by a known name.
+    """
+    rows = read_rows(path)
+    columns = columns_of(rows)
+    key, by_id = _key(rows, path, question)
+    correct = next((name for name in CORRECT if name in columns), None) if pass_rate is None else None
+    size = next((name for name in SAMPLES if name in columns), None)
+    rate = None if correct else choose_column(rows, RATES, path=path, what="pass rate", named=pass_rate)
+    found: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        given = row.get(key)
+        named = "" if given is None else _words(text_of(given, row, key))
+        if not named:
+            raise InputError(f"{row.place}: column '{key}' is empty; say which problem the counts are of.")
+        if named in found:
+            raise InputError(f"{row.place}: {key} '{named[:60]}' is there already; give one row a problem.")
+        m = _count(row, size) if size else samples
+        c = _count(row, correct) if correct else _whole(rate_of(row.get(rate), row, str(rate)), m, row.place)
+        if not 0 <= c <= m:
+            raise InputError(f"{row.place}: {c} correct of {m} samples; check the columns or say --samples.")
+        found[named] = (c, m)
+    keys = [_words(problem.id if by_id else problem.question) for problem in problems]
+    missing = [name for name in keys if name not in found]
+    if missing:
+        raise InputError(
+            f"{path}: has no counts of {len(missing)} of {len(problems)} problems, first {key} '{missing[0][:60]}'; "
+            f"the table's {key}s must be those of the problems."
+        )
+    pairs = np.array([found[name] for name in keys], dtype=np.int64)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _key(rows: Sequence[Row], path: str, question: str | None) -> tuple[str, bool]:
+    """The column to join by, and whether it holds ids. A row number counts only where there is no question."""
+    columns = columns_of(rows)
+    by_id = next((name for name in IDS if name in columns), None)
+    if by_id is None and question not in columns and not {c.lower() for c in columns} & set(QUESTIONS):
+        by_id = index_column(rows)
+    if by_id is not None:
+        return by_id, True
+    known = question if question in columns else None
+    instead = ", or give the table the problems' id column (id or index, each once)"
+    return choose_column(rows, QUESTIONS, path=path, what="question", named=known, instead=instead), False
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _count(row: Row, column: str) -> int:
+    value = row.get(column)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number.is_integer() or number < 0:
+        raise InputError(f"{row.place}: {column} = {value!r} is not a count; give a whole number.")
+    return int(number)
+
+
+def _whole(rate: float, samples: int, place: str) -> int:
+    count = rate * samples
+    if abs(count - round(count)) > _ROUNDING:
+        raise InputError(
+            f"{place}: a pass rate of {rate:g} is not a whole number of {samples} samples; "
+            "say how many samples it was measured with (--samples)."
+        )
+    return round(count)

@@ -13,8 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 
 from isocompute.core.arrays import Array
-from isocompute.problems.difficulty import fit_difficulty
-from isocompute.problems.subsets import choose_subsets
+from isocompute.problems.difficulty import choose_subsets, fit_difficulty
 
 Draw = Callable[[np.random.Generator, int], Array]
 
@@ -73,7 +72,7 @@ def trial(
     for by, naive in (("counts", True), ("posterior", False)):
         for name, chosen in choose_subsets(found, naive=naive).items():
             if chosen.mean is not None and chosen.mean.size >= LEAST:
-                truth = float(rate_P[chosen.chosen_D[found.cells.cell_P]].mean())
+                truth = float(rate_P[chosen.chosen_D[found.counts.index_P]].mean())
                 low, high = chosen.mean.interval
                 out.append((name, by, truth, chosen.mean.naive, chosen.mean.corrected, low <= truth <= high))
     return out

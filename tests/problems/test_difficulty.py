@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
-from isocompute.problems.difficulty import Difficulty, fit_difficulty
-from isocompute.problems.subsets import BANDS, choose_subsets
+from isocompute.problems.difficulty import BANDS, Difficulty, choose_subsets, fit_difficulty
 from tests.problems.coverage import SHAPES, Draw, trial
 
 
@@ -45,7 +44,7 @@ def test_chosen_by_posterior_the_true_mean_lies_in_the_band(shape: str) -> None:
     for name, chosen in choose_subsets(found).items():
         if chosen.mean is None or chosen.mean.size < 200 or name == "extremely-hard":
             continue
-        truth = rate_P[chosen.chosen_D[found.cells.cell_P]].mean()
+        truth = rate_P[chosen.chosen_D[found.counts.index_P]].mean()
         assert BANDS[name].low - 0.01 <= truth <= BANDS[name].high + 0.01, name
 
 
@@ -53,7 +52,7 @@ def test_regression_to_the_mean() -> None:
     """A model that is right about .6 of the time: what 16 samples call easy is not, and hard is far from it."""
     rate_P, found = simulate(lambda rng, n: rng.beta(3, 2, n), samples=16, count=20_000, seed=0)
     easy = choose_subsets(found, naive=True)["easy"]
-    truth = rate_P[easy.chosen_D[found.cells.cell_P]].mean()
+    truth = rate_P[easy.chosen_D[found.counts.index_P]].mean()
     assert easy.mean is not None
     assert easy.mean.naive < truth - 0.03
     assert easy.mean.interval[0] <= truth <= easy.mean.interval[1]
@@ -75,7 +74,7 @@ def test_a_filtered_set_is_noticed_and_corrected() -> None:
     assert filtered.misfit > 0.05
     for found, right in ((plain, False), (filtered, True)):
         easy = choose_subsets(found, naive=True)["easy"]
-        truth = rate_P[easy.chosen_D[found.cells.cell_P]].mean()
+        truth = rate_P[easy.chosen_D[found.counts.index_P]].mean()
         assert easy.mean is not None
         assert bool(easy.mean.interval[0] <= truth <= easy.mean.interval[1]) is right
     with pytest.raises(InputError, match=r"kept = 0:0\.25: \d+ problems"):
@@ -98,7 +97,7 @@ def test_posterior(pairs: list[tuple[int, int]]) -> None:
     np.testing.assert_allclose(found.posterior_DK.sum(axis=1), 1)
     assert (found.variance_D >= 0).all()
     for m in set(samples_P):
-        means = found.mean_D[found.cells.samples_D == m]
+        means = found.mean_D[found.counts.samples_D == m]
         assert (np.diff(means) >= -1e-9).all()
     whole = found.subset_mean()
     assert whole is not None

@@ -17,7 +17,7 @@ import pytest
 
 from isocompute.core.errors import InputError
 from isocompute.problems import ProblemWarning, load_problems
-from isocompute.problems.model import draw
+from isocompute.problems.problem_set import draw
 
 GSM8K = {"question": "Tom has 3 bags of 4 apples. How many?", "answer": "3 * 4 = <<3*4=12>>12\n#### 12"}
 MATH = {"problem": "Compute $1/2 + 1/3$.", "solution": r"Add them: $\boxed{\frac{5}{6}}$, as \frac{2}{3} is wrong."}

@@ -12,13 +12,13 @@ from scipy.stats import binom
 
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
-from isocompute.problems.pass_rates import Mixing, fit_mixing, gather, log_kernel, rate_grid
+from isocompute.problems.pass_rates import Mixing, fit_mixing, log_kernel, rate_grid, tabulate
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=60)
 
 
 def fitted(correct: list[int], samples: int) -> tuple[Array, Array, Mixing]:
-    cells = gather(correct, samples)
+    cells = tabulate(correct, samples)
     rate_K = rate_grid(samples)
     kernel_DK = np.exp(log_kernel(cells, rate_K))
     return kernel_DK, cells.problems_D.astype(np.float64), fit_mixing(kernel_DK, cells.problems_D.astype(float), rate_K)
@@ -29,7 +29,7 @@ def likelihood(kernel_DK: Array, number_D: Array, weight_K: Array) -> float:
 
 
 def test_kernel_is_scipys_binomial() -> None:
-    cells = gather([0, 3, 16, 5, 5], [16, 16, 16, 7, 9])
+    cells = tabulate([0, 3, 16, 5, 5], [16, 16, 16, 7, 9])
     rate_K = rate_grid(16)
     expected = binom.pmf(cells.correct_D[:, None], cells.samples_D[:, None], rate_K)
     np.testing.assert_allclose(np.exp(log_kernel(cells, rate_K)), expected, rtol=1e-10, atol=1e-300)
@@ -89,13 +89,13 @@ def test_degenerate_counts() -> None:
 
 
 def test_filter_everything_is_no_filter() -> None:
-    cells = gather([0, 3, 16, 5, 5], [16, 16, 16, 7, 9])
+    cells = tabulate([0, 3, 16, 5, 5], [16, 16, 16, 7, 9])
     rate_K = rate_grid(16)
     np.testing.assert_allclose(log_kernel(cells, rate_K, kept=(0, 1)), log_kernel(cells, rate_K), atol=1e-9)
 
 
 def test_filtered_kernel_sums_to_one() -> None:
-    cells = gather(np.arange(2, 10), 16)
+    cells = tabulate(np.arange(2, 10), 16)
     chance_DK = np.exp(log_kernel(cells, rate_grid(16)[1:-1], kept=(2 / 16, 9 / 16)))
     np.testing.assert_allclose(chance_DK.sum(axis=0), 1)
 
@@ -113,4 +113,4 @@ def test_filtered_kernel_sums_to_one() -> None:
 )
 def test_wrong_counts(correct: list[float], samples: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        gather(correct, samples)
+        tabulate(correct, samples)

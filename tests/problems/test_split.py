@@ -82,7 +82,7 @@ def test_the_three_ways_to_counts_agree(counted: Path, tmp_path: Path, monkeypat
         asked.update(settings)
         return list(rows), np.array([int(count) for count in rows.values()])
 
-    engine = ModuleType("isocompute.rl.difficulty")
+    engine = ModuleType("isocompute.rl.evaluation")
     vars(engine)["count_correct"] = count_correct
     monkeypatch.setitem(sys.modules, engine.__name__, engine)
     source = str(counted / "problems.jsonl")

@@ -1,9 +1,8 @@
-"""Sides, bands and mixtures: exact, deterministic, and stable when a set grows."""
+"""Bands and mixtures: exact and deterministic."""
 
 from __future__ import annotations
 
 import doctest
-from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -12,46 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
-from isocompute.problems import Problem, ProblemSet, mixture, three_way
-from isocompute.problems.answers import ExactVerifier
-from isocompute.problems.subsets import BANDS
+from isocompute.problems import Problem, mixture
+from isocompute.problems.difficulty import BANDS
 
 
 def problems(count: int, start: int = 0) -> tuple[Problem, ...]:
     return tuple(Problem(str(i), f"{i} + 1 =", str(i + 1), source="ab"[i % 2]) for i in range(start, start + count))
-
-
-def problem_set(count: int) -> ProblemSet:
-    return ProblemSet("set", problems(count), ExactVerifier())
-
-
-@given(st.integers(20, 200), st.integers(0, 5))
-def test_no_problem_changes_sides(count: int, seed: int) -> None:
-    small = three_way(problem_set(count), validation=0.3, seed=seed)
-    grown = ProblemSet("set", tuple(replace(p, id=f"new-{p.id}") for p in problems(400)[::-1]), ExactVerifier())
-    large = three_way(grown, validation=0.3, seed=seed)
-    questions = {p.question for p in large.validation.problems}
-    assert {p.question for p in small.validation.problems} <= questions
-    assert not {p.question for p in small.train.problems} & questions
-    assert len(small.train) + len(small.validation) == count
-
-
-def test_shares_and_sources() -> None:
-    sides = three_way(problem_set(6000), validation=0.05, out_of_distribution=["b"])
-    assert len(sides.out_of_distribution) == 3000
-    assert {p.source for p in sides.train.problems + sides.validation.problems} == {"a"}
-    assert len(sides.validation) == pytest.approx(150, abs=50)
-    other = three_way(problem_set(6000), validation=0.05, seed=1)
-    assert {p.id for p in other.validation.problems} != {p.id for p in sides.validation.problems}
-
-
-def test_wrong_sides() -> None:
-    with pytest.raises(InputError, match=r"validation = 1\.5"):
-        three_way(problem_set(10), validation=1.5)
-    with pytest.raises(InputError, match=r"no problem has the source 'c'.*'a', 'b'"):
-        three_way(problem_set(10), validation=0.5, out_of_distribution=["c"])
-    with pytest.raises(InputError, match="no problem is left for validation"):
-        three_way(problem_set(10), validation=1e-9)
 
 
 def test_bands_are_the_papers() -> None:
@@ -101,7 +66,7 @@ def test_wrong_mixtures() -> None:
         mixture(subsets, {"easy": 0.5, "very-easy": 0.5})
 
 
-@pytest.mark.parametrize("name", ["answers", "difficulty", "gym", "model", "subsets"])
+@pytest.mark.parametrize("name", ["answers", "chain", "difficulty", "graders", "pass_rates", "problem_set"])
 def test_docstring_examples(name: str) -> None:
     result = doctest.testmod(import_module(f"isocompute.problems.{name}"))
     assert result.attempted > 0

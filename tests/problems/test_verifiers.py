@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
-from isocompute.problems import Problem, load_problems
-from isocompute.problems import grader as grader_module
+from isocompute.problems import Problem, graders, load_problems
 from isocompute.problems.answers import LONGEST_RESPONSE, ExactVerifier, final_answer, same_answer
-from isocompute.problems.grader import MathVerifier
-from isocompute.problems.gym import parse_gym
+from isocompute.problems.graders import MathVerifier, parse_gym
 
 EXACT, MATH = ExactVerifier(), MathVerifier()
 
@@ -230,7 +228,7 @@ HOSTILE = [
 
 
 def test_math_survives_what_models_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grader_module, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(graders, "TIMEOUT_SECONDS", 0.5)
     assert [MATH(problem("18"), text) for text in HOSTILE] == [0.0] * len(HOSTILE)
     assert MATH(problem("18"), r"\boxed{18}") == 1.0
 

@@ -1,0 +1,162 @@
+"""A problem, a set of them with the verifier that rewards responses, and how batches are drawn from a set."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from isocompute.core.arrays import Ints
+from isocompute.core.errors import InputError
+
+__all__ = [
+    "Problem",
+    "ProblemSampler",
+    "ProblemSet",
+    "ProblemWarning",
+    "Verifier",
+    "draw",
+    "question_key",
+    "without_duplicates",
+]
+
+_ROUNDING = 1e-9
+"""A pass rate of 55 in 100 reaches .55, whatever floating point makes of it."""
+
+
+class ProblemWarning(UserWarning):
+    """Something in a problem set was repaired, and the user should know."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem."""
+
+    id: str
+    question: str
+    """Plain text: what the model is asked."""
+    answer: str
+    messages: tuple[Mapping[str, str], ...] | None = None
+    """The chat prompt where the file gives one (veRL's `prompt` column)."""
+    source: str = ""
+    """Where it comes from: veRL's `data_source`, the name of a reasoning-gym task, …"""
+    pass_rate: float | None = None
+    """A model's pass rate as measured, where the file has one."""
+
+
+Verifier = Callable[[Problem, str], float]
+"""The reward of a response."""
+
+
+@dataclass(frozen=True)
+class ProblemSet:
+    """Problems with distinct questions, and how their responses are rewarded."""
+
+    name: str
+    problems: tuple[Problem, ...]
+    verify: Verifier
+    duplicates: int = 0
+    """How many problems were dropped because their question was there already."""
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+
+def question_key(question: str, *, seed: int = 0) -> int:
+    """A number in [0, 2^64) that depends on the words of a question alone: not on spacing, file or row.
+
+    >>> question_key("2 + 2 = ?") == question_key(" 2 + 2  = ?")
+    True
+    """
+    words = " ".join(question.split())
+    return int.from_bytes(hashlib.blake2b(f"{seed}\n{words}".encode(), digest_size=8).digest())
+
+
+def without_duplicates(problems: Iterable[Problem], *, name: str) -> tuple[tuple[Problem, ...], int]:
+    """The first problem of each question, and how many were dropped; an id of two questions is an error."""
+    first: dict[str, Problem] = {}
+    ids: dict[str, str] = {}
+    dropped = other = 0
+    for problem in problems:
+        words = " ".join(problem.question.split())
+        known = first.setdefault(words, problem)
+        if known is not problem:
+            dropped += 1
+            other += known.answer != problem.answer
+        elif ids.setdefault(problem.id, words) is not words:
+            raise InputError(
+                f"{name}: two different questions have the id '{problem.id}'; make the ids unique or leave them out."
+            )
+    if dropped:
+        differ = f", {other} of them with another answer (the first is kept)" if other else ""
+        warnings.warn(
+            f"{name}: {dropped} repeated questions dropped{differ}; {len(first)} problems are left.",
+            ProblemWarning,
+            stacklevel=2,
+        )
+    return tuple(first.values()), dropped
+
+
+def draw(problems: Iterable[Problem], size: int, *, seed: int) -> tuple[Problem, ...]:
+    """`size` of the problems in their own order, by the hash of their question; a larger draw contains a smaller."""
+    ranked = sorted(enumerate(problems), key=lambda pair: question_key(pair[1].question, seed=seed))
+    return tuple(problem for _, problem in sorted(ranked[:size], key=lambda pair: pair[0]))
+
+
+class ProblemSampler:
+    """Draws batches without replacement inside an epoch, in a new order each epoch.
+
+    With a `retire_at`, a problem whose pass rate over all its rollouts so far reaches it is never drawn again
+    (ScaleRL's no-positive-resampling).
+    """
+
+    def __init__(self, problems: int, retire_at: float | None) -> None:
+        self.retire_at = retire_at
+        self.order_P = np.empty(0, dtype=np.int64)
+        self.at = 0
+        self.right_P = np.zeros(problems, dtype=np.int64)
+        self.seen_P = np.zeros(problems, dtype=np.int64)
+        self.active_P = np.ones(problems, dtype=np.bool_)
+
+    @property
+    def retired(self) -> int:
+        """Problems that will not be drawn again."""
+        return int((~self.active_P).sum())
+
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """The next batch; smaller where fewer problems are left, empty where none is."""
+        left = self.order_P[self.at : self.at + count]
+        self.at += len(left)
+        if len(left) == count:
+            return left
+        order_P = rng.permutation(np.flatnonzero(self.active_P))
+        # A batch that spans two epochs holds no problem twice.
+        fresh = order_P[~np.isin(order_P, left)][: count - len(left)] if len(left) else order_P[: count - len(left)]
+        rest = order_P[~np.isin(order_P, fresh)] if len(left) else order_P[len(fresh) :]
+        self.order_P, self.at = rest, 0
+        return np.concatenate([left, fresh])
+
+    def record(self, index_P: Ints, right_P: Ints, rollouts: int) -> None:
+        """Count right rollouts, and retire what is solved."""
+        if self.retire_at is None:
+            return
+        np.add.at(self.right_P, index_P, right_P)  # a problem may be there twice
+        np.add.at(self.seen_P, index_P, rollouts)
+        done_P = self.right_P[index_P] >= self.retire_at * self.seen_P[index_P] - _ROUNDING
+        if done_P.any():
+            self.active_P[index_P[done_P]] = False
+            rest = self.order_P[self.at :]
+            self.order_P, self.at = rest[self.active_P[rest]], 0
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Arrays of a checkpoint."""
+        return {"order": self.order_P, "right": self.right_P, "seen": self.seen_P, "active": self.active_P}
+
+    def restore(self, arrays: dict[str, np.ndarray], at: int) -> None:
+        """Continue from a checkpoint."""
+        self.order_P, self.at = arrays["order"].copy(), at
+        self.right_P, self.seen_P = arrays["right"].copy(), arrays["seen"].copy()
+        self.active_P = arrays["active"].copy()
