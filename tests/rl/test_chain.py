@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import LEVELS, ChainSpec, distinct_chains, load_chain, make_chains, parse_chain
-from isocompute.rl.model import model_folder
-from isocompute.rl.sampler import Rollouts
-from isocompute.rl.tasks import ProblemsSpec, make_tasks
-from isocompute.rl.verifiers import ChainVerifier
+from isocompute.rl.model.checkpoint import model_folder
+from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.tasks import ChainVerifier, ProblemsSpec, make_tasks
 
 PAD, EOS = 0, 1
 PRIMES = [3, 5, 7, 23, 97]

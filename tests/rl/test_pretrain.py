@@ -11,9 +11,9 @@ import transformers
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import OPERATIONS, Chains, make_chains, parse_chain, vocabulary
 from isocompute.rl.evaluation import count_right
-from isocompute.rl.model import load_model, model_folder
+from isocompute.rl.model.checkpoint import load_model, model_folder
 from isocompute.rl.pretrain import PretrainSettings, make_memory, pretrain, write_traces
-from isocompute.rl.sampler import SamplingSettings
+from isocompute.rl.rollout.eager import SamplingSettings
 from isocompute.rl.tasks import ProblemsSpec, make_tasks
 
 WORDS = vocabulary(23)

@@ -12,13 +12,12 @@ from torch import Tensor
 from isocompute.core.errors import InputError
 from isocompute.problems.load import load_problems
 from isocompute.problems.problem_set import Problem, ProblemSet
-from isocompute.rl.checkpoint import save_decoder
-from isocompute.rl.config import DecoderConfig
-from isocompute.rl.decoder import Decoder
-from isocompute.rl.difficulty import count_correct
-from isocompute.rl.sampler import Rollouts
-from isocompute.rl.tasks import ProblemsSpec, Tasks, make_tasks
-from isocompute.rl.verifiers import TextVerifier
+from isocompute.rl.evaluation import count_correct
+from isocompute.rl.model.checkpoint import save_decoder
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.tasks import ProblemsSpec, Tasks, TextVerifier, make_tasks
 from tests.rl.cells import make_cell, points, rates, run
 
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ import pytest
 
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import make_recipe
+from isocompute.core.recorder import CHECKPOINT, FINISHED
 from isocompute.data import RunWriter, load
-from isocompute.problems.sampler import ProblemSampler
+from isocompute.problems.problem_set import ProblemSampler
 from isocompute.sim import SimEngine
 from isocompute.sim.evaluation import evaluate
 from isocompute.sim.policy import Policy
 from isocompute.sim.world import WorldSpec, log_softmax, make_world, softmax
-from isocompute.sweep.base import CHECKPOINT, FINISHED
 from tests.sim.helpers import SMALL, Patient, StopAfter, cell, run
 
 
