@@ -2,7 +2,7 @@
 
     python benchmarks/ui_speed.py [--runs 200] [--points 200]
 
-Makes runs, starts `isocompute ui` as a process of its own, and asks it over HTTP as the page does. First the law and
+Makes runs, starts `isocompute web` as a process of its own, and asks it over HTTP as the page does. First the law and
 the plan of apps that have just started, asked for as soon as the first page is there: when there is an answer, which
 may be preliminary, and when there is the final one. Then, in one app, every question before its result was ever made
 and again and again afterwards.
@@ -89,7 +89,7 @@ def main() -> None:
 @contextmanager
 def app(folder: str) -> Iterator[tuple[str, float]]:
     """An app whose first page has just been read: its address, and when its command was given."""
-    command = [sys.executable, "-m", "isocompute", "ui", folder, "--no-browser", "--json"]
+    command = [sys.executable, "-m", "isocompute", "web", folder, "--no-browser", "--json"]
     started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

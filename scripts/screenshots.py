@@ -18,8 +18,8 @@ import uvicorn
 from playwright.sync_api import Browser, sync_playwright
 
 from isocompute import sweep as study
-from isocompute.web.app import create_app
-from isocompute.web.server import bind
+from isocompute.web.results import Results
+from isocompute.web.server import bind, create_app
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 LARGEST = 300_000
@@ -58,7 +58,8 @@ def main() -> None:
 
 def _photograph(address: str) -> None:
     served = bind(address, port=0)
-    server = uvicorn.Server(uvicorn.Config(create_app(served.results), log_level="error", lifespan="off", ws="none"))
+    app = create_app(Results(served.source))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [served.socket]})
     thread.start()
     try:
@@ -81,7 +82,6 @@ def _picture(browser: Browser, url: str, name: str, path: str, mark: str, size: 
     page.set_default_timeout(300_000)
     page.goto(url + path)
     page.locator(mark).first.wait_for()
-    page.get_by_text("Preliminary, from").last.wait_for(state="hidden", timeout=60_000)  # the final answer follows
     page.wait_for_load_state("networkidle")
     file = IMAGES / f"{name}.png"
     IMAGES.mkdir(parents=True, exist_ok=True)

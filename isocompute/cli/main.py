@@ -26,7 +26,7 @@ from isocompute.cli import (
     split,
     study,
     train,
-    ui,
+    web,
 )
 from isocompute.cli.options import refuse_retired
 from isocompute.cli.sections import Sections
@@ -37,7 +37,7 @@ __all__ = ["app", "main"]
 _COMMANDS: dict[str, dict[str, tuple[Any, str]]] = {
     "Start": {
         "quickstart": (quickstart, "The paper's sweep on the simulator, its law and a plan."),
-        "ui": (ui, "A study in the browser: plan, figures, runs, claims."),
+        "web": (web, "A study in the browser: plan, figures, runs, claims."),
     },
     "Your runs": {
         "import": (import_, "Logs of veRL, TRL and others into run folders."),
@@ -81,6 +81,7 @@ def _with_commands() -> typer.Typer:
                 out.add_typer(module.app, name=name, short_help=line, rich_help_panel=panel)
             else:
                 out.command(name, short_help=line, rich_help_panel=panel)(module.command)
+    out.command("ui", hidden=True)(web.command)  # its name in 0.1
     return out
 
 

@@ -46,6 +46,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_bundling = threading.Lock()
 _log = logging.getLogger("isocompute.web")
 
 
@@ -136,19 +137,28 @@ def serve(served: Served, *, browser: bool) -> None:
 
 def warm(results: Results) -> None:
     """Begin what the first pages show before they ask: the law, and the charts' script."""
-    with suppress(InputError, OSError, subprocess.CalledProcessError):  # the page that shows it says what is wrong
-        threading.Thread(target=_vega_script, name="vega", daemon=True).start()
+
+    def bundle() -> None:
+        with suppress(OSError, subprocess.CalledProcessError):  # ended with the app, or the page asks for it again
+            _vega_script()
+
+    threading.Thread(target=bundle, name="vega", daemon=True).start()
+    with suppress(InputError):  # the page that shows it says what is wrong
         results.law(results.scope())
 
 
-@functools.cache
 def _vega_script() -> bytes:
-    """Vega, Vega-Lite and their embedder, from the package that draws our PNGs too; sets `window.vegaEmbed`.
+    """Vega, Vega-Lite and their embedder, from the package that draws our PNGs too; sets `window.vegaEmbed`."""
+    with _bundling:
+        return _bundle()
 
-    Bundling takes two seconds in which Python stands still, so another process does it.
-    """
+
+@functools.cache
+def _bundle() -> bytes:
+    """It takes two seconds in which Python stands still, so another process does it."""
     program = 'import vl_convert as v; print(v.javascript_bundle("window.vegaEmbed = vegaEmbed;"))'
-    return subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True).stdout
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
 
 
 # --- The app ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What is served: a folder of runs or a table, how to read it, its parts, and a fingerprint that changes with its files.
+"""What is served: a folder of runs or a table, how to read it, its parts, and a fingerprint of its files.
 
 A part is a folder inside the study whose runs belong together, such as the easy and the hard problem set. Requests
 name parts and runs as listed here and nothing else becomes a path, so nothing outside the study can be read.
@@ -34,10 +34,10 @@ _MAX_FILES = 100_000
 OptionValue = str | float | bool | tuple[int, ...] | list[str] | None
 
 _ACCEPTED = {
-    **dict.fromkeys(
-        ("fit", "report", "claims", "forecast"),
-        {"columns", "where", "without", "problems_per_batch", "rollouts_per_problem"},
-    ),
+    "fit": (_ALL := {"columns", "where", "without", "problems_per_batch", "rollouts_per_problem"}),
+    "report": _ALL,
+    "claims": _ALL,
+    "forecast": _ALL,
     "compare": {"columns", "where"},
     "health": {"problems_per_batch", "rollouts_per_problem"},
     "plan": {"where", "without"},
@@ -46,7 +46,9 @@ _ACCEPTED = {
 
 
 def command_line(*words: str, options: Mapping[str, OptionValue] | None = None) -> str:
-    """A command as a shell takes it: a tuple is joined by commas, a list repeats its option, None and False are left out.
+    """A command as a shell takes it; options that are None or False are left out.
+
+    The values of a tuple are joined by commas, those of a list each repeat the option.
 
     >>> command_line("plan", options={"budget": "$2000", "n": (8, 16), "extrapolate": True, "gpus": None})
     "isocompute plan --budget '$2000' --n 8,16 --extrapolate"

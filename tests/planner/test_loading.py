@@ -13,7 +13,7 @@ import pytest
     [
         ("isocompute.planner.decide, isocompute.planner.law", {"polars", "scipy"}),
         ("isocompute.law.law", {"polars", "scipy"}),
-        ("isocompute.web.ahead, isocompute.web.glance, isocompute.web.wire", {"polars", "scipy", "fastapi"}),
+        ("isocompute.web.server", {"polars", "scipy", "fastapi"}),
     ],
 )
 def test_loads_without(modules: str, without: set[str]) -> None:

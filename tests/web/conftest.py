@@ -6,7 +6,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +14,9 @@ import uvicorn
 from fastapi.testclient import TestClient
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route
 
-from isocompute.web.app import create_app
-from isocompute.web.reading import Reading
 from isocompute.web.results import Results
-from isocompute.web.server import bind
-from isocompute.web.source import Source
+from isocompute.web.server import bind, create_app
+from isocompute.web.source import LoadOptions, Source
 from tests.conftest import PATIENCE, rising, write_points
 from tests.sweep.tools import write_spec
 
@@ -38,9 +35,9 @@ def client(runs: Path) -> TestClient:
     return over(runs)
 
 
-def over(folder: Path, reading: Reading | None = None) -> TestClient:
+def over(folder: Path, options: LoadOptions | None = None) -> TestClient:
     """The app over a folder."""
-    results = Results(Source(str(folder), reading))
+    results = Results(Source(str(folder), options))
     return TestClient(create_app(results), base_url=LOCAL, raise_server_exceptions=False)
 
 
@@ -53,7 +50,7 @@ def one_run(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight ordinary runs: enough for a rough law before the final one. Do not write into it."""
+    """Eight runs. Do not write into it."""
     folder = tmp_path_factory.mktemp("wide")
     for i, n in enumerate((4, 8, 16, 32, 64, 128, 256, 512)):
         points = rising(40 + i, ceiling=0.5 + 0.02 * i)
@@ -84,12 +81,8 @@ def waiting(tmp_path: Path) -> Path:
 def serving(folder: Path, *, results: Results | None = None) -> Iterator[str]:
     """The app on a free port of this machine, over a folder or over results that the test has in hand."""
     served = bind(str(folder), port=0)
-    if results is not None:
-        served.results.close()
-        served = replace(served, results=results)
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(served.results), log_level="error", lifespan="off", ws="none", access_log=False)
-    )
+    app = create_app(results or Results(served.source))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none", access_log=False))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [served.socket]})
     thread.start()
     try:
@@ -98,9 +91,8 @@ def serving(folder: Path, *, results: Results | None = None) -> Iterator[str]:
         server.should_exit = True
         server.force_exit = True
         thread.join()
-        served.results.close()
         for left in threading.enumerate():
-            if left.name == "result":  # still at work for a page that was left: which warnings are heard is everybody's
+            if left.name == "result":  # at work for a page that was left; warnings are captured for all threads alike
                 left.join(timeout=60)
 
 
@@ -128,7 +120,7 @@ def address(runs: Path) -> Iterator[str]:
 
 
 class Watched:
-    """A page, everything it complained about, and every address it asked for."""
+    """A page, its console errors, and every address it asked for."""
 
     def __init__(self, page: Page) -> None:
         self.page = page

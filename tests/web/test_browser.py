@@ -120,7 +120,7 @@ def test_the_plan_says_how_many_runs_of_a_setting_fell(runs: Path, new_page: New
             if name == "fell":
                 expect(page.get_by_role("table", name="alternatives")).to_contain_text("1 of 2")
             page.close()
-    assert ["runs that fell" in head for head in heads] == [False, True]
+    assert ["collapsed runs" in head for head in heads] == [False, True]
 
 
 def test_every_figure_opens_or_says_what_it_needs(address: str, new_page: NewPage) -> None:
@@ -193,7 +193,7 @@ def test_a_run_that_fell_is_named_where_it_is_compared(new_page: NewPage, tmp_pa
         write_points(tmp_path / name, points, problems_per_batch=32, rollouts_per_problem=8)
     with serving(tmp_path) as url:
         page = shown(new_page(), url, "/compare?a=steady&b=fallen", "canvas")
-        expect(page.get_by_label("Answer")).to_contain_text("fallen fell for good")
+        expect(page.get_by_label("Answer")).to_contain_text("fallen collapsed")
         expect(page.get_by_label("Answer")).to_contain_text("steady is ahead now")
         page.close()
 

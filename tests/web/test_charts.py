@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from playwright.sync_api import Page, expect
 
-from isocompute.report.style import DARK, INK
+from isocompute.report.charts.style import DARK, INK
 from tests.conftest import rising, write_points
 from tests.web.conftest import Held, Watched, serving
 
@@ -55,7 +55,7 @@ def test_nothing_below_moves_when_the_figures_come(address: str, new_page: NewPa
     page.goto(f"{address}/study")
     table = page.get_by_label("Runs", exact=True)
     expect(table.locator("tbody tr")).to_have_count(3)
-    expect(page.locator("figure.card").first).to_have_text("Making the figure… the first time takes a while.")
+    expect(page.locator("figure.card").first).to_have_text("Fitting the law…")
     expect(page.locator("figure.card")).to_have_count(2)
     before = table.bounding_box()
     held.let()

@@ -1,4 +1,4 @@
-"""`isocompute ui` as a command."""
+"""`isocompute web` as a command."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from isocompute.core.errors import InputError
+from isocompute.web.results import Results
 from isocompute.web.server import HOST, bind, warm
 from tests.conftest import rising, write_points
 from tests.sweep.tools import PATIENCE
 
 
 def test_it_says_where_it_is_serves_there_and_ends_with_ctrl_c(runs: Path) -> None:
-    command = [sys.executable, "-m", "isocompute", "ui", str(runs), "--no-browser", "--json"]
+    command = [sys.executable, "-m", "isocompute", "web", str(runs), "--no-browser", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
@@ -65,4 +66,4 @@ def test_a_study_that_cannot_be_fitted_is_served_all_the_same(tmp_path: Path) ->
     served = bind(str(tmp_path), port=0)
     with served.socket:
         assert isinstance(served.socket, socket.socket)
-        warm(served.results)  # says nothing and raises nothing: the pages say what is missing
+        warm(Results(served.source))  # says nothing and raises nothing: the pages say what is missing

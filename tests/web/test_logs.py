@@ -15,35 +15,30 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from isocompute import api
 from isocompute.cli.main import main
 from isocompute.core.errors import InputError
-from isocompute.data import load
-from isocompute.law import law_to_json
-from isocompute.web.ahead import Ahead
-from isocompute.web.reading import Reading
 from isocompute.web.server import bind
-from isocompute.web.source import Source
+from isocompute.web.source import LoadOptions
 from tests.conftest import rising, write_points
 from tests.web.conftest import Watched, over, serving
 from tests.web.test_api import printed
 
 NewPage = Callable[..., Watched]
-TOLD = Reading(problems_per_batch=32, rollouts_per_problem=8)
-MEANT = Reading(where={"seed": "2"})
-PAIR = Reading(where={"model": "b"})
-REST = Reading(without=("other", "odd*"))
-TABLE = Reading(columns={"run": "label", "value": "score", "rollouts": "used"}, without=("other",))
+GIVEN = LoadOptions(problems_per_batch=32, rollouts_per_problem=8)
+MEANT = LoadOptions(where={"seed": "2"})
+PAIR = LoadOptions(where={"model": "b"})
+REST = LoadOptions(without=("other", "odd*"))
+TABLE = LoadOptions(columns={"run": "label", "value": "score", "rollouts": "used"}, without=("other",))
 
 
 @pytest.mark.parametrize(
-    ("reading", "query"),
+    ("options", "query"),
     [
-        (TOLD, "fit"),
-        (TOLD, "figures/records"),
-        (TOLD, "forecast?run=high"),
-        (TOLD, "health?run=high"),
-        (TOLD, "claims"),
+        (GIVEN, "fit"),
+        (GIVEN, "figures/records"),
+        (GIVEN, "forecast?run=high"),
+        (GIVEN, "health?run=high"),
+        (GIVEN, "claims"),
         (MEANT, "fit"),
         (MEANT, "health?run=high"),
         (PAIR, "compare?a=one&b=two"),
@@ -62,21 +57,21 @@ TABLE = Reading(columns={"run": "label", "value": "score", "rollouts": "used"}, 
 def test_the_command_on_a_page_reads_the_runs_as_the_app_does(
     logs: Path,
     tmp_path: Path,
-    reading: Reading,
+    options: LoadOptions,
     query: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = logs
-    if reading in (PAIR, REST):
+    if options in (PAIR, REST):
         folder = tmp_path
         named = (("one", 8, "b"), ("two", 16, "b"), ("other", 8, "c"), ("odd1", 8, "c"))
         for name, n, model in named:
             points = rising(ceiling=0.5 + n / 200)
             write_points(folder / name, points, problems_per_batch=32, rollouts_per_problem=n, model=model)
-    if reading == TABLE:
+    if options == TABLE:
         folder = foreign(tmp_path / "table.csv")
-    answer = over(folder, reading).get(f"/api/{query}")
+    answer = over(folder, options).get(f"/api/{query}")
     assert answer.status_code == 200, answer.text
     found = printed(unquote(answer.headers["Isocompute-Command"]), capsys, monkeypatch)
     found.pop("warnings", None)  # the page says those beside the answer
@@ -104,21 +99,16 @@ def test_runs_that_are_left_out_are_left_out_of_the_whole(tmp_path: Path) -> Non
     for part in ("easy", "hard"):
         for n in (8, 16):
             write_points(tmp_path / part / f"{n}", rising(), rollouts_per_problem=n)
-    about = over(tmp_path, Reading(without=("easy/8",))).get("/api/about").json()
+    about = over(tmp_path, LoadOptions(without=("easy/8",))).get("/api/about").json()
     assert [run["run"] for run in about["runs"]] == ["easy/16", "hard/16", "hard/8"]
     with pytest.raises(InputError, match="--without n8: no run has that name"):
-        bind(str(tmp_path), port=0, reading=Reading(without=("n8",)))
-
-
-def test_a_reading_is_the_same_in_another_process() -> None:
-    for reading in (TOLD, MEANT, REST, TABLE):
-        assert Reading.unpack(reading.pack()) == reading
+        bind(str(tmp_path), port=0, options=LoadOptions(without=("n8",)))
 
 
 def test_a_plan_of_runs_that_were_told_their_bp_takes_two_commands(
     logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = over(logs, TOLD).get("/api/plan?budget=3e4&min_updates=2")
+    answer = over(logs, GIVEN).get("/api/plan?budget=3e4&min_updates=2")
     fit, plan = unquote(answer.headers["Isocompute-Command"]).split(" && ")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", shlex.split(fit))
@@ -148,43 +138,35 @@ def test_whoever_says_which_runs_are_meant_gets_them_from_all_parts(tmp_path: Pa
 
 def test_a_choice_that_leaves_no_run_is_refused_before_anything_starts(logs: Path) -> None:
     with pytest.raises(InputError, match="leaves no runs"):
-        bind(str(logs), port=0, reading=Reading(where={"seed": "3"}))
-
-
-def test_the_first_law_is_that_of_the_runs_as_they_are_read(wide: Path) -> None:
-    reading = Reading(where={"rollouts_per_problem": "8"})
-    source = Source(str(wide), reading)
-    version = source.snapshot().version
-    ahead = Ahead(source, version)
-    final = ahead.law("final", version)
-    ahead.close()
-    assert final is not None
-    assert law_to_json(final.law) == law_to_json(api.fit(load(str(wide), where=reading.where)))
+        bind(str(logs), port=0, options=LoadOptions(where={"seed": "3"}))
 
 
 @pytest.mark.parametrize(
-    ("options", "reading"),
+    ("arguments", "options"),
     [
-        ("--where seed=2 --problems-per-batch 32 --rollouts-per-problem 8", Reading({"seed": "2"}, 32, 8)),
+        ("--where seed=2 --problems-per-batch 32 --rollouts-per-problem 8", LoadOptions({"seed": "2"}, 32, 8)),
         (
             "--columns run=run,value=avg@4 --without low --without lo*",
-            Reading(columns={"run": "run", "value": "avg@4"}, without=("low", "lo*")),
+            LoadOptions(columns={"run": "run", "value": "avg@4"}, without=("low", "lo*")),
         ),
     ],
 )
 def test_the_command_hands_its_options_on(
-    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: str, reading: Reading
+    logs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    options: LoadOptions,
 ) -> None:
     served = []
     monkeypatch.setattr("isocompute.web.server.serve", lambda what, **_: served.append(what))
-    monkeypatch.setattr(sys, "argv", ["isocompute", "ui", str(logs), *options.split(), "--no-browser", "--json"])
+    monkeypatch.setattr(sys, "argv", ["isocompute", "web", str(logs), *arguments.split(), "--no-browser", "--json"])
     with suppress(SystemExit):
         main()
     assert json.loads(capsys.readouterr().out)["study"] == str(logs)
     (one,) = served
     with one.socket:
-        assert one.results.source.reading == reading
-        one.results.close()
+        assert one.source.options == options
 
 
 def test_runs_that_do_not_say_bp_and_n_are_told_the_command_that_does(logs: Path) -> None:
@@ -192,12 +174,12 @@ def test_runs_that_do_not_say_bp_and_n_are_told_the_command_that_does(logs: Path
     about = client.get("/api/about").json()
     (command,) = re.findall("`(.*)`", about["unplanned"])
     assert shlex.split(command) == [
-        *("isocompute", "ui", str(logs), "--problems-per-batch", "32", "--rollouts-per-problem", "8")
+        *("isocompute", "web", str(logs), "--problems-per-batch", "32", "--rollouts-per-problem", "8")
     ]
     assert client.get("/api/plan").json()["error"] == about["unplanned"]
-    told = over(logs, TOLD)
-    assert told.get("/api/about").json()["unplanned"] is None
-    plan = told.get("/api/plan?budget=3e4").json()
+    client = over(logs, GIVEN)
+    assert client.get("/api/about").json()["unplanned"] is None
+    plan = client.get("/api/plan?budget=3e4").json()
     assert (plan["problems_per_batch"], plan["rollouts_per_problem"]) == (32, 8)
 
 
@@ -205,8 +187,8 @@ def test_only_what_is_lacking_is_asked_for_and_what_was_told_is_kept(tmp_path: P
     for n in (8, 16):
         points = [{"step": p["step"], "avg@4": p["avg@4"]} for p in rising()]
         write_points(tmp_path / f"{n}", points, rollouts_per_problem=n, model="b c")
-    said = over(tmp_path, Reading(where={"model": "b c"})).get("/api/about").json()["unplanned"]
-    assert f"`isocompute ui {tmp_path} --where 'model=b c' --problems-per-batch 32`" in said
+    said = over(tmp_path, LoadOptions(where={"model": "b c"})).get("/api/about").json()["unplanned"]
+    assert f"`isocompute web {tmp_path} --where 'model=b c' --problems-per-batch 32`" in said
 
 
 def test_runs_that_say_enough_can_be_planned_with(runs: Path, wide: Path) -> None:
@@ -227,12 +209,12 @@ def test_runs_of_several_sets_are_refused_with_the_command_that_takes_one(two_se
     client = over(two_sets)
     said = client.get("/api/about").json()["unplanned"]
     assert "of 2 conditions, 'easy' (3), 'hard' (1), whose rewards do not compare" in said
-    assert f"`isocompute ui {two_sets} --where problems=easy`" in said
+    assert f"`isocompute web {two_sets} --where problems=easy`" in said
     answer = client.get(f"/api/plan{query}")
     assert (answer.status_code, answer.json()["error"]) == (400, said)
-    told = over(two_sets, Reading(where={"problems": "easy"}))
-    assert told.get("/api/about").json()["unplanned"] is None
-    assert told.get("/api/plan").status_code == 200
+    client = over(two_sets, LoadOptions(where={"problems": "easy"}))
+    assert client.get("/api/about").json()["unplanned"] is None
+    assert client.get("/api/plan").status_code == 200
 
 
 def test_runs_that_differ_in_their_recipe_alone_are_planned_with(tmp_path: Path) -> None:
@@ -280,7 +262,7 @@ def test_the_app_begins_with_the_study_and_the_first_figures_that_can_be_drawn(n
         page.get_by_role("link", name="Plan").click()
         expect(page.get_by_label("Answer")).to_contain_text("do not say")
         command = page.get_by_label("what to give").inner_text()
-        assert command == f"isocompute ui {logs} --problems-per-batch 32 --rollouts-per-problem 8"
+        assert command == f"isocompute web {logs} --problems-per-batch 32 --rollouts-per-problem 8"
         page.close()
 
 

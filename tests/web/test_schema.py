@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from isocompute.web.app import create_app
 from isocompute.web.results import Results
+from isocompute.web.server import create_app
 from isocompute.web.source import Source
 
 LOCAL = {"Host": "127.0.0.1"}

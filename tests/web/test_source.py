@@ -81,23 +81,6 @@ def test_links_to_a_folder_around_them_end(tmp_path: Path) -> None:
     assert Source(str(tmp_path)).snapshot().parts[-1].runs == 4  # a/one, a/b/one, b/one, b/a/one
 
 
-def test_the_studys_own_runs_are_seen_before_what_links_lead_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for i in range(20):
-        _run(tmp_path / "data" / f"{i}")
-    _run(tmp_path / "study" / "one")
-    (tmp_path / "study" / "zero").symlink_to(tmp_path / "data")
-    (tmp_path / "study" / "one" / "data").symlink_to(tmp_path / "data")  # a run's own links are nobody's runs
-    monkeypatch.setattr("isocompute.web.source._MOST_LINKED", 3)  # the folder, a run's, and its points
-    source = Source(str(tmp_path / "study"))
-    before = source.snapshot()
-    assert before.parts[-1].runs == 2  # "one", and the first that the allowance is left for
-    with (tmp_path / "study" / "one" / "points.jsonl").open("a") as file:
-        file.write('{"step": 2}\n')
-    assert source.snapshot().version != before.version
-
-
 def test_addresses_elsewhere_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="on this machine"):
         Source("s3://bucket/study")

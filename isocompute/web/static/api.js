@@ -21,36 +21,21 @@ export function address(path, parameters = {}) {
   return `/api/${path}${search(parameters)}`;
 }
 
-/** "50/200" as numbers. */
-function rough(text) {
-  const [replicates, of] = text.split("/").map(Number);
-  return { replicates, of };
-}
-
-/** The answer: {data, command, stale, rough}. `rough` says how much of the work a preliminary one has behind it:
- * {replicates, of}; ask with `final` for the one that follows. Waits through "being made", telling `pending` what for. */
-export async function get(path, parameters = {}, { signal, pending } = {}) {
-  for (;;) {
-    let response;
-    try {
-      response = await fetch(address(path, parameters), { signal });
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new ApiError("The app does not answer: is its terminal still open? Start it again with isocompute ui.");
-    }
-    const data = await response.json();
-    if (response.status === 202) {
-      pending?.(data.pending);
-      continue;
-    }
-    if (!response.ok) throw new ApiError(data.error);
-    const command = response.headers.get("Isocompute-Command");
-    const preliminary = response.headers.get("Isocompute-Preliminary");
-    return {
-      data,
-      command: command === null ? null : decodeURIComponent(command),
-      stale: response.headers.has("Isocompute-Stale"),
-      rough: preliminary === null ? null : rough(preliminary),
-    };
+/** The answer: {data, command, stale}. What is slow to make is waited for. */
+export async function get(path, parameters = {}, { signal } = {}) {
+  let response;
+  try {
+    response = await fetch(address(path, parameters), { signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The app does not answer: is its terminal still open? Start it again with isocompute web.");
   }
+  const data = await response.json();
+  if (!response.ok) throw new ApiError(data.error);
+  const command = response.headers.get("Isocompute-Command");
+  return {
+    data,
+    command: command === null ? null : decodeURIComponent(command),
+    stale: response.headers.has("Isocompute-Stale"),
+  };
 }

@@ -6,20 +6,20 @@ import { h } from "./dom.js";
 /** A command line with a button that copies it. */
 export function commandLine(command, label = "the same on the command line") {
   if (!command) return null;
-  const said = h("span", { role: "status", class: "said" });
+  const copied = h("span", { role: "status", class: "copied" });
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(command);
-      said.textContent = "copied";
+      copied.textContent = "copied";
     } catch {
       const range = document.createRange();
       range.selectNodeContents(code);
       getSelection().removeAllRanges();
       getSelection().addRange(range);
-      said.textContent = "selected: press Ctrl-C";
+      copied.textContent = "selected: press Ctrl-C";
     }
     setTimeout(() => {
-      said.textContent = "";
+      copied.textContent = "";
     }, 2000);
   };
   const code = h("code", { tabindex: "0", role: "group", "aria-label": label }, command);
@@ -29,7 +29,7 @@ export function commandLine(command, label = "the same on the command line") {
     h("span", { class: "prompt", "aria-hidden": "true" }, "$"),
     code,
     h("button", { type: "button", class: "quiet", onclick: copy }, "Copy"),
-    said,
+    copied,
   );
 }
 
@@ -52,11 +52,9 @@ export function notice(text, kind = "note") {
   return h("div", { class: `notice ${kind}` }, h("p", {}, withCode(before)), commandLine(command, "what to give"));
 }
 
-/** What a preliminary answer lacks; nothing for a final one. */
-export function preliminary(rough) {
-  if (!rough) return null;
-  const text = `Preliminary, from averaged points and ${rough.replicates} of ${rough.of} bootstrap replicates: intervals and probabilities are rough. The final answer follows by itself.`;
-  return h("p", { class: "notice rough", role: "status" }, text);
+/** What is being made, with a spinner. */
+export function working(text) {
+  return h("p", { class: "working muted", role: "status" }, text);
 }
 
 /** What stands in the place of a result that could not be had. */
@@ -172,13 +170,13 @@ export function select(label, options, value, onchange) {
   return field(label, h("select", { onchange: (event) => onchange(event.target.value) }, list));
 }
 
-/** Which metric to read: the one that is found, or any that a run has. */
+/** Which metric to read: the one that `fit` chooses, or any that a run has. */
 export function metricSelect({ metrics, runs }, value, onchange) {
   const options = metrics.map(({ metric, runs: having }) => [
     metric,
     having === runs.length ? metric : `${metric} (${having} runs)`,
   ]);
-  return select("Metric", [["", "found by itself"], ...options], value, onchange);
+  return select("Metric", [["", "auto"], ...options], value, onchange);
 }
 
 /** A state or verdict in a word. */

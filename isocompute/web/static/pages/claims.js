@@ -3,7 +3,7 @@
 import { get, search } from "../api.js";
 import { fill, h } from "../dom.js";
 import { plural, value } from "../format.js";
-import { chip, commandLine, downloads, failure, metricSelect, notice, withCode } from "../widgets.js";
+import { chip, commandLine, downloads, failure, metricSelect, notice, withCode, working } from "../widgets.js";
 
 const VERDICTS = ["holds", "fails", "undecided"];
 
@@ -13,7 +13,7 @@ export async function render(root, { about, parameters, remember, go, signal }) 
   let claims = [];
   const query = { part: about.part, metric: parameters.metric };
   const filters = h("div", { class: "filters", role: "group", "aria-label": "Show" });
-  const told = h("div"); // where the claims come from, or why there are none
+  const source = h("div"); // where the claims come from, or why there are none
   const metric = metricSelect(about, parameters.metric, (name) =>
     go(`/claims${search({ part: about.part, metric: name })}`),
   );
@@ -21,7 +21,7 @@ export async function render(root, { about, parameters, remember, go, signal }) 
     "section",
     { class: "card", "aria-live": "polite", "aria-label": "Verdicts" },
     h("div", { class: "fields row" }, filters, metric),
-    told,
+    source,
   );
   const list = h("div", { class: "stack" });
   fill(root, h("h1", {}, "Claims"), summary, list);
@@ -81,15 +81,13 @@ export async function render(root, { about, parameters, remember, go, signal }) 
   }
 
   async function update() {
-    const pending = (text) => {
-      if (!claims.length) fill(told, h("p", { class: "muted" }, `Making the ${text}… the first time takes a while.`));
-    };
+    if (!claims.length) fill(source, working("Judging the claims…"));
     try {
-      const { data, command, stale } = await get("claims", query, { signal, pending });
+      const { data, command, stale } = await get("claims", query, { signal });
       claims = data.claims;
       drawFilters();
       fill(
-        told,
+        source,
         commandLine(command),
         downloads([
           ["JSON", "claims", query],
@@ -99,7 +97,7 @@ export async function render(root, { about, parameters, remember, go, signal }) 
       drawList();
       if (stale) setTimeout(() => summary.isConnected && update(), 3000);
     } catch (error) {
-      fill(told, failure(error));
+      fill(source, failure(error));
     }
   }
 

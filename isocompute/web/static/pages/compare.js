@@ -100,7 +100,7 @@ export async function render(root, { about, parameters, remember, again, signal 
       ),
       data.falls.map((fall) =>
         notice(
-          `${name[fall.side]} fell for good after ${number(fall.after)} ${unit} and is at ${value(fall.value)}: ceilings and speeds are of what came before.`,
+          `${name[fall.side]} collapsed after ${number(fall.after)} ${unit} and is at ${value(fall.value)}: ceilings and speeds are of what came before.`,
         ),
       ),
       data.falls.length

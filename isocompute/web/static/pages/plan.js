@@ -4,7 +4,7 @@ import { ApiError, get } from "../api.js";
 import { draw } from "../chart.js";
 import { fill, h } from "../dom.js";
 import { number } from "../format.js";
-import { commandLine, downloads, failure, field, preliminary, select } from "../widgets.js";
+import { commandLine, downloads, failure, field, select, working } from "../widgets.js";
 import { alternatives, answer, computeOf, recipe, warnings } from "./plan_answer.js";
 import { constraintFields, inLabels, isOwn, lawField } from "./plan_controls.js";
 
@@ -19,11 +19,10 @@ export async function render(root, { about, parameters, remember, signal }) {
   let plan = null; // the last one
   let move = null; // what is marked on its chart
   let asked = 0; // requests so far: only the answer to the last one is drawn
-  let following = null; // the request that waits for the final law, while there is a rough one
 
   const places = {
     answer: h("section", { class: "answer card", "aria-live": "polite", "aria-label": "Answer" }),
-    careful: h("section", { class: "careful", "aria-label": "Careful" }),
+    warnings: h("section", { class: "warnings", "aria-label": "Warnings" }),
     same: h("section", { class: "same" }),
     figure: h("figure", { class: "card" }),
     others: h("section", { class: "card", "aria-label": "Alternatives" }),
@@ -72,7 +71,7 @@ export async function render(root, { about, parameters, remember, signal }) {
         "div",
         { class: "stack" },
         places.answer,
-        places.careful,
+        places.warnings,
         places.same,
         config.element,
         places.figure,
@@ -106,20 +105,17 @@ export async function render(root, { about, parameters, remember, signal }) {
 
   async function update({ budgetOnly = false } = {}) {
     const mine = ++asked;
-    const waiting = (what) => {
-      if (mine === asked && !plan) fill(places.answer, h("p", { class: "muted" }, `Making the ${what}…`));
-    };
+    const fitting = setTimeout(() => mine === asked && !plan && fill(places.answer, working("Fitting the law…")), 200);
     root.setAttribute("aria-busy", "true");
     try {
       if (about.unplanned && isOwn(query) && !query.problems_per_batch) throw new ApiError(about.unplanned); // at once
-      const { data, command, stale, rough } = await get("plan", query, { signal, pending: waiting });
+      const { data, command, stale } = await get("plan", query, { signal });
       if (mine !== asked) return;
       plan = data;
-      drawPlan(command, rough);
+      drawPlan(command);
       if (budgetOnly && move) mark();
       else drawBand(mine);
       if (stale) setTimeout(() => mine === asked && update(), STALE);
-      if (rough) follow();
     } catch (error) {
       if (mine !== asked) return;
       plan = null;
@@ -128,28 +124,19 @@ export async function render(root, { about, parameters, remember, signal }) {
       config.hide();
       fill(places.answer, failed(error));
     } finally {
+      clearTimeout(fitting);
       if (mine === asked) root.removeAttribute("aria-busy");
     }
   }
 
-  /** Draw again when the final law is there, whatever the controls say by then. */
-  function follow() {
-    following ??= get("plan", { ...query, final: true }, { signal })
-      .catch(() => {}) // whatever is wrong with it is said when it is drawn
-      .then(() => {
-        following = null;
-        if (!signal.aborted) update();
-      });
-  }
-
-  function drawPlan(command, rough) {
+  function drawPlan(command) {
     const [first, last] = plan.law.range;
     const at = computeOf(plan);
     if (at) slider.value = (slider.max * Math.log(at / first)) / Math.log((BEYOND * last) / first);
     slider.setAttribute("aria-valuetext", `${number(plan.budget.amount)} ${plan.budget.unit}`);
     if (!query.budget) budget.value = `${plan.budget.amount}${SUFFIX[plan.budget.unit]}`;
-    fill(places.answer, preliminary(rough), answer(plan));
-    fill(places.careful, warnings(plan));
+    fill(places.answer, answer(plan));
+    fill(places.warnings, warnings(plan));
     fill(places.others, alternatives(plan));
     fill(places.recipe, recipe(plan));
     config.show(command);
@@ -157,7 +144,7 @@ export async function render(root, { about, parameters, remember, signal }) {
       places.same,
       commandLine(command),
       downloads([
-        ["JSON", "plan", { ...query, final: true }],
+        ["JSON", "plan", query],
         ["CSV", "plan.csv", query],
         ["PNG", "plan/band/chart", { ...query, format: "png" }],
         ["SVG", "plan/band/chart", { ...query, format: "svg" }],

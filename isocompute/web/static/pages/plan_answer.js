@@ -14,7 +14,7 @@ export function answer(plan) {
     cost.tokens && `${number(cost.tokens)} tokens`,
   ].filter(Boolean);
   const sure = plan.alternatives.length
-    ? ` · best of those compared with probability ${plan.preliminary ? "about " : ""}${value(plan.probability_best)}`
+    ? ` · best of those compared with probability ${value(plan.probability_best)}`
     : "";
   return [
     h("div", { class: "use" }, factors(plan)),
@@ -53,12 +53,11 @@ function recipeLine(plan) {
   ].join(" · ");
 }
 
-function lawLine({ law, regime, preliminary }) {
-  const limit = preliminary ? "still being looked for" : `${regime.regime ?? "none found"}: ${regime.reason}`;
-  return `Law: ${law.name} (${law.source}); limit: ${limit}`;
+function lawLine({ law, regime }) {
+  return `Law: ${law.name} (${law.source}); limit: ${regime.regime ?? "none found"}: ${regime.reason}`;
 }
 
-/** What to be careful about. */
+/** The plan's warnings as a list. */
 export function warnings(plan) {
   const items = plan.warnings.map((warning) => h("li", {}, withCode(warning.message)));
   return items.length ? h("ul", {}, items) : null;
@@ -77,8 +76,8 @@ export function alternatives(plan) {
     const bar = intervalBar(at, interval, span, { chosen: option === rows[0] });
     return h("span", { class: "with-bar" }, bar, h("span", {}, pair(interval)));
   };
-  const fell = all.some((option) => option.falls?.fallen);
-  const falls = ({ falls }) => {
+  const collapsed = all.some((option) => option.falls?.fallen);
+  const collapses = ({ falls }) => {
     if (!falls) return "";
     const plain = Math.abs(falls.share - falls.fallen / falls.runs) < 0.005; // no run ended before
     return `${falls.fallen} of ${falls.runs}${plain ? "" : ` (${percent(falls.share)})`}`;
@@ -90,7 +89,7 @@ export function alternatives(plan) {
     [percent(plan.expected.level), spread],
     ["best", (o) => value(o.probability_best), "number"],
     ["regret", (o) => value(o.regret), "number"],
-    ...(fell ? [["runs that fell", falls, "number"]] : []),
+    ...(collapsed ? [["collapsed runs", collapses, "number"]] : []),
     ["", remark],
   ];
   return [h("h2", {}, "Alternatives"), table(columns, rows, { caption: "The chosen allocation and its alternatives" })];

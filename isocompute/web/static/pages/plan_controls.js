@@ -20,13 +20,13 @@ const COSTS = [
   ["price_per_gpu_hour", "price of a GPU-hour"],
 ];
 
-const HELD = "Bp, problems";
+const FIXED_BP = "Bp, problems";
 const FAR = "plan far outside the law's range";
 /** What the API calls the fields, where that is no plain word, and what they are called here. */
 const LABELS = Object.fromEntries([
   ...[...COUNTS, ...COSTS].filter(([name]) => name.includes("_")),
   ...STABLE.map(([name, label]) => [name, `Stable Bp, ${label}`]),
-  ["problems_per_batch", HELD],
+  ["problems_per_batch", FIXED_BP],
   ["extrapolate=true", FAR],
 ]);
 
@@ -95,14 +95,14 @@ export function constraintFields({ query, about, change }) {
     own
       ? metricSelect(rewards, query.metric, metric)
       : select("Metric", [["", "the law's own"], "avg@4", "best@4", "worst@4"], query.metric, metric),
-    select("Problems are", [["", own ? "not said" : "as the law's"], "easy", "hard"], query.difficulty, (difficulty) =>
+    select("Problems are", [["", own ? "unknown" : "as the law's"], "easy", "hard"], query.difficulty, (difficulty) =>
       change({ difficulty }),
     ),
     h(
       "fieldset",
       {},
-      h("legend", {}, "Hold"),
-      number("problems_per_batch", HELD),
+      h("legend", {}, "Fix"),
+      number("problems_per_batch", FIXED_BP),
       number("batch", "B = Bp · n"),
     ),
     field("Allowed n", allowed),

@@ -4,7 +4,7 @@ import { ApiError, get, search } from "../api.js";
 import { draw } from "../chart.js";
 import { fill, h } from "../dom.js";
 import { number } from "../format.js";
-import { chip, commandLine, downloads, failure, metricSelect, notice, preliminary, select } from "../widgets.js";
+import { chip, commandLine, downloads, failure, metricSelect, notice, select, working } from "../widgets.js";
 import { canDraw, figureList, inOrder, needsOf } from "./study_figures.js";
 import { runsTable } from "./study_runs.js";
 
@@ -79,19 +79,11 @@ export async function render(root, { about, parameters, go, signal }) {
     );
   }
 
-  const waitIn =
-    (card) =>
-    (text = "figure") => {
-      if (!card.classList.contains("waiting")) return;
-      fill(card, h("p", { class: "muted" }, `Making the ${text}… the first time takes a while.`));
-    };
-
   /** One figure with its sentence, its command and its files, in a place of its own. */
-  async function drawFigure(card, name, { final = false } = {}) {
+  async function drawFigure(card, name) {
     try {
       const path = `figures/${name}/chart`;
-      const how = { signal, pending: waitIn(card) };
-      const { data, command, stale, rough } = await get(path, { ...query(), final }, how);
+      const { data, command, stale } = await get(path, query(), { signal });
       needs().set(name, data.needs ?? null);
       card.classList.remove("waiting");
       if (data.panels.length === 0) {
@@ -101,23 +93,21 @@ export async function render(root, { about, parameters, go, signal }) {
         fill(
           card,
           h("h2", {}, data.title, " ", h("small", {}, data.source)),
-          preliminary(rough),
           place,
           h("figcaption", {}, data.caption),
           commandLine(command),
           downloads([
             ...["PNG", "SVG", "CSV"].map((kind) => [kind, path, { ...query(), format: kind.toLowerCase() }]),
-            ["JSON", `figures/${name}`, { ...query(), final: true }],
+            ["JSON", `figures/${name}`, query()],
           ]),
         );
         await draw(place, data.panels, { label: `${data.title}: ${data.caption}`, wide: data.panels.length === 1 });
       }
       if (stale) setTimeout(() => card.isConnected && drawFigure(card, name), 3000);
-      else if (rough) await drawFigure(card, name, { final: true });
     } catch (error) {
-      const said = failure(error);
+      const message = failure(error);
       card.classList.remove("waiting");
-      fill(card, h("h2", {}, figures.find((figure) => figure.name === name)?.title ?? name), said);
+      fill(card, h("h2", {}, figures.find((figure) => figure.name === name)?.title ?? name), message);
     }
   }
 
@@ -126,8 +116,7 @@ export async function render(root, { about, parameters, go, signal }) {
     const [free, drawing] = [[...cards], []];
     for (const name of inOrder(figures)) {
       if (!free.length) break;
-      const how = { signal, pending: waitIn(free[0]) };
-      if (await canDraw(name, needs(), query(), how)) drawing.push(drawFigure(free.shift(), name));
+      if (await canDraw(name, needs(), query(), { signal })) drawing.push(drawFigure(free.shift(), name));
     }
     for (const card of free) card.remove();
     await Promise.all(drawing);
@@ -163,7 +152,7 @@ export async function render(root, { about, parameters, go, signal }) {
       if (known.unplanned && !parameters.figure) hints.push(known.unplanned);
       const cards = [...shown.querySelectorAll(":scope > figure")];
       while (cards.length < count) cards.push(h("figure", { class: "card waiting" }));
-      for (const card of cards) waitIn(card)();
+      for (const card of cards) if (card.classList.contains("waiting")) fill(card, working("Fitting the law…"));
       fill(
         shown,
         hints.map((text) => notice(text)),

@@ -1,4 +1,4 @@
-"""`isocompute ui STUDY`: the study in a browser, served to this machine only."""
+"""`isocompute web STUDY`: the study in a browser, served to this machine only."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Open a study in the browser: plan, figures, runs, claims and comparisons, live while it runs."""
-    from isocompute.web.reading import Reading
     from isocompute.web.server import bind, serve
+    from isocompute.web.source import LoadOptions
 
-    reading = Reading(
-        where=options.pairs("--where", where),
-        problems_per_batch=problems_per_batch,
-        rollouts_per_problem=rollouts_per_problem,
-        columns=options.pairs("--columns", columns),
-        without=tuple(without or ()),
+    served = bind(
+        study,
+        port=port,
+        options=LoadOptions(
+            where=options.pairs("--where", where),
+            problems_per_batch=problems_per_batch,
+            rollouts_per_problem=rollouts_per_problem,
+            columns=options.pairs("--columns", columns),
+            without=tuple(without or ()),
+        ),
     )
-    served = bind(study, port=port, reading=reading)
     if json:
         options.print_json({"url": served.url, "study": study})
     else:

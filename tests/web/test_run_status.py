@@ -1,4 +1,4 @@
-"""How each run stands, in the API and in the table of the Study page."""
+"""How each run does, in the API and in the table of the Study page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from playwright.sync_api import expect
 
 from isocompute.data import Run, load
-from isocompute.web import standing
-from isocompute.web.standing import Judge, numbers
+from isocompute.web import results
+from isocompute.web.results import RunStatus, numbers
 from tests.conftest import rising, write_points
 from tests.web.conftest import Watched, over, serving
 
@@ -69,13 +69,13 @@ def test_a_run_is_judged_again_only_when_its_points_change(
 ) -> None:
     folder, made = tmp_path / "runs", []
     shutil.copytree(runs, folder)
-    verdict = standing._verdict
+    verdict = results._verdict
 
-    def noted(run: Run, *how: Any) -> standing.Verdict:
+    def noted(run: Run, *how: Any) -> results.Verdict:
         made.append(run.name)
         return verdict(run, *how)
 
-    monkeypatch.setattr(standing, "_verdict", noted)
+    monkeypatch.setattr(results, "_verdict", noted)
     client = over(folder)
     judged(client)
     write_points(folder / "new", rising(), problems_per_batch=32, rollouts_per_problem=32)
@@ -84,12 +84,12 @@ def test_a_run_is_judged_again_only_when_its_points_change(
 
 
 def test_a_request_judges_for_its_time_and_leaves_the_rest(runs: Path) -> None:
-    judge, loaded = Judge(), load(str(runs))
+    status, loaded = RunStatus(), load(str(runs))
     how: dict[str, Any] = {"address": str(runs), "metric": "avg@4", "unit": "rollouts"}
-    judge.judge(loaded, seconds=-1.0, **how)
-    assert all(judge.known(run, *how.values()) is None for run in loaded)
-    judge.judge(loaded, seconds=60.0, **how)
-    assert all(judge.known(run, *how.values()) for run in loaded)
+    status.judge(loaded, seconds=-1.0, **how)
+    assert all(status.known(run, *how.values()) is None for run in loaded)
+    status.judge(loaded, seconds=60.0, **how)
+    assert all(status.known(run, *how.values()) for run in loaded)
 
 
 def test_the_table_can_be_saved_with_every_verdict(runs: Path) -> None:

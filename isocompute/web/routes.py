@@ -1,0 +1,462 @@
+"""The API: every answer with a command in its header is what that command prints with `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi import Path as PathParameter
+
+from isocompute.core.errors import InputError
+from isocompute.report.model import Missing
+from isocompute.web.cache import Found
+from isocompute.web.planning import PlanQuery, as_parameters, band_chart, planner, why_no_plan
+from isocompute.web.responses import (
+    ChartFormat,
+    InScope,
+    PartName,
+    RunName,
+    SharedResults,
+    TableFormat,
+    chart_file,
+    chart_response,
+    described,
+    json_response,
+    table_response,
+)
+from isocompute.web.results import Results, Scope, numbers, replicates_option
+from isocompute.web.source import command_line, run_address
+
+if TYPE_CHECKING:
+    from isocompute.data import RunSet
+    from isocompute.law.comparison import Comparison
+    from isocompute.law.forecasting import Forecast
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api")
+_TABLE = described("text/csv")
+_CHART = described("image/png", "image/svg+xml", "text/csv")
+_JUDGING_SECONDS = 0.3
+"""Of a request that judges runs: other requests get their turn in between."""
+
+
+# --- The study --------------------------------------------------------------------------------------------------------
+
+
+@router.get("/about", responses=described())
+def about(results: SharedResults, part: PartName = None) -> Response:
+    """What is served: parts, runs, metrics and the warnings of loading them. The page's controls come from this."""
+    snapshot = results.snapshot()
+    name = snapshot.part(part)
+    data: dict[str, Any] = {
+        "name": Path(results.source.address).name,
+        "address": results.source.at(name),
+        "version": snapshot.version,
+        "part": name,
+        "parts": [{"part": p.name, "runs": p.runs} for p in snapshot.parts],
+        "study": snapshot.spec_of(name) is not None,
+        "runs": [],
+        "metrics": [],
+        "warnings": [],
+        "empty": None,
+        "unplanned": None,
+    }
+    try:
+        scope = results.scope(name)
+    except InputError as error:
+        return json_response(data | {"empty": as_parameters(str(error))})
+    runs_with: dict[str, int] = {}
+    for run in scope.runs:
+        for metric in run.metrics:
+            runs_with[metric] = runs_with.get(metric, 0) + 1
+    data |= {
+        "runs": [
+            {
+                "run": run.name,
+                "problems_per_batch": run.settings.problems_per_batch,
+                "rollouts_per_problem": run.settings.rollouts_per_problem,
+                "seed": run.settings.seed,
+                "points": run.points.height,
+            }
+            for run in scope.runs
+        ],
+        "metrics": [{"metric": metric, "runs": count} for metric, count in runs_with.items()],
+        "warnings": list(scope.warnings),
+        "unplanned": why_no_plan(scope, results.source),
+    }
+    return json_response(data)
+
+
+@router.get("/pulse", responses=described())
+def pulse(results: SharedResults, part: PartName = None) -> Response:
+    """Whether anything has changed, and how far the study is. Cheap: a page asks every second or two.
+
+    `version` changes with the files; `status` is what `isocompute study status --json` prints, null where there is no
+    `study.toml`; `prefix` is what a cell's name begins with where the study has several parts.
+    """
+    snapshot = results.snapshot()
+    name = snapshot.part(part)
+    spec = snapshot.spec_of(name)
+    if spec is None:
+        return json_response({"version": snapshot.version, "status": None, "prefix": ""})
+    from isocompute import sweep
+    from isocompute.cli.study import status_json
+
+    folder = results.source.at(spec)
+    prefix = f"{name.removeprefix(spec).strip('/')}/".lstrip("/")
+    status = status_json(folder, sweep.status(folder=folder))
+    data = {"version": snapshot.version, "status": status, "prefix": prefix}
+    return json_response(data, command=command_line("study", "status", folder))
+
+
+@router.get("/cells", responses=_TABLE)
+def cells(results: SharedResults, part: PartName = None, format: TableFormat = "json") -> Response:
+    """What `isocompute study runs --json` prints: every cell with its allocation, state and last evaluation."""
+    from isocompute import sweep
+    from isocompute.cli.study import run_row
+
+    snapshot = results.snapshot()
+    spec = snapshot.spec_of(snapshot.part(part))
+    if spec is None:
+        raise InputError(
+            f"{results.source.address}: these are runs without a study.toml; cells are those of a study that "
+            "`isocompute study run SPEC.toml` made."
+        )
+    folder = results.source.at(spec)
+    rows = [run_row(cell) for cell in sweep.StudyFolder(folder).status(points=True)]
+    data = {"folder": folder, "runs": rows}
+    return table_response(data, rows, form=format, name="cells", command=command_line("study", "runs", folder))
+
+
+@router.get("/runs", responses=_TABLE)
+def runs(
+    results: SharedResults,
+    scope: InScope,
+    judge: Annotated[
+        bool, Query(description="judge some of the runs that are not judged yet; ask again while `left` is not 0")
+    ] = False,
+    format: TableFormat = "json",
+) -> Response:
+    """Every run's settings, last and best value, course in few values, and verdicts.
+
+    `metric`, `unit`, `left` (runs that are not judged yet) and `runs`: `forecast` is the verdict of `isocompute
+    forecast RUN` with its `reason`, `health` that of `isocompute health RUN`; null where it is not made yet, and
+    `forecast` also where there can be none. CSV waits for all of them.
+    """
+    evidence = results.evidence(scope)
+    metric, unit, address = evidence.metric, evidence.unit, results.source.at(scope.part)
+    if judge or format == "csv":
+        seconds = float("inf") if format == "csv" else _JUDGING_SECONDS
+        results.status.judge(scope.runs, address=address, metric=metric, unit=unit, seconds=seconds)
+    verdicts = {run.name: results.status.known(run, address, metric, unit) for run in scope.runs}
+    rows: list[dict[str, Any]] = [
+        {
+            "run": run.name,
+            "problems_per_batch": run.settings.problems_per_batch,
+            "rollouts_per_problem": run.settings.rollouts_per_problem,
+            "seed": run.settings.seed,
+            "points": run.points.height,
+            **numbers(run, metric),
+            **{key: getattr(verdicts[run.name], key, None) for key in ("forecast", "reason", "health")},
+        }
+        for run in scope.runs
+    ]
+    data = {"metric": metric, "unit": unit, "left": sum(v is None for v in verdicts.values()), "runs": rows}
+    table = [{key: value for key, value in row.items() if key != "line"} for row in rows]
+    return table_response(data, table, form=format, name="runs")
+
+
+@router.get("/fit", responses=_TABLE)
+def fit(results: SharedResults, scope: InScope, format: TableFormat = "json") -> Response:
+    """What `isocompute fit --json` prints: curves, frontier, n*(C), trade-offs. CSV has a row a run."""
+    law = results.law(scope)
+    data = law.value.to_json()
+    options = {"metric": scope.metric, "unit": scope.unit, "replicates": replicates_option(law.value.replicates)}
+    command = results.source.options.command("fit", results.source.at(scope.part), options=options)
+    return table_response(data, data["curves"], form=format, name="curves", command=command, fresh=law.fresh)
+
+
+@router.get("/claims", responses=_TABLE)
+def claims(results: SharedResults, scope: InScope, format: TableFormat = "json") -> Response:
+    """What `isocompute claims --json` prints: each claim with its statistic, interval, verdict and runs."""
+    from isocompute.diagnose.claims import judge
+
+    found = results.cached("claims", scope, lambda: judge(scope.runs, metric=scope.metric))
+    rows = [claim.to_json() for claim in found.value]
+    command = results.source.options.command("claims", results.source.at(scope.part), options={"metric": scope.metric})
+    return table_response({"claims": rows}, rows, form=format, name="claims", command=command, fresh=found.fresh)
+
+
+# --- Figures ----------------------------------------------------------------------------------------------------------
+
+FigureName = Annotated[str, PathParameter(max_length=60, pattern="^[a-z-]+$", description="a name from /api/figures")]
+
+
+@router.get("/figures", responses=described())
+def figures() -> Response:
+    """What `isocompute report --figures --json` prints: the figures there are, each with the paper's that it is."""
+    from isocompute.report.figures import FIGURES
+
+    rows = [spec.to_json() for spec in FIGURES.values()]
+    return json_response({"figures": rows}, command=command_line("report", "--figures"))
+
+
+@router.get("/figures/{name}", responses=described())
+def figure(name: FigureName, results: SharedResults, scope: InScope) -> Response:
+    """What `isocompute report --figure NAME --json` prints: the figure's numbers."""
+    found = results.figure(scope, name)
+    drawn = found.value.figure
+    if isinstance(drawn, Missing):
+        raise InputError(f"figure '{name}' needs: {drawn.needs}")
+    return json_response(drawn.to_json(), command=_figure_command(results, scope, name), fresh=found.fresh)
+
+
+@router.get("/figures/{name}/needs", responses=described())
+def figure_needs(name: FigureName, results: SharedResults, scope: InScope) -> Response:
+    """Whether the data support the figure: `needs` is null where they do, else what they lack."""
+    found = results.figure(scope, name)
+    drawn = found.value.figure
+    needs = drawn.needs if isinstance(drawn, Missing) else None
+    data = {"name": drawn.name, "title": drawn.title, "source": drawn.source, "needs": needs}
+    return json_response(data, fresh=found.fresh)
+
+
+@router.get("/figures/{name}/chart", responses=_CHART)
+def figure_chart(name: FigureName, results: SharedResults, scope: InScope, format: ChartFormat = "vega") -> Response:
+    """The figure: Vega-Lite panels for the page, or a file. `needs` stands in their place where the data lack it."""
+    found = results.figure(scope, name)
+    drawn, command = found.value.figure, _figure_command(results, scope, name)
+    if isinstance(drawn, Missing):
+        if format != "vega":
+            raise InputError(f"figure '{name}' needs: {drawn.needs}")
+        return json_response({**drawn.to_json(), "panels": []}, command=command, fresh=found.fresh)
+    if format == "vega":
+        data = {key: getattr(drawn, key) for key in ("name", "title", "source", "caption")}
+        return json_response({**data, "panels": found.value.panels}, command=command, fresh=found.fresh)
+    return chart_file(drawn.chart, form=format, name=name, command=command, fresh=found.fresh)
+
+
+def _figure_command(results: Results, scope: Scope, name: str) -> str | None:
+    replicates = replicates_option(scope.replicates)
+    options = {"figure": name, "metric": scope.metric, "unit": scope.unit, "replicates": replicates}
+    return results.source.options.command("report", results.source.at(scope.part), options=options)
+
+
+# --- Plans ------------------------------------------------------------------------------------------------------------
+
+
+class ChartQuery(PlanQuery):
+    """The same, and how the chart is wanted."""
+
+    format: ChartFormat = "vega"
+
+
+@router.get("/plan", responses=described())
+def plan(results: SharedResults, query: Annotated[PlanQuery, Query()]) -> Response:
+    """What `isocompute plan --json` prints: allocation, recipe, expected reward, cost, alternatives, warnings."""
+    made = planner(results, query)
+    return json_response(made.plan(made.budget).to_json(), command=made.command, fresh=made.fresh)
+
+
+@router.get("/plan.csv", responses={200: {"description": "A row an allocation.", "content": {"text/csv": {}}}})
+def plan_table(results: SharedResults, query: Annotated[PlanQuery, Query()]) -> Response:
+    """The chosen allocation and its alternatives as a table."""
+    made = planner(results, query)
+    data = made.plan(made.budget).to_json()
+    keys = ("problems_per_batch", "rollouts_per_problem", "update_steps", "compute", "learning_rate")
+    rows = [
+        {
+            **{key: option[key] for key in keys},
+            "metric": option["expected"]["metric"],
+            "value": option["expected"]["value"],
+            "low": option["expected"]["interval"][0],
+            "high": option["expected"]["interval"][1],
+            **{key: option[key] for key in ("probability_best", "regret", "within_one_error", "cheapest")},
+        }
+        for option in (data, *data["alternatives"])
+    ]
+    return table_response(data, rows, form="csv", name="plan", command=made.command, fresh=made.fresh)
+
+
+@router.get("/plan/band", responses=described())
+def band(results: SharedResults, query: Annotated[PlanQuery, Query()]) -> Response:
+    """The plan at a row of budgets across the law's range and four times beyond: `unit`, `metric`, `range`, `rows`.
+
+    A row is the best allocation at its budget with the expected reward and its 80% interval. The query's budget does
+    not matter.
+    """
+    made = planner(results, query)
+    law = made.law
+    data = {"unit": law.unit, "metric": law.metric, "range": [law.first, law.last], "rows": made.band()}
+    return json_response(data, fresh=made.fresh)
+
+
+@router.get("/plan/band/chart", responses=_CHART)
+def plan_chart(results: SharedResults, query: Annotated[ChartQuery, Query()]) -> Response:
+    """The band as a chart, with the plan for the query's budget on it."""
+    made = planner(results, query)
+    rows = made.band()
+    if not rows:
+        raise InputError("no budget in the law's range buys an allocation that keeps to these constraints.")
+    law = made.law
+    chart = band_chart(rows, made.row(made.budget), metric=law.metric, unit=law.unit, last=law.last)
+    caption = (
+        f"The best allocation's expected {law.metric} and its 80% interval at each budget; the dashed line is "
+        "where the law's data end, orange is this plan."
+    )
+    more = {"title": "Expected reward over budgets", "caption": caption}
+    return chart_response(chart, form=query.format, name="plan", more=more, command=made.command, fresh=made.fresh)
+
+
+@router.get("/laws", responses=_TABLE)
+def laws(format: TableFormat = "json") -> Response:
+    """What `isocompute plan --laws --json` prints: the published laws with source, setup and range."""
+    from isocompute.planner.published import entries
+
+    rows = [asdict(entry) | {"range": list(entry.range)} for entry in entries()]
+    return table_response({"laws": rows}, rows, form=format, name="laws", command=command_line("plan", "--laws"))
+
+
+# --- One run ----------------------------------------------------------------------------------------------------------
+
+To = Annotated[str, Query(max_length=20, pattern=r"^[0-9.e+]+x?$", description="how far: 2x, or a compute such as 4e6")]
+Until = Annotated[float | None, Query(gt=0, le=1e30, description="fit points up to here: a share, or a compute")]
+
+
+@router.get("/points", responses=_TABLE)
+def points(scope: InScope, run: RunName, format: TableFormat = "json") -> Response:
+    """A run's settings and points, as they are on disk: `run`, `settings`, `points` (one object an evaluation)."""
+    found = scope.runs.named(run)
+    rows = [
+        {key: None if isinstance(value, float) and value - value != 0 else value for key, value in row.items()}
+        for row in found.points.to_dicts()
+    ]  # JSON has no NaN and no infinity
+    data = {"run": found.name, "settings": found.settings.model_dump(exclude_none=True), "points": rows}
+    return table_response(data, rows, form=format, name=_file_name(run))
+
+
+@router.get("/forecast", responses=described())
+def forecast(results: SharedResults, scope: InScope, run: RunName, to: To = "2x", fit_until: Until = None) -> Response:
+    """What `isocompute forecast RUN --json` prints: where the run will be, with an interval and a verdict."""
+    found = _forecast(scope, run, to, fit_until)
+    return json_response(found.to_json(), command=_forecast_command(results, scope, run, to, fit_until))
+
+
+@router.get("/forecast/chart", responses=_CHART)
+def forecast_chart(
+    results: SharedResults,
+    scope: InScope,
+    run: RunName,
+    to: To = "2x",
+    fit_until: Until = None,
+    format: ChartFormat = "vega",
+) -> Response:
+    """The run so far and where it is going, as `isocompute forecast --chart` draws it."""
+    from isocompute.law.curves import curves_of
+    from isocompute.report import charts
+
+    found = _forecast(scope, run, to, fit_until)
+    (curve,), metric, unit = curves_of(_only(scope, run), metric=scope.metric, unit=scope.unit)
+    end = min(found.fitted_points, len(curve.compute_C))
+    later = replace(curve, compute_C=curve.compute_C[end:], values_C=curve.values_C[end:])  # not seen by the forecast
+    chart = charts.forecast_chart(
+        curve.until(end), found, metric=metric, unit=unit, later=later if len(later.compute_C) else None
+    )
+    return chart_response(
+        chart,
+        form=format,
+        name=f"forecast-{_file_name(run)}",
+        more={"title": f"Forecast of {run}", "caption": found.reason, "metric": metric, "unit": unit},
+        command=_forecast_command(results, scope, run, to, fit_until),
+    )
+
+
+@router.get("/health", responses=_TABLE)
+def health(results: SharedResults, scope: InScope, run: RunName, format: TableFormat = "json") -> Response:
+    """What `isocompute health RUN --json` prints: a verdict, and every finding with its evidence and advice."""
+    from isocompute import api
+
+    address = run_address(results.source.at(scope.part), run)
+    found = api.check_health(_only(scope, run), paths=[address])[0]
+    data = found.to_json()
+    options = results.source.options.for_one_run
+    if Path(results.source.address).is_dir():  # a run that is named in a folder needs no --where
+        options = replace(options, where={})
+    return table_response(
+        {"verdict": found.verdict, "runs": [data]},
+        data["findings"],
+        form=format,
+        name=f"health-{_file_name(run)}",
+        command=options.command("health", address),
+    )
+
+
+def _forecast(scope: Scope, run: str, to: str, fit_until: float | None) -> Forecast:
+    from isocompute import api
+
+    return api.forecast(_only(scope, run), to=to, fit_until=fit_until, metric=scope.metric, unit=scope.unit)
+
+
+def _forecast_command(results: Results, scope: Scope, run: str, to: str, fit_until: float | None) -> str | None:
+    options = {"to": to, "fit_until": fit_until, "metric": scope.metric, "unit": scope.unit}
+    address = run_address(results.source.at(scope.part), run)
+    return results.source.options.for_one_run.command("forecast", address, options=options)
+
+
+def _only(scope: Scope, run: str) -> RunSet:
+    return replace(scope.runs, runs=(scope.runs.named(run),))
+
+
+def _file_name(run: str) -> str:
+    return run.replace("/", "-")
+
+
+# --- Two runs ---------------------------------------------------------------------------------------------------------
+
+
+@router.get("/compare", responses=described())
+def compare(results: SharedResults, scope: InScope, a: RunName, b: RunName) -> Response:
+    """What `isocompute compare A B --json` prints. `a` and `b` are runs of the part."""
+    found = _compare(results, scope, a, b)
+    return json_response(found.value.to_json(), command=_compare_command(results, scope, a, b), fresh=found.fresh)
+
+
+@router.get("/compare/chart", responses=_CHART)
+def compare_chart(
+    results: SharedResults, scope: InScope, a: RunName, b: RunName, format: ChartFormat = "vega"
+) -> Response:
+    """The two with their fits, as `isocompute compare --chart` draws them."""
+    from isocompute.law.curves import choose_metric, choose_unit
+    from isocompute.report.charts import comparison_chart
+
+    found = _compare(results, scope, a, b)
+    one = _only(scope, a)
+    metric, unit = choose_metric(one, scope.metric), choose_unit(one, scope.unit)
+    return chart_response(
+        comparison_chart(found.value, metric=metric, unit=unit, names=(a, b)),
+        form=format,
+        name="compare",
+        more={"title": f"{a} against {b}", "caption": "", "metric": metric, "unit": unit},
+        command=_compare_command(results, scope, a, b),
+        fresh=found.fresh,
+    )
+
+
+def _compare(results: Results, scope: Scope, a: str, b: str) -> Found[Comparison]:
+    from isocompute import api
+
+    if a == b:
+        raise InputError(f"both sides are '{a}': choose two different runs.")
+    sides = _only(scope, a), _only(scope, b)
+    return results.cached("comparison", scope, lambda: api.compare(*sides, metric=scope.metric, unit=scope.unit), a, b)
+
+
+def _compare_command(results: Results, scope: Scope, a: str, b: str) -> str | None:
+    at = results.source.at(scope.part)
+    options = {"metric": scope.metric, "unit": scope.unit}
+    return results.source.options.for_one_run.command(
+        "compare", run_address(at, a), run_address(at, b), options=options
+    )
