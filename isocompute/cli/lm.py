@@ -44,7 +44,7 @@ def pretrain(
     from pathlib import Path
 
     from isocompute.rl.pretrain import PretrainSettings, pretrain
-    from isocompute.rl.spec import EngineSpec
+    from isocompute.rl.setup import EngineSpec
 
     if Path(out).exists():
         raise InputError(f"{out}: is there already; give another folder.")
@@ -91,8 +91,7 @@ def bench(
     """Say how fast this machine trains a model, and how far that is from its bandwidth and its peak."""
     from dataclasses import asdict
 
-    from isocompute.rl.bench import WARM_UP, bench, measure_machine
-    from isocompute.rl.engine import prepared_training
+    from isocompute.rl.bench import WARM_UP, bench, measure_machine, prepared_training
 
     sizes = rollouts or [256, 1024]
     rows, machine = [], None
@@ -109,7 +108,7 @@ def bench(
             updates=WARM_UP + steps,
         )
         if machine is None:
-            machine = measure_machine(training.model.device, training.decoder.embed_tokens.weight.dtype)
+            machine = measure_machine(training.base.device, training.decoder.embed_tokens.weight.dtype)
         rows.append(bench(training, machine, steps=steps))
     assert machine is not None
     if json:
@@ -122,11 +121,10 @@ def bench(
         f"{machine.device}: copies {machine.bytes_per_second / 1e9:,.0f} GB/s, "
         f"multiplies at {machine.operations_per_second / 1e12:.3g} TFLOP/s"
     )
-    names = ["rollouts", "path", "step", "sampling", "rollouts/s", "tokens/s", "of bandwidth", "of peak"]
+    names = ["rollouts", "step", "sampling", "rollouts/s", "tokens/s", "of bandwidth", "of peak"]
     cells = [
         [
             str(row.rollouts),
-            "graph" if row.fast else "plain",
             f"{row.step_seconds * 1e3:.1f} ms",
             f"{row.sampling_seconds / row.step_seconds:.0%}",
             number(row.rollouts_per_second),

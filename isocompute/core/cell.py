@@ -28,8 +28,10 @@ __all__ = [
     "metric_names",
 ]
 
-SPEED_ONLY = ("micro_batch", "sample_batch", "threads")
-"""Engine options that change speed and memory alone: a run that ran out of memory resumes with others."""
+SPEED_ONLY = ("micro_batch", "sample_batch", "threads", "fast", "together")
+"""Engine options that change speed and memory alone: a run that ran out of memory resumes with others.
+
+`fast` and `together` are options of 0.1, which stored studies have."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 
 from isocompute.core import files
 from isocompute.core.errors import InputError
-from isocompute.core.lock import Holding
+from isocompute.core.lock import LockGuard
 from isocompute.core.run import RunSettings
 
 __all__ = [
@@ -107,7 +107,7 @@ def _is_json(line: bytes) -> bool:
 
 
 class Recorder:
-    """Points and checkpoint of one cell. Where another process has taken its claimed folder over, nothing is written
+    """Points and checkpoint of one cell. Where another process has taken its locked folder over, nothing is written
     any more: every method that writes raises `LostError`.
     """
 
@@ -117,7 +117,7 @@ class Recorder:
         self.folder = folder
         self._settings, self._on_point = settings, on_point
         self._writer: RunWriter | None = None
-        self._holding = Holding(folder)
+        self._guard = LockGuard(folder)
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +127,7 @@ class Recorder:
 
     def resume(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """Open the folder; the last checkpoint's arrays and meta, or None to start from the beginning."""
-        self.check_holding()
+        self.check_lock()
         for torn in self.folder.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
             torn.unlink(missing_ok=True)
         state = self.last_checkpoint()
@@ -144,9 +144,9 @@ class Recorder:
         self._writer = RunWriter(self.folder, self._settings)
         return state
 
-    def check_holding(self) -> None:
+    def check_lock(self) -> None:
         """Raise `LostError` where the folder is another process's by now."""
-        self._holding.check()
+        self._guard.check()
 
     def last_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """Arrays and meta of the last checkpoint, where there is one."""
@@ -164,14 +164,14 @@ class Recorder:
     def append(self, point: dict[str, Any]) -> None:
         """Add an evaluation."""
         assert self._writer is not None, "resume() opens the folder"
-        self.check_holding()
+        self.check_lock()
         self._writer.append(point)
         if self._on_point is not None:
             self._on_point(point)
 
     def append_rates(self, row: Mapping[str, Any]) -> None:
         """Keep per-problem counts of an evaluation."""
-        self.check_holding()
+        self.check_lock()
         with (self.folder / PASS_RATES).open("ab") as file:
             file.write(json.dumps(row).encode() + b"\n")
 
@@ -183,14 +183,14 @@ class Recorder:
         buffer = io.BytesIO()
         named: dict[str, Any] = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
         np.savez(buffer, **named)
-        self.check_holding()
+        self.check_lock()
         files.write_atomically(self.folder / CHECKPOINT, buffer.getvalue())
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the cell as done and drop its checkpoint."""
         if self._writer is not None:
             self._writer.close()
-        self.check_holding()
+        self.check_lock()
         files.write_atomically(self.folder / FINISHED, json.dumps(dict(summary or {})).encode() + b"\n")
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 

@@ -15,11 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
-from isocompute.rl.decoder import Decoder
-from isocompute.rl.training import LmTraining
+from isocompute.rl.engine import LmEngine
+from isocompute.rl.evaluation import EvaluationSpec
+from isocompute.rl.loop import Training
+from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout.source import Sampler
+from isocompute.rl.setup import set_up
 
-__all__ = ["WARM_UP", "Bench", "Machine", "bench", "measure_machine"]
+__all__ = ["WARM_UP", "Bench", "Machine", "bench", "measure_machine", "prepared_training"]
 
 WARM_UP = 2
 """Updates before those that are timed."""
@@ -39,7 +44,6 @@ class Bench:
     """Medians over steps of one batch size."""
 
     rollouts: int
-    fast: bool
     step_seconds: float
     sampling_seconds: float
     rollouts_per_second: float
@@ -63,9 +67,39 @@ def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
     )
 
 
-def bench(training: LmTraining, machine: Machine, *, steps: int) -> Bench:
+def prepared_training(
+    *,
+    model: str,
+    problems: str,
+    recipe: str,
+    device: str,
+    problems_per_batch: int,
+    rollouts_per_problem: int,
+    updates: int,
+) -> Training:
+    """A training that is ready to make this many updates, outside of any run folder."""
+    cell = Cell(
+        name="bench",
+        problems_per_batch=problems_per_batch,
+        rollouts_per_problem=rollouts_per_problem,
+        update_steps=updates,
+        seed=0,
+        problems={
+            "source": problems,
+            "size": max(2 * problems_per_batch, 512) if problems.startswith("chain") else None,
+        },
+        recipe={"name": recipe},
+        engine={"model": model, "device": device},
+    )
+    LmEngine().check(cell)
+    setup = set_up(cell)
+    evaluation = EvaluationSpec(points=2, samples=4)
+    return Training(cell, setup.model, setup.tasks, setup.recipe, evaluation, setup.sizes)
+
+
+def bench(training: Training, machine: Machine, *, steps: int) -> Bench:
     """Time the whole step and sampling alone; the training goes on meanwhile, its weights are of no interest."""
-    device = training.model.device
+    device = training.base.device
     rollouts = training.cell.batch_size
     started = training.tokens
 
@@ -74,17 +108,17 @@ def bench(training: LmTraining, machine: Machine, *, steps: int) -> Bench:
             raise InputError("lm bench: no problem is left to train on; use fewer --steps, or more --problems.")
 
     whole = _median(update, device, repeats=steps, warm=WARM_UP)
-    training.settle()
     tokens = (training.tokens - started) / (steps + WARM_UP)
-    index_P = np.arange(training.cell.problems_per_batch)
-    sampling = _median(lambda: training.sample_only(index_P), device, repeats=steps, warm=1)
+    source, index_P = training.source, np.arange(training.cell.problems_per_batch)
+    if not isinstance(source, Sampler):
+        raise InputError("lm bench: a pipeline does not sample and train in turn; use another recipe.")
+    sampling = _median(lambda: source.sample(index_P), device, repeats=steps, warm=1)
     prompt = float(np.mean([len(p) for p in training.tasks.train.prompts]))
     length = tokens / rollouts
     must_read = sampling_bytes(training.decoder, rollouts=rollouts, prompt=prompt, length=length)
     operations = 6 * _parameters(training.decoder) * rollouts * (prompt + length)
     return Bench(
         rollouts=rollouts,
-        fast=training.captured,
         step_seconds=whole,
         sampling_seconds=sampling,
         rollouts_per_second=rollouts / whole,

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from isocompute.core.recipe import Recipe
 from isocompute.rl.advantages import gae
-from isocompute.rl.decoder import Decoder
 from isocompute.rl.losses import token_weights, value_loss
+from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.optimizer import Optimizer
-from isocompute.rl.sampler import Rollouts
+from isocompute.rl.rollout.rollouts import Rollouts
 from isocompute.rl.scoring import micro_batches, response_hidden
 
 __all__ = ["Critic", "Judgement", "judge", "update_critic"]
@@ -55,7 +55,6 @@ def judge(critic: Critic, rollouts: Rollouts, rewards_B: Tensor, recipe: Recipe,
     """GAE with the reward at the last token; advantages are whitened over the batch's tokens, as PPO trainers do."""
     values_BT = torch.zeros_like(rollouts.logprobs_BT)
     for rows in micro_batches(rollouts, micro_batch):
-        assert rows is not None
         part = critic(rollouts.take(rows))
         values_BT[rows, : part.shape[1]] = part
     rewards_BT = torch.zeros_like(values_BT).scatter(1, rollouts.lengths_B[:, None] - 1, rewards_B[:, None])
@@ -82,7 +81,6 @@ def update_critic(
     weights_BT = token_weights(rollouts.sampled_BT, how="token")
     for _ in range(recipe.updates_per_batch):
         for rows in micro_batches(rollouts, micro_batch):
-            assert rows is not None
             part = rollouts.take(rows)
             used = part.mask_BT.shape[1]
             loss_BT = value_loss(

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from isocompute.core.cell import Cell, Control, Measures, metric_names
+import torch
+
+from isocompute.core.cell import Cell, Control, Measures, all_retired, metric_names
 from isocompute.core.errors import InputError
-from isocompute.core.recipe import make_recipe
+from isocompute.core.recorder import Recorder
+from isocompute.core.run import RunSettings
 from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.lengths import interruption_of, penalty_window
-from isocompute.rl.model.checkpoint import model_folder, stop_tokens
+from isocompute.rl.loop import METRICS, Training
+from isocompute.rl.model.checkpoint import model_folder, save_decoder, stop_tokens
 from isocompute.rl.model.config import DecoderConfig
-from isocompute.rl.session import Session, gpus_of
-from isocompute.rl.setup import can_share, set_up, tasks_of
-from isocompute.rl.spec import EngineSpec, lm_recipe
+from isocompute.rl.rollout.pipeline import Pipeline
+from isocompute.rl.setup import EngineSpec, Setup, Sizes, lm_recipe, set_up, tasks_of
 from isocompute.rl.tasks import ProblemsSpec
-from isocompute.rl.training import OTHERS, LmTraining
-from isocompute.sweep.drive import make_turns
+from isocompute.rl.update import DivergedError
 
-__all__ = ["LmEngine", "prepared_training"]
+__all__ = ["MODEL", "LmEngine", "gpus_of"]
+
+MODEL = "model"
+"""Folder of a finished run with its weights."""
 
 
 class LmEngine:
-    """Runs cells of a study on a language model; `on_point` is told every evaluation."""
+    """Runs cells of a study on a language model; `on_point` receives every evaluation."""
 
     def __init__(self, *, on_point: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self.on_point = on_point
@@ -35,14 +43,15 @@ class LmEngine:
         EvaluationSpec.of(cell.evaluation)
         folder = model_folder(engine.model)
         DecoderConfig.read(folder)
-        stop_tokens(folder)
+        stops = stop_tokens(folder)
         tasks = tasks_of(ProblemsSpec.of(cell.problems), folder, engine, recipe)
+        n, budget = recipe.baseline_rollouts or cell.rollouts_per_problem, tasks.max_new_tokens
         if cell.problems_per_batch > len(tasks.train):
             raise InputError(
                 f"grid.problems_per_batch: {cell.problems_per_batch} is more than the {len(tasks.train)} problems of "
                 "the set; raise problems.size."
             )
-        if (recipe.baseline_rollouts or cell.rollouts_per_problem) < 2 and recipe.compares_groups:
+        if n < 2 and recipe.compares_groups:
             raise InputError(
                 "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, or "
                 "recipe.advantage = 'none' or 'gae'."
@@ -52,23 +61,20 @@ class LmEngine:
                 "recipe.top_p: below 1 the sampler draws from a nucleus that the trainer does not know, and importance "
                 "weights against it would be wrong; use top_p = 1, or ratio_anchor = 'trainer' without tis_cap."
             )
-        interruption_of(recipe, tasks, folder, stop_tokens(folder))
+        interruption_of(recipe, default_phrase=tasks.phrase, budget=budget, folder=folder, stop_tokens=stops)
         if recipe.length_control == "penalty":
-            penalty_window(recipe, budget=tasks.max_new_tokens)
-        if engine.slots is not None and engine.slots < (recipe.baseline_rollouts or cell.rollouts_per_problem):
+            penalty_window(recipe, budget=budget)
+        if engine.slots is not None and not recipe.pipeline_steps:
+            raise InputError("engine.slots: is for a pipeline; set recipe.pipeline_steps, or leave it out.")
+        if engine.slots is not None and engine.slots < n:
             raise InputError(
-                f"engine.slots: {engine.slots} slots cannot hold the rollouts of one problem; use at least "
-                f"{recipe.baseline_rollouts or cell.rollouts_per_problem}."
+                f"engine.slots: {engine.slots} slots cannot hold the rollouts of one problem; use at least {n}."
             )
         if cell.problems_per_batch * recipe.off_policy_steps > len(tasks.train):
             raise InputError(
                 f"recipe.off_policy_steps: {recipe.off_policy_steps} batches of {cell.problems_per_batch} problems are "
                 f"sampled at once, the set has {len(tasks.train)}; raise problems.size, or lower it."
             )
-        if not recipe.pipeline_steps:
-            for name in ("slots", "overlap", "generation_device"):
-                if getattr(engine, name):
-                    raise InputError(f"engine.{name}: is for a pipeline; set recipe.pipeline_steps, or leave it out.")
         if recipe.baseline_rollouts is not None and recipe.baseline_rollouts < cell.rollouts_per_problem:
             raise InputError(
                 f"recipe.baseline_rollouts: {recipe.baseline_rollouts} is less than the {cell.rollouts_per_problem} "
@@ -81,65 +87,110 @@ class LmEngine:
         sets = ["", *(f"{name}/" for name in (*problems.sources, *problems.out_of_distribution))]
         names = metric_names(EvaluationSpec.of(cell.evaluation).k, sets)
         hours = {"gpu_hours"} if gpus_of(engine) else set()
-        return Measures(frozenset({*names, *OTHERS}), frozenset({"rollouts", "tokens", "steps", *hours}))
+        return Measures(frozenset({*names, *METRICS}), frozenset({"rollouts", "tokens", "steps", *hours}))
 
     def run(self, cell: Cell, folder: Path, control: Control) -> bool:
         """Train the cell; True when it reached its last update, or diverged and stopped there."""
-        with Session(cell, folder, on_point=self.on_point) as session:
-            return make_turns(session.turns(control), session.training.update)
+        setup, diverged = set_up(cell), None
+        recorder = Recorder(folder, _settings(cell, setup), on_point=self.on_point)
+        slots = (setup.sizes.slots or cell.rollouts_per_update) if setup.recipe.pipeline_steps else None
+        with recorder, _explained_memory_errors(setup.sizes, slots):
+            training = Training(
+                cell,
+                setup.model,
+                setup.tasks,
+                setup.recipe,
+                EvaluationSpec.of(cell.evaluation),
+                setup.sizes,
+                keep_rates=recorder.append_rates,
+            )
+            saved = recorder.resume()
+            if saved is not None:
+                training.restore(*saved)
+                lost = _restarted(training) - saved[1].get("restarted", 0)
+                if lost:
+                    warnings.warn(f"{folder}: {lost} responses in flight begin again.", stacklevel=2)
+            try:
+                if not training.run(recorder, control):
+                    return False
+            except DivergedError as error:
+                diverged = f"diverged at update {max(training.step, training.begun)}: {error}"
+                if error.point is not None:  # without it the run would look as good as it last did
+                    recorder.append(error.point)
+                _restore_last_good(training, recorder)
+            if setup.engine.save_model or diverged:
+                recorder.check_lock()
+                save_decoder(training.decoder, folder / MODEL, tokenizer_from=setup.model.folder)
+            recorder.finish(_summary(training, diverged))
+        return True
 
-    def packs(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        """Cells that can share a GPU in one process, those of one model together, and each of the others by itself."""
-        by_device: dict[str, list[Cell]] = {}
-        alone = []
-        for cell in cells:
-            if can_share(cell):
-                by_device.setdefault(EngineSpec.of(cell.engine).where, []).append(cell)
-            else:
-                alone.append([cell])
-        shared = [sorted(group, key=_of_model) for group in by_device.values()]
-        return [*shared, *alone]
 
-    def run_pack(self, jobs: Iterable[tuple[Cell, Path, Control]]) -> Iterator[tuple[Cell, bool | Exception]]:
-        """Train cells at the same time on one GPU."""
-        from isocompute.rl.together import run_together
-
-        return run_together(jobs, on_point=self.on_point)
+def gpus_of(engine: EngineSpec) -> int | None:
+    """How many GPUs a run takes; None on a CPU."""
+    return 1 if torch.device(engine.where).type == "cuda" else None
 
 
-def _of_model(cell: Cell) -> tuple[str, str]:
-    """What cells must have in common to share a base."""
-    engine = EngineSpec.of(cell.engine)
-    return engine.model, str(engine.torch_dtype)
+def _restarted(training: Training) -> int:
+    """Responses that were in flight at a checkpoint and had to begin again."""
+    return training.source.restarted if isinstance(training.source, Pipeline) else 0
 
 
-def prepared_training(
-    *,
-    model: str,
-    problems: str,
-    recipe: str,
-    device: str,
-    problems_per_batch: int,
-    rollouts_per_problem: int,
-    updates: int,
-) -> LmTraining:
-    """A training that is ready to make so many updates, outside of any run folder.
+def _restore_last_good(training: Training, recorder: Recorder) -> None:
+    """The weights of the last checkpoint, or the base; the points stay up to the divergence."""
+    saved = recorder.last_checkpoint()
+    if saved is not None:
+        training.optimizer.restore(saved[0], "policy/")
+    else:
+        training.decoder.load_state_dict(training.base.decoder.state_dict())
 
-    A pipeline has as many more ahead of it as it runs ahead, so that none of these is an end, where it drains.
-    """
-    cell = Cell(
-        name="bench",
-        problems_per_batch=problems_per_batch,
-        rollouts_per_problem=rollouts_per_problem,
-        update_steps=updates + make_recipe({"name": recipe}).pipeline_steps,
-        seed=0,
-        problems={
-            "source": problems,
-            "size": max(2 * problems_per_batch, 512) if problems.startswith("chain") else None,
-        },
-        recipe={"name": recipe},
-        engine={"model": model, "device": device},
+
+def _summary(training: Training, diverged: str | None) -> dict[str, Any]:
+    """`finished.json`: what was done, and why it ended where it did not reach its last update."""
+    out: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
+    if _restarted(training):
+        out["restarted"] = _restarted(training)
+    if diverged is not None:
+        out["diverged"] = diverged
+    elif training.step < training.cell.update_steps:
+        out["ended"] = all_retired(training.step, training.cell.update_steps, training.recipe)
+    return out
+
+
+@contextmanager
+def _explained_memory_errors(sizes: Sizes, slots: int | None) -> Iterator[None]:
+    """Running out of memory is the user's to fix: say which numbers to set. `slots` are a pipeline's."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises a plain one
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        raise InputError(
+            f"out of memory with micro_batch = {sizes.micro_batch} and sample_batch = {sizes.sample_batch}"
+            f"{'' if slots is None else f', slots = {slots}'}; set "
+            f"engine_options.micro_batch = {max(1, sizes.micro_batch // 2)} and sample_batch = "
+            f"{max(1, sizes.sample_batch // 2)} (the result does not depend on them)"
+            f"{'' if slots is None else ', or begin with fewer slots (it does)'}."
+        ) from error
+
+
+def _settings(cell: Cell, setup: Setup) -> RunSettings:
+    engine, problems = setup.engine, setup.problems
+    return RunSettings(
+        problems_per_batch=cell.problems_per_batch,
+        rollouts_per_problem=cell.rollouts_per_problem,
+        update_steps=cell.update_steps,
+        seed=cell.seed,
+        gpus=gpus_of(engine),
+        engine="lm",
+        model=engine.model,
+        problems=problems.set or problems.source,
+        recipe=setup.recipe.model_dump(),
+        versions={name: version(name) for name in ("torch", "numpy")},
+    ).model_copy(
+        update={
+            "problem_set": problems.model_dump(exclude_none=True),
+            "device": engine.where,
+            "dtype": str(engine.torch_dtype).removeprefix("torch."),
+            "micro_batch": setup.sizes.micro_batch,
+        }
     )
-    LmEngine().check(cell)
-    made = set_up(cell)
-    return made.kind(cell, made.model, made.tasks, made.recipe, EvaluationSpec(points=2, samples=4), made.sizes)

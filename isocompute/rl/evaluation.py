@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,11 +12,13 @@ from pydantic import Field
 from isocompute.core.arrays import Ints
 from isocompute.core.cell import Evaluation
 from isocompute.core.metrics import avg_at_k, best_at_k, mean_with_error, worst_at_k
-from isocompute.rl.decoder import Decoder
-from isocompute.rl.sampler import SamplingSettings, sample
-from isocompute.rl.tasks import Task
+from isocompute.rl.model.checkpoint import load_model
+from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout.eager import SamplingSettings, sample
+from isocompute.rl.setup import EngineSpec, memory_budget, sampling_rows
+from isocompute.rl.tasks import ProblemsSpec, Task, Tasks, whole_task
 
-__all__ = ["Counts", "EvaluationSpec", "count_right", "metrics_of"]
+__all__ = ["Counts", "EvaluationSpec", "count_correct", "measure", "measure_pass_rates", "metrics_of"]
 
 
 class EvaluationSpec(Evaluation):
@@ -27,7 +29,7 @@ class EvaluationSpec(Evaluation):
 
 @dataclass(frozen=True)
 class Counts:
-    """Right ones of `samples` samples of every problem; length and truncation over all of them."""
+    """Right responses among `samples` of every problem; length and truncation are means over all responses."""
 
     correct_P: Ints
     samples: int
@@ -35,7 +37,7 @@ class Counts:
     truncated: float
 
 
-def count_right(
+def count_correct(
     decoder: Decoder, task: Task, settings: SamplingSettings, *, samples: int, seed: int, rows: int
 ) -> Counts:
     """Sample every problem of a task, about `rows` sequences at a time."""
@@ -49,12 +51,30 @@ def count_right(
         prompts = [task.prompts[i] for i in index_P.tolist()]
         out = sample(decoder, prompts, settings, seed=seed, per_prompt=samples, row_numbers=numbers_B)
         rewards_B = task.verify(index_P.repeat_interleave(samples), out)
-        right_PN = (rewards_B > 0.5).view(-1, samples)
-        correct_P[start : start + len(index_P)] = right_PN.sum(dim=1).cpu().numpy()
+        correct_P[start : start + len(index_P)] = (rewards_B > 0.5).view(-1, samples).sum(dim=1).cpu().numpy()
         length += float(out.lengths_B.sum())
         truncated += float((~out.stopped_B).sum())
     total = len(task) * samples
     return Counts(correct_P, samples, length / total, truncated / total)
+
+
+def measure(
+    decoder: Decoder, tasks: Tasks, settings: SamplingSettings, *, samples: int, ks: Sequence[int], seed: int, rows: int
+) -> tuple[dict[str, float], dict[str, Counts]]:
+    """The metrics of validation and out-of-distribution sets, and the per-problem counts by set."""
+    counts = {
+        prefix: count_correct(decoder, task, settings, samples=samples, seed=seed, rows=rows)
+        for prefix, task in tasks.measured.items()
+    }
+    metrics: dict[str, float] = {}
+    for prefix, of_set in counts.items():
+        metrics |= metrics_of(of_set, ks, prefix=prefix)
+    validation = counts[""]
+    metrics |= {"val/response_length": validation.response_length, "val/truncated": validation.truncated}
+    metrics["val/zero_pass"] = float((validation.correct_P == 0).mean())
+    for name, where in tasks.subsets.items():
+        metrics |= metrics_of(replace(validation, correct_P=validation.correct_P[where]), ks, prefix=f"{name}/")
+    return metrics, {tasks.measured[prefix].name: of_set for prefix, of_set in counts.items()}
 
 
 def metrics_of(counts: Counts, ks: Sequence[int], *, prefix: str = "") -> dict[str, float]:
@@ -68,3 +88,49 @@ def metrics_of(counts: Counts, ks: Sequence[int], *, prefix: str = "") -> dict[s
             if np.isfinite(estimate.standard_error):
                 out[f"{prefix}{name}@{k}/error"] = estimate.standard_error
     return out
+
+
+def measure_pass_rates(
+    *,
+    problems: str,
+    model: str,
+    samples: int,
+    seed: int = 0,
+    size: int | None = None,
+    question: str | None = None,
+    answer: str | None = None,
+    verifier: str | None = None,
+    temperature: float = 0.6,
+    max_new_tokens: int | None = None,
+    device: str = "auto",
+) -> tuple[list[str], Ints]:
+    """Ids of all problems of a source and, of `samples` samples of each, how many are right.
+
+    The temperature is the paper's for sampling (table 1): a pass rate belongs to the policy that training starts from.
+    The problems are those of `load_problems(problems, size=size, seed=seed)`, none held out.
+    """
+    engine = EngineSpec.of({"model": model, "device": device})
+    spec = ProblemsSpec.of(
+        {
+            "source": problems,
+            "size": size,
+            "seed": seed,
+            "question": question,
+            "answer": answer,
+            "verifier": verifier,
+            "max_new_tokens": max_new_tokens,
+        }
+    )
+    loaded = load_model(engine.model, dtype=engine.torch_dtype, device=engine.where)
+    task, budget = whole_task(spec, loaded.folder, torch.device(engine.where))
+    rows = sampling_rows(
+        loaded.decoder.config,
+        tokens=max(map(len, task.prompts)) + budget,
+        dtype=engine.torch_dtype,
+        budget=memory_budget(loaded.device),
+    )
+    settings = SamplingSettings(
+        max_new_tokens=budget, temperature=temperature, top_p=1.0, stop_tokens=loaded.stop_tokens
+    )
+    counts = count_correct(loaded.decoder, task, settings, samples=samples, seed=seed, rows=rows)
+    return list(task.ids), counts.correct_P

@@ -8,15 +8,27 @@ not chosen by the policy, so they are neither trained on nor part of any statist
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe
+from isocompute.rl.model.checkpoint import check_vocabulary, read_tokenizer
 
-__all__ = ["Interruption", "budget_beyond", "length_penalty", "penalty_window", "plan_interruption"]
+__all__ = [
+    "Interruption",
+    "budget_beyond",
+    "interruption_of",
+    "length_penalty",
+    "penalty_window",
+    "phrase_tokens",
+    "plan_interruption",
+]
+
 
 _ANSWER = 1 / 7
 """Share of a response's budget that is kept for the answer: ScaleRL's 2,048 of 14,336 tokens."""
@@ -124,3 +136,34 @@ def length_penalty(rewards: Tensor, lengths: Tensor, *, longest: int, tolerance:
     """
     penalty = ((longest - lengths) / tolerance - 1.0).clamp(-1.0, 0.0)
     return torch.where(rewards > 0.5, rewards + 0.5 * penalty, rewards)
+
+
+def interruption_of(
+    recipe: Recipe, *, default_phrase: str, budget: int, folder: Path, stop_tokens: Sequence[int]
+) -> Interruption | None:
+    """The recipe's interruption in a model's own tokens; None where the recipe does not interrupt."""
+    if recipe.length_control != "interrupt":
+        return None
+    phrase = recipe.interrupt_phrase or default_phrase
+    if not phrase.strip():
+        raise InputError("recipe.interrupt_phrase: it is empty; name a phrase that ends thinking.")
+    tokens = phrase_tokens(phrase, folder, stop_tokens)
+    last_word = phrase_tokens(phrase.split()[-1], folder, stop_tokens)
+    marker = last_word[0] if len(last_word) == 1 and last_word[0] == tokens[-1] else None
+    return plan_interruption(recipe, tokens, marker=marker, budget=budget)
+
+
+def phrase_tokens(phrase: str, folder: Path, stop_tokens: Sequence[int]) -> tuple[int, ...]:
+    """An interruption as token ids; refused where the tokenizer cannot write it."""
+    tokenizer = read_tokenizer(folder)
+    ids = tokenizer.encode(phrase, add_special_tokens=False).ids
+    written = tokenizer.decode(ids, skip_special_tokens=False)
+    if "".join(written.split()) != "".join(phrase.split()):
+        raise InputError(
+            f"recipe.interrupt_phrase: the tokenizer of {folder.name} cannot write {phrase!r} (it gives {written!r}); "
+            "use words that it knows."
+        )
+    if set(ids) & set(stop_tokens):
+        raise InputError(f"recipe.interrupt_phrase: {phrase!r} holds a stop token; nothing could follow it.")
+    check_vocabulary(ids, folder, f"recipe.interrupt_phrase: {phrase!r}")
+    return tuple(ids)

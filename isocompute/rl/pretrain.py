@@ -1,10 +1,4 @@
-"""Base models for procedural problems, so that reinforcement learning has something to improve.
-
-A base model is a small decoder trained on chains written out by an imperfect author: the author remembers every fact
-`a op b = c`, but some of them badly. Each fact has its own chance of coming out wrong, always as the same wrong number,
-drawn from a Beta distribution whose mean is the chosen share of wrong steps. So pass rates spread over problems, errors
-are systematic (they survive a low temperature), and what is learned about a fact in one problem helps in others.
-"""
+"""The tokenizer of chain problems: one token a word, as `tokenizer.json` of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -25,13 +19,36 @@ from torch import Tensor
 from isocompute.core.arrays import Array, Ints
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import OPERATIONS, SPECIAL, Chains, apply, make_chains, parse_chain, vocabulary
-from isocompute.rl.checkpoint import save_decoder
-from isocompute.rl.config import DecoderConfig
-from isocompute.rl.decoder import Decoder
-from isocompute.rl.model import ANCHOR
-from isocompute.rl.vocabulary import write_chain_tokenizer
+from isocompute.rl.model.checkpoint import ANCHOR, save_decoder
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.model.decoder import Decoder
 
-__all__ = ["Memory", "PretrainSettings", "make_memory", "pretrain", "write_traces"]
+__all__ = ["Memory", "PretrainSettings", "make_memory", "pretrain", "write_chain_tokenizer", "write_traces"]
+
+
+def write_chain_tokenizer(folder: Path, *, modulus: int, context: int) -> None:
+    """Write the tokenizer's files, such that transformers opens them too."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = vocabulary(modulus)
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=SPECIAL[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(list(SPECIAL[:2]))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": SPECIAL[0],
+        "eos_token": SPECIAL[1],
+        "unk_token": SPECIAL[0],
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    generation = {"pad_token_id": 0, "eos_token_id": 1}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
+
+
+# Base models for procedural problems, so that reinforcement learning has something to improve.
 
 _CONCENTRATION = 2.0
 """Sum of the Beta distribution's parameters: small, so that facts differ much."""

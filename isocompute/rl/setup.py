@@ -1,24 +1,143 @@
-"""What a cell needs before it can train: model, problems, sizes that fit, and the kind of training it allows."""
+"""A cell made ready to train: engine options, recipe, model, problems, and micro-batches that fit into memory."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.core.cell import Cell
-from isocompute.core.recipe import Recipe
-from isocompute.rl.config import DecoderConfig
-from isocompute.rl.memory import memory_budget, sampling_rows, training_rows
-from isocompute.rl.model import Model, load_model, model_folder
-from isocompute.rl.spec import EngineSpec, lm_recipe
+from isocompute.core.errors import InputError, first_wrong
+from isocompute.core.recipe import Recipe, make_recipe
+from isocompute.rl.model.checkpoint import TINY, Model, load_model, model_folder, read_anchor
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.model.decoder import FP32_ATTENTION_SLOTS
 from isocompute.rl.tasks import ProblemsSpec, Tasks, make_tasks
-from isocompute.rl.training import LmTraining, Sizes
 
-__all__ = ["Setup", "can_share", "choose_sizes", "set_up", "tasks_of"]
+__all__ = [
+    "EngineSpec",
+    "Setup",
+    "choose_sizes",
+    "lm_recipe",
+    "memory_budget",
+    "sampling_rows",
+    "set_up",
+    "tasks_of",
+    "training_rows",
+]
+
+
+_RETIRED = {
+    "overlap": "updates no longer run beside decoding",
+    "generation_device": "a pipeline samples on the device it trains on",
+}
+_IGNORED = ("fast", "together")
+"""Options of stored studies that never changed a result."""
+
+
+class EngineSpec(BaseModel):
+    """The `[engine_options]` table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(default=TINY, description="checkpoint folder, name on the hub, or tiny: the built-in one")
+    device: str = Field(default="auto", description="cpu, cuda, cuda:1; auto takes a GPU where there is one")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="what the model computes in; auto: bfloat16 on a GPU, float32 on a CPU"
+    )
+    micro_batch: int | None = Field(default=None, ge=1, description="rollouts in one forward and backward pass")
+    sample_batch: int | None = Field(default=None, ge=1, description="rollouts sampled at a time")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads; 1 for small models, else torch's choice")
+    slots: int | None = Field(default=None, ge=1, description="pipeline: sequences in flight; a batch if not set")
+    save_model: bool = Field(default=False, description="write the trained weights as a checkpoint into the run")
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> EngineSpec:
+        """From a table; errors name the field."""
+        for name in table:
+            if name in _RETIRED:
+                raise InputError(f"engine.{name}: {_RETIRED[name]}; leave it out.")
+        try:
+            spec = cls(**{name: value for name, value in table.items() if name not in _IGNORED})
+        except ValidationError as error:
+            where, why = first_wrong(error, fields=cls.model_fields)
+            raise InputError(f"engine.{where}: {why}.") from error
+        if spec.device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", spec.device):
+            raise InputError(f"engine.device: '{spec.device}' is not cpu, cuda, cuda:1 or auto.")
+        if spec.device.startswith("cuda") and not torch.cuda.is_available():
+            raise InputError(f"engine.device: '{spec.device}', but torch sees no GPU on this machine; use cpu.")
+        if ":" in spec.device and int(spec.device.partition(":")[2]) >= torch.cuda.device_count():
+            raise InputError(f"engine.device: '{spec.device}', but torch sees {torch.cuda.device_count()} GPU(s).")
+        return spec
+
+    @property
+    def where(self) -> str:
+        """The device by name."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        if self.dtype == "auto":
+            return torch.bfloat16 if self.where.startswith("cuda") else torch.float32
+        return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+
+
+def lm_recipe(cell: Cell) -> Recipe:
+    """The cell's recipe; fields it does not name come from the model's own folder, such as a learning rate."""
+    return make_recipe(cell.recipe, defaults=read_anchor(model_folder(EngineSpec.of(cell.engine).model)))
+
+
+_CPU_BYTES = 2 * 2**30
+_GPU_SHARE = 0.4
+_MOST_ROWS = 8192
+
+
+def memory_budget(device: torch.device) -> int:
+    """Bytes that activations or a cache may take: a share of what is free on a GPU, 2 GiB on a CPU."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(_GPU_SHARE * free)
+    return _CPU_BYTES
+
+
+def training_rows(config: DecoderConfig, *, tokens: int, dtype: torch.dtype, budget: int) -> int:
+    """Sequences of `tokens` tokens whose activations fit.
+
+    A layer keeps about 16 widths (norms, q, k, v, attention, residuals, some in FP32) and 4 feed-forward widths a
+    token, the head 4 vocabularies in FP32 (logits, their gradient, log-softmax, entropy). Short attention in FP32 may
+    keep its weights too (`FP32_ATTENTION_SLOTS`), one a head and slot.
+    """
+    layer = (16 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
+    if dtype != torch.float32 and tokens <= FP32_ATTENTION_SLOTS:
+        layer += config.num_attention_heads * tokens * 4
+    per_token = config.num_hidden_layers * layer + 4 * config.vocab_size * 4
+    return max(1, min(_MOST_ROWS, budget // (per_token * tokens)))
+
+
+def sampling_rows(config: DecoderConfig, *, tokens: int, dtype: torch.dtype, budget: int) -> int:
+    """Sequences whose caches fit, twice over (dropping finished rows copies), beside one step's logits."""
+    cache = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize * tokens
+    return max(1, min(2 * _MOST_ROWS, budget // (2 * cache + 6 * config.vocab_size * 8)))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many sequences go through the model at once."""
+
+    micro_batch: int
+    sample_batch: int
+    slots: int | None = None
+    """Sequences in flight of a pipeline; None: a batch."""
 
 
 @dataclass(frozen=True)
@@ -32,32 +151,22 @@ class Setup:
     model: Model
     tasks: Tasks
     sizes: Sizes
-    kind: type[LmTraining]
 
 
 def set_up(cell: Cell) -> Setup:
     """Load what the cell names; cells of a study share their base and their problems."""
     engine, recipe, problems = EngineSpec.of(cell.engine), lm_recipe(cell), ProblemsSpec.of(cell.problems)
-    if engine.where.startswith("cuda:"):
-        torch.cuda.set_device(engine.where)  # kernels and streams are made on the current one
     model = _model(engine.model, engine.torch_dtype, engine.where, _stamps(model_folder(engine.model)))
-    model.decoder.native = engine.fast
-    _set_threads(engine, model)
+    small = sum(p.numel() for p in model.decoder.parameters()) < _ONE_THREAD
+    if engine.threads is not None or (small and model.device.type == "cpu"):
+        torch.set_num_threads(engine.threads or 1)  # threads of a small model would mostly wait for each other
     tasks = tasks_of(problems, model.folder, engine, recipe)
     sizes = choose_sizes(engine, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
-    kind = _kind_of_training(engine, cell, model.decoder.config, tasks, recipe)
-    return Setup(cell, engine, recipe, problems, model, tasks, sizes, kind)
+    return Setup(cell, engine, recipe, problems, model, tasks, sizes)
 
 
-def can_share(cell: Cell) -> bool:
-    """Whether a cell can share a GPU with others in one process: its steps are captured ones. Loads no weights."""
-    engine, recipe = EngineSpec.of(cell.engine), lm_recipe(cell)
-    if not engine.together or not engine.where.startswith("cuda"):
-        return False
-    folder = model_folder(engine.model)
-    tasks = tasks_of(ProblemsSpec.of(cell.problems), folder, engine, recipe)
-    return _kind_of_training(engine, cell, DecoderConfig.read(folder), tasks, recipe).captured
-
+_ONE_THREAD = 4_000_000
+"""Parameters below which a model's operations on a CPU are faster on one thread."""
 
 _Stamps = tuple[tuple[str, int, int], ...]
 
@@ -92,33 +201,6 @@ def tasks_of(problems: ProblemsSpec, folder: Path, engine: EngineSpec, recipe: R
     return _tasks(problems.model_dump_json(), folder, engine.where, recipe.length_control != "truncate", stamps)
 
 
-def _kind_of_training(
-    engine: EngineSpec, cell: Cell, config: DecoderConfig, tasks: Tasks, recipe: Recipe
-) -> type[LmTraining]:
-    """A pipeline where the recipe asks for one; else whole captured steps on a GPU where the cell allows it."""
-    if recipe.pipeline_steps:
-        from isocompute.rl.pipeline.training import PipelineTraining
-
-        return PipelineTraining
-    whole = recipe.off_policy_steps == 1 and recipe.length_control == "truncate"
-    if not whole or recipe.zero_variance_filter == "refill" or not engine.fast or not engine.where.startswith("cuda"):
-        return LmTraining
-    from isocompute.rl.fast.training import FastTraining, can_be_fast
-
-    return FastTraining if can_be_fast(cell, config, tasks, recipe) else LmTraining
-
-
-_ONE_THREAD = 4_000_000
-"""Parameters below which a model's operations on a CPU are faster on one thread."""
-
-
-def _set_threads(engine: EngineSpec, model: Model) -> None:
-    """A small model's operations are too short to share: threads would mostly wait for each other."""
-    small = sum(p.numel() for p in model.decoder.parameters()) < _ONE_THREAD
-    if engine.threads is not None or (small and model.device.type == "cpu"):
-        torch.set_num_threads(engine.threads or 1)
-
-
 def choose_sizes(engine: EngineSpec, model: Model, tasks: Tasks, rollouts_per_problem: int) -> Sizes:
     """Micro-batches that fit, where none are given; a problem's rollouts are sampled together."""
     measured = (tasks.train, tasks.validation, *tasks.out_of_distribution.values())
@@ -131,6 +213,4 @@ def choose_sizes(engine: EngineSpec, model: Model, tasks: Tasks, rollouts_per_pr
         micro_batch=train,
         sample_batch=max(sampled, rollouts_per_problem),
         slots=engine.slots,
-        overlap=engine.overlap,
-        generation_device=engine.generation_device,
     )

@@ -1,24 +1,112 @@
-"""Problem sets made ready for a model: token ids of the prompts, and a verifier from rollouts to rewards."""
+"""Verifiers: from rollouts to scores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
 
+from isocompute.core.arrays import Ints
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.problems.chain import DEFAULT_SIZE, LEVELS, Chains, distinct_chains, parse_chain, vocabulary
 from isocompute.problems.problem_set import Problem, ProblemSet, draw
 from isocompute.rl.lengths import budget_beyond
-from isocompute.rl.model import check_vocabulary, context_length, read_tokenizer
-from isocompute.rl.verifiers import ChainVerifier, JoinedVerifier, PartVerifier, TextVerifier, Verifier
+from isocompute.rl.model.checkpoint import check_vocabulary, context_length, read_tokenizer
+from isocompute.rl.rollout.rollouts import Rollouts
 
-__all__ = ["ProblemsSpec", "Task", "Tasks", "make_tasks", "whole_task"]
+__all__ = [
+    "ChainVerifier",
+    "JoinedVerifier",
+    "PartVerifier",
+    "ProblemsSpec",
+    "Task",
+    "Tasks",
+    "TextVerifier",
+    "Verifier",
+    "make_tasks",
+    "whole_task",
+]
+
+
+class Verifier(Protocol):
+    """Scores responses."""
+
+    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
+        """Rewards of the rollouts, each of the problem with that number."""
+        ...
+
+
+class ChainVerifier:
+    """Right when the response ends by itself and the number before its end is the answer; runs on any device."""
+
+    def __init__(self, answers_P: Ints, device: torch.device) -> None:
+        self.answers_P = torch.from_numpy(answers_P).to(device)
+        """Token of each problem's answer."""
+
+    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
+        """One comparison a rollout."""
+        place_B = (rollouts.lengths_B - 2).clamp(min=0)
+        final_B = rollouts.responses_BT.gather(1, place_B[:, None])[:, 0]
+        right_B = rollouts.stopped_B & (rollouts.lengths_B > 1) & (final_B == self.answers_P[problems_B])
+        return right_B.float()
+
+
+class PartVerifier:
+    """Some problems of a set, numbered anew."""
+
+    def __init__(self, verify: Verifier, places: Ints) -> None:
+        self.verify, self.places = verify, torch.from_numpy(places)
+
+    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
+        """What the whole set's verifier says."""
+        return self.verify(self.places.to(problems_B.device)[problems_B], rollouts)
+
+
+class JoinedVerifier:
+    """Several sets one after another, each with its own verifier."""
+
+    def __init__(self, verifiers: Sequence[Verifier], sizes: Sequence[int]) -> None:
+        self.verifiers = verifiers
+        self.starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+
+    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
+        """Every set sees its own rollouts."""
+        rewards_B = torch.zeros(len(problems_B), device=rollouts.mask_BT.device)
+        for verify, start, end in zip(self.verifiers, self.starts[:-1], self.starts[1:], strict=True):
+            rows = ((problems_B >= start) & (problems_B < end)).nonzero()[:, 0]
+            if len(rows):
+                rewards_B[rows] = verify(problems_B[rows] - start, rollouts.take(rows))
+        return rewards_B
+
+
+class TextVerifier:
+    """Decodes responses and asks the problem set; equal responses to a problem are verified once."""
+
+    def __init__(self, problems: ProblemSet, folder: Path) -> None:
+        self.problems = problems
+        self.tokenizer = read_tokenizer(folder)
+
+    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
+        """The set's own verifier on every distinct response."""
+        lengths = rollouts.lengths_B.tolist()
+        rows = [row[:n] for row, n in zip(rollouts.responses_BT.tolist(), lengths, strict=True)]
+        texts = self.tokenizer.decode_batch(rows, skip_special_tokens=True)
+        known: dict[tuple[int, str], float] = {}
+        rewards = []
+        for problem, text in zip(problems_B.tolist(), texts, strict=True):
+            if (problem, text) not in known:
+                known[problem, text] = self.problems.verify(self.problems.problems[problem], text)
+            rewards.append(known[problem, text])
+        return torch.tensor(rewards, dtype=torch.float32, device=rollouts.mask_BT.device)
+
+
+# Problem sets made ready for a model: token ids of the prompts, and a verifier from rollouts to rewards.
 
 _HELD_OUT = 7_000_003
 """Seed of validation problems: the same for every training set."""
@@ -113,9 +201,14 @@ class Tasks:
     out_of_distribution: Mapping[str, Task]
     max_new_tokens: int
     phrase: str = ""
-    """What an interruption says where the recipe leaves it open."""
-    parts: Mapping[str, slice] = field(default_factory=dict)
-    """Of several sources, where each has its validation problems."""
+    """Default text of an interruption."""
+    subsets: Mapping[str, slice] = field(default_factory=dict)
+    """Where each of several sources has its validation problems."""
+
+    @property
+    def measured(self) -> dict[str, Task]:
+        """What is evaluated, by the prefix of its metrics."""
+        return {"": self.validation, **{f"{name}/": task for name, task in self.out_of_distribution.items()}}
 
 
 def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool = False) -> Tasks:

@@ -7,7 +7,6 @@ into micro-batches gives the same gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +16,10 @@ from torch import Tensor
 from isocompute.core.recipe import Recipe
 from isocompute.rl import losses
 from isocompute.rl.advantages import group_advantages, mixed_groups
-from isocompute.rl.decoder import Decoder
+from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.optimizer import Optimizer
-from isocompute.rl.sampler import Rollouts
-from isocompute.rl.scoring import micro_batches, score
+from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.scoring import micro_batches, score, score_all
 
 __all__ = [
     "Batch",
@@ -28,15 +27,14 @@ __all__ = [
     "UpdateStats",
     "make_batch",
     "objective",
-    "refuse_foreign",
+    "refuse_collapse",
     "refuse_unsound",
-    "score_all",
     "update",
 ]
 
 
 class DivergedError(Exception):
-    """Training has left the numbers, or the policy has become noise or something that its base would never write."""
+    """Numbers are not finite, or the policy has become noise or writes what its base never would."""
 
     def __init__(self, reason: str, *, point: dict[str, Any] | None = None) -> None:
         super().__init__(reason)
@@ -58,9 +56,9 @@ class Batch:
     """The trainer's before the first update; None where there is only one update and its own will do."""
     base_logprobs_BT: Tensor | None = None
 
-    def take(self, rows: Tensor, *, trim: bool = True) -> Batch:
+    def take(self, rows: Tensor) -> Batch:
         """Some of the rows; weights stay those of the whole batch."""
-        rollouts = self.rollouts.take(rows, trim=trim)
+        rollouts = self.rollouts.take(rows)
         used = rollouts.mask_BT.shape[1]
 
         def part(x_BT: Tensor) -> Tensor:
@@ -147,43 +145,21 @@ class UpdateStats:
 def update(
     decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, rate: float, micro_batch: int
 ) -> UpdateStats:
-    """The gradient steps that the recipe takes on one batch; raises where training has left the numbers."""
-    optimizer.rate.fill_(rate)
-    stats = UpdateStats(*descend(decoder, optimizer, batch, recipe, micro_batch=micro_batch).tolist())
-    refuse_divergence(stats, decoder.config.vocab_size)
-    return stats
-
-
-def descend(
-    decoder: Decoder,
-    optimizer: Optimizer,
-    batch: Batch,
-    recipe: Recipe,
-    *,
-    micro_batch: int,
-    fixed: int = 0,
-    ready: Callable[[], None] = lambda: None,
-) -> Tensor:
-    """`update` without its questions to the device: the numbers of `UpdateStats` as an array.
-
-    `fixed`, the rollouts of a problem, keeps every shape independent of what was sampled, as a CUDA graph needs it.
-    `ready` is called before anything of the batch is read but its rollouts.
-    """
+    """The gradient steps that the recipe takes on one batch; raises `DivergedError` where numbers are not finite."""
     rollouts = batch.rollouts
+    optimizer.rate.fill_(rate)
     if recipe.updates_per_batch > 1 and batch.old_logprobs_BT is None:
-        old_BT = score_all(decoder, rollouts, recipe, micro_batch=micro_batch, fixed=fixed)
-        batch = replace(batch, old_logprobs_BT=old_BT)
+        batch = replace(batch, old_logprobs_BT=score_all(decoder, rollouts, recipe, micro_batch=micro_batch))
     tokens = rollouts.sampled_BT.sum()
     first: Tensor | None = None
     for _ in range(recipe.updates_per_batch):
-        sums_3 = torch.zeros(3, device=rollouts.mask_BT.device)
-        for rows in micro_batches(rollouts, micro_batch, fixed=fixed):
-            if rows is not None:
-                ready()
-            part = batch if rows is None else batch.take(rows, trim=not fixed)
+        sums_3 = torch.zeros(3, device=rollouts.mask_BT.device)  # loss, entropy, log-prob gap
+        for rows in micro_batches(rollouts, micro_batch):
+            part = batch.take(rows)
             with torch.enable_grad():
-                logprobs_BT, entropies_BT = _scored(decoder, part.rollouts, recipe, fixed=fixed)
-                ready()
+                logprobs_BT, entropies_BT = score(
+                    decoder, part.rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head
+                )
                 loss = objective(recipe, part, logprobs_BT, entropies_BT)
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
             optimizer.collect()
@@ -193,18 +169,11 @@ def descend(
         if first is None:
             first = torch.stack([sums_3[0], norm, sums_3[1], sums_3[2]])
         else:
-            first[1] = torch.where(torch.isfinite(norm), first[1], norm)  # a later step that left the numbers shows too
+            first[1] = torch.where(torch.isfinite(norm), first[1], norm)  # report a later step that is not finite
     assert first is not None
-    return first
-
-
-def _scored(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, fixed: int) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies; zero for forced tokens, on which the policy had no say."""
-    both = score(decoder, rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head, fixed=fixed)
-    if rollouts.forced_BT is None:
-        return both
-    chosen_BT = ~rollouts.forced_BT
-    return both[0] * chosen_BT, both[1] * chosen_BT
+    stats = UpdateStats(*first.tolist())
+    refuse_divergence(stats, decoder.config.vocab_size)
+    return stats
 
 
 _UNIFORM = 0.98
@@ -220,38 +189,24 @@ def refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
 
 
 @torch.no_grad()
-def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: int = 0) -> Tensor:
-    """Log-probs of a whole batch, without gradient."""
-    out_BT = torch.zeros_like(rollouts.logprobs_BT)
-    for rows in micro_batches(rollouts, micro_batch, fixed=fixed):
-        part = rollouts if rows is None else rollouts.take(rows, trim=not fixed)
-        logprobs_BT, _ = _scored(decoder, part, recipe, fixed=fixed)
-        if rows is None:
-            return logprobs_BT
-        out_BT[rows, : logprobs_BT.shape[1]] = logprobs_BT
-    return out_BT
-
-
-@torch.no_grad()
-def refuse_unsound(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int, fixed: int = 0) -> None:
-    """Raise `DivergedError` for weights that an update on these rollouts has spoilt, seen on a micro-batch of them.
+def refuse_unsound(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int) -> None:
+    """Raise `DivergedError` for weights that the last update has spoilt, judged on a micro-batch of its rollouts.
 
     An update can only judge the weights it starts from; a checkpoint holds those it ends with.
     """
-    rows = next(micro_batches(rollouts, micro_batch, fixed=fixed))
-    part = rollouts if rows is None else rollouts.take(rows, trim=not fixed)
-    logprobs_BT, entropies_BT = _scored(decoder, part, recipe, fixed=fixed)
+    part = rollouts.take(next(micro_batches(rollouts, micro_batch)))
+    logprobs_BT, entropies_BT = score(decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
     tokens = part.sampled_BT.sum()
     moved = float((part.logprobs_BT - logprobs_BT).sum() / tokens)
     refuse_divergence(UpdateStats(moved, 0.0, float(entropies_BT.sum() / tokens), 0.0), decoder.config.vocab_size)
-    refuse_foreign(moved, "since the last update")
+    refuse_collapse(moved, "since the last update")
 
 
-_FOREIGN = 20.0
-"""Nats a token from one policy to another above which the second has forgotten the first; healthy runs stay below 1."""
+_COLLAPSE = 20.0
+"""KL a token, in nats, above which a policy has forgotten the one it came from; healthy runs stay below 1."""
 
 
-def refuse_foreign(kl: float, to: str, *, point: dict[str, Any] | None = None) -> None:
-    """Raise where a policy has collapsed onto what another would never write, with the evaluation that shows it."""
-    if not kl < _FOREIGN:
+def refuse_collapse(kl: float, to: str, *, point: dict[str, Any] | None = None) -> None:
+    """Raise where a policy has collapsed onto text that the other never writes, with the evaluation that shows it."""
+    if not kl < _COLLAPSE:
         raise DivergedError(f"the policy has collapsed (KL {to} {kl:.3g} a token)", point=point)

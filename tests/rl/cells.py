@@ -12,12 +12,11 @@ from safetensors.torch import load_file
 from isocompute.core.cell import Cell
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.evaluation import EvaluationSpec
-from isocompute.rl.model import load_model
-from isocompute.rl.setup import choose_sizes
-from isocompute.rl.spec import EngineSpec as Options
-from isocompute.rl.spec import lm_recipe
+from isocompute.rl.loop import Training
+from isocompute.rl.model.checkpoint import load_model
+from isocompute.rl.setup import EngineSpec as Options
+from isocompute.rl.setup import choose_sizes, lm_recipe
 from isocompute.rl.tasks import ProblemsSpec, make_tasks
-from isocompute.rl.training import LmTraining
 
 TABLES: dict[str, dict[str, Any]] = {
     "problems": {"source": "chain:easy", "size": 24, "validation": 12},
@@ -66,7 +65,7 @@ def run(cell: Cell, folder: Path, *, stops: tuple[int, ...] = ()) -> Path:
     return folder
 
 
-def make_training(kind: type[LmTraining] = LmTraining, **changes: Any) -> LmTraining:
+def make_training(**changes: Any) -> Training:
     """The state of a cell, to be moved by hand."""
     cell = make_cell(**changes)
     options = Options.of(cell.engine)
@@ -76,7 +75,7 @@ def make_training(kind: type[LmTraining] = LmTraining, **changes: Any) -> LmTrai
     where = torch.device(options.where)
     tasks = make_tasks(ProblemsSpec.of(cell.problems), model.folder, where, controlled=controlled)
     sizes = choose_sizes(options, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
-    return kind(cell, model, tasks, recipe, EvaluationSpec.of(cell.evaluation), sizes)
+    return Training(cell, model, tasks, recipe, EvaluationSpec.of(cell.evaluation), sizes)
 
 
 def points(folder: Path) -> list[dict[str, Any]]:

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from isocompute.core.errors import InputError
-from isocompute.rl.checkpoint import load_decoder, save_decoder
-from isocompute.rl.config import DecoderConfig
-from isocompute.rl.sampler import SamplingSettings, sample
+from isocompute.rl.model.checkpoint import load_decoder, save_decoder
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.model.decoder import Norm
+from isocompute.rl.rollout.eager import SamplingSettings, sample
 from tests.rl.models import CONFIGS, reference
 
 
@@ -143,7 +146,7 @@ def test_written_checkpoints_open_in_transformers(name: str, shard_bytes: int, t
 def test_the_head_is_fp32_on_request() -> None:
     decoder_type = torch.bfloat16
     config = DecoderConfig.from_json(CONFIGS["qwen3"].to_dict())
-    from isocompute.rl.decoder import Decoder
+    from isocompute.rl.model.decoder import Decoder
 
     decoder = Decoder(config).to(decoder_type)
     hidden = torch.randn(4, 64).to(decoder_type)
@@ -186,3 +189,26 @@ def test_bad_checkpoints_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not a tensor")
     with pytest.raises(InputError, match="damaged"):
         load_decoder(tmp_path)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 2**20), width=st.sampled_from([1, 8, 17, 64]), scale=st.sampled_from([1e-3, 1.0, 30.0]))
+def test_norm_and_its_gradient_are_those_of_the_formula(seed: int, width: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = (scale * torch.randn((3, 5, width), generator=generator)).requires_grad_()
+    upstream = torch.randn((3, 5, width), generator=generator)
+    norm = Norm(width, 1e-6)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(width, generator=generator))
+    exact_x, exact_w = x.detach().double().requires_grad_(), norm.weight.detach().double().requires_grad_()
+    exact = exact_w * exact_x * torch.rsqrt(exact_x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    exact.backward(upstream.double())
+    out = norm(x)
+    out.backward(upstream)
+    with torch.no_grad():
+        torch.testing.assert_close(norm(x), exact.float(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out, exact.float(), atol=1e-5, rtol=1e-5)
+    for ours, theirs in ((x.grad, exact_x.grad), (norm.weight.grad, exact_w.grad)):
+        assert ours is not None
+        assert theirs is not None
+        assert (ours - theirs).abs().max() <= 2e-5 * (1.0 / scale + theirs.abs().max())

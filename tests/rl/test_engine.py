@@ -17,11 +17,10 @@ from transformers import GPT2Config
 from isocompute import sweep as study
 from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
-from isocompute.core.lock import RUNNING, Holder, LostError, myself
+from isocompute.core.lock import RUNNING, LostError, Owner, this_process
 from isocompute.core.recorder import CHECKPOINT, Recorder
 from isocompute.data import RunSettings, load
-from isocompute.rl import session as session_module
-from isocompute.rl import training as training_module
+from isocompute.rl import loop as training_module
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.losses import kl_to_base
 from isocompute.rl.model.checkpoint import load_model, model_folder, save_decoder
@@ -94,7 +93,7 @@ def test_the_evaluation_that_shows_a_collapse_is_kept(tmp_path: Path, monkeypatc
 
 def test_the_last_good_checkpoint_is_older_than_the_bad_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     good = run(make_cell(update_steps=2), tmp_path / "good")
-    monkeypatch.setattr(session_module, "_SECONDS", 0.0)  # a checkpoint after every update
+    monkeypatch.setattr(training_module, "_CHECKPOINT_SECONDS", 0.0)  # a checkpoint after every update
     poison(monkeypatch, at=2)
     folder = run(make_cell(update_steps=6, evaluation={"points": 2}), tmp_path / "bad")
     assert "diverged" in json.loads((folder / "finished.json").read_text())
@@ -305,7 +304,7 @@ def test_out_of_memory_names_the_micro_batch(error: RuntimeError, tmp_path: Path
             r"sample_batch = 32",
             tmp_path / "out",
         )
-        monkeypatch.setattr(session_module, "_SECONDS", 0.0)
+        monkeypatch.setattr(training_module, "_CHECKPOINT_SECONDS", 0.0)
     # Some way into a run, the folder goes on with the smaller ones.
     out, calls, inner = tmp_path / "later", [], training_module.update
 
@@ -376,14 +375,14 @@ def test_the_engine_needs_no_tables_and_no_charts():
 
 def test_a_run_that_another_host_took_over_leaves_no_model(tmp_path: Path) -> None:
     claim = tmp_path / RUNNING
-    claim.write_text(json.dumps(asdict(myself())))
+    claim.write_text(json.dumps(asdict(this_process())))
     cell = make_cell()
 
     class TakenOver(Control):
         def advanced(self, rollouts: int) -> None:
             super().advanced(rollouts)
             if self.rollouts == cell.compute:
-                claim.write_text(json.dumps(asdict(Holder("elsewhere", 1, "1"))))
+                claim.write_text(json.dumps(asdict(Owner("elsewhere", 1, "1"))))
 
     with pytest.raises(LostError, match="taken over by process 1 on elsewhere"):
         LmEngine().run(cell, tmp_path, TakenOver())

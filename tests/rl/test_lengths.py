@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, make_recipe
-from isocompute.rl import training as training_module
 from isocompute.rl.advantages import mixed_groups
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.lengths import Interruption, length_penalty, penalty_window, plan_interruption
-from isocompute.rl.model import model_folder
-from isocompute.rl.pipeline.pool import Pool, Records
-from isocompute.rl.pipeline.training import PipelineTraining
-from isocompute.rl.sampler import Rollouts, SamplingSettings, sample
-from isocompute.rl.setup import tasks_of
-from isocompute.rl.spec import EngineSpec
+from isocompute.rl.model.checkpoint import model_folder
+from isocompute.rl.rollout.eager import SamplingSettings, sample
+from isocompute.rl.rollout.pipeline import Pipeline
+from isocompute.rl.rollout.pool import Pool, Records
+from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.setup import EngineSpec, tasks_of
 from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.update import make_batch, objective, score_all
 from tests.rl.cells import make_cell, make_training, points, rates, run
@@ -36,7 +35,7 @@ def interrupted() -> tuple[Any, Any, Interruption]:
     training = make_training(**LONG, recipe={"name": "cispo", **INTERRUPT})
     assert training.interruption is not None
     prompts = list(training.tasks.train.prompts)
-    return training, sample(training.decoder, prompts, training._settings(1.0), seed=3), training.interruption
+    return training, sample(training.decoder, prompts, training._sampling(1.0), seed=3), training.interruption
 
 
 def test_the_phrase_stands_in_the_window_and_the_answer_has_its_budget():
@@ -52,7 +51,7 @@ def test_the_phrase_stands_in_the_window_and_the_answer_has_its_budget():
         starts.add(where[0])
         assert length <= where[0] + 1 + 2
     assert starts == {3, 4, 5}
-    assert training.model.stop_tokens
+    assert training.base.stop_tokens
 
 
 def test_a_response_without_an_interruption_is_the_one_it_was():
@@ -60,7 +59,7 @@ def test_a_response_without_an_interruption_is_the_one_it_was():
     plain = sample(
         training.decoder,
         list(training.tasks.train.prompts),
-        SamplingSettings(max_new_tokens=14, stop_tokens=training.model.stop_tokens),
+        SamplingSettings(max_new_tokens=14, stop_tokens=training.base.stop_tokens),
         seed=3,
     )
     before = rollouts.forced_BT.int().cumsum(dim=1) == 0
@@ -72,8 +71,8 @@ def test_a_response_without_an_interruption_is_the_one_it_was():
 def test_the_pool_interrupts_at_the_same_places():
     training, plain, _ = interrupted()
     prompts = list(training.tasks.train.prompts)
-    records = Records.empty(32, 14, training.model.device)
-    pool = Pool(training.decoder, training._settings(1.0), records, slots=9, prompt_tokens=40, seed=3)
+    records = Records.empty(32, 14, training.base.device)
+    pool = Pool(training.decoder, training._sampling(1.0), records, slots=9, prompt_tokens=40, seed=3)
     waiting = list(range(32))
     while waiting or pool.in_flight:
         while waiting and pool.free:
@@ -163,9 +162,9 @@ def test_too_few_slots_are_named():
 @pytest.mark.parametrize(
     ("engine", "says"),
     [
-        ({"overlap": 3}, "overlap: is for a pipeline"),
         ({"slots": 64}, "slots: is for a pipeline"),
-        ({"generation_device": "auto"}, "'auto' is not cpu, cuda, cuda:1"),
+        ({"overlap": 3}, "overlap: updates no longer run beside decoding; leave it out"),
+        ({"generation_device": "cuda:1"}, "generation_device: a pipeline samples on the device it trains on"),
     ],
 )
 def test_a_pipelines_options_belong_to_a_pipeline(engine: dict[str, Any], says: str):
@@ -222,7 +221,8 @@ def test_a_penalised_run_trains_on_lengths_and_reports_what_was_right(monkeypatc
         **LONG, recipe={"name": "cispo", "length_control": "penalty", "penalty_length": 8, "penalty_tolerance": 4}
     )
     seen: list[Any] = []
-    monkeypatch.setattr(training, "_learn", seen.append)
+    inner = training._batch
+    monkeypatch.setattr(training, "_batch", lambda groups: seen.append(groups) or inner(groups))
     training.update()
     (groups,) = seen
     assert set(groups.scores_PN.unique().tolist()) <= {0.0, 1.0}
@@ -234,20 +234,18 @@ def test_a_penalised_run_trains_on_lengths_and_reports_what_was_right(monkeypatc
 
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_refilled_batch_holds_problems_that_say_something(steps: int, monkeypatch: pytest.MonkeyPatch):
-    kind = PipelineTraining if steps else training_module.LmTraining
     training = make_training(
-        kind,
         problems={"source": "chain:easy", "size": 200},
         recipe={"name": "dapo", "zero_variance_filter": "refill", "ratio_anchor": "sampler", "pipeline_steps": steps},
     )
     made: list[Any] = []
-    inner = training._learn
+    inner = training._batch
 
-    def keep(groups: Any) -> None:
+    def keep(groups: Any) -> Any:
         made.append(groups)
-        inner(groups)
+        return inner(groups)
 
-    monkeypatch.setattr(training, "_learn", keep)
+    monkeypatch.setattr(training, "_batch", keep)
     for _ in range(3):
         assert training.update()
     assert all(len(groups) == 8 and bool(mixed_groups(groups.rewards_PN).all()) for groups in made)
@@ -261,19 +259,18 @@ def test_a_refills_means_are_of_all_that_was_sampled(
     more: dict[str, int], updates: int, monkeypatch: pytest.MonkeyPatch
 ):
     training = make_training(
-        PipelineTraining if "pipeline_steps" in more else training_module.LmTraining,
         problems={"source": "chain:hard", "size": 400},
         recipe={"name": "dapo", "zero_variance_filter": "refill", "ratio_anchor": "sampler", **more},
         update_steps=updates,
     )
     judged: list[list[Any]] = []
-    inner = training._judged
+    inner = training.source.grade
 
     def keep(index_P: Any, rollouts: Any) -> Any:
         judged[-1].append(inner(index_P, rollouts))
         return judged[-1][-1]
 
-    monkeypatch.setattr(training, "_judged", keep)
+    monkeypatch.setattr(training.source, "grade", keep)
     expected = []
     for _ in range(updates):
         judged.append([])
@@ -281,8 +278,8 @@ def test_a_refills_means_are_of_all_that_was_sampled(
         if not judged[-1]:
             continue  # the rollouts were there
         rewards_PN = torch.cat([groups.rewards_PN for groups in judged[-1]])
-        waiting = training.ledger.complete() if isinstance(training, PipelineTraining) else []
-        right = float(rewards_PN.sum()) - sum(float(training._scores_QN[g.seat].sum()) for g in waiting)
+        waiting = training.source.ledger.complete() if isinstance(training.source, Pipeline) else []
+        right = float(rewards_PN.sum()) - sum(float(training.source._scores_QN[g.seat].sum()) for g in waiting)
         sampled, mixed = len(rewards_PN) - len(waiting), int(mixed_groups(rewards_PN).sum()) - len(waiting)
         expected.append((right / (4 * sampled), 1 - mixed / sampled))
     found = training._since_last()
@@ -293,7 +290,6 @@ def test_a_refills_means_are_of_all_that_was_sampled(
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int, monkeypatch: pytest.MonkeyPatch):
     training = make_training(
-        PipelineTraining if steps else training_module.LmTraining,
         problems={"source": "chain:extremely-hard", "size": 16},
         recipe={
             "name": "dapo",
@@ -304,13 +300,13 @@ def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int, monkeypatch: p
         },
     )
     before = {name: value.clone() for name, value in training.decoder.state_dict().items()}
-    inner = training._judged
+    inner = training.source.grade
 
     def judged(index_P: Any, rollouts: Any) -> Any:
         assert training.rollouts <= 2 * 10 * 8 * 4, "it never gives up"
         return inner(index_P, rollouts)
 
-    monkeypatch.setattr(training, "_judged", judged)
+    monkeypatch.setattr(training.source, "grade", judged)
     assert training.update()
     moved = max(float((before[k] - v).abs().max()) for k, v in training.decoder.state_dict().items())
     assert training.rollouts >= 10 * 8 * 4 and np.isfinite(moved)
@@ -319,7 +315,7 @@ def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int, monkeypatch: p
 def test_a_group_that_says_nothing_has_no_part_in_any_term():
     """Under `refill` a group without a difference is there for want of others; KL and entropy pass it over too."""
     training = make_training(**LONG)
-    rollouts = sample(training.decoder, list(training.tasks.train.prompts[:8]), training._settings(1.0), seed=3)
+    rollouts = sample(training.decoder, list(training.tasks.train.prompts[:8]), training._sampling(1.0), seed=3)
     rewards_PN = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
     recipe = make_recipe({"name": "dapo", "zero_variance_filter": "refill", "kl_coef": 0.1})
     batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=14)
@@ -333,17 +329,17 @@ def test_a_group_that_says_nothing_has_no_part_in_any_term():
 def test_rollouts_of_k_updates_are_sampled_at_once(monkeypatch: pytest.MonkeyPatch):
     training = make_training(recipe={"name": "cispo", "off_policy_steps": 3}, update_steps=6)
     drawn: list[int] = []
-    inner = training._sample
+    inner = training.source.sample
 
-    def counting(index_P: Any) -> Any:
+    def counting(index_P: Any, step: int) -> Any:
         drawn.append(len(index_P))
-        return inner(index_P)
+        return inner(index_P, step)
 
-    monkeypatch.setattr(training, "_sample", counting)
+    monkeypatch.setattr(training.source, "sample", counting)
     ages = []
     for _ in range(6):
         assert training.update()
-        ages.append(round(float(training._more[1]), 6))
+        ages.append(round(training._sums["staleness"], 6))
     assert drawn == [24, 24]
     assert np.diff([0.0, *ages]).tolist() == [0, 1, 2, 0, 1, 2]
     assert training.rollouts == 6 * 8 * 4 and training.oldest == 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isocompute.rl.config import DecoderConfig
-from isocompute.rl.memory import sampling_rows, training_rows
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.setup import sampling_rows, training_rows
 
 MODEL = DecoderConfig(
     model_type="llama",

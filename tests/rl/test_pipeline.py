@@ -3,128 +3,43 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from isocompute.core.errors import InputError
-from isocompute.rl import session as session_module
-from isocompute.rl.cache import Cache
-from isocompute.rl.engine import LmEngine
-from isocompute.rl.pipeline import pool as pool_module
-from isocompute.rl.pipeline.clock import run_clock
-from isocompute.rl.pipeline.pool import Pool, Records
-from isocompute.rl.pipeline.training import PipelineTraining
-from isocompute.rl.sampler import SamplingSettings, sample
-from isocompute.rl.spec import EngineSpec
-from isocompute.rl.training import LmTraining
 from isocompute.core.cell import evaluation_steps
+from isocompute.core.errors import InputError
+from isocompute.rl import loop as training_module
+from isocompute.rl.engine import LmEngine
+from isocompute.rl.loop import Training
+from isocompute.rl.model.decoder import Cache
+from isocompute.rl.rollout import pool as pool_module
+from isocompute.rl.rollout.eager import SamplingSettings, sample
+from isocompute.rl.rollout.pipeline import Pipeline
+from isocompute.rl.rollout.pool import Pool, Records
 from tests.rl.cells import Control, distance, make_cell, make_training, points, run, weights
 
 PIPELINE = {"recipe": {"name": "cispo", "pipeline_steps": 2}, "problems": {"source": "chain:1-8", "size": 64}}
 
 
-def made_lengths(seed: int, *, spread: float, longest: int) -> Iterator[int]:
-    """Response lengths with a long tail."""
-    rng = np.random.default_rng(seed)
-    while True:
-        drawn = np.exp(spread * rng.standard_normal(1024)) * 8
-        yield from np.clip(drawn, 1, longest).astype(int).tolist()
-
-
-# The schedule
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    steps=st.integers(0, 9),
-    problems=st.integers(1, 5),
-    rollouts=st.integers(1, 4),
-    extra_slots=st.integers(0, 40),
-    train_ticks=st.integers(0, 30),
-    spread=st.floats(0, 2.5),
-    seed=st.integers(0, 1000),
-)
-def test_no_token_is_older_than_k(
-    steps: int, problems: int, rollouts: int, extra_slots: int, train_ticks: int, spread: float, seed: int
-):
-    timing = run_clock(
-        made_lengths(seed, spread=spread, longest=400),
-        problems_per_batch=problems,
-        rollouts_per_problem=rollouts,
-        steps=steps,
-        updates=60,
-        train_ticks=train_ticks,
-        slots=rollouts + extra_slots,
-    )
-    assert timing.updates == 60
-    assert timing.oldest <= steps
-
-
-@pytest.mark.parametrize("steps", [1, 8])
-def test_no_token_is_older_than_k_over_ten_thousand_updates(steps: int):
-    timing = run_clock(
-        made_lengths(3, spread=1.2, longest=200),
-        problems_per_batch=2,
-        rollouts_per_problem=2,
-        steps=steps,
-        updates=10_000,
-        train_ticks=5,
-    )
-    assert timing.oldest == steps  # the promise is used to its end, and kept
-
-
-@pytest.mark.parametrize(("spread", "longest"), [(0.5, 96), (0.8, 64), (1.2, 96)])
-def test_eight_steps_keep_the_sampler_busy_where_waiting_for_the_longest_does_not(spread: float, longest: int):
-    """As long as the longest response takes less than eight batches' time, which no schedule can get around."""
-
-    def busy(steps: int) -> float:
-        return run_clock(
-            made_lengths(0, spread=spread, longest=longest),
-            problems_per_batch=32,
-            rollouts_per_problem=8,
-            steps=steps,
-            updates=300,
-            train_ticks=8,
-        ).busy
-
-    assert busy(0) < 0.6
-    assert busy(8) >= 0.95
-
-
-def test_a_synchronous_clock_is_arithmetic():
-    lengths = [3, 5, 2, 4]
-    timing = run_clock(
-        iter(lengths * 3), problems_per_batch=2, rollouts_per_problem=2, steps=0, updates=3, train_ticks=7
-    )
-    assert timing.ticks == 3 * (max(lengths) + 7)
-    assert timing.busy == pytest.approx(sum(lengths) / (4 * (5 + 7)))
-
-
 # The pool
 
 
-def make_pool(training: LmTraining, *, rows: int, slots: int, native: bool, temperature: float = 1.0) -> Pool:
-    where = training.model.device
-    training.decoder.native = native
-    sampling = SamplingSettings(max_new_tokens=12, temperature=temperature, stop_tokens=training.model.stop_tokens)
+def make_pool(training: Training, *, rows: int, slots: int, temperature: float = 1.0) -> Pool:
+    where = training.base.device
+    sampling = SamplingSettings(max_new_tokens=12, temperature=temperature, stop_tokens=training.base.stop_tokens)
     records = Records.empty(rows, 12, where)
     return Pool(training.decoder, sampling, records, slots=slots, prompt_tokens=40, seed=5)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_a_pool_samples_what_the_batched_sampler_samples(native: bool):
+def test_a_pool_samples_what_the_batched_sampler_samples():
     """Thirty sequences through ten slots, entering and leaving at any time: tokens are those of one plain batch."""
     training = make_training(problems={"source": "chain:1-8", "size": 64})
     prompts = list(training.tasks.train.prompts[:30])
-    pool = make_pool(training, rows=30, slots=10, native=native)
+    pool = make_pool(training, rows=30, slots=10)
     waiting = list(range(30))
     while waiting or pool.in_flight:
         while waiting and pool.free:
@@ -132,7 +47,6 @@ def test_a_pool_samples_what_the_batched_sampler_samples(native: bool):
             pool.add(prompts[row], torch.tensor([row]), torch.tensor([row]))
         pool.tick(0)
     mine = pool.records.rollouts(torch.arange(30), prompts, forced=False)
-    training.decoder.native = False
     plain = sample(training.decoder, prompts, pool.settings, seed=5)
     assert torch.equal(mine.mask_BT, plain.mask_BT)
     assert torch.equal(mine.responses_BT * mine.mask_BT, plain.responses_BT * plain.mask_BT)
@@ -140,11 +54,10 @@ def test_a_pool_samples_what_the_batched_sampler_samples(native: bool):
     torch.testing.assert_close(mine.logprobs_BT, plain.logprobs_BT, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_a_sequence_that_lives_through_an_update_has_log_probs_of_both_policies(native: bool):
+def test_a_sequence_that_lives_through_an_update_has_log_probs_of_both_policies():
     training = make_training(problems={"source": "chain:6-8", "size": 64})
     prompt = list(training.tasks.train.prompts[0])
-    pool = make_pool(training, rows=1, slots=2, native=native)
+    pool = make_pool(training, rows=1, slots=2)
     pool.add(prompt, torch.tensor([0]), torch.tensor([0]))
     before = {name: value.clone() for name, value in training.decoder.state_dict().items()}
     for _ in range(3):
@@ -154,7 +67,6 @@ def test_a_sequence_that_lives_through_an_update_has_log_probs_of_both_policies(
         for parameter in training.decoder.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     after = {name: value.clone() for name, value in training.decoder.state_dict().items()}
-    pool.new_weights()
     while pool.in_flight:
         pool.tick(8)
     rollouts = pool.records.rollouts(torch.tensor([0]), [prompt], forced=False)
@@ -171,7 +83,6 @@ def test_a_sequence_that_lives_through_an_update_has_log_probs_of_both_policies(
         for step, token in enumerate(rollouts.responses_BT[0, :length].tolist()):
             if step == 3:  # the third token itself has not been read yet: the new weights read it
                 decoder.load_state_dict(after)
-                cache.joined.clear()
             hidden = decoder.forward(torch.tensor([read]), cache=cache)
             expected = torch.log_softmax(decoder.logits(hidden[:, -1]), dim=-1)[0, token]
             assert float(rollouts.logprobs_BT[0, step]) == pytest.approx(float(expected), abs=2e-5)
@@ -181,9 +92,12 @@ def test_a_sequence_that_lives_through_an_update_has_log_probs_of_both_policies(
 # Training
 
 
-def make_pipeline(**changes: Any) -> PipelineTraining:
-    training = make_training(kind=PipelineTraining, **{"update_steps": 100, **changes})
-    assert isinstance(training, PipelineTraining)
+def make_pipeline(**changes: Any) -> Training:
+    training = make_training(**{"update_steps": 100, **changes})
+    if not isinstance(training.source, Pipeline):  # k = 0, which a run never needs a pool for
+        sampling = training._sampling(training.recipe.temperature)
+        parts = (training.cell, training.recipe, training.tasks.train, training.decoder, sampling)
+        training.source = Pipeline(*parts, sample_batch=training.sizes.sample_batch)
     return training
 
 
@@ -207,7 +121,7 @@ def test_a_schedule_by_hand(monkeypatch: pytest.MonkeyPatch):
         problems={"source": "chain:1-8", "size": 64},
         engine={"slots": 4},
     )
-    pool, stop = training.pool, training.model.stop_tokens[0]
+    pool, stop = training.source.pool, training.base.stop_tokens[0]
 
     def scripted(logits_AV: Tensor, _: SamplingSettings, __: Tensor) -> tuple[Tensor, Tensor]:
         numbers, steps = pool._numbers_A.tolist(), pool._steps_A.tolist()
@@ -217,14 +131,14 @@ def test_a_schedule_by_hand(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(pool_module, "draw", scripted)
     trained: list[list[list[int]]] = []
-    inner = training._train_on
+    inner = training._batch
 
     def keep(groups: Any) -> Any:
         versions, mask = groups.rollouts.versions_BT, groups.rollouts.mask_BT
         trained.append([row[there].tolist() for row, there in zip(versions, mask, strict=True)])
         return inner(groups)
 
-    monkeypatch.setattr(training, "_train_on", keep)
+    monkeypatch.setattr(training, "_batch", keep)
     for _ in range(4):
         assert training.update()
     assert trained == [
@@ -258,17 +172,10 @@ def test_a_pipeline_runs_as_a_cell(tmp_path: Path):
     assert {"truncated", "interrupted"} <= last.keys()
 
 
-@pytest.mark.parametrize("engine", [{"overlap": 3}, {"generation_device": "cpu"}, {"overlap": 50, "slots": 64}])
-def test_an_update_beside_the_sampler_gives_the_same_every_time(engine: dict[str, Any], tmp_path: Path):
-    cell = make_cell(**PIPELINE, update_steps=6, engine=engine)
+def test_a_pipeline_gives_the_same_every_time(tmp_path: Path):
+    cell = make_cell(**PIPELINE, update_steps=6, engine={"slots": 64})
     first, second = run(cell, tmp_path / "a"), run(cell, tmp_path / "b")
     assert points(first) == points(second) and distance(weights(first), weights(second)) == 0.0
-    training = make_pipeline(**PIPELINE, engine=engine)
-    for _ in range(12):
-        assert training.update()
-        ours, theirs = training.sampling_decoder.state_dict(), training.decoder.state_dict()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert training.oldest <= 2
 
 
 def test_a_stop_loses_unfinished_responses_alone_and_says_how_many(tmp_path: Path):
@@ -276,27 +183,27 @@ def test_a_stop_loses_unfinished_responses_alone_and_says_how_many(tmp_path: Pat
     for _ in range(3):
         assert training.update()
     for _ in range(3):
-        assert training._tick(next_update=training.step)
+        assert training.source._decode(training.step)
     whole = {
-        (group.number, member): training.records.responses_BT[row].tolist()
-        for group in training.ledger
+        (group.number, member): training.source.records.responses_BT[row].tolist()
+        for group in training.source.ledger
         for member in range(4)
-        if training.records.ended_B[row := group.seat * 4 + member]
+        if training.source.records.ended_B[row := group.seat * 4 + member]
     }
-    in_flight = training.pool.in_flight
+    in_flight = training.source.pool.in_flight
     assert whole and in_flight
     again = make_pipeline(**PIPELINE)
     arrays, meta = training.state()
     again.restore(arrays, dict(meta))
-    assert again.restarted == in_flight == again.pool.in_flight
+    assert again.source.restarted == in_flight == again.source.pool.in_flight
     kept = {
-        (group.number, member): again.records.responses_BT[row].tolist()
-        for group in again.ledger
+        (group.number, member): again.source.records.responses_BT[row].tolist()
+        for group in again.source.ledger
         for member in range(4)
-        if again.records.ended_B[row := group.seat * 4 + member]
+        if again.source.records.ended_B[row := group.seat * 4 + member]
     }
     assert kept == whole
-    assert [g.version for g in again.ledger] == [g.version for g in training.ledger]
+    assert [g.version for g in again.source.ledger] == [g.version for g in training.source.ledger]
     for _ in range(8):
         assert again.update()
     assert again.oldest <= 2
@@ -344,36 +251,21 @@ def test_every_stop_names_the_responses_it_cost(tmp_path: Path):
     assert json.loads((tmp_path / "finished.json").read_text())["restarted"] == sum(said)
 
 
-@pytest.mark.parametrize(
-    ("device", "sampling", "gpus"),
-    [
-        ("cpu", None, None),
-        ("cuda", None, 1),
-        ("cuda", "cuda:0", 1),
-        ("cuda:1", None, 1),
-        ("cuda", "cuda:1", 2),
-        ("cuda", "cpu", 1),
-    ],
-)
-def test_gpu_hours_count_the_gpu_that_samples(device: str, sampling: str | None, gpus: int | None):
-    assert session_module.gpus_of(EngineSpec(device=device, generation_device=sampling)) == gpus
-
-
 def test_a_killed_pipeline_goes_on_from_its_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No goodbye: the state is written on the way, then everything after it is lost."""
     cell = make_cell(**PIPELINE, update_steps=8)
-    monkeypatch.setattr(session_module, "_SECONDS", 0.0)
-    inner, count = LmTraining.update, iter(range(100))
+    monkeypatch.setattr(training_module, "_CHECKPOINT_SECONDS", 0.0)
+    inner, count = Training.update, iter(range(100))
 
-    def dies(self: LmTraining) -> bool:
+    def dies(self: Training) -> bool:
         if next(count) == 4:
             raise KeyboardInterrupt
         return inner(self)
 
-    monkeypatch.setattr(LmTraining, "update", dies)
+    monkeypatch.setattr(Training, "update", dies)
     with pytest.raises(KeyboardInterrupt):
         LmEngine().run(cell, tmp_path, Control())
-    monkeypatch.setattr(LmTraining, "update", inner)
+    monkeypatch.setattr(Training, "update", inner)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert LmEngine().run(cell, tmp_path, Control())
@@ -399,7 +291,7 @@ def test_groups_under_way_when_the_last_problem_is_retired_are_trained_on_before
     )
     folder = run(cell, tmp_path)
     *before, last = points(folder)
-    assert {row["step"] for row in before} <= set(schedule(400, 3).tolist())
+    assert {row["step"] for row in before} <= set(evaluation_steps(400, 3).tolist())
     assert [row["step"] for row in points(folder) if row.get("retired") == 12] == [last["step"]]
     assert json.loads((folder / "finished.json").read_text())["rollouts"] == last["rollouts"] == 2 * 4 * last["step"]
 
@@ -408,7 +300,7 @@ def test_nothing_is_begun_that_no_update_will_take():
     training = make_pipeline(**PIPELINE, update_steps=5)
     while training.step < 5:
         assert training.update()
-    assert training.sampled == training.rollouts == 5 * 8 * 4 and not len(training.ledger)
+    assert training.source.sampled == training.rollouts == 5 * 8 * 4 and not len(training.source.ledger)
 
 
 @pytest.mark.parametrize("steps", [2, 8])
@@ -416,8 +308,8 @@ def test_all_that_is_sampled_is_counted_where_groups_are_refilled(steps: int):
     training = make_pipeline(recipe={"pipeline_steps": steps, "zero_variance_filter": "refill"}, update_steps=6)
     while training.step < 6:
         assert training.update()
-    assert not len(training.ledger) and not training.pool.in_flight
-    assert training.rollouts == training.sampled >= 6 * training.cell.batch_size
+    assert not len(training.source.ledger) and not training.source.pool.in_flight
+    assert training.rollouts == training.source.sampled >= 6 * training.cell.batch_size
 
 
 def test_two_groups_of_one_problem_are_both_counted(monkeypatch: pytest.MonkeyPatch):
@@ -427,17 +319,17 @@ def test_two_groups_of_one_problem_are_both_counted(monkeypatch: pytest.MonkeyPa
         problems={"size": 8, "source": "chain:8"},
     )
     judged = 0
-    inner = training._judged
+    inner = training.source.grade
 
     def counting(index_P: Any, rollouts: Any) -> Any:
         nonlocal judged
         judged += len(rollouts)
         return inner(index_P, rollouts)
 
-    monkeypatch.setattr(training, "_judged", counting)
+    monkeypatch.setattr(training.source, "grade", counting)
     for _ in range(12):
         assert training.update()
-    assert training.sampler.seen_P.sum() == judged == training._seen_P.sum()
+    assert training.source.problems.seen_P.sum() == judged == training.source.seen_P.sum()
 
 
 def test_an_absurd_number_of_slots_is_named(tmp_path: Path):

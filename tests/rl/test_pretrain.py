@@ -10,7 +10,7 @@ import transformers
 
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import OPERATIONS, Chains, make_chains, parse_chain, vocabulary
-from isocompute.rl.evaluation import count_right
+from isocompute.rl.evaluation import count_correct
 from isocompute.rl.model.checkpoint import load_model, model_folder
 from isocompute.rl.pretrain import PretrainSettings, make_memory, pretrain, write_traces
 from isocompute.rl.rollout.eager import SamplingSettings
@@ -135,7 +135,7 @@ def test_its_pass_rates_spread():
     model = load_model("tiny")
     tasks = make_tasks(ProblemsSpec.of({"source": "chain:easy", "size": 1}), model.folder, torch.device("cpu"))
     settings = SamplingSettings(max_new_tokens=tasks.max_new_tokens, temperature=0.6, stop_tokens=model.stop_tokens)
-    counts = count_right(model.decoder, tasks.validation, settings, samples=16, seed=0, rows=4096)
+    counts = count_correct(model.decoder, tasks.validation, settings, samples=16, seed=0, rows=4096)
     rates_P = counts.correct_P / 16
     assert 0.35 < rates_P.mean() < 0.65
     assert ((rates_P > 0) & (rates_P < 1)).mean() > 0.5

@@ -8,19 +8,19 @@ import torch
 from scipy import stats
 
 from isocompute.core.errors import InputError
-from isocompute.rl.config import DecoderConfig
-from isocompute.rl.decoder import Decoder
-from isocompute.rl.sampler import Rollouts, SamplingSettings, sample, uniforms
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout.eager import SamplingSettings, sample, uniforms
+from isocompute.rl.rollout.rollouts import Rollouts
 from tests.rl.models import CONFIGS
 
 PROMPTS = [[5, 9, 2], [7, 1, 33, 80, 4, 6, 21], [50], [3, 3]]
 
 
-@pytest.fixture(scope="module", params=["native", "plain"])
-def decoder(request: pytest.FixtureRequest) -> Decoder:
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
     torch.manual_seed(0)
     out = Decoder(DecoderConfig.from_json(CONFIGS["qwen3"].to_dict())).eval()
-    out.native = request.param == "native"
     with torch.no_grad():
         for parameter in out.parameters():
             parameter.normal_(std=0.25)

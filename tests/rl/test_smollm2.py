@@ -14,9 +14,9 @@ import pytest
 import torch
 import transformers
 
-from isocompute.rl.checkpoint import load_decoder, save_decoder
-from isocompute.rl.decoder import Decoder
-from isocompute.rl.sampler import SamplingSettings, sample
+from isocompute.rl.model.checkpoint import load_decoder, save_decoder
+from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout.eager import SamplingSettings, sample
 
 PROMPTS = [
     [504, 3575, 282, 4649, 314],  # The capital of France is

@@ -12,7 +12,7 @@ from torch import Tensor
 from isocompute.core.errors import InputError
 from isocompute.problems.load import load_problems
 from isocompute.problems.problem_set import Problem, ProblemSet
-from isocompute.rl.evaluation import count_correct
+from isocompute.rl.evaluation import measure_pass_rates
 from isocompute.rl.model.checkpoint import save_decoder
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
@@ -257,7 +257,7 @@ def test_difficulty_of_text(model: Path, sums: Path, monkeypatch: pytest.MonkeyP
         return (torch.arange(len(problems_B)) % 4 < problems_B % 5).float()  # problem i: i modulo 5 of 4, at most 4
 
     monkeypatch.setattr(TextVerifier, "__call__", known)
-    ids, correct = count_correct(
+    ids, correct = measure_pass_rates(
         problems=str(sums), model=str(model), samples=4, verifier="exact", max_new_tokens=4, device="cpu"
     )
     assert ids == [problem.id for problem in load_problems(str(sums), verifier="exact").problems]
@@ -265,10 +265,12 @@ def test_difficulty_of_text(model: Path, sums: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_difficulty_of_chains():
-    ids, correct = count_correct(problems="chain:very-easy", model="tiny", samples=8, size=60, seed=2, device="cpu")
+    ids, correct = measure_pass_rates(
+        problems="chain:very-easy", model="tiny", samples=8, size=60, seed=2, device="cpu"
+    )
     assert ids == [problem.id for problem in load_problems("chain:very-easy", size=60, seed=2).problems]
     assert 0.5 < correct.mean() / 8 < 0.95
-    _, longer = count_correct(problems="chain:8-10", model="tiny", samples=8, size=60, seed=2, device="cpu")
+    _, longer = measure_pass_rates(problems="chain:8-10", model="tiny", samples=8, size=60, seed=2, device="cpu")
     assert longer.mean() < 0.5 * correct.mean()
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from isocompute.core.metrics import avg_at_k, best_at_k, worst_at_k
 from isocompute.core.recipe import RECIPES
-from isocompute.rl import session as session_module
-from isocompute.rl import training as training_module
+from isocompute.rl import loop as training_module
 from isocompute.rl.engine import LmEngine
-from isocompute.rl.sampler import Rollouts
-from isocompute.rl.verifiers import ChainVerifier
+from isocompute.rl.rollout.rollouts import Groups, Rollouts
+from isocompute.rl.tasks import ChainVerifier
 from tests.rl.cells import distance, make_cell, make_training, points, rates, run, weights
 
 RECIPE_CASES: dict[str, dict[str, Any]] = {
@@ -72,13 +71,13 @@ def test_what_a_refill_drops_is_counted_too(monkeypatch: pytest.MonkeyPatch):
         recipe={"name": "dapo", "zero_variance_filter": "refill"}, problems={"source": "chain:easy", "size": 200}
     )
     seen: list[tuple[int, int]] = []
-    inner = training._judged
+    inner = training.source.grade
 
     def counting(index_P: Any, rollouts: Rollouts) -> Any:
         seen.append((len(rollouts), int(rollouts.mask_BT.sum())))
         return inner(index_P, rollouts)
 
-    monkeypatch.setattr(training, "_judged", counting)
+    monkeypatch.setattr(training.source, "grade", counting)
     for _ in range(2):
         assert training.update()
     assert len(seen) > 2  # something was dropped, and other problems sampled for it
@@ -117,11 +116,11 @@ def test_seeds_train_on_rollouts_of_their_own_under_a_decoupled_baseline(monkeyp
     monkeypatch.setattr(training_module, "decoupled_advantages", keep)
     for seed in range(2):
         training = make_training(seed=seed, recipe={"name": "grpo", "baseline_rollouts": 6})
-        rollouts, rewards_PN = training._sample(np.arange(8)), torch.rand(8, 6)
+        rollouts, rewards_PN = training.source.sample(np.arange(8)), torch.rand(8, 6)
         for step in range(3):
             training.step, key = step, (seed, step)
-            training._batch(rollouts, rewards_PN)
-            training._batch(rollouts, rewards_PN)
+            training._batch(Groups(np.arange(8), rollouts, rewards_PN, rewards_PN))
+            training._batch(Groups(np.arange(8), rollouts, rewards_PN, rewards_PN))
     assert len({tuple(places) for places in chosen.values()}) == len(chosen) == 6
 
 
@@ -207,7 +206,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
     assert points(folder) == points(reference)
     assert (folder / "pass_rates.jsonl").read_bytes() == (reference / "pass_rates.jsonl").read_bytes()
     assert distance(weights(folder), weights(reference)) == 0.0
-    monkeypatch.setattr(session_module, "_SECONDS", 0.0)  # a checkpoint after every update changes nothing
+    monkeypatch.setattr(training_module, "_CHECKPOINT_SECONDS", 0.0)  # a checkpoint after every update changes nothing
     folder = run(make_cell(**RECIPE_CASES[name]), tmp_path / "checkpoints")
     assert points(folder) == points(reference)
     assert distance(weights(folder), weights(reference)) == 0.0
@@ -299,7 +298,7 @@ def test_every_recipe_trains(name: str):
     assert training.update() and training.update()
     moved = distance(dict(training.decoder.state_dict()), base)
     assert 1e-6 < moved < 1e-2
-    assert distance(dict(training.model.decoder.state_dict()), base) == 0.0  # the base stays the base
+    assert distance(dict(training.base.decoder.state_dict()), base) == 0.0  # the base stays the base
     means = training._since_last()
     assert all(np.isfinite(value) for value in means.values()) and means["kl"] > 0
 

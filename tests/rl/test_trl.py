@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from isocompute.core.recipe import make_recipe
-from isocompute.rl.checkpoint import load_decoder
+from isocompute.rl.model.checkpoint import load_decoder
 from isocompute.rl.optimizer import Optimizer
-from isocompute.rl.sampler import Rollouts, left_padded
+from isocompute.rl.rollout.rollouts import Rollouts, left_padded
 from isocompute.rl.update import make_batch, score_all, update
 from tests.rl.models import reference
 

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -17,13 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isocompute.core.recipe import RECIPES, Recipe, make_recipe
-from isocompute.rl.config import DecoderConfig
 from isocompute.rl.critic import Critic, judge, update_critic
-from isocompute.rl.decoder import Decoder
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.optimizer import Optimizer
-from isocompute.rl.sampler import Rollouts, SamplingSettings, sample
-from isocompute.rl.scoring import score
-from isocompute.rl.update import Batch, DivergedError, descend, make_batch, objective, score_all, update
+from isocompute.rl.rollout.eager import SamplingSettings, sample
+from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.scoring import score, score_all
+from isocompute.rl.update import Batch, DivergedError, make_batch, objective, update
 from tests.rl.models import reference
 
 PROMPTS = [[5, 9, 2], [7, 1, 33, 80, 4, 6, 21], [50], [3, 3]]
@@ -201,53 +201,7 @@ def test_end_to_end_from_the_equations(start: Decoder, rollouts: Rollouts) -> No
     assert apart(optimizer.gradients[0], wanted) < 1e-5
 
 
-TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton runs on Linux alone")
-KINDS = [
-    (torch.float32, False),
-    (torch.bfloat16, False),
-    pytest.param(torch.bfloat16, True, marks=TRITON),
-]
-"""Types of the weights, and whether all of them take a step in one kernel."""
-
-
-@TRITON
-@pytest.mark.parametrize(("clip", "beta1"), [(None, 0.9), (0.5, 0.9), (0.5, 0.0)])
-def test_one_kernel_takes_the_steps_of_torch(clip: float | None, beta1: float) -> None:
-    """Gradients of two micro-batches a step, sizes that fill no block; a checkpoint of the one goes into the other."""
-    recipe = make_recipe({"name": "grpo", "weight_decay": 0.1, "beta1": beta1, "beta2": 0.95, "grad_clip": clip})
-    shapes = [(40, 30), (7,), (3, 65, 9)]
-    torch.manual_seed(0)
-    start = [torch.randn(shape).bfloat16() for shape in shapes]
-    ours, theirs = (
-        Optimizer([torch.nn.Parameter(x.clone()) for x in start], recipe, flat=flat) for flat in (True, False)
-    )
-    assert type(ours.inner) is not type(theirs.inner)
-    for step in range(6):
-        if step == 3:
-            ours.restore(theirs.state("x"), "x")
-        for _ in range(2):
-            for a, b in zip(ours.parameters, theirs.parameters, strict=True):
-                a.grad = torch.randn_like(a)
-                b.grad = a.grad.clone()
-            ours.collect()
-            theirs.collect()
-        for optimizer in (ours, theirs):
-            optimizer.rate.fill_(0.01 * (step + 1))
-        torch.testing.assert_close(ours.step(), theirs.step())
-        mine, known = ours.state(""), theirs.state("")
-        assert mine.keys() == known.keys()
-        for name, value in known.items():
-            assert mine[name] == pytest.approx(value, rel=2e-6, abs=1e-7), name
-    for a, b in zip(ours.parameters, ours.masters, strict=True):
-        assert torch.equal(a, b.bfloat16())
-
-
-def test_large_models_have_the_optimizer_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isocompute.rl.optimizer._FLAT_MOST", 99)
-    for size, small in ((99, True), (100, False)):
-        parameters = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16))]
-        inner = Optimizer(parameters, make_recipe({"name": "grpo"}), flat=True).inner
-        assert isinstance(inner, torch.optim.AdamW) != small
+KINDS = [torch.float32, torch.bfloat16]
 
 
 def test_bf16_weights_move_through_fp32_masters(start: Decoder, rollouts: Rollouts) -> None:
@@ -279,14 +233,14 @@ def test_bf16_weights_move_through_fp32_masters(start: Decoder, rollouts: Rollou
     assert stuck(decoder) < 1.0
 
 
-@pytest.mark.parametrize(("dtype", "flat"), KINDS)
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_no_number_changes_nothing(
-    bad: float, dtype: torch.dtype, flat: bool, start: Decoder, rollouts: Rollouts
+    bad: float, dtype: torch.dtype, start: Decoder, rollouts: Rollouts
 ) -> None:
     recipe = make_recipe({"name": "grpo", "kl_coef": 0.0})
     decoder = copy.deepcopy(start).to(dtype)
-    optimizer = Optimizer(list(decoder.parameters()), recipe, flat=flat)
+    optimizer = Optimizer(list(decoder.parameters()), recipe)
     good = make_batch(recipe, rollouts, REWARDS, max_new_tokens=NEW)
     update(decoder, optimizer, good, recipe, rate=RATE, micro_batch=6)
     before = optimizer.state("")
@@ -301,34 +255,6 @@ def test_a_gradient_that_is_no_number_changes_nothing(
         assert torch.equal(parameter, master.to(dtype))
 
 
-class Late(Batch):
-    """A batch of which nothing is known at first but its rollouts."""
-
-    known = False
-
-    def __getattribute__(self, name: str) -> Any:
-        assert Late.known or not name.endswith("_BT"), f"{name} was read too early"
-        return super().__getattribute__(name)
-
-
-@pytest.mark.parametrize("micro_batch", [6, 64])
-def test_a_batch_is_read_when_it_is_ready(
-    micro_batch: int, start: Decoder, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU it may still be in the making while the forward pass begins."""
-    recipe = make_recipe({"name": "grpo", "kl_coef": 0.0})
-    decoder = copy.deepcopy(start)
-    batch = Late(**vars(make_batch(recipe, rollouts, REWARDS, max_new_tokens=NEW)))
-    monkeypatch.setattr(Late, "known", False)
-    optimizer = Optimizer(list(decoder.parameters()), recipe)
-
-    def ready() -> None:
-        monkeypatch.setattr(Late, "known", True)
-
-    descend(decoder, optimizer, batch, recipe, micro_batch=micro_batch, ready=ready)
-    assert Late.known
-
-
 def test_divergence_in_a_later_update_on_the_batch_is_noticed(start: Decoder, rollouts: Rollouts) -> None:
     """The first step at an absurd rate ruins the policy; the second must not pass silently."""
     recipe = make_recipe({"name": "grpo", "kl_coef": 0.0, "updates_per_batch": 2})
@@ -339,10 +265,8 @@ def test_divergence_in_a_later_update_on_the_batch_is_noticed(start: Decoder, ro
         update(decoder, optimizer, batch, recipe, rate=1e30, micro_batch=16)
 
 
-@pytest.mark.parametrize(("dtype", "flat"), KINDS)
-def test_a_restored_optimizer_goes_on_to_the_bit(
-    dtype: torch.dtype, flat: bool, start: Decoder, rollouts: Rollouts
-) -> None:
+@pytest.mark.parametrize("dtype", KINDS)
+def test_a_restored_optimizer_goes_on_to_the_bit(dtype: torch.dtype, start: Decoder, rollouts: Rollouts) -> None:
     recipe = make_recipe({"name": "isocompute-easy", "updates_per_batch": 2})
 
     def train(decoder: Decoder, optimizer: Optimizer, steps: int) -> None:
@@ -351,13 +275,13 @@ def test_a_restored_optimizer_goes_on_to_the_bit(
             update(decoder, optimizer, batch, recipe, rate=RATE, micro_batch=6)
 
     whole = copy.deepcopy(start).to(dtype)
-    straight = Optimizer(list(whole.parameters()), recipe, flat=flat)
+    straight = Optimizer(list(whole.parameters()), recipe)
     train(whole, straight, 3)
     saved = {name: value.copy() for name, value in straight.state("policy/").items()}
     train(whole, straight, 2)
 
     resumed = copy.deepcopy(start).to(dtype)
-    again = Optimizer(list(resumed.parameters()), recipe, flat=flat)
+    again = Optimizer(list(resumed.parameters()), recipe)
     again.restore(saved, "policy/")
     train(resumed, again, 2)
     first, second = straight.state(""), again.state("")

@@ -1,21 +1,141 @@
-"""A decoder's shape, read from and written to a Hugging Face `config.json`.
-
-One compact decoder covers the Llama, Qwen2 and Qwen3 families: they differ in whether q, k and v have biases (Qwen2),
-whether q and k are normalised per head (Qwen3), and in how RoPE is scaled for long contexts.
-"""
+"""Fields of a `config.json`, checked as they are read: what is wrong is said with its file and its name."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from isocompute.core.errors import InputError
-from isocompute.rl.fields import Fields
-from isocompute.rl.rope_table import read_rope
 
-__all__ = ["ARCHITECTURES", "DecoderConfig"]
+__all__ = ["ARCHITECTURES", "DecoderConfig", "Fields", "read_rope"]
+
+
+class Fields:
+    """A table of numbers and flags; `null` counts as not there, as it does in transformers."""
+
+    def __init__(self, table: Mapping[str, Any], where: str) -> None:
+        self.table, self.where = table, where
+
+    def has(self, name: str) -> bool:
+        """Whether a value is given."""
+        return self.table.get(name) is not None
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A number of things, at least one; without a default it has to be there."""
+        value = self._value(name, default)
+        if not _is_number(value) or value != int(value) or value < 1:
+            raise self._wrong(name, value, "a whole number above 0")
+        return int(value)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number above 0; without a default it has to be there."""
+        value = self._value(name, default)
+        if not _is_number(value) or value <= 0:
+            raise self._wrong(name, value, "a number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def part(self, name: str) -> dict[str, Any]:
+        """A table in the table; empty where it is not there."""
+        value = self._value(name, {})
+        if not isinstance(value, dict):
+            raise self._wrong(name, value, "a table")
+        return value
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.table.get(name)
+        if value is not None:
+            return value
+        if default is None:
+            raise InputError(f"{self.where}: '{name}' is missing; take the file of the whole checkpoint.")
+        return default
+
+    def _wrong(self, name: str, value: Any, wanted: str) -> InputError:
+        shown = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}…"
+        return InputError(f"{self.where}: '{name}' is {shown}, not {wanted}; take the checkpoint's own value.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# How a `config.json` says RoPE is scaled, read as transformers 5 reads it (`modeling_rope_utils.py`).
+
+_TYPES = ("default", "linear", "llama3", "yarn")
+_NAMES = ("rope_type", "type", "rope_theta", "truncate", "finetuned")
+"""The last one says how YaRN's authors came by the weights."""
+_NUMBERS = (
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+)
+_NEEDS = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
+_ZERO_IS_NONE = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+_ORIGINAL = "original_max_position_embeddings"
+_THETA = 10000.0
+
+
+def read_rope(data: Mapping[str, Any], where: str) -> tuple[float, dict[str, Any]]:
+    """Theta and the scaling's table, complete and checked; the table is empty where nothing is scaled."""
+    top = Fields(data, where)
+    name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
+    given = top.part(name)
+    table = {k: v for k, v in given.items() if v is not None and not (k in _ZERO_IS_NONE and v == 0)}
+    own = Fields(table, f"{where}: {name}")
+    theta = own.number("rope_theta", top.number("rope_theta", _THETA))
+    kind = table.get("rope_type", table.get("type", "default"))
+    if kind not in _TYPES:
+        raise InputError(f"{own.where}: rope_type '{kind}' is not one of {', '.join(_TYPES)}.")
+    _refuse_partial(top, own)
+    unknown = sorted(set(table) - {*_NAMES, *_NUMBERS, "partial_rotary_factor"})
+    if unknown:
+        raise InputError(
+            f"{own.where}: '{unknown[0]}' is not known to this engine, which would compute another model; "
+            "use an outside trainer through engine = 'command'."
+        )
+    if kind == "default":
+        return theta, {}
+    rope = {"rope_type": kind, **{key: own.number(key) for key in _NUMBERS if key in table}}
+    if kind in ("llama3", "yarn"):
+        fallback = top.whole("max_position_embeddings", 2048)
+        rope[_ORIGINAL] = top.whole(_ORIGINAL, own.whole(_ORIGINAL, fallback))
+    if kind == "yarn":
+        rope["truncate"] = own.flag("truncate", True)
+        if "factor" in given and "factor" not in rope:  # null: the ratio of the lengths
+            rope["factor"] = top.whole("max_position_embeddings", 2048) / rope[_ORIGINAL]
+    for key in _NEEDS[kind]:
+        if key not in rope:
+            raise InputError(f"{own.where}: '{key}' is missing, which rope_type '{kind}' needs.")
+    if kind == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
+        raise InputError(
+            f"{own.where}: 'high_freq_factor' is not above 'low_freq_factor'; they are swapped or damaged."
+        )
+    return theta, rope
+
+
+def _refuse_partial(*tables: Fields) -> None:
+    for table in tables:
+        if table.number("partial_rotary_factor", 1.0) != 1.0:
+            raise InputError(f"{table.where}: 'partial_rotary_factor' other than 1 is not supported in these families.")
+
+
+# A decoder's shape, read from and written to a Hugging Face `config.json`.
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 

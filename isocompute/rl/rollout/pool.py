@@ -1,7 +1,7 @@
-"""A rolling pool of sequences: every tick gives each of them one token; who ends makes room for new ones.
+"""A rolling pool of sequences: every decode step gives each of them one token, and finished ones make room for others.
 
 Sequences keep their keys and values when the weights change, so a sequence that lives through updates is a mixture of
-policies. What a token was sampled with is recorded beside it: its log-prob and the version of the weights.
+policies. Each token's log-prob and the version of the weights that sampled it are recorded with it.
 
 Shapes: `_A` active sequences, `_B` rows of the records, `_T` response tokens.
 """
@@ -10,18 +10,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from isocompute.rl.cache import Cache
-from isocompute.rl.decoder import Decoder
-from isocompute.rl.native.sampling import fits_native_decoding
-from isocompute.rl.native.slots import NativeSlots
-from isocompute.rl.pipeline.slots import SlotCache
-from isocompute.rl.sampler import INTERRUPTION, Rollouts, SamplingSettings, draw, left_padded, uniform_at
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.model.decoder import Cache, Decoder
+from isocompute.rl.rollout.eager import INTERRUPTION, SamplingSettings, draw, uniform_at
+from isocompute.rl.rollout.rollouts import Rollouts, left_padded
 
-__all__ = ["Pool", "Records"]
+__all__ = ["Pool", "Records", "SlotCache"]
+
+
+class SlotCache(Cache):
+    """A cache whose sequences need not be equally long; the first `active` slots are in use."""
+
+    def __init__(self, keys_LBGSK: Tensor, values_LBGSK: Tensor) -> None:
+        super().__init__(keys_LBGSK, values_LBGSK)
+        _, slots, _, tokens, _ = keys_LBGSK.shape
+        self._rows_B, self._columns_T = (torch.arange(size, device=keys_LBGSK.device) for size in (slots, tokens))
+        self._lengths_B = torch.zeros_like(self._rows_B)
+        self.active = 0
+        self._longest = 0
+
+    @classmethod
+    def empty(cls, config: DecoderConfig, batch: int, slots: int, like: Tensor) -> Self:
+        """Room for `slots` tokens of `batch` sequences."""
+        room = Cache.empty(config, batch, slots, like)
+        return cls(room.keys_LBGSK, room.values_LBGSK)
+
+    def read(self, decoder: Decoder, tokens_A: Tensor) -> Tensor:
+        """Hidden states of one more token of every active sequence."""
+        lengths_A = self._lengths_B[: self.active]
+        self._longest += 1
+        visible_A1T = self._columns_T[: self._longest] <= lengths_A[:, None, None]
+        hidden_A1D = decoder.forward(
+            tokens_A[:, None], positions_BT=lengths_A[:, None], mask_BTS=visible_A1T, cache=self
+        )
+        lengths_A += 1
+        return hidden_A1D[:, 0]
+
+    def extend(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a layer's new keys and values behind those of each sequence; all of them, as far as the longest."""
+        rows_A, at_A = self._rows_B[: self.active], self._lengths_B[: self.active]
+        keys_BGTK = self.keys_LBGSK[layer, : self.active, :, : self._longest]
+        values_BGTK = self.values_LBGSK[layer, : self.active, :, : self._longest]
+        keys_BGTK[rows_A, :, at_A] = k_BGTK[:, :, 0]
+        values_BGTK[rows_A, :, at_A] = v_BGTK[:, :, 0]
+        return keys_BGTK, values_BGTK
+
+    def compact(self, rows: Tensor) -> Tensor:
+        """Keep only these sequences, given in rising order, in the first slots; which one each slot then holds."""
+        count = len(rows)
+        places = torch.arange(count, device=rows.device)
+        stays = torch.zeros(count, dtype=torch.bool, device=rows.device)
+        stays[rows[rows < count]] = True
+        holes, moved = (~stays).nonzero()[:, 0], rows[rows >= count]
+        places[holes] = moved
+        if len(moved):  # only these are copied
+            for stored in (self.keys_LBGSK, self.values_LBGSK):
+                stored[:, holes, :, : self._longest] = stored[:, moved, :, : self._longest]
+            self._lengths_B[holes] = self._lengths_B[moved]
+        self.active = count
+        self._longest = int(self._lengths_B[: self.active].max()) if self.active else 0
+        return places
+
+    def add(self, prompts: Cache, prompt_A: Tensor, lengths_A: Tensor) -> None:
+        """New sequences behind the active ones, each with the keys and values of one of the prompts."""
+        start, width = self.active, prompts.length
+        self.active += len(prompt_A)
+        self.keys_LBGSK[:, start : self.active, :, :width] = prompts.keys_LBGSK[:, prompt_A, :, :width]
+        self.values_LBGSK[:, start : self.active, :, :width] = prompts.values_LBGSK[:, prompt_A, :, :width]
+        self._lengths_B[start : self.active] = lengths_A
+        self._longest = max(self._longest, width)
 
 
 @dataclass
@@ -94,11 +156,7 @@ class Pool:
         self.at_once = at_once or slots
         """Rows whose logits are held at a time."""
         room = prompt_tokens + settings.max_new_tokens
-        self.cache: NativeSlots | SlotCache
-        if fits_native_decoding(decoder):
-            self.cache = NativeSlots(decoder, slots, room)
-        else:
-            self.cache = SlotCache.empty(decoder.config, slots, room, decoder.embed_tokens.weight)
+        self.cache = SlotCache.empty(decoder.config, slots, room, decoder.embed_tokens.weight)
         device = decoder.embed_tokens.weight.device
         self._stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
         empty = torch.zeros(0, dtype=torch.long, device=device)
@@ -124,10 +182,6 @@ class Pool:
         self.records.ended_B[rows] = self.records.stopped_B[rows] = False
         self.records.lengths_B[rows] = 0
         self._new.append((prompt, rows, numbers))
-
-    def new_weights(self) -> None:
-        """The decoder has been updated; sequences go on with the keys and values they have."""
-        self.cache.new_weights()
 
     @torch.no_grad()
     def tick(self, version: int) -> Tensor:
@@ -178,7 +232,6 @@ class Pool:
         # Padding stands on the right, where nobody sees it: every sequence starts at the beginning of its slot.
         tokens_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
         cache = Cache.empty(self.decoder.config, len(prompts), width, self.decoder.embed_tokens.weight)
-        cache.joined = self.cache.joined
         hidden_PTD = self.decoder.forward(tokens_PT, cache=cache)
         prompt_A = torch.tensor(
             [i for i, (_, rows, _) in enumerate(self._new) for _ in range(len(rows))], device=device

@@ -1,4 +1,4 @@
-"""Groups of rollouts between sampler and trainer: the n responses to each of some problems, and what they earned."""
+"""Rollouts, and the groups of them that go from the sampler to the trainer: n responses to each of some problems."""
 
 from __future__ import annotations
 
@@ -7,12 +7,100 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.core.arrays import Ints
-from isocompute.rl.sampler import Rollouts, left_padded
 
-__all__ = ["Groups"]
+__all__ = ["Groups", "Rollouts", "left_padded"]
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Prompts left-padded, responses right-padded; everything on the decoder's device."""
+
+    prompts_BT: Tensor
+    prompt_lengths_B: Tensor
+    responses_BT: Tensor
+    logprobs_BT: Tensor
+    mask_BT: Tensor
+    """True where the response has a token (its stop token included)."""
+    stopped_B: Tensor
+    """Whether the response ended by itself."""
+    forced_BT: Tensor | None = None
+    """Where a token was put there by an interruption; None: nowhere."""
+    versions_BT: Tensor | None = None
+    """How many updates had been made when the token was sampled; None: as many for all of them."""
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Tokens of each response."""
+        return self.mask_BT.sum(dim=1)
+
+    @property
+    def sampled_BT(self) -> Tensor:
+        """Where the response has a token that the policy chose: what is trained on and averaged over."""
+        return self.mask_BT if self.forced_BT is None else self.mask_BT & ~self.forced_BT
+
+    @property
+    def interrupted_B(self) -> Tensor:
+        """Which responses an interruption has ended."""
+        return torch.zeros_like(self.stopped_B) if self.forced_BT is None else self.forced_BT.any(dim=1)
+
+    def __len__(self) -> int:
+        return len(self.responses_BT)
+
+    def take(self, rows: Tensor) -> Rollouts:
+        """Some of the rows, without columns that none of them uses."""
+        mask_BT, lengths_B = self.mask_BT[rows], self.prompt_lengths_B[rows]
+        used, start = mask_BT.shape[1], 0
+        if len(rows):
+            used = int(mask_BT.any(dim=0).sum())
+            start = self.prompts_BT.shape[1] - int(lengths_B.max())
+        return Rollouts(
+            self.prompts_BT[rows, start:],
+            lengths_B,
+            self.responses_BT[rows, :used],
+            self.logprobs_BT[rows, :used],
+            mask_BT[:, :used],
+            self.stopped_B[rows],
+            None if self.forced_BT is None else self.forced_BT[rows, :used],
+            None if self.versions_BT is None else self.versions_BT[rows, :used],
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[Rollouts], *, pad_token: int = 0) -> Rollouts:
+        """Several batches as one, padded to common widths."""
+        if len(parts) == 1:
+            return parts[0]
+        prompt = max(part.prompts_BT.shape[1] for part in parts)
+        new = max(part.responses_BT.shape[1] for part in parts)
+
+        def right(name: str, value: float) -> Tensor:
+            tensors = [getattr(part, name) for part in parts]
+            return torch.cat([F.pad(t, (0, new - t.shape[1]), value=value) for t in tensors])
+
+        def where_kept(name: str, value: float) -> Tensor | None:
+            return None if getattr(parts[0], name) is None else right(name, value)
+
+        prompts = [F.pad(p.prompts_BT, (prompt - p.prompts_BT.shape[1], 0), value=pad_token) for p in parts]
+        return cls(
+            torch.cat(prompts),
+            torch.cat([p.prompt_lengths_B for p in parts]),
+            right("responses_BT", pad_token),
+            right("logprobs_BT", 0.0),
+            right("mask_BT", False),
+            torch.cat([p.stopped_B for p in parts]),
+            where_kept("forced_BT", False),
+            where_kept("versions_BT", 0),
+        )
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> Tensor:
+    """Prompts of unequal length as one array, ending together."""
+    width = max(len(prompt) for prompt in prompts)
+    return torch.tensor([[pad_token] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.long)
+
 
 _COLUMNS = ("responses_BT", "logprobs_BT", "mask_BT", "stopped_B", "forced_BT", "versions_BT")
 

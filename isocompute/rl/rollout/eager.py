@@ -9,24 +9,20 @@ Log-probs are those of the distribution that the token was drawn from, after tem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.core.errors import InputError
-from isocompute.rl.decoder import Cache, Decoder, Prefix
 from isocompute.rl.lengths import Interruption
-from isocompute.rl.native.sampling import Begun, can_be_native, native_rows
+from isocompute.rl.model.decoder import Cache, Decoder
+from isocompute.rl.rollout.rollouts import Rollouts, left_padded
 
 __all__ = [
     "INTERRUPTION",
-    "Rollouts",
     "SamplingSettings",
     "draw",
-    "left_padded",
     "read_behind",
     "read_prompts",
     "sample",
@@ -46,99 +42,6 @@ class SamplingSettings:
     stop_tokens: tuple[int, ...] = ()
     fp32_head: bool = True
     interruption: Interruption | None = None
-
-
-@dataclass(frozen=True)
-class Rollouts:
-    """Prompts left-padded, responses right-padded; everything on the decoder's device."""
-
-    prompts_BT: Tensor
-    prompt_lengths_B: Tensor
-    responses_BT: Tensor
-    logprobs_BT: Tensor
-    mask_BT: Tensor
-    """True where the response has a token (its stop token included)."""
-    stopped_B: Tensor
-    """Whether the response ended by itself."""
-    forced_BT: Tensor | None = None
-    """Where a token was put there by an interruption; None: nowhere."""
-    versions_BT: Tensor | None = None
-    """How many updates had been made when the token was sampled; None: as many for all of them."""
-
-    @property
-    def lengths_B(self) -> Tensor:
-        """Tokens of each response."""
-        return self.mask_BT.sum(dim=1)
-
-    @property
-    def sampled_BT(self) -> Tensor:
-        """Where the response has a token that the policy chose: what is trained on and averaged over."""
-        return self.mask_BT if self.forced_BT is None else self.mask_BT & ~self.forced_BT
-
-    @property
-    def interrupted_B(self) -> Tensor:
-        """Which responses an interruption has ended."""
-        return torch.zeros_like(self.stopped_B) if self.forced_BT is None else self.forced_BT.any(dim=1)
-
-    def __len__(self) -> int:
-        return len(self.responses_BT)
-
-    def take(self, rows: Tensor, *, trim: bool = True) -> Rollouts:
-        """Some of the rows; `trim` drops columns that none of them uses."""
-        mask_BT, lengths_B = self.mask_BT[rows], self.prompt_lengths_B[rows]
-        used, start = mask_BT.shape[1], 0
-        if trim and len(rows):
-            used = int(mask_BT.any(dim=0).sum())
-            start = self.prompts_BT.shape[1] - int(lengths_B.max())
-        return Rollouts(
-            self.prompts_BT[rows, start:],
-            lengths_B,
-            self.responses_BT[rows, :used],
-            self.logprobs_BT[rows, :used],
-            mask_BT[:, :used],
-            self.stopped_B[rows],
-            None if self.forced_BT is None else self.forced_BT[rows, :used],
-            None if self.versions_BT is None else self.versions_BT[rows, :used],
-        )
-
-    def rows(self, start: int, stop: int) -> Rollouts:
-        """The rows from `start` to `stop`, not copied."""
-        parts: dict[str, Any] = {name: None if x is None else x[start:stop] for name, x in vars(self).items()}
-        return replace(self, **parts)
-
-    def to(self, device: torch.device) -> Rollouts:
-        """The same on another device."""
-        if self.mask_BT.device == device:
-            return self
-        moved: dict[str, Any] = {name: None if x is None else x.to(device) for name, x in vars(self).items()}
-        return replace(self, **moved)
-
-    @classmethod
-    def join(cls, parts: Sequence[Rollouts], *, pad_token: int = 0) -> Rollouts:
-        """Several batches as one, padded to common widths."""
-        if len(parts) == 1:
-            return parts[0]
-        prompt = max(part.prompts_BT.shape[1] for part in parts)
-        new = max(part.responses_BT.shape[1] for part in parts)
-
-        def right(name: str, value: float) -> Tensor:
-            tensors = [getattr(part, name) for part in parts]
-            return torch.cat([F.pad(t, (0, new - t.shape[1]), value=value) for t in tensors])
-
-        def where_kept(name: str, value: float) -> Tensor | None:
-            return None if getattr(parts[0], name) is None else right(name, value)
-
-        prompts = [F.pad(p.prompts_BT, (prompt - p.prompts_BT.shape[1], 0), value=pad_token) for p in parts]
-        return cls(
-            torch.cat(prompts),
-            torch.cat([p.prompt_lengths_B for p in parts]),
-            right("responses_BT", pad_token),
-            right("logprobs_BT", 0.0),
-            right("mask_BT", False),
-            torch.cat([p.stopped_B for p in parts]),
-            where_kept("forced_BT", False),
-            where_kept("versions_BT", 0),
-        )
 
 
 def uniforms(seed: int, rows_B: Tensor, positions: Sequence[int]) -> Tensor:
@@ -184,77 +87,30 @@ def sample(
 
     `row_numbers` name the rows for the random numbers; by default 0, 1, 2, …
     """
-    device = decoder.embed_tokens.weight.device
+    device, new = decoder.embed_tokens.weight.device, settings.max_new_tokens
     lengths = [len(prompt) for prompt in prompts]
     _check(decoder, lengths, settings)
     width, rows = max(lengths), len(prompts) * per_prompt
-    native = can_be_native(decoder, settings)
-    prompts_PT = left_padded(prompts, pad_token).to(device)
-    padding_P = torch.tensor([width - n for n in lengths], device=device) if min(lengths) < width else None
     numbers_B = torch.as_tensor(list(range(rows)) if row_numbers is None else row_numbers, device=device)
-    problem_B = torch.arange(len(prompts), device=device).repeat_interleave(per_prompt)
-    with torch.inference_mode():
-        uniform_TB = uniforms(seed, numbers_B, range(settings.max_new_tokens))
-        room = width if native else width + settings.max_new_tokens
-        cache = Cache.empty(decoder.config, len(prompts), room, decoder.embed_tokens.weight)
-        hidden_PTD = read_prompts(decoder, prompts_PT, padding_P, cache)
-        logits_PV = decoder.logits(hidden_PTD[:, -1], fp32=settings.fp32_head)
-    begun = Begun(cache, logits_PV, padding_P, problem_B, uniform_TB)
-    if native:
-        drawn = _by_library(decoder, settings, begun, pad_token)
-    else:
-        forcing = None if settings.interruption is None else _Forcing(settings, seed, numbers_B)
-        drawn = _by_torch(decoder, settings, begun, forcing, pad_token)
-    last_B = drawn.responses_BT.gather(1, drawn.mask_BT.sum(dim=1, keepdim=True) - 1)[:, 0]
+    uniform_TB = uniforms(seed, numbers_B, range(new))
+    forcing = None if settings.interruption is None else _Forcing(settings, seed, numbers_B)
     stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
-    return Rollouts(
-        prompts_PT[problem_B],
-        torch.tensor(lengths, device=device)[problem_B],
-        drawn.responses_BT,
-        drawn.logprobs_BT,
-        drawn.mask_BT,
-        torch.isin(last_B, stops),
-        drawn.forced_BT,
-    )
 
-
-class _Drawn(NamedTuple):
-    """Tokens and log-probs up to the longest response."""
-
-    responses_BT: Tensor
-    logprobs_BT: Tensor
-    mask_BT: Tensor
-    forced_BT: Tensor | None = None
-
-
-def _by_library(decoder: Decoder, settings: SamplingSettings, begun: Begun, pad_token: int) -> _Drawn:
-    """On a CPU, in C: a few rows at a time (native/generate.c)."""
-    responses_BT, logprobs_BT, lengths_B = native_rows(decoder, settings, begun)
-    used = int(lengths_B.max())
-    mask_BT = torch.arange(used) < lengths_B[:, None]
-    return _Drawn(
-        torch.where(mask_BT, responses_BT[:, :used], pad_token),
-        torch.where(mask_BT, logprobs_BT[:, :used], 0.0),
-        mask_BT,
-    )
-
-
-def _by_torch(
-    decoder: Decoder, settings: SamplingSettings, begun: Begun, forcing: _Forcing | None, pad_token: int
-) -> _Drawn:
-    """All rows a token at a time; the cache shrinks as they finish."""
-    cache, logits_PV, padding_P, problem_B, uniform_TB = begun
-    device, rows, new = problem_B.device, len(problem_B), settings.max_new_tokens
+    problem_B = torch.arange(len(prompts), device=device).repeat_interleave(per_prompt)
+    prompts_PT = left_padded(prompts, pad_token).to(device)
     responses_BT = torch.full((rows, new), pad_token, dtype=torch.long, device=device)
     logprobs_BT = torch.zeros((rows, new), device=device)
     mask_BT = torch.zeros((rows, new), dtype=torch.bool, device=device)
-    stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
-    used = 0
     with torch.inference_mode():
-        logits_BV = logits_PV[problem_B]
-        padding_B = None if padding_P is None else padding_P[problem_B]
-        if rows > len(logits_PV):
+        # Read each prompt once; its rows start from copies of its keys and values.
+        padding_P = torch.tensor([width - n for n in lengths], device=device) if min(lengths) < width else None
+        cache = Cache.empty(decoder.config, len(prompts), width + new, decoder.embed_tokens.weight)
+        hidden_PTD = read_prompts(decoder, prompts_PT, padding_P, cache)
+        logits_BV = decoder.logits(hidden_PTD[:, -1], fp32=settings.fp32_head)[problem_B]
+        if per_prompt > 1:
             cache = cache.keep(problem_B)
+        padding_B = None if padding_P is None else padding_P[problem_B]
+
         active: Tensor | slice = slice(None)  # rows in the cache
         going = torch.ones(rows, dtype=torch.bool, device=device)  # of these, the ones that have not stopped
         for step in range(new):
@@ -264,13 +120,11 @@ def _by_torch(
             responses_BT[active, step] = torch.where(going, tokens_B, pad_token)
             logprobs_BT[active, step] = torch.where(going, chosen_B, 0.0)
             mask_BT[active, step] = going
-            used = step + 1
-            if len(stops):
-                going = going & ~torch.isin(tokens_B, stops)
+            going = going & ~torch.isin(tokens_B, stops)
             if forcing is not None:
-                going = going & (used < forcing.limit_B[active])
+                going = going & (step + 1 < forcing.limit_B[active])
             left = int(going.sum())
-            if used == new or not left:
+            if step + 1 == new or not left:
                 break
             if left < _KEEP * len(going):
                 rows_left = going.nonzero()[:, 0]
@@ -280,8 +134,17 @@ def _by_torch(
             padding = None if padding_B is None else padding_B[active]
             hidden_B1D = read_behind(decoder, tokens_B[:, None], padding, cache)
             logits_BV = decoder.logits(hidden_B1D[:, -1], fp32=settings.fp32_head)
-    forced_BT = None if forcing is None else forcing.forced_BT[:, :used]
-    return _Drawn(responses_BT[:, :used], logprobs_BT[:, :used], mask_BT[:, :used], forced_BT)
+    used = step + 1
+    last_B = responses_BT.gather(1, mask_BT.sum(dim=1, keepdim=True) - 1)[:, 0]
+    return Rollouts(
+        prompts_PT[problem_B],
+        torch.tensor(lengths, device=device)[problem_B],
+        responses_BT[:, :used],
+        logprobs_BT[:, :used],
+        mask_BT[:, :used],
+        torch.isin(last_B, stops),
+        None if forcing is None else forcing.forced_BT[:, :used],
+    )
 
 
 class _Forcing:
@@ -315,13 +178,7 @@ _KEEP = 0.75
 """Finished rows are dropped from the cache when they are a quarter of it: dropping copies what stays."""
 
 
-def left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> Tensor:
-    """Prompts of unequal length as one array, ending together."""
-    width = max(len(prompt) for prompt in prompts)
-    return torch.tensor([[pad_token] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.long)
-
-
-def read_prompts(decoder: Decoder, prompts_PT: Tensor, padding_P: Tensor | None, cache: Cache | Prefix) -> Tensor:
+def read_prompts(decoder: Decoder, prompts_PT: Tensor, padding_P: Tensor | None, cache: Cache) -> Tensor:
     """Hidden states of left-padded prompts, which start the cache; `padding_P` may be None where there is none."""
     if padding_P is None:
         return decoder.forward(prompts_PT, cache=cache)
@@ -333,7 +190,7 @@ def read_prompts(decoder: Decoder, prompts_PT: Tensor, padding_P: Tensor | None,
     return decoder.forward(prompts_PT, positions_BT=positions_PT, mask_BTS=visible_PTS, cache=cache)
 
 
-def read_behind(decoder: Decoder, tokens_BT: Tensor, padding_B: Tensor | None, cache: Cache | Prefix) -> Tensor:
+def read_behind(decoder: Decoder, tokens_BT: Tensor, padding_B: Tensor | None, cache: Cache) -> Tensor:
     """Hidden states of tokens that follow what is in the cache, whose first `padding_B` slots are padding."""
     if padding_B is None:
         return decoder.forward(tokens_BT, cache=cache)

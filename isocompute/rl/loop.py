@@ -1,0 +1,299 @@
+"""One run of reinforcement learning: sample, grade, compare, update; evaluate on a log grid of compute.
+
+`Training.run` is the loop, `Training.update` one pass of it. There is no hidden state: the problems of a batch, the
+random number of every token and the order of an epoch follow from the seed and the counters. A checkpoint is weights,
+moments and counters, and a run that was resumed on a CPU is the uninterrupted one to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from isocompute.core.cell import Cell, Control, evaluation_steps
+from isocompute.core.recipe import Recipe, learning_rate
+from isocompute.core.recorder import Recorder
+from isocompute.rl.advantages import decoupled_advantages, mixed_groups
+from isocompute.rl.critic import Critic, judge, update_critic
+from isocompute.rl.evaluation import EvaluationSpec, measure
+from isocompute.rl.lengths import interruption_of
+from isocompute.rl.losses import kl_to_base
+from isocompute.rl.model.checkpoint import Model
+from isocompute.rl.optimizer import Optimizer
+from isocompute.rl.rollout.eager import SamplingSettings
+from isocompute.rl.rollout.pipeline import Pipeline
+from isocompute.rl.rollout.rollouts import Groups, Rollouts
+from isocompute.rl.rollout.source import RolloutSource, Sampler
+from isocompute.rl.scoring import score_all
+from isocompute.rl.setup import Sizes
+from isocompute.rl.tasks import Tasks
+from isocompute.rl.update import Batch, UpdateStats, make_batch, refuse_collapse, refuse_unsound, update
+
+__all__ = ["MEANS", "METRICS", "Training"]
+
+_CHECKPOINT_SECONDS = 20.0
+_EVALUATION, _SEED_STRIDE = 1 << 40, 1 << 20
+"""Evaluations have a random stream of their own, apart from training and from other seeds' evaluations."""
+_DECOUPLED = 1 << 20
+"""Marks the random stream that chooses which rollouts a decoupled baseline trains on."""
+_CRITIC_RATE = 10.0
+"""A critic's learning rate over the policy's, where the recipe gives none."""
+MEANS = (
+    *("train/avg", "zero_variance", "grad_norm", "entropy", "logprob_gap"),
+    *("response_length", "truncated", "loss", "interrupted", "staleness"),
+)
+"""What a point averages over the updates since the last one."""
+METRICS = (
+    *MEANS,
+    *("kl", "val/response_length", "val/truncated", "val/zero_pass", "retired", "dropped_groups", "sampler_busy"),
+)
+"""Metrics of a point besides those of the problem sets; some exist only under some recipes."""
+
+
+class Training:
+    """The state of one run. `keep_rates` receives the per-problem counts of every evaluation."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        model: Model,
+        tasks: Tasks,
+        recipe: Recipe,
+        evaluation: EvaluationSpec,
+        sizes: Sizes,
+        *,
+        keep_rates: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self.cell, self.tasks, self.recipe, self.evaluation = cell, tasks, recipe, evaluation
+        self.base, self.sizes, self.keep_rates = model, sizes, keep_rates
+        self.decoder = copy.deepcopy(model.decoder)
+        """Trained; the model's own stays the base."""
+        self.optimizer = Optimizer(list(self.decoder.parameters()), recipe)
+        self.critic = Critic(self.decoder) if recipe.advantage == "gae" else None
+        self.critic_optimizer = None if self.critic is None else Optimizer(self.critic.trained(), recipe)
+        self.interruption = interruption_of(
+            recipe,
+            default_phrase=tasks.phrase,
+            budget=tasks.max_new_tokens,
+            folder=model.folder,
+            stop_tokens=model.stop_tokens,
+        )
+        source = (cell, recipe, tasks.train, self.decoder, self._sampling(recipe.temperature))
+        self.source: RolloutSource
+        if recipe.pipeline_steps:
+            self.source = Pipeline(*source, sample_batch=sizes.sample_batch, slots=sizes.slots)
+        else:
+            self.source = Sampler(*source, sample_batch=sizes.sample_batch)
+        self.source.on_drop = self._count_dropped
+        self.grid = evaluation_steps(cell.update_steps, evaluation.points)
+        self.step = self.begun = self.rollouts = self.tokens = self.evaluated = self.oldest = self.dropped = 0
+        self.seconds, self.last_evaluated = 0.0, -1
+        self._sums = dict.fromkeys(MEANS, 0.0)
+        self._last: Rollouts | None = None
+
+    def run(self, recorder: Recorder, control: Control) -> bool:
+        """Update and evaluate until the end (True) or until the runner asks to stop (False)."""
+        saved, reported, left = time.monotonic(), self.rollouts, True
+        while left and self.step < self.cell.update_steps:
+            if self._due():
+                recorder.append(self.evaluate())
+            control.advanced(self.rollouts - reported)
+            reported = self.rollouts
+            if control.stopping():
+                recorder.checkpoint(*self.state())
+                return False
+            if time.monotonic() - saved > _CHECKPOINT_SECONDS:
+                recorder.checkpoint(*self.state())
+                saved = time.monotonic()
+            left = self.update()
+        if self.step > self.last_evaluated:
+            recorder.append(self.evaluate())
+        control.advanced(self.rollouts - reported)
+        return True
+
+    def update(self) -> bool:
+        """One batch of rollouts and the gradient steps on it; False when no problem is left."""
+        started, self.begun = time.perf_counter(), self.step + 1
+        groups = self.source.next_batch(self.step)  # sampled and graded
+        if groups is None:
+            return False
+        batch = self._batch(groups)  # advantages, token weights, log-probs under the base
+        stats = self._gradient_steps(groups, batch)
+        self._count(groups, batch, stats)
+        self.source.new_weights(self.step)
+        self.seconds += time.perf_counter() - started
+        return True
+
+    def _batch(self, groups: Groups) -> Batch:
+        """All that the updates on these rollouts hold constant."""
+        recipe, rollouts, rewards_PN = self.recipe, groups.rollouts, groups.rewards_PN
+        advantages_BT = None  # the groups' own, unless a critic or a decoupled baseline says otherwise
+        if self.critic is not None:
+            self._judgement = judge(
+                self.critic, rollouts, rewards_PN.reshape(-1), recipe, micro_batch=self.sizes.micro_batch
+            )
+            advantages_BT = self._judgement.advantages_BT
+        elif self.source.rollouts_per_problem > self.cell.rollouts_per_problem:
+            seed = np.random.SeedSequence([self.cell.seed, self.step, _DECOUPLED]).generate_state(1, np.uint64)
+            advantages_PN, places_PN = decoupled_advantages(
+                rewards_PN, train=self.cell.rollouts_per_problem, kind=recipe.advantage, seed=int(seed[0])
+            )
+            first_P1 = torch.arange(len(rewards_PN), device=rewards_PN.device)[:, None] * rewards_PN.shape[1]
+            rollouts = rollouts.take((first_P1 + places_PN).reshape(-1))
+            advantages_BT = advantages_PN.reshape(-1, 1)
+        new = self.tasks.max_new_tokens
+        batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=new, advantages_BT=advantages_BT)
+        return replace(batch, base_logprobs_BT=self._base_logprobs(rollouts)) if recipe.kl_coef else batch
+
+    def _gradient_steps(self, groups: Groups, batch: Batch) -> UpdateStats:
+        """New weights of the policy, and of the critic where there is one."""
+        recipe, micro_batch = self.recipe, self.sizes.micro_batch
+        rate = learning_rate(recipe, batch_size=len(groups) * self.cell.rollouts_per_problem, step=self.step)
+        stats = update(self.decoder, self.optimizer, batch, recipe, rate=rate, micro_batch=micro_batch)
+        if self.critic is not None and self.critic_optimizer is not None:
+            own = recipe.critic_learning_rate
+            update_critic(
+                self.critic,
+                self.critic_optimizer,
+                groups.rollouts,
+                self._judgement,
+                recipe,
+                rate=rate * (_CRITIC_RATE if own is None else own / recipe.learning_rate),
+                micro_batch=micro_batch,
+            )
+        return stats
+
+    def _count(self, groups: Groups, batch: Batch, stats: UpdateStats) -> None:
+        """Add an update to the means and counters."""
+        rollouts = groups.rollouts
+        sampled = 1.0 + groups.dropped  # groups sampled for each that is trained on
+        seen = {
+            **vars(stats),
+            "train/avg": (float(groups.scores_PN.mean()) + groups.dropped * groups.dropped_score) / sampled,
+            "zero_variance": 1.0 - float(mixed_groups(groups.rewards_PN).float().mean()) / sampled,
+            "response_length": float(rollouts.lengths_B.float().mean()),
+            "truncated": float((~rollouts.stopped_B).float().mean()),
+            "interrupted": float(rollouts.interrupted_B.float().mean()),
+            "staleness": self._staleness(rollouts),
+        }
+        self._sums = {name: total + seen[name] for name, total in self._sums.items()}
+        self._last = batch.rollouts
+        self.step += 1
+        self.rollouts += len(rollouts)
+        self.tokens += int(rollouts.mask_BT.sum())
+
+    def _staleness(self, rollouts: Rollouts) -> float:
+        """Updates since the tokens were sampled, on average."""
+        if rollouts.versions_BT is None:
+            return 0.0
+        age_BT = (self.step - rollouts.versions_BT) * rollouts.sampled_BT
+        self.oldest = max(self.oldest, int(age_BT.max()))
+        return float(age_BT.sum() / rollouts.sampled_BT.sum())
+
+    def _count_dropped(self, groups: Groups) -> None:
+        """Count what was sampled and will not be trained on."""
+        self.dropped += len(groups)
+        self.rollouts += len(groups.rollouts)
+        self.tokens += int(groups.rollouts.mask_BT.sum())
+
+    def _base_logprobs(self, rollouts: Rollouts) -> torch.Tensor:
+        return score_all(self.base.decoder, rollouts, self.recipe, micro_batch=self.sizes.micro_batch)
+
+    def _sampling(self, temperature: float) -> SamplingSettings:
+        return SamplingSettings(
+            max_new_tokens=self.tasks.max_new_tokens,
+            temperature=temperature,
+            top_p=self.recipe.top_p,
+            stop_tokens=self.base.stop_tokens,
+            fp32_head=self.recipe.fp32_head,
+            interruption=self.interruption,
+        )
+
+    # Evaluation
+
+    def _due(self) -> bool:
+        """Whether this step is on the evaluation grid, or the last because no problem is left, and not evaluated."""
+        if self.source.exhausted:
+            return self.step > self.last_evaluated
+        return self.evaluated < len(self.grid) and self.step >= self.grid[self.evaluated]
+
+    def evaluate(self) -> dict[str, Any]:
+        """The point of this step; raises `DivergedError`, with the point, where the policy has left its base."""
+        given, seed = self.evaluation.temperature, _EVALUATION + self.cell.seed * _SEED_STRIDE + self.step
+        metrics, counts = measure(
+            self.decoder,
+            self.tasks,
+            self._sampling(self.recipe.temperature if given is None else given),
+            samples=self.evaluation.samples,
+            ks=self.evaluation.k,
+            seed=seed,
+            rows=self.sizes.sample_batch,
+        )
+        for name, of_set in counts.items():
+            rates = {"samples": of_set.samples, "correct": of_set.correct_P.tolist()}
+            self.keep_rates({"step": self.step, "set": name, **rates})
+        point: dict[str, Any] = {name: getattr(self, name) for name in ("step", "rollouts", "tokens", "seconds")}
+        point |= metrics
+        point |= self._since_last()
+        point = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
+        kl = point.get("kl", 0.0)  # a run that was resumed after its last update has no rollouts to compute it from
+        if not math.isfinite(kl):
+            refuse_collapse(kl, "to the base")  # a point holds finite numbers alone
+        self.evaluated += 1
+        self.last_evaluated = self.step
+        refuse_collapse(kl, "to the base", point=point)
+        return point
+
+    def _since_last(self) -> dict[str, Any]:
+        """Means over the updates since the last point; the training problems' counts go to `keep_rates`."""
+        since = self.step - max(self.last_evaluated, 0)
+        if since <= 0:
+            return {"kl": 0.0}  # nothing is trained yet: the policy is the base
+        out: dict[str, Any] = {name: total / since for name, total in self._sums.items()}
+        if self._last is not None:
+            # On the policy's own samples: on another policy's, k3 has a heavy tail and no meaning.
+            kl_BT = kl_to_base(self._last.logprobs_BT, self._base_logprobs(self._last))
+            out["kl"] = float(kl_BT.sum() / self._last.sampled_BT.sum())
+        if self.recipe.no_positive_resampling is not None:
+            out["retired"] = self.source.problems.retired
+        if self.recipe.zero_variance_filter == "refill":
+            out["dropped_groups"] = self.dropped / since
+        out |= self.source.metrics()
+        seen = np.flatnonzero(self.source.seen_P)
+        counts = {"samples": self.source.seen_P[seen].tolist(), "correct": self.source.correct_P[seen].tolist()}
+        self.keep_rates({"step": self.step, "set": "train", "problems": seen.tolist(), **counts})
+        self._sums = dict.fromkeys(MEANS, 0.0)
+        self.source.seen_P[:] = self.source.correct_P[:] = self.dropped = 0
+        return out
+
+    # Checkpoints
+
+    _COUNTERS = ("step", "rollouts", "tokens", "seconds", "evaluated", "last_evaluated", "oldest", "dropped")
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Everything `restore` needs. Weights that give NaN are refused: a checkpoint holds good ones."""
+        if self._last is not None:
+            refuse_unsound(self.decoder, self._last, self.recipe, micro_batch=self.sizes.micro_batch)
+        arrays, meta = self.source.state()
+        arrays |= self.optimizer.state("policy/")
+        if self.critic_optimizer is not None:
+            arrays |= self.critic_optimizer.state("critic/")
+        return arrays, {**meta, **{name: getattr(self, name) for name in self._COUNTERS}, "sums": self._sums}
+
+    def restore(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        for name in self._COUNTERS:
+            setattr(self, name, meta.get(name, getattr(self, name)))  # older checkpoints have fewer
+        older = dict(zip(MEANS, [*arrays["sums"], *arrays["more"]], strict=True)) if "sums" in arrays else {}
+        self._sums = {name: float(total) for name, total in meta.get("sums", older).items()}  # arrays until 0.1
+        self.source.restore(arrays, meta)
+        self.optimizer.restore(arrays, "policy/")
+        if self.critic_optimizer is not None:
+            self.critic_optimizer.restore(arrays, "critic/")
