@@ -32,9 +32,10 @@ from torch import Tensor
 from isocompute.core.cell import Cell
 from isocompute.core.recipe import make_recipe
 from isocompute.rl.evaluation import EvaluationSpec
-from isocompute.rl.loop import LmTraining, Sizes
+from isocompute.rl.loop import Training
 from isocompute.rl.model.checkpoint import Model, load_decoder
 from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.setup import Sizes
 from isocompute.rl.tasks import Task, Tasks
 
 VOCABULARY, PROMPT, WARM_UP = 64, 8, 2
@@ -98,7 +99,7 @@ def our_step(folder: Path, case: Case) -> Callable[[], None]:
     recipe = make_recipe({"name": "grpo", "kl_coef": 0.0})
     batch = case.problems * case.rollouts
     sizes = Sizes(micro_batch=batch, sample_batch=batch)
-    training = LmTraining(cell, model, Tasks(task, task, {}, case.tokens), recipe, EvaluationSpec.of({}), sizes)
+    training = Training(cell, model, Tasks(task, task, {}, case.tokens), recipe, EvaluationSpec.of({}), sizes)
 
     def step() -> None:
         before = training.tokens

@@ -18,10 +18,13 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from isocompute.rl.rollout.pipeline import Ledger
 
 
 def long_tail(spread: float, longest: int) -> Iterator[int]:
@@ -30,9 +33,77 @@ def long_tail(spread: float, longest: int) -> Iterator[int]:
         yield from np.clip(np.exp(spread * rng.standard_normal(1024)) * 8, 1, longest).astype(int).tolist()
 
 
-def clock(_: argparse.Namespace) -> None:
-    from isocompute.rl.pipeline.clock import run_clock
+# A decode step gives every occupied slot one token and takes one tick, however many are occupied: decoding is bound by
+# memory. The trainer is beside the sampler and takes a fixed number of ticks for an update. Synchronous training is the
+# same with k = 0: a batch is sampled, then the sampler waits for the update.
 
+
+@dataclass(frozen=True)
+class Timing:
+    """What a run on the clock came to."""
+
+    ticks: int
+    updates: int
+    busy: float
+    """Share of slots × ticks in which a token was sampled."""
+    oldest: int
+    """Most updates between a group's first token and its training."""
+    staleness: float
+    """The same, on average over groups."""
+
+
+def run_clock(
+    lengths: Iterator[int],
+    *,
+    problems_per_batch: int,
+    rollouts_per_problem: int,
+    steps: int,
+    updates: int,
+    train_ticks: int,
+    slots: int | None = None,
+) -> Timing:
+    """PipelineRL-`steps` for this many updates; by default there are slots for one batch."""
+    n = rollouts_per_problem
+    slots = slots or problems_per_batch * n
+    ledger = Ledger(problems_per_batch=problems_per_batch, steps=steps)
+    left_S = np.zeros(slots, dtype=np.int64)  # tokens still to come
+    seat_S = np.full(slots, -1)
+    ticks = worked = started = done = oldest = age = trained = 0
+    version = next_update = 0  # of the sampler's weights; of the update that is to start next
+    finishes: int | None = None  # when the update that is running will be done
+    while done < updates:
+        free_F = np.flatnonzero(seat_S < 0)
+        for at in range(min(len(free_F) // n, ledger.room(version=version, next_update=next_update))):
+            group = ledger.start(number=started, problem=0, version=version, rollouts=n)
+            started += 1
+            here = free_F[at * n : (at + 1) * n]
+            seat_S[here] = group.seat
+            left_S[here] = [next(lengths) for _ in range(n)]
+        running_S = seat_S >= 0
+        jump = int(left_S[running_S].min()) if running_S.any() else None
+        if finishes is not None:
+            jump = finishes - ticks if jump is None else min(jump, finishes - ticks)
+        assert jump is not None, "nothing is sampled and nothing trained"
+        ticks += jump
+        worked += jump * int(running_S.sum())
+        left_S[running_S] -= jump
+        for slot in np.flatnonzero(running_S & (left_S == 0)):
+            ledger[int(seat_S[slot])].unfinished -= 1
+            seat_S[slot] = -1
+        if finishes is not None and ticks >= finishes:
+            finishes, done, version = None, done + 1, next_update
+        if finishes is None and (batch := ledger.batch(next_update)):
+            ages = [next_update - group.version for group in batch]
+            oldest, age, trained = max(oldest, *ages), age + sum(ages), trained + len(batch)
+            ledger.remove(batch)
+            next_update += 1
+            finishes = ticks + train_ticks
+            if train_ticks == 0:
+                finishes, done, version = None, done + 1, next_update
+    return Timing(ticks, done, worked / (slots * ticks), oldest, age / trained)
+
+
+def clock(_: argparse.Namespace) -> None:
     steps = (0, 1, 2, 4, 8)
     print("lengths 8·exp(spread·N(0,1)), at most `longest`; 32 × 8 rollouts, an update takes 8 ticks, 400 updates")
     print(f"{'spread':>8}{'longest':>9}{'mean':>7}" + "".join(f"{f'k = {k}':>9}" for k in steps) + "   stale at k = 8")
@@ -57,7 +128,6 @@ def clock(_: argparse.Namespace) -> None:
 VARIANTS: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "pipeline-8": {"recipe": {"pipeline_steps": 8}},
-    "pipeline-8 beside": {"recipe": {"pipeline_steps": 8}, "engine": {"overlap": 10}},
 }
 
 
@@ -82,7 +152,7 @@ def learn(options: argparse.Namespace) -> None:
             problems={"source": "chain:all", "size": 4000, "validation": 256},
             recipe={"name": "cispo", **changes.get("recipe", {})},
             evaluation={"points": 14, "samples": 4},
-            engine={"device": options.device, "fast": options.fast, **changes.get("engine", {})},
+            engine={"device": options.device, **changes.get("engine", {})},
         )
         with tempfile.TemporaryDirectory() as folder:
             LmEngine().run(cell, Path(folder), Alone())
@@ -126,7 +196,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["clock", "learn"])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--fast", action="store_true", help="let the synchronous run use CUDA graphs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--json", help="write the curves here")
