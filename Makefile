@@ -43,7 +43,7 @@ $(STAMP): requirements.lock pyproject.toml tests/trainers/requirements-verl.txt
 # A local build's suffix (torch 2.13.0+cpu) is cut: every machine takes the build of that version that suits it.
 lock: $(STAMP)
 	$(BIN)/pip-compile --quiet --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-options \
-	    --extra dev --extra remote --extra ray --extra lm --extra problems --extra ui \
+	    --extra dev --extra remote --extra ray --extra rl --extra problems --extra web \
 	    --output-file requirements.lock pyproject.toml
 	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements.lock
 

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from isocompute import __version__
 from isocompute.cli import (
@@ -29,10 +30,27 @@ from isocompute.cli import (
     web,
 )
 from isocompute.cli.options import refuse_retired
-from isocompute.cli.sections import Sections
 from isocompute.core.errors import InputError
 
 __all__ = ["app", "main"]
+
+
+class _Sections(TyperGroup):
+    """A group whose help has a section for each `rich_help_panel` of its commands; plain text, as all help is here."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section a panel, with names in one column over all of them."""
+        names = self.list_commands(ctx)
+        width = max(map(len, names))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in names:
+            command = self.commands[name]
+            row = (name.ljust(width), command.get_short_help_str(formatter.width - width - 6))
+            sections.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append(row)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
 
 _COMMANDS: dict[str, dict[str, tuple[Any, str]]] = {
     "Start": {
@@ -62,13 +80,13 @@ _COMMANDS: dict[str, dict[str, tuple[Any, str]]] = {
     },
 }
 """Where each command stands in the help, its module, and what it is in a line that a terminal does not cut."""
-_LM = ("torch", "safetensors", "tokenizers", "transformers")
-"""What the extra `lm` brings."""
+_RL = ("torch", "safetensors", "tokenizers", "transformers")
+"""What the extra `rl` installs."""
 
 
 def _with_commands() -> typer.Typer:
     out = typer.Typer(
-        cls=Sections,
+        cls=_Sections,
         help="How to spend compute on reinforcement learning of language models.",
         no_args_is_help=True,
         add_completion=False,
@@ -115,9 +133,9 @@ def main() -> None:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in _LM:
+        if str(error.name).partition(".")[0] not in _RL:
             raise
-        print(f"error: this needs {error.name}; pip install 'isocompute[lm]'.", file=sys.stderr)
+        print(f"error: this needs {error.name}; pip install 'isocompute[rl]'.", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; nothing is left to say

@@ -1,39 +1,123 @@
-"""One cell, wherever it runs: claim its folder, run the engine, and turn whatever happens into an outcome.
+"""One cell, wherever it runs: load the engine, lock the cell's folder, run it, and say how it ended.
 
-Both runners call this inside a worker. It never raises for what an engine does: a crash becomes `error.txt` and a
+Both runners call `execute` inside a worker. It never raises for what an engine does: a crash becomes `error.txt` and a
 failed outcome, so that the other cells go on.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib
 import json
+import re
+import sys
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 from zipfile import BadZipFile
 
 import numpy as np
 
 from isocompute.core import files
 from isocompute.core.cell import Cell, Control, Engine
+from isocompute.core.errors import InputError
+from isocompute.core.lock import RUNNING
 from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, SETTINGS, appended
 from isocompute.sweep import remote
-from isocompute.sweep.claim import RUNNING, STALE_SECONDS, Claim, HeldError
-from isocompute.sweep.summary import is_finished
+from isocompute.sweep.lock import STALE_SECONDS, LockedError, locked
 
-__all__ = ["Outcome", "execute", "headline", "write_error"]
+__all__ = [
+    "ENGINES",
+    "Outcome",
+    "check_name",
+    "execute",
+    "headline",
+    "is_finished",
+    "json_object",
+    "load_engine",
+    "summary_at",
+    "write_error",
+]
 
+ENGINES = {
+    "sim": "isocompute.sim:SimEngine",
+    "lm": "isocompute.rl.engine:LmEngine",
+    "command": "isocompute.sweep.command:CommandEngine",
+}
+_METHODS = ("check", "run")
+_DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TRACE_LINES = 20
 _PATIENCE = 2 * STALE_SECONDS
 """A worker whose runner was killed ends within moments; one on a dead node counts as gone after STALE_SECONDS."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 _NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
-_BEGUN = (SETTINGS, POINTS, CHECKPOINT, FINISHED)
+
+
+# Engines by name, imported when a study needs them: the command engine must load neither the simulator nor torch.
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that cannot be an engine, without importing anything."""
+    if name not in ENGINES and not _DOTTED.fullmatch(name):
+        raise InputError(f"'{name}' is not one of {', '.join(ENGINES)}; your own is written package.module:Class")
+
+
+def load_engine(name: str) -> Engine:
+    """The engine with this name, or the class at `package.module:Class` (the working directory is searched too)."""
+    check_name(name)
+    return _load_own(name) if name not in ENGINES else _load_ours(name)
+
+
+def _load_ours(name: str) -> Engine:
+    try:
+        return _make(ENGINES[name])
+    except ImportError as error:
+        if name == "lm" and isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("isocompute"):
+            raise InputError(f"engine 'lm' needs {error.name}; pip install 'isocompute[rl]'.") from error
+        raise InputError(f"engine '{name}' cannot be loaded: {error}.") from error
+
+
+def _load_own(name: str) -> Engine:
+    """A user's class: what goes wrong when it is imported and made is the user's to fix."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        engine = _make(name)
+    except InputError:
+        raise  # its own words
+    except (Exception, SystemExit) as error:  # a script without a guard ends the process
+        raise InputError(f"engine '{name}' cannot be loaded: {_cause(error)}.") from error
+    missing = [method for method in _METHODS if not callable(getattr(engine, method, None))]
+    if missing:
+        raise InputError(
+            f"engine '{name}' has no method {' and no '.join(missing)}; an engine is a class with "
+            f"{' and '.join(_METHODS)} (docs/study.md)."
+        )
+    return engine
+
+
+def _make(address: str) -> Engine:
+    module, _, attribute = address.partition(":")
+    return cast(Engine, getattr(importlib.import_module(module), attribute)())
+
+
+def _cause(error: BaseException) -> str:
+    """An error with its type, and the line of the user's code that raised it."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):
+        return text  # it names its own
+    ours = (__file__, importlib.__file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
+    theirs = [frame for frame in frames if not frame.filename.startswith("<frozen ")]
+    return f"{text} ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else text
+
+
+# Running a cell
 
 
 @dataclass(frozen=True)
@@ -51,83 +135,81 @@ def execute(*, engine: Engine, cell: Cell, address: str, control: Control) -> Ou
     """Run a cell of the study at `address` to its end, or until it is asked to stop."""
     start = time.perf_counter()
     try:
-        with _folder(address, cell.name, control) as (folder, carried):
-            outcome = _attempt(engine, cell, folder, carried)
-    except Exception as error:  # a remote system may raise anything; a claim that never falls free ends here too
-        outcome = _without_folder(address, cell, error)
+        with _locked_folder(address, cell.name, control) as (folder, folder_control):
+            outcome = _attempt(engine, cell, folder, folder_control)
+    except OSError as error:
+        outcome = Outcome(cell.name, "unwritable", f"{files.join(address, cell.name)}: {error.strerror or error}")
+    except LockedError as error:
+        outcome = Outcome(cell.name, "failed", f"the cell is being run by {error}")
+    except Exception as error:  # a remote system may raise anything
+        outcome = Outcome(cell.name, "failed", _message(error))
     return replace(outcome, seconds=time.perf_counter() - start)
 
 
-def _without_folder(address: str, cell: Cell, error: Exception) -> Outcome:
-    """A cell whose folder could not be had."""
-    if isinstance(error, OSError):
-        return Outcome(cell.name, "unwritable", f"{files.join(address, cell.name)}: {error.strerror or error}")
-    return Outcome(cell.name, "failed", _message(error))
-
-
 @contextmanager
-def _folder(address: str, name: str, control: Control) -> Iterator[tuple[Path, Control]]:
-    """The cell's folder, claimed; a remote one as a scratch folder."""
+def _locked_folder(address: str, name: str, control: Control) -> Iterator[tuple[Path, Control]]:
+    """The cell's folder, locked; of a remote one, a local copy."""
+    above = files.join(address, name)
     if files.is_remote(address):
-        above = files.join(address, name)
         with (
-            remote.claimed(files.join(above, RUNNING), what=f"cell {name}", patience=_PATIENCE),
-            remote.scratch(above, control) as (folder, carrier),
+            locked(files.join(above, RUNNING), patience=_PATIENCE) as check_lock,
+            remote.scratch(above, control, check_lock) as (folder, uploader),
         ):
-            yield folder, carrier
+            yield folder, uploader
         return
-    folder = Path(address) / name
+    folder = Path(above)
     begun = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    claim = Claim(folder / RUNNING)
-    try:
-        claim.take(patience=_PATIENCE)
-    except HeldError as error:
-        raise RuntimeError(f"the cell is being run by {error}") from error
-    try:
-        if begun:
-            _sweep(folder)
+    with locked(files.join(above, RUNNING), patience=_PATIENCE) as check_lock:
+        if begun:  # a kill inside an atomic write leaves a temporary file
+            for path in folder.glob(".*"):
+                if path.name.startswith(tuple(f".{name}." for name in (SETTINGS, POINTS, CHECKPOINT, FINISHED))):
+                    path.unlink(missing_ok=True)
         yield folder, control
-    finally:
-        claim.release()
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a kill inside an atomic write left behind."""
-    for path in folder.glob(".*"):
-        if path.name.startswith(tuple(f".{name}." for name in _BEGUN)):
-            path.unlink(missing_ok=True)
+        check_lock()
 
 
 def _attempt(engine: Engine, cell: Cell, folder: Path, control: Control) -> Outcome:
     if is_finished(folder):
         return Outcome(cell.name, "finished")  # done by the attempt whose end we waited for
     try:
-        _make_ready(folder)
+        for name in (ERROR, FINISHED):  # a FINISHED that is there is torn, or the cell would not be run
+            (folder / name).unlink(missing_ok=True)
+        _drop_unsound(folder)
         done = engine.run(cell, folder, control)
     except Exception as error:  # an engine may raise anything; the other cells go on
-        return _failed(cell, folder, error)
-    return _ended(cell, done=done)
-
-
-def _make_ready(folder: Path) -> None:
-    """Leave nothing of an earlier attempt but what can be gone on from."""
-    for name in (ERROR, FINISHED):  # the second is torn, or the cell would not be run
-        (folder / name).unlink(missing_ok=True)
-    _drop_unsound(folder)
-
-
-def _failed(cell: Cell, folder: Path, error: Exception) -> Outcome:
-    """What an engine raised, written down."""
-    cause = _unwritable(error, folder)
-    if cause is not None:
-        return Outcome(cell.name, "unwritable", f"{folder}: {cause.strerror or cause}")
-    write_error(folder, error)
-    return Outcome(cell.name, "failed", _message(error))
-
-
-def _ended(cell: Cell, *, done: bool) -> Outcome:
+        cause = _unwritable(error, folder)
+        if cause is not None:
+            return Outcome(cell.name, "unwritable", f"{folder}: {cause.strerror or cause}")
+        write_error(folder, error)
+        return Outcome(cell.name, "failed", _message(error))
     return Outcome(cell.name, "finished" if done else "stopped")
+
+
+def json_object(data: bytes) -> dict[str, Any] | None:
+    """The JSON object in a file's bytes; None where they are empty, torn or something else.
+
+    >>> json_object(b'{"rollouts": 12}'), json_object(b""), json_object(b'{"roll'), json_object(b"[]")
+    ({'rollouts': 12}, None, None, None)
+    """
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def summary_at(folder: Path) -> dict[str, Any] | None:
+    """`finished.json` of a cell; None where it has not finished, or a power cut left the file empty or torn."""
+    try:
+        return json_object((folder / FINISHED).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the cell of this folder is done."""
+    return summary_at(folder) is not None
 
 
 def _drop_unsound(folder: Path) -> None:
