@@ -65,7 +65,7 @@ def judge(name: str, runs: Runs, metric: str, taken: list[int], replicates: int)
         np.array([np.mean([values[n, seed] for seed in of], axis=0) for n in tried]) for of in (rest, taken)
     )
     curves = [curve(runs[n, seed], metric, n, seed) for n in tried for seed in taken]
-    front = fit_law(curves, metric=metric, replicates=replicates, with_surface=False).joint.frontier
+    front = fit_law(curves, metric=metric, replicates=replicates).joint.frontier
     for c, budget in enumerate(BUDGETS):
         at = int(np.abs(np.log(front.compute_C / budget)).argmin())
         # Settings are in order of n, as the curves are.

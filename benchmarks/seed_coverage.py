@@ -90,7 +90,7 @@ def late(rng: np.random.Generator, seeds: int, spread: float, lead: float) -> li
 
 
 def direction(rng: np.random.Generator, seeds: int, spread: float, lead: float, replicates: int) -> tuple[bool, float]:
-    law = fit_law(late(rng, seeds, spread, lead), metric="avg@4", replicates=replicates, with_surface=False)
+    law = fit_law(late(rng, seeds, spread, lead), metric="avg@4", replicates=replicates)
     best = law.joint.rollouts
     assert best is not None
     return best.rises, best.probability_rises

@@ -18,7 +18,7 @@ ahead now is read off the values themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -26,17 +26,18 @@ from typing import Any
 import numpy as np
 
 from isocompute.core.arrays import Array
+from isocompute.core.curve import MINIMUM_POINTS, Curve, noise_level, scale_of, upper_bound
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, plural, value
-from isocompute.law.curve import MINIMUM_POINTS, Curve, noise_level, scale_of, upper_bound
-from isocompute.law.falls import lasting_fall
+from isocompute.law.collapse import collapse_start, collapsed_early
+from isocompute.law.curves import usable_points
 from isocompute.law.families import HILL
-from isocompute.law.fits import SEEN, CurveFit, fit_groups, usable_points
-from isocompute.law.intervals import around, percentiles
-from isocompute.law.seeds import ONE_SEED_ERROR
+from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
 from isocompute.law.solver import Batch, solve
+from isocompute.law.uncertainty import SEED_MARGIN, around, percentiles
 
-__all__ = ["Comparison", "Efficiency", "Fall", "Overtaking", "compare"]
+__all__ = ["Ablation", "Collapse", "Comparison", "Efficiency", "Overtaking", "Part", "compare", "leave_one_out"]
+
 
 ONE_SEED_FACTOR = 1.5
 _FAR = 4.0
@@ -60,7 +61,7 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
-class Fall:
+class Collapse:
     """A run that fell for good."""
 
     side: str
@@ -111,7 +112,7 @@ class Comparison:
     ahead_now: str
     sides: tuple[tuple[Curve, ...], tuple[Curve, ...]]
     """All points of both, with what follows a fall."""
-    falls: tuple[Fall, ...]
+    falls: tuple[Collapse, ...]
     """Runs of either side that fell for good."""
     unrisen: str | None
     """`a` or `b`: a side that was run for less than the other and has not begun to rise."""
@@ -190,11 +191,11 @@ def compare(
                 )
     values = np.concatenate([c.values_C for side in (a, b) for c in side])
     upper = upper_bound(values)
-    fit_a, fit_b = fit_groups(sides, replicates=replicates, seed=seed, upper=upper, lone_luck=True)
+    fit_a, fit_b = fit_groups(sides, replicates=replicates, seed=seed, upper=upper, draw_single_seeds=True)
     difference = fit_a.ceiling - fit_b.ceiling
     interval = around(difference, fit_a.ensemble.ceiling_B - fit_b.ensemble.ceiling_B, level)
     alone = min(len(side) for side in sides) == 1
-    floor = ONE_SEED_ERROR * scale_of(values) if alone else 0.0
+    floor = SEED_MARGIN * scale_of(values) if alone else 0.0
     rule = f"one seed: at least ±{number(floor)}" if alone else "bootstrap"
     interval = min(interval[0], difference - floor), max(interval[1], difference + floor)
     common = _common_ceiling(fit_a, fit_b, upper)
@@ -208,8 +209,8 @@ def compare(
     falls = tuple(fall for name, side in (("a", a), ("b", b)) for fall in _falls(name, side))
     fits = fit_a, fit_b
     ahead = _ahead_by_values((a, b), fits, floor, level) if falls else _ahead(*fits, floor, level)
-    unrisen = _unrisen(fit_a, fit_b, ONE_SEED_ERROR * scale_of(values))
-    seen = unrisen is None and min(fit_a.rise_done, fit_b.rise_done) >= SEEN
+    unrisen = _unrisen(fit_a, fit_b, SEED_MARGIN * scale_of(values))
+    seen = unrisen is None and min(fit_a.rise_done, fit_b.rise_done) >= CEILING_SEEN
     return Comparison(
         a=fit_a,
         b=fit_b,
@@ -233,10 +234,10 @@ def compare(
     )
 
 
-def _falls(name: str, side: Sequence[Curve]) -> list[Fall]:
-    starts = [(curve, lasting_fall(curve.values_C)) for curve in side]
+def _falls(name: str, side: Sequence[Curve]) -> list[Collapse]:
+    starts = [(curve, collapse_start(curve.values_C)) for curve in side]
     return [
-        Fall(name, curve.name, float(curve.compute_C[start - 1]), float(curve.values_C[start:][-_LATELY:].mean()))
+        Collapse(name, curve.name, float(curve.compute_C[start - 1]), float(curve.values_C[start:][-_LATELY:].mean()))
         for curve, start in starts
         if start is not None
     ]
@@ -324,7 +325,7 @@ def _level(side: Sequence[Curve], at: float, *, of_one: float) -> tuple[float, f
 
 def _lately(curve: Curve, at: float) -> Array:
     end = max(int((curve.compute_C <= at).sum()), 1)
-    fall = lasting_fall(curve.values_C)
+    fall = collapse_start(curve.values_C)
     since = fall if fall is not None and fall < end else 0
     return curve.values_C[max(since, end - _LATELY) : end]
 
@@ -356,3 +357,127 @@ def _overtakings(a: CurveFit, b: CurveFit, level: float) -> tuple[Overtaking, ..
         compute = float(grid_C[i] * (grid_C[i + 1] / grid_C[i]) ** share)
         out.append(Overtaking(compute, around(compute, at_B, level), float(has_B.mean()), winner, compute > seen))
     return tuple(out)
+
+
+# Leave-one-out: what each part of a recipe is for (ScaleRL section 4, figure 7).
+
+_END = 0.9
+"""What was reached is the mean over the last tenth of the compute."""
+VERDICTS = {
+    ("a", ""): "raises the ceiling",
+    ("b", ""): "lowers the ceiling",
+    ("same", "a"): "speeds up",
+    ("same", "b"): "slows down",
+    ("undecided", "a"): "speeds up, ceiling undecided",
+    ("undecided", "b"): "slows down, ceiling undecided",
+    ("same", "same"): "no difference seen",
+}
+"""By who is higher and who is faster: `a` is the whole recipe, `b` the one without the part."""
+_NOTHING = ("no difference seen", "undecided")
+_LEADS = {"a": "leads at the end", "b": "is behind at the end"}
+"""Where ceiling and speed cannot be told apart, the last values may still differ."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A variant of the recipe: the part it lacks, seen through it."""
+
+    name: str
+    fit: CurveFit
+    """Of whole runs."""
+    half: CurveFit
+    """Of the first half of the compute."""
+    predicted: float
+    """Mean over the last tenth of the compute, by the fit of the first half."""
+    predicted_interval: tuple[float, float]
+    reached: float
+    comparison: Comparison | None
+    """The whole recipe (a) against this variant (b); None for the recipe itself."""
+
+    @property
+    def verdict(self) -> str:
+        """What the part that this variant lacks does for the recipe."""
+        if self.comparison is None:
+            return "the recipe"
+        higher, faster = self.comparison.higher, self.comparison.faster
+        verdict = VERDICTS.get((higher, "" if higher in "ab" else faster), "undecided")
+        if verdict in _NOTHING and self.comparison.ahead_now in _LEADS:
+            return _LEADS[self.comparison.ahead_now]
+        return verdict
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The whole recipe first, then its variants."""
+
+    whole: Part
+    parts: tuple[Part, ...]
+    share: float
+    """Of the compute, what the prediction was fitted on."""
+
+    @property
+    def errors(self) -> list[float]:
+        """Predicted minus reached, of all."""
+        return [part.predicted - part.reached for part in (self.whole, *self.parts)]
+
+
+def leave_one_out(
+    whole: Sequence[Curve],
+    variants: Mapping[str, Sequence[Curve]],
+    *,
+    share: float = 0.5,
+    replicates: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Ablation:
+    """Fit, predict and compare; every side is given by its runs (seeds)."""
+    if not 0 < share < 1:
+        raise InputError(f"a share of {share:g} of the compute cannot be fitted to predict the rest; use .5.")
+    sides = {name: _with_curves(name, curves) for name, curves in {"": whole, **variants}.items()}
+    named = [(name, [usable_points(curve) for curve in curves]) for name, curves in sides.items()]
+    halves = [[_until(curve, share) for curve in curves] for _, curves in named]
+    upper = upper_bound(np.concatenate([curve.values_C for _, curves in named for curve in curves]))
+    fits = fit_groups([curves for _, curves in named], replicates=replicates, seed=seed, upper=upper)
+    half_fits = fit_groups(halves, replicates=replicates, seed=seed, upper=upper)
+    parts = []
+    for (name, curves), fit, half in zip(named, fits, half_fits, strict=True):
+        predicted, interval = _predicted(half, curves, level)
+        against = compare(sides[""], sides[name], replicates=replicates, seed=seed, level=level) if name else None
+        parts.append(Part(name, fit, half, predicted, interval, _reached(curves), against))
+    return Ablation(parts[0], tuple(parts[1:]), share)
+
+
+def _with_curves(name: str, curves: Sequence[Curve]) -> Sequence[Curve]:
+    kept = [curve for curve in curves if not collapsed_early(curve)]
+    if curves and not kept:
+        raise InputError(
+            f"{name or 'the whole recipe'}: every run fell for good within its first evaluations, as with a learning "
+            "rate that is too high; there is no curve to compare."
+        )
+    return kept
+
+
+def _until(curve: Curve, share: float) -> Curve:
+    count = int((curve.compute_C <= share * curve.compute_C[-1]).sum())
+    if count < MINIMUM_POINTS:
+        raise InputError(
+            f"run '{curve.name}': {count} points in the first {share:.0%} of its compute; a fit needs "
+            f"{MINIMUM_POINTS}: evaluate more often (evaluation.points)."
+        )
+    return curve.until(count)
+
+
+def _end(curve: Curve) -> np.ndarray:
+    return np.asarray(curve.compute_C >= _END * curve.compute_C[-1])
+
+
+def _reached(curves: Sequence[Curve]) -> float:
+    return float(np.mean([curve.values_C[_end(curve)].mean() for curve in curves]))
+
+
+def _predicted(half: CurveFit, curves: Sequence[Curve], level: float) -> tuple[float, tuple[float, float]]:
+    """At the compute where `_reached` has its values."""
+    at = [curve.compute_C[_end(curve)] for curve in curves]
+    values_B = np.mean([half.ensemble.at(compute_C).mean(axis=1) for compute_C in at], axis=0)
+    value = float(np.median(values_B))
+    return value, around(value, values_B, level)

@@ -49,8 +49,6 @@ class Family:
     bounds: Callable[[float], Array]
     """`(last compute / first compute) -> [[low, high] per θ]`."""
     grid_sizes: tuple[int, ...]
-    steepness: Callable[[Array], Array]
-    """`theta_K -> B`, one a curve: the efficiency of the Hill curves that are as smooth in log compute as these."""
 
     @property
     def free(self) -> int:
@@ -96,14 +94,6 @@ def _hill_slopes(x: Array, theta_K: Array, g: Array) -> tuple[Array, ...]:
     return by_midpoint, by_efficiency
 
 
-def _hill_steepness(theta_K: Array) -> Array:
-    return np.asarray(np.exp(theta_K[1]))
-
-
-def _same(compute: Array) -> Array:
-    return compute
-
-
 def _exponential(x: Array, theta_K: Array) -> Array:
     return np.asarray(1.0 - np.exp(-np.minimum(x * np.exp(-theta_K[0]), 700.0)))
 
@@ -112,23 +102,12 @@ def _exponential_slopes(x: Array, theta_K: Array, g: Array) -> tuple[Array, ...]
     return ((g - 1.0) * np.minimum(x * np.exp(-theta_K[0]), 700.0),)
 
 
-def _log1p(compute: Array) -> Array:
-    return np.asarray(np.log1p(compute))
-
-
 def _power(x: Array, theta_K: Array) -> Array:
     return np.asarray(1.0 - np.exp(-np.exp(theta_K[0]) * x))
 
 
 def _power_slopes(x: Array, theta_K: Array, g: Array) -> tuple[Array, ...]:
     return ((1.0 - g) * (np.exp(theta_K[0]) * x),)
-
-
-def _two(theta_K: Array) -> Array:
-    """exp(-C/τ) has no pole, but grows without bound further than π/2 off the real axis of log C, where a Hill curve
-    with B = 2 has its pole; (1 + C/s)^-β has its own at π, and comes close to an exponential where β is large.
-    """
-    return np.full(theta_K.shape[1:], 2.0)
 
 
 def _log_box(*pairs: tuple[float, float]) -> Array:
@@ -144,28 +123,25 @@ HILL = Family(
     compute_like=(True, False),
     bounds=lambda span: _log_box((0.1, 10.0 * span), (0.25, 12.0)),
     grid_sizes=(24, 8),
-    steepness=_hill_steepness,
 )
 EXPONENTIAL = Family(
     name="exponential",
-    coordinate=_same,
+    coordinate=lambda compute: compute,
     shape=_exponential,
     slopes=_exponential_slopes,
     parameters=("scale",),
     compute_like=(True,),
     bounds=lambda span: _log_box((0.1, 10.0 * span)),
     grid_sizes=(24,),
-    steepness=_two,
 )
 POWER = Family(
     name="power",
-    coordinate=_log1p,
+    coordinate=np.log1p,
     shape=_power,
     slopes=_power_slopes,
     parameters=("exponent",),
     compute_like=(False,),
     bounds=lambda _: _log_box((0.02, 8.0)),
     grid_sizes=(16,),
-    steepness=_two,
 )
 FAMILIES: tuple[Family, ...] = (HILL, EXPONENTIAL, POWER)

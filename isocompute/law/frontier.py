@@ -1,44 +1,77 @@
-"""The compute-optimal frontier: the upper envelope of the fitted curves, where it switches, and how sure that is.
+"""The compute-optimal frontier, the optimum n*(C) along it, and how much the reward depends on n and Bp.
 
-IsoCompute section 4.1: at every budget C the best value any setting reaches with at most C. A setting takes part from a
-quarter below its first evaluated compute on (a fit says little about what came before its points), and keeps its last
-value beyond its last point: with a larger budget one can still stop there. That says what is reached, not which n is
-best: `bounds` marks where a larger n was not run so far.
+*Frontier* (IsoCompute section 4.1): at every budget C the best value that any setting reaches with at most C. A setting
+takes part from a quarter below its first evaluated compute on (a fit says little about what came before its points),
+and keeps its last value after its last point: with a larger budget one can still stop there. That says what is reached,
+not which n is best: `bounds` marks where a larger n was not run so far.
+
+*Optimum* (figure 7): `log2 n* = L / (1 + exp(-k (log10 C - log10 C0))) + b`. That is a Hill curve in C with exponent
+k / ln 10, so the solver of the reward curves fits it, for the estimate and all draws at once, once rising (L > 0) and
+once falling (L < 0); the better of the two is taken. Its far end is held inside the optima that were seen: the data say
+nothing about larger ones. Where the best n is the smallest or largest that was run, or the next larger one had ended by
+then, the optimum is reported as a bound.
+
+*Sensitivity* (figure 10): the best minus the worst value along n at one Bp, or along Bp at one n, at the largest
+compute that all runs of the slice have. Noise alone spreads values: the best minus the worst of six equal settings is
+two and a half standard errors. That is subtracted (`uncertainty.basic`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from isocompute.core.arrays import Array, Bools, Ints
-from isocompute.law.curve import scale_of
+from isocompute.core.curve import scale_of
+from isocompute.law.families import HILL
 from isocompute.law.fits import CurveFit
-from isocompute.law.seeds import ONE_SEED_ERROR, one_seed_spread
+from isocompute.law.solver import Batch, Fits, evaluate, solve
+from isocompute.law.uncertainty import SEED_MARGIN, around, basic, percentiles, seed_deviation
 
 __all__ = [
-    "REACH",
+    "EARLY_FACTOR",
     "Frontier",
+    "Optimum",
+    "Reading",
+    "Slice",
     "Switch",
+    "at_end",
     "bounds",
     "compared",
-    "compute_grid",
     "ended",
+    "fit_optima",
     "frontier",
     "live",
-    "luck_of",
     "reached",
+    "seed_noise",
+    "sensitivity",
+    "what_to_run",
 ]
 
-REACH = 1.25
-GRID_POINTS = 120
+EARLY_FACTOR = 1.25
+"""A setting takes part from its first compute divided by this."""
+_GRID_POINTS = 120
 _SLACK = 1.02  # budgets that differ by a batch are the same budget
 _ENOUGH = 3.0
-_CUTS, _ROUNDS = 256, 4
-"""Rounds in which the place of a crossing is cut into this many: to a billionth of a step of the grid."""
+
+_LN10 = float(np.log(10.0))
+_STEEPEST = 50.0
+_SURE = 0.8
+_STILL = 0.5
+"""Doublings by which the optimum must move to count as moving."""
+_SIGMOID_POINTS = 60
+_SIGMOID_REPLICATES = 400
+"""n* itself uses all points and draws; the sigmoid through it needs fewer."""
+_SIGMOID = replace(
+    HILL,
+    name="sigmoid",
+    bounds=lambda span: np.array([[0.0, np.log(span)], [np.log(0.5 / _LN10), np.log(_STEEPEST / _LN10)]]),
+    grid_sizes=(40, 16),
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +89,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class Frontier:
-    """The envelope on a grid of compute, for the estimate and for every bootstrap replicate."""
+    """The envelope on a grid of compute, for the estimate and for every bootstrap draw."""
 
     compute_C: Array
     best_C: Ints
@@ -64,20 +97,64 @@ class Frontier:
     values_C: Array
     switches: tuple[Switch, ...]
     best_BC: Ints
-    """The same for every replicate, with `luck_of` its settings in it."""
+    """The same for every draw, with `seed_noise` in it."""
     values_BC: Array
 
 
-def compute_grid(fits: Sequence[CurveFit], size: int = GRID_POINTS) -> Array:
-    """Log-spaced compute from the first to the last evaluation of any setting."""
+def frontier(fits: Sequence[CurveFit], *, seed_noise_SB: Array | None = None) -> Frontier:
+    """Envelope, switches and the draws' envelopes, on log-spaced compute from the first evaluation to the last.
+
+    `seed_noise_SB` is how much better another seed of a setting might have been, by draw, where the draws do not hold
+    it: it decides which setting is best, and is not in the values.
+    """
     first, last = min(fit.first for fit in fits), max(fit.last for fit in fits)
-    return np.geomspace(first, max(last, first * (1 + 1e-9)), size)
+    compute_C = np.geomspace(first, max(last, first * (1 + 1e-9)), _GRID_POINTS)
+    live_SC = live(fits, compute_C)
+    values_SC = np.where(live_SC, np.stack([reached(fit, compute_C) for fit in fits]), -np.inf)
+    best_C = values_SC.argmax(axis=0)
+    # A running maximum over settings, so that memory stays at one setting's draws.
+    shape = len(fits[0].ensemble.base_B), len(compute_C)
+    best_BC, highest_BC, values_BC = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf), np.full(shape, -np.inf)
+    for index, fit in enumerate(fits):
+        candidate_BC = np.where(live_SC[index], fit.ensemble.at(np.minimum(compute_C, fit.last)), -np.inf)
+        np.maximum(values_BC, candidate_BC, out=values_BC)
+        if seed_noise_SB is not None:
+            candidate_BC += seed_noise_SB[index][:, None]
+        better_BC = candidate_BC > highest_BC
+        best_BC[better_BC] = index
+        highest_BC[better_BC] = candidate_BC[better_BC]
+    switches = tuple(_switch(fits, compute_C, best_C, live_SC, i) for i in np.flatnonzero(np.diff(best_C)).tolist())
+    return Frontier(compute_C, best_C, values_SC.max(axis=0), switches, best_BC, values_BC)
+
+
+def _switch(fits: Sequence[CurveFit], compute_C: Array, best_C: Ints, live_SC: Bools, i: int) -> Switch:
+    """The switch between two points of the grid."""
+    from scipy.optimize import brentq  # a quarter of a second to load
+
+    old, new = int(best_C[i]), int(best_C[i + 1])
+
+    def lead(log_c: float) -> float:
+        at = np.exp(np.array([log_c]))
+        return float((reached(fits[new], at) - reached(fits[old], at))[0])
+
+    low, high = float(np.log(compute_C[i])), float(np.log(compute_C[i + 1]))
+    if not live_SC[new, i]:
+        low = max(low, float(np.log(fits[new].starts / EARLY_FACTOR)))
+    changes = lead(low) < 0 < lead(high)
+    at = float(np.exp(brentq(lead, low, high) if changes else low))
+    crosses = changes and at <= min(fits[old].last, fits[new].last) * _SLACK
+    return Switch(at, old, new, float(reached(fits[new], np.array([at]))[0]), crosses)
+
+
+def reached(fit: CurveFit, compute_C: Array) -> Array:
+    """What a setting reaches with at most this compute: its curve, held at its last point."""
+    return fit.at(np.minimum(compute_C, fit.last))
 
 
 def live(fits: Sequence[CurveFit], compute_C: Array) -> Bools:
     """Which settings (rows) take part at which compute."""
     starts_S = np.array([fit.starts for fit in fits])
-    return np.asarray(compute_C[None, :] >= starts_S[:, None] / REACH)
+    return np.asarray(compute_C[None, :] >= starts_S[:, None] / EARLY_FACTOR)
 
 
 def compared(fits: Sequence[CurveFit], compute_C: Array) -> tuple[slice, bool]:
@@ -121,88 +198,305 @@ def bounds(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: in
     return [">=" if gone else edge.get(value_S[best]) for best, gone in zip(best_C.tolist(), cut, strict=True)]
 
 
-def reached(fit: CurveFit, compute_C: Array) -> Array:
-    """What a setting reaches with at most this compute: its curve, held at its last point."""
-    return fit.at(np.minimum(compute_C, fit.last))
+def seed_noise(fits: Sequence[CurveFit], *, seed: int | np.random.Generator) -> Array:
+    """How far another seed of a setting (rows) might lie from the one that was run, by draw.
 
-
-def luck_of(fits: Sequence[CurveFit], *, seed: int) -> Array:
-    """How far another seed of a setting (rows) might lie from the one that was run, by replicate.
-
-    With one seed the others' seeds say it (`seeds.of_one`), and where no setting has several it is `compare`'s margin,
-    of the scale of the points that were fitted; with several the replicates show it, and there is nothing to add.
+    For a single seed the other settings' seeds show it (`CurveFit.seed_deviation`), and without those it is ScaleRL's
+    margin, of the scale of the fitted points; for several seeds the draws hold it, and there is nothing to add.
     """
-    rng = np.random.default_rng([seed, 2])
+    rng = seed if isinstance(seed, np.random.Generator) else np.random.default_rng([seed, 2])
     scale = scale_of(np.concatenate([curve.values_C for fit in fits for curve in fit.curves]))
-    margin = one_seed_spread(scale * ONE_SEED_ERROR)
-    spread_S = [(fit.seed_spread or margin) * (len(fit.curves) == 1) for fit in fits]
-    return np.stack(
-        [spread * rng.standard_normal(len(fit.ensemble.base_B)) for spread, fit in zip(spread_S, fits, strict=True)]
+    margin = seed_deviation(scale * SEED_MARGIN)
+    deviation_S = np.array([(fit.seed_deviation or margin) * (len(fit.curves) == 1) for fit in fits])
+    return deviation_S[:, None] * rng.standard_normal((len(fits), len(fits[0].ensemble.base_B)))
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The fitted sigmoid of a quantity that doubles (n or Bp) along compute or update steps."""
+
+    x_C: Array
+    """Compute (or update steps) at which the optimum was read."""
+    estimate_C: Array
+    """The optimum on the frontier, a step function of values that were run."""
+    interval_C2: Array
+    """Its 95% interval over the bootstrap."""
+    sigmoid_C: Array
+    L: float
+    k: float
+    log10_C0: float
+    b: float
+    k_at_bound: bool
+    """A single jump has no finite slope: k is then only known to be large."""
+    L_interval: tuple[float, float]
+    k_interval: tuple[float, float]
+    b_interval: tuple[float, float]
+    floor_interval: tuple[float, float]
+    ceiling_interval: tuple[float, float]
+    midpoint_interval: tuple[float, float]
+    direction: str
+    """`rises`, `falls`, `flat`, or `unclear`: fewer than 80% of the draws agree, the lead at the end is not
+    significant, or it moves only because settings begin or end."""
+    probability_rises: float
+    saturates: bool
+    bound_C: tuple[str | None, ...]
+    """`<=` or `>=` where the optimum on the frontier is only a bound (`frontier.bounds`)."""
+    smallest: float
+    largest: float
+
+    @property
+    def floor_bound(self) -> str | None:
+        """The bound at small compute."""
+        return self.bound_C[0]
+
+    @property
+    def ceiling_bound(self) -> str | None:
+        """The bound at large compute."""
+        return self.bound_C[-1]
+
+    @property
+    def rises(self) -> bool:
+        """Whether more compute wants a larger value."""
+        return self.direction == "rises"
+
+    @property
+    def floor(self) -> float:
+        """The optimum at small compute, 2^b."""
+        return float(2.0**self.b)
+
+    @property
+    def ceiling(self) -> float:
+        """The optimum at large compute, 2^(L + b)."""
+        return float(2.0 ** (self.L + self.b))
+
+    def to_json(self, axis: str) -> dict[str, Any]:
+        """The keys of `optimal_rollouts` in `fit --json`; `axis` is `C` or `M`."""
+        return {
+            "L": self.L,
+            "L_interval": list(self.L_interval),
+            "k": self.k,
+            "k_interval": list(self.k_interval),
+            f"log10_{axis}0": self.log10_C0,
+            f"log10_{axis}0_interval": list(self.midpoint_interval),
+            "b": self.b,
+            "b_interval": list(self.b_interval),
+            "floor": self.floor,
+            "floor_interval": list(self.floor_interval),
+            "floor_bound": self.floor_bound,
+            "ceiling": self.ceiling,
+            "ceiling_interval": list(self.ceiling_interval),
+            "ceiling_bound": self.ceiling_bound,
+            "k_at_bound": self.k_at_bound,
+            "direction": self.direction,
+            "rises": self.rises,
+            "probability_rises": self.probability_rises,
+            "saturates": self.saturates,
+        }
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An optimum read along log-spaced compute (or update steps)."""
+
+    x_C: Array
+    optimum_C: Array
+    optimum_BC: Array
+    """The same for every draw."""
+    tried: Array
+    """The values that were run."""
+    bound_C: tuple[str | None, ...] = (None,)
+    """Where the optimum is only a bound; by default nowhere."""
+    moves: frozenset[str] = frozenset({"rises", "falls"})
+    """The directions that comparisons between settings support; another one is reported as `unclear`."""
+    leads: frozenset[str] = frozenset({"rises", "falls"})
+    """Those in which the lead at the end is significant; another one is `unclear` too."""
+
+
+def fit_optima(readings: Sequence[Reading]) -> list[Optimum]:
+    """Fit the sigmoid to each reading; all of them, and their draws, at once."""
+    if not readings:
+        return []
+    x_G, rows_G = [], []
+    for reading in readings:
+        thin = slice(None, None, max(1, len(reading.x_C) // _SIGMOID_POINTS))
+        rows_RC = np.concatenate([reading.optimum_C[None], reading.optimum_BC[:_SIGMOID_REPLICATES]])[:, thin]
+        x_G.append(reading.x_C[thin])
+        rows_G.append(np.log2(rows_RC))
+    return [_optimum(*each) for each in zip(readings, _sigmoids(x_G, rows_G), strict=True)]
+
+
+def _optimum(reading: Reading, fits: Fits) -> Optimum:
+    x_C, tried = reading.x_C, reading.tried
+    start_R, end_R = fits.base_R, fits.ceiling_R
+    k_R = np.exp(fits.theta_RK[:, 1]) * _LN10
+    middle_R = np.log10(np.exp(fits.theta_RK[:, 0]) * x_C[0])
+    rest = slice(1, None) if len(start_R) > 1 else slice(None)
+    sigmoid_C = evaluate(_SIGMOID, fits[:1], (x_C / x_C[0])[None])[0]
+    move, move_B = float(end_R[0] - start_R[0]), end_R[rest] - start_R[rest]
+    direction = "flat" if abs(move) <= _STILL else "rises" if move > 0 else "falls"
+    agree = float((move_B * np.sign(move) > _STILL).mean())
+    if direction != "flat" and (direction not in reading.moves & reading.leads or agree < _SURE):
+        direction = "unclear"
+    levels_off = sigmoid_C[int(0.9 * (len(sigmoid_C) - 1))] - start_R[0] >= 0.95 * move  # before the last tenth
+    # Between 8 and 16 nothing was run: its percentiles are values that were.
+    draws_BC = reading.optimum_BC if len(reading.optimum_BC) else reading.optimum_C[None]
+    interval_2C = np.percentile(draws_BC, [2.5, 97.5], axis=0, method="inverted_cdf")
+    return Optimum(
+        x_C=x_C,
+        estimate_C=reading.optimum_C,
+        interval_C2=np.asarray(interval_2C.T),
+        sigmoid_C=2.0**sigmoid_C,
+        L=move,
+        k=float(k_R[0]),
+        log10_C0=float(middle_R[0]),
+        b=float(start_R[0]),
+        k_at_bound=bool(direction != "flat" and k_R[0] > 0.99 * _STEEPEST),
+        L_interval=percentiles(move_B),
+        k_interval=percentiles(k_R[rest]),
+        b_interval=percentiles(start_R[rest]),
+        floor_interval=percentiles(2.0 ** start_R[rest]),
+        ceiling_interval=percentiles(2.0 ** end_R[rest]),
+        midpoint_interval=percentiles(middle_R[rest]),
+        direction=direction,
+        probability_rises=float((move_B > _STILL).mean()) if "rises" in reading.moves else 0.0,
+        saturates=bool(direction == "rises" and reading.bound_C[-1] is None and levels_off),
+        bound_C=reading.bound_C,
+        smallest=float(tried.min()),
+        largest=float(tried.max()),
     )
 
 
-def frontier(fits: Sequence[CurveFit], compute_C: Array | None = None, *, luck_SB: Array | None = None) -> Frontier:
-    """Envelope, switches and the bootstrap's envelopes over the given settings.
+def _sigmoids(x_G: Sequence[Array], rows_G: Sequence[Array]) -> list[Fits]:
+    """The better of a rising and a falling sigmoid for every row (log2 of the optimum) of every group."""
+    # Draws share many step functions: each distinct one is fitted once.
+    known: dict[tuple[int, bytes], int] = {}
+    row_GR = [[known.setdefault((g, row_C.tobytes()), len(known)) for row_C in rows] for g, rows in enumerate(rows_G)]
+    first_G = [np.unique(row_R, return_index=True)[1] for row_R in row_GR]
+    values = [row_C for rows_RC, first_U in zip(rows_G, first_G, strict=True) for row_C in rows_RC[first_U]]
+    width = max(len(x_C) for x_C in x_G)
 
-    `luck_SB` is how much better another seed of a setting might have been, by replicate, where the replicates do not
-    know: it goes into which setting is best, not into the values.
+    def filled(lines: Sequence[Array], value: float) -> Array:
+        return np.array([np.pad(line, (0, width - len(line)), constant_values=value) for line in lines])
+
+    values_UC, weights_UC = filled(values, 0.0), filled([np.ones_like(row_C) for row_C in values], 0.0)
+    batch = Batch(
+        compute_GC=filled([x_C / x_C[0] for x_C in x_G], 1.0),
+        span_G=np.array([max(float(x_C[-1] / x_C[0]), 1.0 + 1e-9) for x_C in x_G]),
+        group_R=np.repeat(np.arange(len(x_G)), [len(first_U) for first_U in first_G]),
+        values_RC=values_UC,
+        weights_RC=weights_UC,
+        upper=0.0,
+    )
+    change_UC = np.diff(values_UC, axis=1) * weights_UC[:, 1:]
+    up_U, down_U = (np.asarray(each_UC.any(axis=1)) for each_UC in (change_UC > 0, change_UC < 0))
+    # A monotone sigmoid gains nothing on a row that moves the other way only.
+    rising, falling = _fit_signed(batch, up_U | ~down_U, 1.0), _fit_signed(batch, down_U, -1.0)
+    falls_U = np.flatnonzero(falling.sse_R < rising.sse_R * (1.0 - 1e-9) - 1e-12)
+    better = rising.updated(falls_U, falling[falls_U])
+    return [better[np.array(row_R)] for row_R in row_GR]
+
+
+def _fit_signed(batch: Batch, wanted_R: Bools, sign: float) -> Fits:
+    """Sigmoids that rise (sign 1) or fall (-1) and end at or below (above) the highest (lowest) value seen; the other
+    rows have an infinite sum of squares.
     """
-    compute_C = compute_grid(fits) if compute_C is None else compute_C
-    live_SC = live(fits, compute_C)
-    values_SC = np.where(live_SC, np.stack([reached(fit, compute_C) for fit in fits]), -np.inf)
-    best_C = values_SC.argmax(axis=0)
-    best_BC, values_BC = _replicates(fits, compute_C, live_SC, luck_SB)
-    return Frontier(
-        compute_C=compute_C,
-        best_C=best_C,
-        values_C=values_SC.max(axis=0),
-        switches=_switches(fits, compute_C, best_C, live_SC),
-        best_BC=best_BC,
-        values_BC=values_BC,
+    count = len(wanted_R)
+    out = Fits(np.zeros((count, 2)), np.zeros(count), np.zeros(count), np.full(count, np.inf))
+    rows_R = np.flatnonzero(wanted_R)
+    if not len(rows_R):
+        return out
+    weights_RC, values_RC = batch.weights_RC[rows_R], sign * batch.values_RC[rows_R]
+    top_R = np.where(weights_RC > 0, values_RC, -np.inf).max(axis=1)
+    centred_RC = np.where(weights_RC > 0, values_RC - top_R[:, None], 0.0)
+    part = replace(batch, group_R=batch.group_R[rows_R], values_RC=centred_RC, weights_RC=weights_RC)
+    fits = solve(_SIGMOID, part)
+    signed = Fits(fits.theta_RK, sign * (fits.base_R + top_R), sign * (fits.ceiling_R + top_R), fits.sse_R)
+    return out.updated(rows_R, signed)
+
+
+def what_to_run(best: Optimum) -> str:
+    """What to run where the optimum at the end is a lower bound: larger n, or one that had ended for longer."""
+    last = best.estimate_C[-1]
+    if last == best.largest:
+        return f"n above {best.largest:.0f}"
+    return f"n above {last:.0f} run to the end of the range: the next larger one ends before"
+
+
+def at_end(value: float, bound: str | None, best: Optimum) -> str:
+    """The optimum at one end of the data, as a bound where it is one."""
+    if bound is None:
+        return f"{value:.0f}"
+    if bound == "<=":
+        return f"≤ {best.smallest:.0f}"
+    end = best.estimate_C[-1] if value == best.ceiling else best.estimate_C[0]
+    return f"≥ {end:.0f}"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Reward at one compute along one axis with the other fixed."""
+
+    varied: str
+    fixed: int | None
+    compute: float
+    settings: tuple[int, ...]
+    """Values of the varied axis."""
+    values: tuple[float, ...]
+    intervals: tuple[tuple[float, float], ...]
+    range: float
+    range_interval: tuple[float, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of one entry of `sensitivity` in `fit --json`."""
+        return {
+            "varied": self.varied,
+            "fixed": self.fixed,
+            "compute": self.compute,
+            "values": [
+                {self.varied: setting, "value": value, "interval": list(interval)}
+                for setting, value, interval in zip(self.settings, self.values, self.intervals, strict=True)
+            ],
+            "range": self.range,
+            "range_interval": list(self.range_interval),
+        }
+
+
+def sensitivity(fits: Sequence[CurveFit], *, seed_noise_SB: Array | None = None) -> list[Slice]:
+    """All slices with at least two values, the widest first for each axis.
+
+    `seed_noise_SB` is how far another seed of a setting might lie off, where its draws do not hold it.
+    """
+    slices = []
+    for varied, axis in (("rollouts_per_problem", 1), ("problems_per_batch", 0)):
+        groups: dict[int | None, list[int]] = {}
+        for i, fit in enumerate(fits):
+            if fit.setting[axis] is not None:
+                groups.setdefault(fit.setting[1 - axis], []).append(i)
+        found = []
+        for fixed, group in groups.items():
+            compute = min(fits[i].last for i in group)
+            begun = sorted((i for i in group if fits[i].first <= compute), key=lambda i: fits[i].setting[axis] or 0)
+            if len({fits[i].setting[axis] for i in begun}) > 1:
+                noise_SB = 0.0 if seed_noise_SB is None else seed_noise_SB[begun]
+                found.append(_slice(varied, axis, fixed, compute, [fits[i] for i in begun], noise_SB))
+        slices += sorted(found, key=lambda s: -len(s.settings))
+    return slices
+
+
+def _slice(
+    varied: str, axis: int, fixed: int | None, compute: float, fits: Sequence[CurveFit], noise_SB: Array | float
+) -> Slice:
+    at = np.array([compute])
+    values_S = np.array([float(fit.at(at)[0]) for fit in fits])
+    draws_SB: Array = np.stack([fit.ensemble.at(at)[:, 0] for fit in fits])
+    span, (low, high) = basic(lambda values_SB: np.ptp(values_SB, axis=0), values_S, draws_SB + noise_SB)
+    return Slice(
+        varied=varied,
+        fixed=fixed,
+        compute=compute,
+        settings=tuple(int(fit.setting[axis] or 0) for fit in fits),
+        values=tuple(values_S.tolist()),
+        intervals=tuple(around(v, draws_B) for v, draws_B in zip(values_S.tolist(), draws_SB, strict=True)),
+        range=max(0.0, span),
+        range_interval=(max(0.0, low), max(0.0, high)),
     )
-
-
-def _replicates(
-    fits: Sequence[CurveFit], compute_C: Array, live_SC: Bools, luck_SB: Array | None
-) -> tuple[Ints, Array]:
-    """A running maximum over settings, so that memory stays at one setting's replicates."""
-    shape = len(fits[0].ensemble.base_B), len(compute_C)
-    best_BC, highest_BC, values_BC = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf), np.full(shape, -np.inf)
-    for index, fit in enumerate(fits):
-        candidate_BC = np.where(live_SC[index], fit.ensemble.at(np.minimum(compute_C, fit.last)), -np.inf)
-        np.maximum(values_BC, candidate_BC, out=values_BC)
-        if luck_SB is not None:
-            candidate_BC += luck_SB[index][:, None]
-        better_BC = candidate_BC > highest_BC
-        best_BC[better_BC] = index
-        highest_BC[better_BC] = candidate_BC[better_BC]
-    return best_BC, values_BC
-
-
-def _switches(fits: Sequence[CurveFit], compute_C: Array, best_C: Ints, live_SC: Bools) -> tuple[Switch, ...]:
-    out = []
-    for i in np.flatnonzero(np.diff(best_C)):
-        old, new = int(best_C[i]), int(best_C[i + 1])
-
-        def lead(log_C: Array, old: int = old, new: int = new) -> Array:
-            return reached(fits[new], np.exp(log_C)) - reached(fits[old], np.exp(log_C))
-
-        low, high = float(np.log(compute_C[i])), float(np.log(compute_C[i + 1]))
-        if not live_SC[new, i]:
-            low = max(low, float(np.log(fits[new].starts / REACH)))
-        first, last = lead(np.array([low, high])).tolist()
-        changes = first < 0 < last
-        at = float(np.exp(_root(lead, low, high) if changes else low))
-        crosses = changes and at <= min(fits[old].last, fits[new].last) * _SLACK
-        value = float(reached(fits[new], np.array([at]))[0])
-        out.append(Switch(at, old, new, value, crosses))
-    return tuple(out)
-
-
-def _root(rising: Callable[[Array], Array], low: float, high: float) -> float:
-    """Where a function that is negative at `low` and positive at `high` turns positive."""
-    for _ in range(_ROUNDS):
-        grid = np.linspace(low, high, _CUTS + 1)
-        first = max(1, int((rising(grid) > 0).argmax()))
-        low, high = float(grid[first - 1]), float(grid[first])
-    return 0.5 * (low + high)

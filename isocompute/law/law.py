@@ -13,57 +13,94 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from isocompute.core.arrays import Array, Bools
+from isocompute.core.curve import Curve, on_one_scale, scale_of, upper_bound
 from isocompute.core.formatting import number, plural
-from isocompute.law.curve import Curve, on_one_scale, scale_of, upper_bound
-from isocompute.law.falls import fallen_early, fitted, lasting_fall, usable_end
+from isocompute.law.collapse import collapse_start, collapsed_early, usable_end, usable_mask
+from isocompute.law.curves import DEFAULT_BIN, last_trend, record_points, settings_of, usable_curves
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.frontier import REACH, Frontier, bounds, compared, ended, frontier, luck_of, reached
-from isocompute.law.intervals import by_chance
-from isocompute.law.optimum import Optimum, Reading, fit_optima
-from isocompute.law.records import DEFAULT_BIN, record_points
-from isocompute.law.seeds import ONE_SEED_ERROR
-from isocompute.law.sensitivity import Slice, sensitivity
-from isocompute.law.settings import settings_of, usable_curves
-from isocompute.law.surface import Surface
-from isocompute.law.surface_fit import fit_surface
-from isocompute.law.trend import last_trend
+from isocompute.law.frontier import (
+    EARLY_FACTOR,
+    Frontier,
+    Optimum,
+    Reading,
+    Slice,
+    bounds,
+    compared,
+    ended,
+    fit_optima,
+    frontier,
+    reached,
+    seed_noise,
+    sensitivity,
+)
+from isocompute.law.surface import Surface, fit_surface
+from isocompute.law.uncertainty import SEED_MARGIN, by_chance
 
-__all__ = ["Law", "RunFit", "Tradeoff", "fit_law"]
+__all__ = ["EarlyCollapse", "Law", "RunFit", "Tradeoff", "fit_law"]
+
+_NAMED = 3
+"""Runs that a note names."""
+_SIGNIFICANT = 0.05
+"""How often n* may be said to move where all n are equal at the end."""
 
 
 @dataclass(frozen=True)
 class RunFit:
-    """One run's curve with what was left out of it."""
+    """One run's curve, its fit, and which of its evaluations are not in the fit."""
 
     curve: Curve = field(repr=False)
     fit: CurveFit
     records: int
-    falls_after: float | None
-    """Compute of the last point before a lasting fall; the points after it are not in the fit."""
+    collapse_after: float | None
+    """Compute of the last point before a collapse; the points after it are not in the fit."""
 
     @property
     def points(self) -> int:
         """How many of its evaluations the fit goes through."""
-        return int(fitted(self.curve.values_C).sum())
+        return int(usable_mask(self.curve.values_C).sum())
 
     @property
     def dips(self) -> int:
-        """Evaluations before any lasting fall that lie far below those around them and are not in the fit."""
+        """Evaluations before any collapse that lie far below those around them and are not in the fit."""
         return usable_end(self.curve.values_C) - self.points
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of one entry of `curves` in `fit --json`."""
+        curve, fit = self.curve, self.fit
+        return {
+            "run": curve.name,
+            "problems_per_batch": curve.problems_per_batch,
+            "rollouts_per_problem": curve.rollouts_per_problem,
+            "seed": curve.seed,
+            "form": fit.family.name,
+            "form_weights": fit.weights,
+            "base": fit.base,
+            "base_interval": list(fit.base_interval()),
+            "asymptote": fit.ceiling,
+            "asymptote_interval": list(fit.ceiling_interval()),
+            "rise_done": fit.rise_done,
+            "parameters": fit.parameters(),
+            "parameter_intervals": {k: list(v) for k, v in fit.parameter_intervals().items()},
+            "at_bound": fit.at_bound(),
+            "rmse": fit.rmse,
+            "points": self.points,
+            "records": self.records,
+            "last": float(curve.compute_C[-1]),
+            "falls_after": self.collapse_after,
+        }
 
 
 @dataclass(frozen=True)
-class EarlyFall:
-    """A run that fell for good before it had points for a curve."""
+class EarlyCollapse:
+    """A run that collapsed before it had points for a curve."""
 
     curve: Curve = field(repr=False)
-    falls_after: float
+    collapse_after: float
 
 
 @dataclass(frozen=True)
@@ -84,16 +121,63 @@ class Tradeoff:
         fixed = "joint" if self.fixed is None else f"{self.fixed} = {self.value}"
         return f"Tradeoff({fixed}; {plural(len(self.fits), 'setting')}; {_in_words(self.rollouts)})"
 
-
-_NAMED = 3
-"""Runs that a note names."""
-_CHANCE = 0.05
-"""How often n* may be said to move where all n are equal at the end."""
-
-_CURVES_HOLD = "intervals of curves hold evaluation noise and the doubt about the form alone"
-
-_Competition = tuple[str | None, int | None, tuple[CurveFit, ...]]
-"""What is held fixed, its value, and the settings that compete."""
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `frontier`, `switches`, `best` and the optima in `fit --json`."""
+        front, settings = self.frontier, [fit.setting for fit in self.fits]
+        # n where it is known, else the run's name
+        labels = [n if n is not None else fit.curves[0].name for fit, (_, n) in zip(self.fits, settings, strict=True)]
+        low_C, high_C = np.percentile(front.values_BC, [2.5, 97.5], axis=0)
+        bound_C: list[str | None] = [None] * len(front.best_C)
+        if self.rollouts is not None:
+            bound_C = bounds(self.fits, front.best_C, front.compute_C)
+        interval_C2: list[Any] = [None] * len(front.compute_C)
+        tried = [n for _, n in settings if n is not None]
+        if len(tried) == len(settings):
+            n_BC = np.array(tried)[front.best_BC]
+            interval_C2 = np.percentile(n_BC, [2.5, 97.5], axis=0, method="inverted_cdf").T.tolist()
+        best = []
+        for compute, best_B, interval in zip(front.compute_C, front.best_BC.T, interval_C2, strict=True):
+            probability: dict[str, float] = {}
+            for i, count in enumerate(np.bincount(best_B)):
+                if count:
+                    probability[str(labels[i])] = probability.get(str(labels[i]), 0.0) + float(count) / len(best_B)
+            best.append({"compute": float(compute), "probability": probability, "interval": interval})
+        optima = {"optimal_rollouts": self.rollouts}
+        if self.fixed == "batch_size":
+            optima["optimal_problems"] = self.problems
+        return {
+            "frontier": [
+                {
+                    "compute": float(compute),
+                    "rollouts_per_problem": settings[s][1],
+                    "problems_per_batch": settings[s][0],
+                    "run": self.fits[s].curves[0].name,
+                    "value": float(value),
+                    "value_interval": [min(float(low), float(value)), max(float(high), float(value))],
+                    "bound": bound,
+                }
+                for compute, s, value, low, high, bound in zip(
+                    front.compute_C, front.best_C.tolist(), front.values_C, low_C, high_C, bound_C, strict=True
+                )
+            ],
+            "switches": [
+                {
+                    "compute": s.compute,
+                    "from": labels[s.before],
+                    "to": labels[s.after],
+                    "value": s.value,
+                    "from_problems_per_batch": settings[s.before][0],
+                    "to_problems_per_batch": settings[s.after][0],
+                    "crosses": s.crosses,
+                }
+                for s in front.switches
+            ],
+            **{
+                key: None if optimum is None else optimum.to_json("M" if self.fixed == "batch_size" else "C")
+                for key, optimum in optima.items()
+            },
+            "best": best,
+        }
 
 
 @dataclass(frozen=True)
@@ -116,8 +200,8 @@ class Law:
     slices: tuple[Slice, ...]
     surface: Surface | None
     notes: tuple[str, ...]
-    early: tuple[EarlyFall, ...] = ()
-    """Runs that are in none of this, since they fell before they had points for a curve."""
+    early_collapses: tuple[EarlyCollapse, ...] = ()
+    """Runs that are left out, since they collapsed before they had points for a curve."""
 
     def __repr__(self) -> str:
         many = f"{plural(len(self.runs), 'run')}, {plural(len(self.settings), 'setting')}"
@@ -127,20 +211,43 @@ class Law:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `fit --json` (docs/fit.md)."""
-        from isocompute.law.store import law_to_json
-
-        return law_to_json(self)
+        """The object that `fit --json` prints."""
+        return {
+            "metric": self.metric,
+            "unit": self.unit,
+            "points": self.points,
+            "replicates": self.replicates,
+            "curves": [run.to_json() for run in self.runs],
+            "early_falls": [
+                {
+                    "run": early.curve.name,
+                    "problems_per_batch": early.curve.problems_per_batch,
+                    "rollouts_per_problem": early.curve.rollouts_per_problem,
+                    "falls_after": early.collapse_after,
+                }
+                for early in self.early_collapses
+            ],
+            **self.joint.to_json(),
+            "fixed_problems": [
+                {"problems_per_batch": t.value, **t.to_json()} for t in self.by_problems if len(self.by_problems) > 1
+            ],
+            "fixed_batch": [{"batch_size": t.value, **t.to_json()} for t in self.by_batch],
+            "sensitivity": [each.to_json() for each in self.slices],
+            "surface": None if self.surface is None else self.surface.to_json(),
+            "notes": list(self.notes),
+        }
 
 
 def _in_words(best: Optimum | None) -> str:
-    """n* at both ends of what was run, for a result that is shown."""
+    """n* at both ends of what was run."""
     if best is None:
         return "no n*"
     signs = {None: "", "<=": "≤ ", ">=": "≥ "}
-    ends = ((best.floor_bound, 0), (best.ceiling_bound, -1))
-    said = [f"{signs[bound]}{best.estimate_C[i]:.0f} at {number(float(best.x_C[i]))}" for bound, i in ends]
-    return f"n* {said[0]}, {said[1]} ({best.direction})"
+    low, high = (
+        f"{signs[bound]}{best.estimate_C[i]:.0f} at {number(float(best.x_C[i]))}"
+        for bound, i in ((best.floor_bound, 0), (best.ceiling_bound, -1))
+    )
+    return f"n* {low}, {high} ({best.direction})"
 
 
 def fit_law(
@@ -152,56 +259,30 @@ def fit_law(
     bin_width: float = DEFAULT_BIN,
     replicates: int = 1000,
     seed: int = 0,
-    with_surface: bool = True,
 ) -> Law:
-    """Fit everything the curves support; the surface through all settings, which takes longest to begin, if wanted.
+    """Fit everything that the curves support; one random stream draws all of its uncertainty.
 
     `bin_width`, of record-breaking points, is in units of the scale that the values lie on: 1 for rates, 100 for
     percent (`scale_of`).
     """
-    early = [EarlyFall(c, float(c.compute_C[usable_end(c.values_C) - 1])) for c in curves if fallen_early(c)]
-    curves = [curve for curve in curves if not fallen_early(curve)] or curves  # all of them are refused below
-    values = _values(curves) if curves else np.zeros(1)  # no curves are refused below
+    early = [EarlyCollapse(c, float(c.compute_C[usable_end(c.values_C) - 1])) for c in curves if collapsed_early(c)]
+    curves = [
+        curve for curve in curves if not collapsed_early(curve)
+    ] or curves  # `usable_curves` refuses if none is left
+    values = _values(curves) if curves else np.zeros(1)
     upper = upper_bound(values)
     bin_width *= scale_of(values)
     usable = usable_curves(curves, metric=metric, points=points, bin_width=bin_width)
-    settings = settings_of(usable)
-    several = [group for group in settings if len(group) > 1]
-    singles = [[index] for index in range(len(usable))]
-    groups = singles + several
-    fitted = fit_groups(
-        [[usable[i] for i in group] for group in groups],
-        replicates=replicates,
-        seed=seed,
-        upper=upper
-        if _of_one_study(curves)
-        else [upper_bound(_values([curves[i] for i in group])) for group in groups],
-    )
-    single, pooled = fitted[: len(usable)], iter(fitted[len(usable) :])
-    setting_fits = tuple(next(pooled) if len(group) > 1 else single[group[0]] for group in settings)
-    if points == "all":  # records rise with noise alone
-        setting_fits = tuple(replace(fit, trend=last_trend(fit.curves)) for fit in setting_fits)
-    runs = tuple(
-        RunFit(
-            curve,
-            fit,
-            len(record_points(curve.compute_C, curve.values_C, bin_width=bin_width)),
-            _falls_after(curve),
-        )
-        for curve, fit in zip(curves, single, strict=True)
-    )
-    iso = unit != "steps" or len({fit.curves[0].batch_size for fit in setting_fits}) < 2
-    if unit == "steps" and len({fit.setting[1] for fit in setting_fits}) > 1:
-        iso = False  # a step of n = 32 costs four times one of n = 8, whatever Bp is
-    competitions: list[_Competition] = [(None, None, setting_fits)]
-    competitions += _slices_of(setting_fits, "problems_per_batch")
+    rng = np.random.default_rng(seed)
+    runs, settings = _fit(curves, usable, upper, points, bin_width, replicates, rng)
+    # A step of n = 32 costs four times one of n = 8, so steps compare settings of one n and batch size only.
+    iso = unit != "steps" or len({(fit.setting[1], fit.curves[0].batch_size) for fit in settings}) < 2
+    noise_SB = seed_noise(settings, seed=rng)
+    competitions = [_Competition(None, None, settings, noise_SB)]
+    competitions += _sharing(settings, noise_SB, "problems_per_batch")
     if unit == "rollouts":
-        competitions += _slices_of(setting_fits, "batch_size")
-    luck_SB = luck_of(setting_fits, seed=seed)
-    joint, *tradeoffs = _tradeoffs(competitions, luck_SB, iso=iso)
-    surface = None
-    if with_surface and iso:
-        surface = fit_surface(setting_fits, upper=upper, replicates=replicates, seed=seed)
+        competitions += _sharing(settings, noise_SB, "batch_size")
+    joint, *tradeoffs = _tradeoffs(competitions, iso=iso)
     return Law(
         metric=metric,
         unit=unit,
@@ -211,14 +292,14 @@ def fit_law(
         seed=seed,
         upper=upper,
         runs=runs,
-        settings=setting_fits,
+        settings=settings,
         joint=joint,
         by_problems=tuple(t for t in tradeoffs if t.fixed == "problems_per_batch"),
         by_batch=tuple(t for t in tradeoffs if t.fixed == "batch_size"),
-        slices=tuple(sensitivity(setting_fits, luck_SB=luck_SB)) if iso else (),
-        surface=surface,
-        notes=(*_notes(runs, settings, joint, unit), *_early_notes(early, unit)),
-        early=tuple(early),
+        slices=tuple(sensitivity(settings, seed_noise_SB=noise_SB)) if iso else (),
+        surface=fit_surface(settings, upper=upper, replicates=replicates, seed=rng) if iso else None,
+        notes=tuple(_notes(runs, settings, joint, early, unit)),
+        early_collapses=tuple(early),
     )
 
 
@@ -226,50 +307,86 @@ def _values(curves: Sequence[Curve]) -> Array:
     return np.concatenate([curve.values_C for curve in curves])
 
 
-def _of_one_study(curves: Sequence[Curve]) -> bool:
-    """Whether the runs seem to be of one study, whose metric has one bound, also for those that have not got far."""
-    return all(curve.rollouts_per_problem is not None for curve in curves)
+def _fit(
+    curves: Sequence[Curve],
+    usable: Sequence[Curve],
+    upper: float,
+    points: str,
+    bin_width: float,
+    replicates: int,
+    rng: np.random.Generator,
+) -> tuple[tuple[RunFit, ...], tuple[CurveFit, ...]]:
+    """Every run alone and every setting of several seeds, fitted at once: the fits of the runs and of the settings."""
+    settings = settings_of(usable)
+    groups = [[index] for index in range(len(usable))] + [group for group in settings if len(group) > 1]
+    # Runs of one study have one bound, also those that have not got far; of runs from anywhere each has its own.
+    one_study = all(curve.rollouts_per_problem is not None for curve in curves)
+    fits = fit_groups(
+        [[usable[i] for i in group] for group in groups],
+        replicates=replicates,
+        seed=rng,
+        upper=upper if one_study else [upper_bound(_values([curves[i] for i in group])) for group in groups],
+    )
+    fit_of = {tuple(group): fit for group, fit in zip(groups, fits, strict=True)}
+    runs = tuple(
+        RunFit(curve, fit, len(record_points(curve.compute_C, curve.values_C, bin_width=bin_width)), _collapse(curve))
+        for curve, fit in zip(curves, fits, strict=False)
+    )
+    setting_fits = tuple(fit_of[tuple(group)] for group in settings)
+    if points == "all":  # records rise with noise alone
+        setting_fits = tuple(replace(fit, trend=last_trend(fit.curves)) for fit in setting_fits)
+    return runs, setting_fits
 
 
-def _falls_after(curve: Curve) -> float | None:
-    start = lasting_fall(curve.values_C) or (len(curve.compute_C) if curve.lost else None)
+def _collapse(curve: Curve) -> float | None:
+    start = collapse_start(curve.values_C) or (len(curve.compute_C) if curve.ends_non_finite else None)
     return None if start is None else float(curve.compute_C[start - 1])
 
 
-def _slices_of(fits: Sequence[CurveFit], fixed: str) -> list[_Competition]:
+@dataclass(frozen=True)
+class _Competition:
+    """Settings that compete for the frontier, and what is held fixed among them."""
+
+    fixed: str | None
+    value: int | None
+    fits: tuple[CurveFit, ...]
+    noise_SB: Array
+
+
+def _sharing(fits: Sequence[CurveFit], noise_SB: Array, fixed: str) -> list[_Competition]:
     """The settings that share a Bp, or a batch size, where there are several."""
-    groups: dict[int, list[CurveFit]] = {}
-    for fit in fits:
-        curve = fit.curves[0]
-        value = curve.problems_per_batch if fixed == "problems_per_batch" else curve.batch_size
+    groups: dict[int, list[int]] = {}
+    for i, fit in enumerate(fits):
+        value = getattr(fit.curves[0], fixed)
         if value is not None:
-            groups.setdefault(value, []).append(fit)
-    return [(fixed, value, tuple(group)) for value, group in sorted(groups.items()) if len(group) > 1]
+            groups.setdefault(value, []).append(i)
+    return [
+        _Competition(fixed, value, tuple(fits[i] for i in group), noise_SB[group])
+        for value, group in sorted(groups.items())
+        if len(group) > 1
+    ]
 
 
-def _tradeoffs(competitions: Sequence[_Competition], luck_SB: Array, *, iso: bool) -> list[Tradeoff]:
-    """A frontier for each, and the optima along all of them, fitted at once; all settings compete in the first."""
-    luck = {id(fit): luck_B for fit, luck_B in zip(competitions[0][2], luck_SB, strict=True)}
-    lucks = [np.stack([luck[id(fit)] for fit in fits]) for _, _, fits in competitions]
-    fronts = [frontier(fits, luck_SB=mine_SB) for (_, _, fits), mine_SB in zip(competitions, lucks, strict=True)]
+def _tradeoffs(competitions: Sequence[_Competition], *, iso: bool) -> list[Tradeoff]:
+    """A frontier for each, and the optima along all of them, fitted at once."""
+    fronts = [frontier(each.fits, seed_noise_SB=each.noise_SB) for each in competitions]
     readings: dict[tuple[int, int], Reading] = {}
-    for i, ((fixed, value, fits), front) in enumerate(zip(competitions, fronts, strict=True)):
-        at_batch = fixed == "batch_size"
-        scale = float(value or 1) if at_batch else 1.0
-        axes = [axis for axis, wanted in ((1, iso), (0, at_batch)) if wanted]
-        for axis in axes:
-            reading = _reading(front, fits, lucks[i], axis, scale)
+    for i, (each, front) in enumerate(zip(competitions, fronts, strict=True)):
+        at_batch = each.fixed == "batch_size"
+        for axis in [1] * iso + [0] * at_batch:
+            reading = _reading(each, front, axis, scale=float(each.value or 1) if at_batch else 1.0)
             if reading is not None:
                 readings[i, axis] = reading
     optima = dict(zip(readings, fit_optima(list(readings.values())), strict=True))
     return [
-        Tradeoff(fixed, value, fits, front, optima.get((i, 1)), optima.get((i, 0)))
-        for i, ((fixed, value, fits), front) in enumerate(zip(competitions, fronts, strict=True))
+        Tradeoff(each.fixed, each.value, each.fits, front, optima.get((i, 1)), optima.get((i, 0)))
+        for i, (each, front) in enumerate(zip(competitions, fronts, strict=True))
     ]
 
 
-def _reading(front: Frontier, fits: tuple[CurveFit, ...], luck_SB: Array, axis: int, scale: float) -> Reading | None:
+def _reading(competition: _Competition, front: Frontier, axis: int, *, scale: float) -> Reading | None:
     """The optimal n (axis 1) or Bp (axis 0) along compute / scale, where settings can be compared."""
+    fits = competition.fits
     values = [fit.setting[axis] for fit in fits]
     if any(v is None for v in values) or len(set(values)) < 2:
         return None
@@ -289,86 +406,79 @@ def _reading(front: Frontier, fits: tuple[CurveFit, ...], luck_SB: Array, axis: 
         tried=tried,
         bound_C=tuple(bounds(fits, front.best_C[part], front.compute_C[part], axis=axis)),
         moves=frozenset({"rises", "falls"} if everyone else crossings),
-        leads=_leads(fits, luck_SB, tried, first, end),
+        leads=_leads(competition, tried, first, end),
     )
 
 
-def _leads(fits: Sequence[CurveFit], luck_SB: Array, tried: Array, first: float, end: float) -> frozenset[str]:
-    """Which way the optimum has moved from `first`, its value at small compute, beyond doubt: a larger, or a smaller,
+def _leads(competition: _Competition, tried: Array, first: float, end: float) -> frozenset[str]:
+    """Which way the optimum has moved significantly from `first`, its value at small compute: a larger, or a smaller,
     setting leads all others at the end.
 
     Of several equal settings another than the first is in front more often than not, in the estimate and in every
-    replicate; so the lead has to be larger than that of equals.
+    draw; so the lead has to be larger than that of equals.
     """
-    begun = [i for i, fit in enumerate(fits) if fit.starts <= end * REACH]
-    at = np.array([end])
-    values_S = np.array([reached(fits[i], at)[0] for i in begun])
-    replicates_SB = np.stack([fits[i].ensemble.at(np.minimum(at, fits[i].last))[:, 0] for i in begun])
-    out = set()
-    for way, ahead_S in (("rises", tried[begun] > first), ("falls", tried[begun] < first)):
-        if ahead_S.any() and not ahead_S.all():
-            chance = by_chance(partial(_lead, ahead_S=ahead_S), values_S, replicates_SB + luck_SB[begun])
-            out |= {way} if chance < _CHANCE else set()
-    return frozenset(out)
+    begun = [i for i, fit in enumerate(competition.fits) if fit.starts <= end * EARLY_FACTOR]
+    fits, at = [competition.fits[i] for i in begun], np.array([end])
+    values_S = np.array([reached(fit, at)[0] for fit in fits])
+    draws_SB = np.stack([fit.ensemble.at(np.minimum(at, fit.last))[:, 0] for fit in fits])
+
+    def is_significant(ahead_S: Bools) -> bool:
+        def lead(values_SB: Array) -> Array:
+            return np.asarray(values_SB[ahead_S].max(axis=0) - values_SB[~ahead_S].max(axis=0))
+
+        if not ahead_S.any() or ahead_S.all():
+            return False
+        return by_chance(lead, values_S, draws_SB + competition.noise_SB[begun]) < _SIGNIFICANT
+
+    ways = (("rises", tried[begun] > first), ("falls", tried[begun] < first))
+    return frozenset(way for way, ahead_S in ways if is_significant(ahead_S))
 
 
-def _lead(values_SB: Array, ahead_S: Bools) -> Array:
-    return np.asarray(values_SB[ahead_S].max(axis=0) - values_SB[~ahead_S].max(axis=0))
-
-
-def _notes(runs: Sequence[RunFit], settings: Sequence[Sequence[int]], joint: Tradeoff, unit: str) -> list[str]:
-    out = _optimum_notes(joint, unit) if joint.rollouts is not None else _missing_notes(runs, unit)
+def _notes(
+    runs: Sequence[RunFit],
+    settings: Sequence[CurveFit],
+    joint: Tradeoff,
+    early: Sequence[EarlyCollapse],
+    unit: str,
+) -> list[str]:
+    best = joint.rollouts
+    out = _missing_notes(runs, unit) if best is None else _optimum_notes(joint, best, unit)
     if any(run.curve.rollouts_per_problem is None for run in runs) and not on_one_scale([run.curve for run in runs]):
         out.append("the runs' values lie on different scales: a frontier through them compares what does not compare")
-    shared = [group for group in settings if len(group) > 1]
+    shared = [fit for fit in settings if len(fit.curves) > 1]
     if len(settings) > 1 and not shared:
-        out.append(f"one seed a setting: {_margin(runs) if joint.rollouts is not None else ''}{_CURVES_HOLD}")
-    unnamed = [group for group in shared if any(runs[i].curve.seed is None for i in group)]
+        margin = f"{SEED_MARGIN * scale_of(_values([c for run in runs for c in run.fit.curves])):.2g}"
+        allowed = f"n* allows for ±{margin.removeprefix('0')} between seeds (ScaleRL's margin), which may be more; "
+        out.append(
+            f"one seed a setting: {'' if best is None else allowed}intervals of curves hold evaluation noise and the "
+            "doubt about the form alone"
+        )
+    unnamed = [fit for fit in shared if any(curve.seed is None for curve in fit.curves)]
     if unnamed:
-        names = " and ".join(f"'{runs[i].curve.name}'" for i in unnamed[0][:2])
+        names = " and ".join(f"'{curve.name}'" for curve in unnamed[0].curves[:2])
         out.append(f"runs with the same Bp and n, such as {names}, are taken as seeds of one setting")
-    if len({run.curve.setting for run in runs}) < len(settings) and joint.rollouts is not None:
+    if len({fit.setting for fit in settings}) < len(settings) and best is not None:
         out.append("several recipes share a Bp and n; the frontier takes the best of them: fit one with --where")
-    out += _left_out(runs, unit)
-    return out
-
-
-def _margin(runs: Sequence[RunFit]) -> str:
-    scale = scale_of(_values([curve for run in runs for curve in run.fit.curves]))
-    margin = f"{ONE_SEED_ERROR * scale:.2g}".removeprefix("0")
-    return f"n* allows for ±{margin} between seeds (ScaleRL's margin), which may be more; "
-
-
-def _left_out(runs: Sequence[RunFit], unit: str) -> list[str]:
-    """Which evaluations are not in the fits, the first few runs by name."""
-
-    def told(what: str, named: Sequence[str]) -> list[str]:
-        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        return [f"{what}: {', '.join(named[:_NAMED])}{more}"] if named else []
-
-    ended = [(run.curve, run.falls_after) for run in runs if run.falls_after is not None]
-    broke = [f"'{curve.name}' after {number(at)} {unit}" for curve, at in ended if at == curve.compute_C[-1]]
-    fell = [f"'{curve.name}' after {number(at)} {unit}" for curve, at in ended if at < curve.compute_C[-1]]
+    collapsed = [(run.curve, run.collapse_after) for run in runs if run.collapse_after is not None]
+    broke = [f"'{curve.name}' after {number(at)} {unit}" for curve, at in collapsed if at == curve.compute_C[-1]]
+    fell = [f"'{curve.name}' after {number(at)} {unit}" for curve, at in collapsed if at < curve.compute_C[-1]]
     dips = [f"{run.dips} of '{run.curve.name}'" for run in runs if run.dips]
-    return (
-        told("evaluations far below those before and after are not in the fits", dips)
-        + told("runs that fall for good, as far as they were run, are fitted up to there", fell)
-        + told("runs that broke: their later evaluations are NaN or infinite", broke)
-    )
-
-
-def _early_notes(early: Sequence[EarlyFall], unit: str) -> list[str]:
-    return [
-        f"run '{lost.curve.name}' fell for good within its first {usable_end(lost.curve.values_C)} evaluations "
-        f"({number(lost.falls_after)} {unit}), too early for a curve: left out"
-        for lost in early
+    for what, named in (
+        ("evaluations far below those before and after are not in the fits", dips),
+        ("runs that fall for good, as far as they were run, are fitted up to there", fell),
+        ("runs that broke: their later evaluations are NaN or infinite", broke),
+    ):
+        if named:
+            more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+            out.append(f"{what}: {', '.join(named[:_NAMED])}{more}")
+    return out + [
+        f"run '{each.curve.name}' fell for good within its first {usable_end(each.curve.values_C)} evaluations "
+        f"({number(each.collapse_after)} {unit}), too early for a curve: left out"
+        for each in early
     ]
 
 
-def _optimum_notes(joint: Tradeoff, unit: str) -> list[str]:
-    best = joint.rollouts
-    if best is None:
-        return []
+def _optimum_notes(joint: Tradeoff, best: Optimum, unit: str) -> list[str]:
     out = []
     ends = (("small", best.floor_bound, best.estimate_C[0]), ("large", best.ceiling_bound, best.estimate_C[-1]))
     for where, bound, n in ends:

@@ -1,31 +1,73 @@
 """Thousands of monotone curve fits at once: variable projection and a batched damped Gauss-Newton.
 
 A fit minimises `Σ w (y - R0 - (A - R0) g(C; θ))²` under `A >= R0` (monotone) and `A <= upper` (a pass rate cannot
-exceed 1). For a given θ the best (R0, A) has a closed form (`projection`), so the search is over θ alone, one or two
-numbers (Golub & Pereyra 1973; the Jacobian is Kaufman's). Rows of a batch are independent fits: runs, bootstrap
-replicates, rolling origins. Weights make all three the same thing: a resampled point is a point with another weight.
-Every row starts from the best point of a grid that covers the whole box of θ (`starts`).
+exceed 1). For a given θ the best (R0, A) has a closed form, so the search is over θ alone, one or two numbers (Golub
+and Pereyra 1973; the Jacobian is Kaufman's). Rows of a batch are independent fits: runs, bootstrap draws, rolling
+origins. Weights make all three the same thing: a resampled point is a point with another weight. Every row starts from
+the best point of a grid that covers the whole box of θ.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import functools
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
-from isocompute.core.arrays import Array, Ints
-from isocompute.law.batch import Batch, Fits
+from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.law.families import Family
-from isocompute.law.projection import Point, Work, project, squares
-from isocompute.law.starts import best_starts
 
-__all__ = ["Batch", "Fits", "evaluate", "solve"]
+__all__ = ["Batch", "Fits", "blas_on_one_core", "evaluate", "solve"]
 
 _CHUNK = 65_536  # values of one pass: few enough that the temporaries stay in cache
 _SLACK = 1.25  # rows of one pass differ in width by at most this much
 _MAX_STEPS = 60
 _ENOUGH = 1e-8  # a step that saves less than this share of the sum of squares is the last
 _TINY = 1e-100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows to fit. Rows with the same `group` share `compute_GC[group]`; padding has weight 0."""
+
+    compute_GC: Array
+    """In units of the group's first positive compute."""
+    span_G: Array
+    """Last compute over first positive compute of each group: the box of θ follows the data."""
+    group_R: Ints
+    values_RC: Array
+    weights_RC: Array
+    upper: float | Array = np.inf
+    """What ceilings may be at most: of all groups, or of each."""
+    pinned: bool = False
+    """Hold every ceiling at `upper` instead of at or below it."""
+
+    @property
+    def upper_R(self) -> Array:
+        """The bound of every row."""
+        return np.broadcast_to(np.asarray(self.upper, dtype=np.float64), self.span_G.shape)[self.group_R]
+
+
+@dataclass(frozen=True)
+class Fits:
+    """The solution of each row; compute-like parameters are in the group's normalised unit."""
+
+    theta_RK: Array
+    base_R: Array
+    ceiling_R: Array
+    sse_R: Array
+
+    def __getitem__(self, rows: slice | Ints | Bools) -> Fits:
+        return Fits(self.theta_RK[rows], self.base_R[rows], self.ceiling_R[rows], self.sse_R[rows])
+
+    def updated(self, rows: Ints, others: Fits) -> Fits:
+        """The same with other solutions in some rows."""
+        out = Fits(self.theta_RK.copy(), self.base_R.copy(), self.ceiling_R.copy(), self.sse_R.copy())
+        for field in fields(self):
+            getattr(out, field.name)[rows] = getattr(others, field.name)
+        return out
 
 
 def solve(family: Family, batch: Batch) -> Fits:
@@ -40,9 +82,30 @@ def solve(family: Family, batch: Batch) -> Fits:
             values_RC=batch.values_RC[rows_R, :width],
             weights_RC=batch.weights_RC[rows_R, :width],
         )
-        parts.append(_refine(family, part, best_starts(family, part)))
+        with blas_on_one_core():
+            starts_RK = _best_starts(family, part)
+        parts.append(_refine(family, part, starts_RK))
     back_R = np.argsort(np.concatenate([rows_R for rows_R, _ in chunks]))
     return Fits(*(np.concatenate([getattr(p, f.name) for p in parts])[back_R] for f in fields(Fits)))
+
+
+def evaluate(family: Family, fits: Fits, compute_RC: Array) -> Array:
+    """The fitted curves at normalised compute (one row for all fits, or one a fit)."""
+    g_RC = family.shape(family.coordinate(compute_RC), fits.theta_RK.T[:, :, None])
+    return np.asarray(fits.base_R[:, None] + (fits.ceiling_R - fits.base_R)[:, None] * g_RC)
+
+
+@functools.cache
+def _thread_pools() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def blas_on_one_core() -> AbstractContextManager[object]:
+    """Matrix products of many short rows are done before the threads of a BLAS have found each other: on a machine that
+    has other work they took a hundred times as long.
+    """
+    limit: AbstractContextManager[object] = _thread_pools().limit(limits=1, user_api="blas")
+    return limit
 
 
 def _chunks(batch: Batch) -> list[tuple[Ints, int]]:
@@ -63,24 +126,87 @@ def _chunks(batch: Batch) -> list[tuple[Ints, int]]:
     return out
 
 
-def evaluate(family: Family, fits: Fits, compute_RC: Array) -> Array:
-    """The fitted curves at normalised compute (one row for all fits, or one a fit)."""
-    g_RC = family.shape(family.coordinate(compute_RC), fits.theta_RK.T[:, :, None])
-    return np.asarray(fits.base_R[:, None] + (fits.ceiling_R - fits.base_R)[:, None] * g_RC)
+# Where the search begins: scoring the grid is a few matrix products, because the rows of one run share their compute.
+
+
+def _best_starts(family: Family, batch: Batch) -> Array:
+    """The grid point with the smallest sum of squares, for every row; groups with the same compute share the work."""
+    starts_RK = np.empty((len(batch.group_R), len(family.parameters)))
+    upper_R = batch.upper_R
+    rows_by_grid: dict[bytes, list[Ints]] = {}
+    order_R = np.argsort(batch.group_R, kind="stable")
+    groups, first = np.unique(batch.group_R[order_R], return_index=True)
+    for group, rows_R in zip(groups, np.split(order_R, first[1:]), strict=True):
+        key = batch.compute_GC[group].tobytes() + batch.span_G[group].tobytes()
+        rows_by_grid.setdefault(key, []).append(rows_R)
+    for same in rows_by_grid.values():
+        rows = np.concatenate(same)
+        group = batch.group_R[rows[0]]
+        grid_SK = family.grid(float(batch.span_G[group]))
+        g_SC = family.shape(family.coordinate(batch.compute_GC[group])[None, :], grid_SK.T[:, :, None])
+        best_R = _best_of_grid(g_SC, batch.values_RC[rows], batch.weights_RC[rows], upper_R[rows], batch.pinned)
+        starts_RK[rows] = grid_SK[best_R]
+    return starts_RK
+
+
+def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper_R: Array, pinned: bool) -> Ints:
+    """Which shape saves most of the sum of _squares.
+
+    The upper bound enters by capping the gain of a line through the means, which is exact enough for a start.
+    """
+    if (weights_RC == weights_RC[0]).all():
+        weights_RC = weights_RC[:1]  # one set of sums for all rows
+    total_R1 = weights_RC.sum(axis=1, keepdims=True)
+    level_R1 = (weights_RC * values_RC).sum(axis=1, keepdims=True) / total_R1
+    g_CS = np.ascontiguousarray(g_SC.T)
+    mean_RS = weights_RC @ g_CS / total_R1
+    variance_RS = np.maximum(weights_RC @ g_CS**2 - total_R1 * mean_RS**2, 1e-12 * total_R1)
+    pull_RC = weights_RC * (values_RC - level_R1)
+    if pinned:
+        covariance_RS = pull_RC @ g_CS
+        room_R1 = upper_R[:, None] - level_R1
+        rest_RS = np.maximum(variance_RS + total_R1 * (1.0 - mean_RS) ** 2, 1e-12 * total_R1)
+        overlap_RS = np.maximum(room_R1 * total_R1 * (1.0 - mean_RS) + covariance_RS, 0.0)
+        return np.asarray((overlap_RS**2 / rest_RS).argmax(axis=1))
+    # Without the bound a shape saves covariance² / variance; where the best of them keeps the bound, it is the best.
+    deviation_RS = np.sqrt(variance_RS)
+    if len(weights_RC) == 1:
+        score_RS = pull_RC @ (g_CS / deviation_RS)
+    else:
+        score_RS = pull_RC @ g_CS
+        score_RS /= deviation_RS
+    best_R = score_RS.argmax(axis=1)
+    each_R = np.arange(len(best_R))
+    score_R, of_R = score_RS[each_R, best_R], each_R if len(weights_RC) > 1 else 0 * each_R
+    best_R[score_R <= 0] = 0
+    if not np.isfinite(upper_R).any():
+        return np.asarray(best_R)
+    reach_R = (1.0 - mean_RS[of_R, best_R]) * score_R / deviation_RS[of_R, best_R]
+    over = np.flatnonzero(level_R1[:, 0] + reach_R > upper_R)
+    if len(over):
+        of = over if len(weights_RC) > 1 else of_R[:1]
+        covariance_RS = np.maximum(score_RS[over], 0.0) * deviation_RS[of]
+        room_RS = (upper_R[over, None] - level_R1[over]) / np.maximum(1.0 - mean_RS[of], 1e-9)
+        gain_RS = np.minimum(covariance_RS / variance_RS[of], room_RS)
+        best_R[over] = (gain_RS * (2.0 * covariance_RS - gain_RS * variance_RS[of])).argmax(axis=1)
+    return np.asarray(best_R)
+
+
+# The search.
 
 
 def _refine(family: Family, batch: Batch, theta_RK: Array) -> Fits:
     """Damped Gauss-Newton inside the box; rows that have converged drop out of the work."""
     theta_KR = np.ascontiguousarray(theta_RK.T)
     low_KR, high_KR = _box(family, batch)
-    whole = work = Work.of(family, batch)
+    whole = work = _Work.of(family, batch)
     done_KR, active = theta_KR.copy(), np.arange(len(theta_RK))
-    point = project(family, work, theta_KR)
+    point = _project(family, work, theta_KR)
     damping_R = np.full(len(theta_RK), 1e-3)
     for _ in range(_MAX_STEPS):
         step_KR = _damped_step(point, theta_KR, damping_R, low_KR, high_KR)
         trial_KR = np.clip(theta_KR + step_KR, low_KR, high_KR)
-        trial = project(family, work, trial_KR)
+        trial = _project(family, work, trial_KR)
         better = trial.sse_R < point.sse_R
         saved_R = (point.sse_R - trial.sse_R) / np.maximum(point.sse_R, _TINY)
         moved_R = np.abs(trial_KR - theta_KR).max(axis=0)
@@ -96,7 +222,7 @@ def _refine(family: Family, batch: Batch, theta_RK: Array) -> Fits:
             work, point, active = work.keep(keep), point.keep(keep), active[keep]
             theta_KR, damping_R = theta_KR[:, keep], damping_R[keep]
             low_KR, high_KR = low_KR[:, keep], high_KR[:, keep]
-    return Fits(np.ascontiguousarray(done_KR.T), *squares(family, whole, done_KR))
+    return Fits(np.ascontiguousarray(done_KR.T), *_squares(family, whole, done_KR))
 
 
 def _box(family: Family, batch: Batch) -> tuple[Array, Array]:
@@ -106,7 +232,7 @@ def _box(family: Family, batch: Batch) -> tuple[Array, Array]:
     return box_GK2[place_R, :, 0].T, box_GK2[place_R, :, 1].T
 
 
-def _damped_step(point: Point, theta_KR: Array, damping_R: Array, low_KR: Array, high_KR: Array) -> Array:
+def _damped_step(point: _Point, theta_KR: Array, damping_R: Array, low_KR: Array, high_KR: Array) -> Array:
     """Marquardt's step; a θ that sits on its bound and is pushed outwards stays where it is."""
     push_KR = point.gradient_KR
     outward_KR = ((theta_KR <= low_KR) & (push_KR < 0)) | ((theta_KR >= high_KR) & (push_KR > 0))
@@ -120,3 +246,139 @@ def _damped_step(point: Point, theta_KR: Array, damping_R: Array, low_KR: Array,
     determinant_R = np.maximum(product_R - cross_R**2, 1e-12 * product_R + _TINY)
     step_KR = (diagonal_KR[::-1] * push_KR - cross_R * push_KR[::-1]) / determinant_R
     return np.asarray(np.clip(step_KR, -2.0, 2.0))
+
+
+# The fit at a given θ: base and gain in closed form, and the normal equations of the search over θ.
+#
+# Everything follows from weighted inner products of 1, g, ∂g and y; the residual is not formed until the end. Rows come
+# last in these arrays: there are two or three parameters and thousands of rows, and numpy is fast along the last axis.
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Rows to fit, values centred on their weighted mean."""
+
+    x_CR: Array
+    y_CR: Array
+    w_CR: Array
+    total_R: Array
+    level_R: Array
+    power_R: Array
+    """Σ w y², of the centred values."""
+    upper_R: Array
+    pinned: bool
+
+    @classmethod
+    def of(cls, family: Family, batch: Batch) -> _Work:
+        """A batch as one family sees it."""
+        w_CR = np.ascontiguousarray(batch.weights_RC.T)
+        total_R = w_CR.sum(axis=0)
+        level_R = np.einsum("rc,rc->r", batch.weights_RC, batch.values_RC) / total_R
+        y_CR = batch.values_RC.T - level_R
+        x_CR = np.ascontiguousarray(family.coordinate(batch.compute_GC).T[:, batch.group_R])
+        power_R = np.einsum("cr,cr,cr->r", w_CR, y_CR, y_CR)
+        return cls(x_CR, y_CR, w_CR, total_R, level_R, power_R, batch.upper_R, batch.pinned)
+
+    def keep(self, rows: Bools) -> _Work:
+        """Some of the rows."""
+        arrays = ("x_CR", "y_CR", "w_CR", "total_R", "level_R", "power_R", "upper_R")
+        return replace(self, **{name: getattr(self, name)[..., rows] for name in arrays})
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """The closed form at one θ of every row, with the sums that the rest needs too."""
+
+    base_R: Array
+    """Of the centred values."""
+    gain_R: Array
+    sse_R: Array
+    mean_R: Array
+    """Of g."""
+    variance_R: Array
+    """Σ w (g - mean)²."""
+    rest_R: Array
+    """Σ w (1 - g)²."""
+    over_R: Bools
+    """Rows whose ceiling is held at the bound."""
+
+
+def _linear(work: _Work, g_CR: Array, wg_CR: Array) -> _Linear:
+    """Base and gain that fit best, given the shape and the weighted shape."""
+    w, sg = work.total_R, wg_CR.sum(axis=0)
+    sgg, sgy = _dot(wg_CR, g_CR), _dot(wg_CR, work.y_CR)
+    mean = sg / w
+    variance = np.maximum(sgg - sg * mean, 1e-13 * np.maximum(sgg, _TINY))
+    rest = np.maximum(w - 2.0 * sg + sgg, 1e-13 * w)
+    rising = np.maximum(sgy, 0.0)
+    gain = rising / variance
+    base = -gain * mean
+    sse = work.power_R - gain * rising
+    over = (base + gain + work.level_R > work.upper_R) | work.pinned
+    if over.any():
+        # A pinned at the bound: y - U = -gain (1 - g), one linear parameter left.
+        room = work.upper_R - work.level_R
+        overlap = np.maximum(room * (w - sg) + sgy, 0.0)
+        pinned = overlap / rest
+        gain, base = np.where(over, pinned, gain), np.where(over, room - pinned, base)
+        sse = np.where(over, work.power_R + room * room * w - pinned * overlap, sse)
+    return _Linear(base, gain, np.maximum(sse, 0.0), mean, variance, rest, over)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """The projected problem at one θ of every row: Σ r² and the normal equations."""
+
+    sse_R: Array
+    normal_KKR: Array
+    gradient_KR: Array
+
+    def keep(self, rows: Bools) -> _Point:
+        """Some of the rows."""
+        return _Point(*(getattr(self, field.name)[..., rows] for field in fields(self)))
+
+    def updated(self, other: _Point, rows: Bools) -> _Point:
+        """The same with the other's in some rows."""
+        return _Point(*(np.where(rows, getattr(other, f.name), getattr(self, f.name)) for f in fields(self)))
+
+
+def _project(family: Family, work: _Work, theta_KR: Array) -> _Point:
+    """The normal equations at θ, with what base and gain absorb taken out."""
+    g_CR = family.shape(work.x_CR, theta_KR)
+    wg_CR = work.w_CR * g_CR
+    line = _linear(work, g_CR, wg_CR)
+    slopes_K = family.slopes(work.x_CR, theta_KR, g_CR)
+    k = len(slopes_K)
+    sd_KR, sdg_KR, sdy_KR = np.empty((3, k, len(work.total_R)))
+    sdd_KKR = np.empty((k, k, len(work.total_R)))
+    for i, d_CR in enumerate(slopes_K):
+        wd_CR = work.w_CR * d_CR
+        wd_CR.sum(axis=0, out=sd_KR[i])
+        sdg_KR[i], sdy_KR[i] = _dot(wd_CR, g_CR), _dot(wd_CR, work.y_CR)
+        for j in range(i + 1):
+            sdd_KKR[i, j] = sdd_KKR[j, i] = _dot(wd_CR, slopes_K[j])
+    # Two directions are absorbed, 1 and g, or where the ceiling is held the one of 1 - g alone.
+    along_KR = sdg_KR - line.mean_R * sd_KR
+    normal_KKR = sdd_KKR - sd_KR[:, None] * (sd_KR / work.total_R)
+    normal_KKR -= along_KR[:, None] * (along_KR / line.variance_R)
+    if line.over_R.any():
+        left_KR = sd_KR - sdg_KR
+        held_KKR = sdd_KKR - left_KR[:, None] * (left_KR / line.rest_R)
+        normal_KKR = np.where(line.over_R, held_KKR, normal_KKR)
+    gradient_KR = sdy_KR - line.base_R * sd_KR - line.gain_R * sdg_KR
+    return _Point(line.sse_R, normal_KKR * (line.gain_R * line.gain_R), gradient_KR * line.gain_R)
+
+
+def _squares(family: Family, work: _Work, theta_KR: Array) -> tuple[Array, Array, Array]:
+    """Base, ceiling and Σ r² at θ, the last from the residuals themselves."""
+    g_CR = family.shape(work.x_CR, theta_KR)
+    line = _linear(work, g_CR, work.w_CR * g_CR)
+    residual_CR = work.y_CR - line.base_R
+    g_CR *= line.gain_R
+    residual_CR -= g_CR
+    base_R = line.base_R + work.level_R
+    return base_R, base_R + line.gain_R, np.einsum("cr,cr,cr->r", work.w_CR, residual_CR, residual_CR)
+
+
+def _dot(a_CR: Array, b_CR: Array) -> Array:
+    return np.asarray(np.einsum("cr,cr->r", a_CR, b_CR))

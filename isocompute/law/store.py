@@ -16,17 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from isocompute.core import files
 from isocompute.core.arrays import Array
+from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.law.curve import Curve
 from isocompute.law.families import FAMILIES, Family
 from isocompute.law.fits import CurveFit, Ensemble
-from isocompute.law.frontier import bounds
-from isocompute.law.law import Law, Tradeoff
-from isocompute.law.optimum import Optimum
-from isocompute.law.sensitivity import Slice
+from isocompute.law.law import Law
 from isocompute.law.surface import LeftOut, Surface, Terms
 
-__all__ = ["StoredLaw", "check_out", "is_law_file", "law_to_json", "read_law", "write_law"]
+__all__ = ["StoredLaw", "check_out", "is_law_file", "read_law", "write_law"]
 
 _FORMAT, _VERSION = "isocompute-law", 1
 _BEGINS = b'{"format": "isocompute-law"'
@@ -43,190 +40,10 @@ class StoredLaw:
     surface: Surface | None
 
 
-def law_to_json(law: Law) -> dict[str, Any]:
-    """The object that `fit --json` prints; the keys are documented in docs/fit.md."""
-    return {
-        "metric": law.metric,
-        "unit": law.unit,
-        "points": law.points,
-        "replicates": law.replicates,
-        "curves": [
-            {
-                "run": run.curve.name,
-                "problems_per_batch": run.curve.problems_per_batch,
-                "rollouts_per_problem": run.curve.rollouts_per_problem,
-                "seed": run.curve.seed,
-                "form": run.fit.family.name,
-                "form_weights": run.fit.weights,
-                "base": run.fit.base,
-                "base_interval": list(run.fit.base_interval()),
-                "asymptote": run.fit.ceiling,
-                "asymptote_interval": list(run.fit.ceiling_interval()),
-                "rise_done": run.fit.rise_done,
-                "parameters": run.fit.parameters(),
-                "parameter_intervals": {k: list(v) for k, v in run.fit.parameter_intervals().items()},
-                "at_bound": run.fit.at_bound(),
-                "rmse": run.fit.rmse,
-                "points": run.points,
-                "records": run.records,
-                "last": float(run.curve.compute_C[-1]),
-                "falls_after": run.falls_after,
-            }
-            for run in law.runs
-        ],
-        "early_falls": [
-            {
-                "run": lost.curve.name,
-                "problems_per_batch": lost.curve.problems_per_batch,
-                "rollouts_per_problem": lost.curve.rollouts_per_problem,
-                "falls_after": lost.falls_after,
-            }
-            for lost in law.early
-        ],
-        **_tradeoff(law.joint),
-        "fixed_problems": [
-            {"problems_per_batch": t.value, **_tradeoff(t)} for t in law.by_problems if len(law.by_problems) > 1
-        ],
-        "fixed_batch": [{"batch_size": t.value, **_fixed_batch(t)} for t in law.by_batch],
-        "sensitivity": [_slice(s) for s in law.slices],
-        "surface": _surface(law.surface),
-        "notes": list(law.notes),
-    }
-
-
-def _label(fit: CurveFit) -> int | str:
-    """n where it is known, else the run's name."""
-    n = fit.setting[1]
-    return n if n is not None else fit.curves[0].name
-
-
-def _tradeoff(t: Tradeoff) -> dict[str, Any]:
-    front = t.frontier
-    low_C, high_C = np.percentile(front.values_BC, [2.5, 97.5], axis=0)
-    labels = [str(_label(fit)) for fit in t.fits]
-    tried = [fit.setting[1] for fit in t.fits]
-    interval_C2: Any = [None] * len(front.compute_C)
-    if None not in tried:
-        n_BC = np.array(tried)[front.best_BC]
-        interval_C2 = np.percentile(n_BC, [2.5, 97.5], axis=0, method="inverted_cdf").T.tolist()
-    counts_CS = np.stack([np.bincount(best_B, minlength=len(labels)) for best_B in front.best_BC.T])
-    bound_C = [None] * len(front.best_C) if t.rollouts is None else bounds(t.fits, front.best_C, front.compute_C)
-    best = []
-    for compute, counts_S, interval in zip(front.compute_C, counts_CS, interval_C2, strict=True):
-        probability: dict[str, float] = {}
-        for index in np.flatnonzero(counts_S):
-            label = labels[int(index)]
-            probability[label] = probability.get(label, 0.0) + float(counts_S[index]) / len(front.best_BC)
-        best.append({"compute": float(compute), "probability": probability, "interval": interval})
-    return {
-        "frontier": [
-            {
-                "compute": float(c),
-                "rollouts_per_problem": t.fits[int(s)].setting[1],
-                "problems_per_batch": t.fits[int(s)].setting[0],
-                "run": t.fits[int(s)].curves[0].name,
-                "value": float(v),
-                "value_interval": [min(float(low), float(v)), max(float(high), float(v))],
-                "bound": bound,
-            }
-            for c, s, v, low, high, bound in zip(
-                front.compute_C, front.best_C, front.values_C, low_C, high_C, bound_C, strict=True
-            )
-        ],
-        "switches": [
-            {
-                "compute": s.compute,
-                "from": _label(t.fits[s.before]),
-                "to": _label(t.fits[s.after]),
-                "value": s.value,
-                "from_problems_per_batch": t.fits[s.before].setting[0],
-                "to_problems_per_batch": t.fits[s.after].setting[0],
-                "crosses": s.crosses,
-            }
-            for s in front.switches
-        ],
-        "optimal_rollouts": None if t.rollouts is None else _optimum(t.rollouts, "C"),
-        "best": best,
-    }
-
-
-def _optimum(o: Optimum, axis: str) -> dict[str, Any]:
-    return {
-        "L": o.L,
-        "L_interval": list(o.L_interval),
-        "k": o.k,
-        "k_interval": list(o.k_interval),
-        f"log10_{axis}0": o.log10_C0,
-        f"log10_{axis}0_interval": list(o.midpoint_interval),
-        "b": o.b,
-        "b_interval": list(o.b_interval),
-        "floor": o.floor,
-        "floor_interval": list(o.floor_interval),
-        "floor_bound": o.floor_bound,
-        "ceiling": o.ceiling,
-        "ceiling_interval": list(o.ceiling_interval),
-        "ceiling_bound": o.ceiling_bound,
-        "k_at_bound": o.k_at_bound,
-        "direction": o.direction,
-        "rises": o.rises,
-        "probability_rises": o.probability_rises,
-        "saturates": o.saturates,
-    }
-
-
-def _fixed_batch(t: Tradeoff) -> dict[str, Any]:
-    return {
-        **{key: value for key, value in _tradeoff(t).items() if key in ("frontier", "switches", "best")},
-        "optimal_rollouts": None if t.rollouts is None else _optimum(t.rollouts, "M"),
-        "optimal_problems": None if t.problems is None else _optimum(t.problems, "M"),
-    }
-
-
-def _slice(s: Slice) -> dict[str, Any]:
-    return {
-        "varied": s.varied,
-        "fixed": s.fixed,
-        "compute": s.compute,
-        "values": [
-            {s.varied: setting, "value": value, "interval": list(interval)}
-            for setting, value, interval in zip(s.settings, s.values, s.intervals, strict=True)
-        ],
-        "range": s.range,
-        "range_interval": list(s.range_interval),
-    }
-
-
-def _surface(surface: Surface | None) -> dict[str, Any] | None:
-    if surface is None:
-        return None
-    return {
-        "form": surface.family.name,
-        "unit": surface.unit,
-        "centre": list(surface.terms.centre),
-        "terms": {
-            "ceiling": [list(p) for p in surface.terms.ceiling],
-            "midpoint": [list(p) for p in surface.terms.midpoint],
-            "efficiency": [list(p) for p in surface.terms.efficiency],
-        },
-        "coefficients": surface.coefficients_Q.tolist(),
-        "coefficient_intervals": np.percentile(surface.replicates_BQ, [2.5, 97.5], axis=0).T.tolist(),
-        "rmse": surface.rmse,
-        "leave_one_out": [
-            {
-                "rollouts_per_problem": left.rollouts_per_problem,
-                "rmse": left.rmse,
-                "final_error": left.final_error,
-                "edge": left.edge,
-            }
-            for left in surface.left_out
-        ],
-    }
-
-
 def write_law(law: Law, path: str | Path) -> None:
     """Write `law.json`, whole or not at all; over another law, over nothing else."""
     check_out(path)
-    data = {"format": _FORMAT, "version": _VERSION, **law_to_json(law)}
+    data = {"format": _FORMAT, "version": _VERSION, **law.to_json()}
     data["settings"] = [_setting(fit) for fit in law.settings]
     if law.surface is not None:
         data["surface"] |= {"replicates": _rounded(law.surface.replicates_BQ), "upper": _finite(law.surface.upper)}
@@ -258,7 +75,7 @@ def _setting(fit: CurveFit) -> dict[str, Any]:
         "first": fit.first,
         "last": fit.last,
         "starts": fit.starts,
-        "seed_spread": fit.seed_spread,
+        "seed_spread": fit.seed_deviation,
         "trend": fit.trend,
         "ensemble": {
             "families": [family.name for family in FAMILIES],
@@ -477,6 +294,6 @@ def _read_setting(s: _SettingFile) -> CurveFit:
             np.array(e.base, dtype=np.float64),
             np.array(e.ceiling, dtype=np.float64),
         ),
-        seed_spread=s.seed_spread,
+        seed_deviation=s.seed_spread,
         trend=s.trend,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from isocompute.core.arrays import Array
-from isocompute.law.curve import Curve
+from isocompute.core.curve import Curve
 
 # A - D exp(-C / tau) as read off figure 6 of the IsoCompute paper (arXiv 2603.12151), Bp = 32, C in million rollouts.
 FIGURE_6_EASY = {

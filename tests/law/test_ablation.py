@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.law.ablation import leave_one_out
-from isocompute.law.curve import Curve
+from isocompute.law.comparison import leave_one_out
 
 
 def made(

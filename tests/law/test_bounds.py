@@ -7,12 +7,10 @@ import warnings
 import numpy as np
 import pytest
 
+from isocompute.core.curve import Curve, scale_of, upper_bound
 from isocompute.core.formatting import pair, value
-from isocompute.law import fit_law, law_to_json
-from isocompute.law.curve import Curve, scale_of, upper_bound
-from isocompute.law.frontier import bounds, ended
-from isocompute.law.law import Law
-from isocompute.law.optimum import beyond
+from isocompute.law.frontier import bounds, ended, what_to_run
+from isocompute.law.law import Law, fit_law
 from tests.law.made_up import FIGURE_6_EASY, exponential, figure_6, hill
 
 LAST = {4: 2e4, 8: 4e5, 16: 5e4, 32: 1e6, 64: 2e5}
@@ -38,7 +36,7 @@ def test_an_optimum_is_a_lower_bound_where_the_next_larger_n_had_ended(law: Law)
     best = law.joint.rollouts
     assert best is not None
     assert best.estimate_C[-1] == 32 and best.ceiling_bound == ">=" and not best.saturates
-    printed = law_to_json(law)
+    printed = law.to_json()
     assert printed["optimal_rollouts"]["ceiling_bound"] == ">="
     # By hand: beyond 200k rollouts only n = 8 and n = 32 went on, so n = 32 stands for itself and for n = 64.
     late = [row["bound"] for row in printed["frontier"] if row["compute"] > 2.1e5]
@@ -66,7 +64,7 @@ def test_an_n_that_runs_on_at_another_batch_has_not_ended() -> None:
 
 def test_the_papers_own_frontier_has_the_bounds_it_had() -> None:
     law = fit_law(figure_6(FIGURE_6_EASY), metric="avg@4", replicates=60)
-    found = {row["rollouts_per_problem"]: row["bound"] for row in law_to_json(law)["frontier"]}
+    found = {row["rollouts_per_problem"]: row["bound"] for row in law.to_json()["frontier"]}
     assert found == {8: "<=", 32: None, 128: None, 256: None, 512: ">="}
     assert not any("not compared" in note for note in law.notes)
 
@@ -108,8 +106,8 @@ def test_what_to_run_where_the_end_is_a_bound() -> None:
     cut = fit_law(ragged(), metric="avg@4", replicates=60).joint.rollouts
     edge = fit_law(figure_6(FIGURE_6_EASY), metric="avg@4", replicates=60).joint.rollouts
     assert cut is not None and edge is not None
-    assert beyond(cut) == "n above 32 run to the end of the range: the next larger one ends before"
-    assert beyond(edge) == "n above 512"
+    assert what_to_run(cut) == "n above 32 run to the end of the range: the next larger one ends before"
+    assert what_to_run(edge) == "n above 512"
 
 
 @pytest.mark.parametrize(

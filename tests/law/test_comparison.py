@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.law import Curve, compare
-from isocompute.report.charts.comparison import comparison_chart
+from isocompute.law.comparison import compare
+from isocompute.report.charts.commands import comparison_chart
 from tests.law.made_up import hill, noisy
 
 COMPUTE = np.linspace(1.0, 60.0, 60)

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isocompute.core.curve import Curve, median, noise_level
 from isocompute.core.errors import InputError
-from isocompute.law.bootstrap import block_length
-from isocompute.law.curve import Curve, median, noise_level
-from isocompute.law.falls import fitted, lasting_fall
-from isocompute.law.fits import fit_groups, usable_points
-from isocompute.law.intervals import percentiles
-from isocompute.law.records import record_points
+from isocompute.law.collapse import collapse_start, usable_mask
+from isocompute.law.curves import record_points, usable_points
+from isocompute.law.fits import block_length, fit_groups
+from isocompute.law.uncertainty import percentiles
 from tests.law.made_up import exponential, hill, noisy
 
 COMPUTE = np.linspace(1.0, 60.0, 60)
@@ -84,7 +83,7 @@ def test_a_collapse_is_data() -> None:
     rise = hill(COMPUTE[:40], 0.3, 0.6, 8.0, 2.0)
     fall = np.maximum(0.05, rise[-1] - 0.08 * np.arange(1, 21))
     curve = noisy("collapse", COMPUTE, np.concatenate([rise, fall]), noise=0.005, seed=0)
-    start = lasting_fall(curve.values_C)
+    start = collapse_start(curve.values_C)
     assert start is not None and 38 <= start <= 43
     fit = fit_groups([[usable_points(curve)]], replicates=100)[0]
     assert fit.last <= COMPUTE[43]
@@ -96,22 +95,22 @@ def test_a_run_that_collapsed_at_its_very_end_is_fitted_up_to_there(last: list[f
     curve = noisy("late", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)
     values_C = np.concatenate([curve.values_C[: -len(last)], last])
     fallen = replace(curve, values_C=values_C)
-    assert lasting_fall(values_C) == len(values_C) - len(last)
-    assert lasting_fall(values_C, deep=3) is None
+    assert collapse_start(values_C) == len(values_C) - len(last)
+    assert collapse_start(values_C, deep=3) is None
     whole, before = fit_groups([[usable_points(fallen)], [fallen.until(-len(last))]], replicates=50)
     assert whole.ceiling == pytest.approx(before.ceiling, abs=1e-9) and whole.rmse < 0.01
 
 
 def test_a_slide_that_ends_in_a_collapse_begins_where_the_slide_does() -> None:
     curve = noisy("slide", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)
-    assert lasting_fall(np.concatenate([curve.values_C[:-2], [0.70, 0.2]])) == len(COMPUTE) - 2
+    assert collapse_start(np.concatenate([curve.values_C[:-2], [0.70, 0.2]])) == len(COMPUTE) - 2
 
 
 def test_a_wild_run_that_ends_below_where_it_began_has_fallen() -> None:
     """Half of its steps are jumps, which passes for noise; from a run of the language model."""
     values = [0.26, 0.26, 0.27, 0.3, 0.32, 0.39, 0.46, 0.58, 0.54, 0.71, 0.44, 0.85, 0.84, 0.63, 0.08, 0.06]
-    assert lasting_fall(np.array(values)) == 14
-    assert lasting_fall(np.array(values[:-1])) is None
+    assert collapse_start(np.array(values)) == 14
+    assert collapse_start(np.array(values[:-1])) is None
 
 
 @pytest.mark.parametrize("dip", [[30], [30, 31, 32], [10, 44]])
@@ -119,8 +118,8 @@ def test_evaluations_far_below_those_around_them_are_not_fitted(dip: list[int]) 
     curve = noisy("dip", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)
     values_C = curve.values_C.copy()
     values_C[dip] = 0.1
-    assert np.flatnonzero(~fitted(values_C)).tolist() == dip
-    assert fitted(curve.values_C).all()
+    assert np.flatnonzero(~usable_mask(values_C)).tolist() == dip
+    assert usable_mask(curve.values_C).all()
     whole, dipped = fit_groups([[curve], [usable_points(replace(curve, values_C=values_C))]], replicates=50)
     assert dipped.ceiling == pytest.approx(whole.ceiling, abs=0.003)
 
@@ -134,43 +133,45 @@ def test_evaluations_far_below_those_around_them_are_not_fitted(dip: list[int]) 
     ],
 )
 def test_steps_of_a_small_set_and_a_warm_up_are_no_dips(values: list[float]) -> None:
-    assert fitted(np.array(values)).all()
+    assert usable_mask(np.array(values)).all()
 
 
 def test_a_collapse_of_a_curve_that_moves_in_large_steps_is_one() -> None:
-    assert lasting_fall(np.array([0.1] * 4 + [0.8] * 4 + [0.0] * 4)) == 8
+    assert collapse_start(np.array([0.1] * 4 + [0.8] * 4 + [0.0] * 4)) == 8
 
 
 def test_a_run_that_goes_up_and_down_all_the_time_is_fitted_as_it_is() -> None:
     values_C = hill(COMPUTE, 0.3, 0.9, 8.0, 2.0)
     values_C[5::3] = 0.1
-    assert fitted(values_C).all()
+    assert usable_mask(values_C).all()
 
 
 @pytest.mark.parametrize("last", [[0.80], [0.72, 0.74]])
 def test_a_dip_at_the_end_is_data(last: list[float]) -> None:
     curve = noisy("dip", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)
-    assert lasting_fall(np.concatenate([curve.values_C[: -len(last)], last])) is None
+    assert collapse_start(np.concatenate([curve.values_C[: -len(last)], last])) is None
 
 
 @pytest.mark.parametrize("solved", [[3, 3, 3, 4, 4, 4, 4, 4, 4, 3], [9, 9, 9, 10, 10, 11, 11, 11, 10, 10, 10, 10]])
 def test_a_problem_more_or_less_of_a_small_set_is_no_fall(solved: list[int]) -> None:
     """Greedy evaluations of thirty problems move in steps, between which they have no noise at all."""
-    assert lasting_fall(np.array(solved) / 30) is None
-    assert lasting_fall(np.array([*solved, 0, 0, 0]) / 30) == len(solved)
+    assert collapse_start(np.array(solved) / 30) is None
+    assert collapse_start(np.array([*solved, 0, 0, 0]) / 30) == len(solved)
 
 
 @pytest.mark.parametrize("values", [[0.5, 0.51, 0.53, 0.54], [0.1, 0.2, 0.35, 0.5], [0.5, 0.48, 0.52, 0.5, 0.53]])
 @pytest.mark.parametrize("fallen", [1, 2, 3])
 def test_a_collapse_of_a_short_curve_does_not_pass_for_its_noise(values: list[float], fallen: int) -> None:
-    assert lasting_fall(np.array([*values, *[0.01] * fallen])) == len(values)
-    assert lasting_fall(np.array(values)) is None
+    assert collapse_start(np.array([*values, *[0.01] * fallen])) == len(values)
+    assert collapse_start(np.array(values)) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_alone_is_no_fall(seed: int) -> None:
-    assert lasting_fall(noisy("x", COMPUTE, hill(COMPUTE, 0.3, 0.6, 8.0, 2.0), noise=0.01, seed=seed).values_C) is None
-    assert lasting_fall(noisy("flat", COMPUTE, np.full_like(COMPUTE, 0.3), noise=0.02, seed=seed).values_C) is None
+    assert (
+        collapse_start(noisy("x", COMPUTE, hill(COMPUTE, 0.3, 0.6, 8.0, 2.0), noise=0.01, seed=seed).values_C) is None
+    )
+    assert collapse_start(noisy("flat", COMPUTE, np.full_like(COMPUTE, 0.3), noise=0.02, seed=seed).values_C) is None
 
 
 def test_noise_level_ignores_the_curve() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 import isocompute
 from isocompute import InputError
-from isocompute.diagnose.level import present_level
-from isocompute.law import Curve, backtest, forecast
-from isocompute.law.forecasting import path
+from isocompute.core.curve import Curve
+from isocompute.diagnose.series import present_level
+from isocompute.law.forecasting import backtest, forecast, path
 from isocompute.report.answer import answers
 from isocompute.report.charts import forecast_chart
 from isocompute.report.evidence import Evidence

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.diagnose.level import present_level
-from isocompute.law import Curve, backtest, forecast
-from isocompute.law.forecasting import path
-from isocompute.law.members import drift, origins
+from isocompute.diagnose.series import present_level
+from isocompute.law.forecasting import backtest, drift, forecast, origins, path
 from tests.law.made_up import hill, noisy
 
 COMPUTE = np.arange(1.0, 41.0)
@@ -170,7 +169,7 @@ def test_nothing_rises_ahead_of_a_run_that_broke() -> None:
     compute_C = np.arange(1.0, 41.0)
     rising = Curve("broke", compute_C, 0.3 + 0.01 * compute_C + 0.03 * rng.standard_normal(40))
     assert forecast(rising, 80.0).value > 0.75
-    broke = replace(rising, lost=True)
+    broke = replace(rising, ends_non_finite=True)
     made = forecast(broke, 80.0)
     assert made.verdict == "declining" and made.asymptote is None
     assert made.value == pytest.approx(made.now) == pytest.approx(present_level(broke))
@@ -180,6 +179,6 @@ def test_nothing_rises_ahead_of_a_run_that_broke() -> None:
 
 def test_one_low_value_before_a_run_breaks_is_where_it_is() -> None:
     values_C = np.append(0.3 + 0.01 * np.arange(40.0), 0.05)
-    broke = Curve("broke", np.arange(1.0, 42.0), values_C, lost=True)
+    broke = Curve("broke", np.arange(1.0, 42.0), values_C, ends_non_finite=True)
     made = forecast(broke, 80.0)
     assert made.value == made.now == present_level(broke) == pytest.approx(0.05)

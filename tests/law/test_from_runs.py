@@ -9,10 +9,9 @@ import polars as pl
 import pytest
 
 from isocompute.core.errors import InputError
+from isocompute.core.not_numbers import mark_non_finite
 from isocompute.core.run import Run, RunSet, RunSettings, RunWarning
-from isocompute.data.finite import set_apart
-from isocompute.law.from_runs import choose_metric, choose_unit, curves_of
-from isocompute.law.settings import settings_of
+from isocompute.law.curves import choose_metric, choose_unit, curves_of, settings_of
 from tests.conftest import rising
 
 
@@ -39,7 +38,7 @@ def test_one_ranking_of_rewards(metrics: list[str], chosen: str) -> None:
 
 
 def test_what_was_never_a_number_is_not_chosen_unless_asked_for() -> None:
-    dead = set_apart(pl.DataFrame(logged("train/avg")).with_columns(pl.lit(float("nan")).alias("avg@4")))
+    dead = mark_non_finite(pl.DataFrame(logged("train/avg")).with_columns(pl.lit(float("nan")).alias("avg@4")))
     one = RunSet((Run("a", RunSettings(), dead),))
     assert choose_metric(one) == "train/avg"
     assert choose_metric(one, "avg@4") == choose_metric(one, any_number=False) == "avg@4"

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
+from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.law import Curve, fit_law, law_to_json, read_law, write_law
-from isocompute.law.optimum import Reading, fit_optima
+from isocompute.law.frontier import Reading, fit_optima
+from isocompute.law.law import fit_law
+from isocompute.law.store import read_law, write_law
 from tests.law.made_up import FIGURE_6_EASY, FIGURE_6_HARD, exponential, figure_6, hill, noisy
 
 
@@ -34,14 +36,6 @@ def test_figure_6_switches_and_midpoint() -> None:
     assert hard.joint.rollouts.k_at_bound  # one jump has no slope
 
 
-def test_without_its_surface_a_law_is_the_same() -> None:
-    curves = figure_6(FIGURE_6_EASY, noise=0.003)
-    whole, rest = (fit_law(curves, metric="avg@4", replicates=20, with_surface=wanted) for wanted in (True, False))
-    assert whole.surface is not None
-    assert rest.surface is None
-    assert law_to_json(rest) == law_to_json(whole) | {"surface": None}
-
-
 def test_switch_is_where_the_curves_cross() -> None:
     compute = np.linspace(0.05, 5, 60)
     small = Curve("small", compute, exponential(compute, 0.58, 0.15, 0.3), 32, 8)
@@ -65,7 +59,7 @@ def test_frontier_is_the_upper_envelope() -> None:
 
 
 def test_probabilities_sum_to_one_and_follow_the_noise() -> None:
-    data = law_to_json(fit_law(figure_6(FIGURE_6_EASY, noise=0.01), metric="avg@4", replicates=200))
+    data = fit_law(figure_6(FIGURE_6_EASY, noise=0.01), metric="avg@4", replicates=200).to_json()
     for row in data["best"]:
         assert sum(row["probability"].values()) == pytest.approx(1.0)
         assert set(row["probability"]) <= {"8", "32", "128", "256", "512"}
@@ -113,7 +107,7 @@ def test_a_collapse_that_is_left_out_makes_no_other_n_less_sure() -> None:
 
 
 def test_every_parameter_has_an_interval_around_it() -> None:
-    data = law_to_json(fit_law(grid(), metric="avg@4", replicates=100))
+    data = fit_law(grid(), metric="avg@4", replicates=100).to_json()
     for curve in data["curves"]:
         pairs = [(curve["base"], curve["base_interval"]), (curve["asymptote"], curve["asymptote_interval"])]
         pairs += [(curve["parameters"][name], curve["parameter_intervals"][name]) for name in curve["parameters"]]
@@ -152,7 +146,7 @@ def test_edges_are_bounds_not_values() -> None:
     law = fit_law(curves, metric="avg@4", replicates=100)
     assert law.joint.rollouts is not None and law.joint.rollouts.floor_bound == law.joint.rollouts.ceiling_bound == "<="
     assert not law.joint.rollouts.rises
-    data = law_to_json(law)
+    data = law.to_json()
     assert {row["bound"] for row in data["frontier"]} == {"<="}
     assert any("n* ≤ 8" in note and "run smaller n" in note for note in data["notes"])
 
@@ -216,7 +210,7 @@ def test_a_run_that_only_falls_is_said_to() -> None:
     compute = np.linspace(1e4, 1e6, 30)
     curve = noisy("down", compute, 0.5 - 0.2 * compute / 1e6, noise=0.003, seed=0)
     (run,) = fit_law([curve], metric="reward", replicates=60).runs
-    assert run.falls_after is not None
+    assert run.collapse_after is not None
     assert run.fit.ceiling == pytest.approx(0.49, abs=0.02)
 
 
@@ -350,7 +344,7 @@ def test_damaged_law_files_are_refused(tmp_path, text: str) -> None:
 
 
 def test_same_seed_same_law() -> None:
-    first, second = (law_to_json(fit_law(figure_6(FIGURE_6_EASY, noise=0.01), metric="a", replicates=80)) for _ in "ab")
+    first, second = (fit_law(figure_6(FIGURE_6_EASY, noise=0.01), metric="a", replicates=80).to_json() for _ in "ab")
     assert first == second
 
 
@@ -376,7 +370,7 @@ def test_n_is_said_to_rise_where_larger_n_lead_not_where_all_are_equal(lead: flo
                 values_C = 0.3 + rise * (1 - np.exp(-compute_C / (2e4 * (n / 4) ** 0.6)))
                 values_C = values_C + 0.005 * rng.standard_normal(25)
                 curves.append(Curve(f"{n}-{seed}", compute_C, values_C, 32, n, seed))
-        best = fit_law(curves, metric="avg@4", replicates=100, with_surface=False).joint.rollouts
+        best = fit_law(curves, metric="avg@4", replicates=100).joint.rollouts
         assert best is not None
         rises += best.rises
     assert least <= rises <= most

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from isocompute.core.curve import Curve
 from isocompute.law.comparison import compare
-from isocompute.law.curve import Curve
 from isocompute.law.fits import fit_groups
-from isocompute.law.frontier import luck_of
-from isocompute.law.seeds import ONE_SEED_ERROR, Spread, moderated, of_one, one_seed_spread
-from isocompute.law.surface_fit import fit_surface
+from isocompute.law.frontier import seed_noise
+from isocompute.law.surface import fit_surface
+from isocompute.law.uncertainty import SEED_MARGIN, SeedSpread, seed_deviation, seed_effects, single_seed_deviation
 
 GRID = np.geomspace(1e4, 1e6, 25)
 BASE, CEILING = 0.3, 0.6
@@ -30,9 +30,9 @@ def seeds_of(ceilings: list[float], grids: list[np.ndarray] | None = None) -> tu
     return curves, np.concatenate([rising(float(np.mean(ceilings)), x) for x in grids])
 
 
-def spread_of(ceilings: list[float], grids: list[np.ndarray] | None = None) -> Spread:
+def spread_of(ceilings: list[float], grids: list[np.ndarray] | None = None) -> SeedSpread:
     curves, pooled_N = seeds_of(ceilings, grids)
-    return Spread.of(curves, pooled_N, np.concatenate([c.values_C for c in curves]))
+    return SeedSpread.of(curves, pooled_N, np.concatenate([c.values_C for c in curves]))
 
 
 def test_the_variance_is_that_of_the_seeds_levels() -> None:
@@ -45,7 +45,7 @@ def test_what_seeds_differ_in_before_the_rise_is_not_scaled_up_to_it() -> None:
     """A rise at the very end, and levels that differ by .01 throughout."""
     late_C = 0.3 + 0.3 * (GRID > 0.9e6)
     curves = [Curve(f"{i}", GRID, late_C + off, 32, 8, i) for i, off in enumerate((-0.01, 0.0, 0.01))]
-    found = Spread.of(curves, np.tile(late_C, 3), np.concatenate([c.values_C for c in curves]))
+    found = SeedSpread.of(curves, np.tile(late_C, 3), np.concatenate([c.values_C for c in curves]))
     assert found.variance == pytest.approx(1e-4)
 
 
@@ -56,7 +56,7 @@ def test_seeds_at_other_compute_show_the_same_spread() -> None:
 
 
 def test_draws_have_the_standard_error_that_is_told() -> None:
-    (luck,) = moderated([spread_of([0.58, 0.6, 0.65])], 1.0)
+    (luck,) = seed_effects([spread_of([0.58, 0.6, 0.65])], 1.0)
     drawn_BN = luck.draw(20_000, np.random.default_rng(0))
     assert drawn_BN[:, 24].std() == pytest.approx(luck.level, rel=0.03)
     assert drawn_BN[:, 0].std() < 0.15 * luck.level  # repetitions begin at one base
@@ -66,26 +66,26 @@ def test_many_seeds_need_neither_prior_nor_widening() -> None:
     rng = np.random.default_rng(0)
     ceilings = (CEILING + 0.02 * rng.standard_normal(400)).tolist()
     end = [rising(c)[-1] for c in ceilings]
-    (luck,) = moderated([spread_of(ceilings)], 1.0)
+    (luck,) = seed_effects([spread_of(ceilings)], 1.0)
     assert luck.level == pytest.approx(np.std(end, ddof=1) / 20, rel=0.04)
 
 
 def test_two_seeds_that_agree_by_chance_keep_the_margin() -> None:
     """Their own variance is 0; ScaleRL's margin and their own degree of freedom give half of it, with Student's t."""
-    (luck,) = moderated([spread_of([0.6, 0.6])], 1.0)
+    (luck,) = seed_effects([spread_of([0.6, 0.6])], 1.0)
     t_over_z = stats.t.ppf(0.975, 2) / stats.norm.ppf(0.975)
-    assert luck.level == pytest.approx(t_over_z * one_seed_spread(ONE_SEED_ERROR) / np.sqrt(2) / np.sqrt(2), rel=1e-3)
+    assert luck.level == pytest.approx(t_over_z * seed_deviation(SEED_MARGIN) / np.sqrt(2) / np.sqrt(2), rel=1e-3)
 
 
 def test_one_odd_setting_does_not_widen_the_others() -> None:
     calm = [spread_of([0.595, 0.6, 0.605]) for _ in range(5)]
-    (before, *_), (after, *_) = moderated(calm, 1.0), moderated([*calm, spread_of([0.3, 0.6, 0.9])], 1.0)
+    (before, *_), (after, *_) = seed_effects(calm, 1.0), seed_effects([*calm, spread_of([0.3, 0.6, 0.9])], 1.0)
     assert after.level == pytest.approx(before.level, rel=0.05)
 
 
 def test_two_seeds_that_agree_learn_from_settings_whose_seeds_do_not() -> None:
     agree, differ = spread_of([0.6, 0.6]), [spread_of([0.56, 0.6, 0.64]) for _ in range(4)]
-    (alone,), (among, *others) = moderated([agree], 1.0), moderated([agree, *differ], 1.0)
+    (alone,), (among, *others) = seed_effects([agree], 1.0), seed_effects([agree, *differ], 1.0)
     assert 2 * alone.level < among.level < 1.5 * others[0].level
 
 
@@ -115,7 +115,7 @@ def test_the_joint_law_moves_with_the_luck_of_each_setting() -> None:
 
 
 def test_the_margin_is_of_the_scale() -> None:
-    (rate,), (percent,) = (moderated([spread_of([0.6, 0.6])], scale) for scale in (1.0, 100.0))
+    (rate,), (percent,) = (seed_effects([spread_of([0.6, 0.6])], scale) for scale in (1.0, 100.0))
     assert percent.level == pytest.approx(100 * rate.level)
 
 
@@ -159,7 +159,7 @@ def test_seeds_that_ended_leave_the_curve_to_those_that_go_on() -> None:
     assert spread.share == 1.0
     assert spread.share_N[0] == pytest.approx(1 / 3)  # with one more point up to there they would weigh as much
     assert spread.variance == pytest.approx(np.var([0.58, 0.6, 0.65], ddof=1), rel=0.1)
-    (luck,) = moderated([spread], 1.0)
+    (luck,) = seed_effects([spread], 1.0)
     assert luck.draw(20_000, np.random.default_rng(0))[:, 99].std() == pytest.approx(luck.level, rel=0.03)
 
 
@@ -169,7 +169,7 @@ def test_seeds_that_ended_before_the_rise_do_not_speak_for_all_of_it() -> None:
     grids = [GRID, GRID[:5], GRID[:5]]
     curves, pooled_N = seeds_of([0.6] * 3, grids)
     own_N = pooled_N + 0.005 * np.repeat(rng.standard_normal(3), [25, 5, 5])
-    assert np.sqrt(Spread.of(curves, pooled_N, own_N).variance) < 0.03
+    assert np.sqrt(SeedSpread.of(curves, pooled_N, own_N).variance) < 0.03
 
 
 @pytest.mark.parametrize(
@@ -194,20 +194,22 @@ def test_intervals_of_unequal_seeds_hold_the_mean_of_many(points: tuple[int, ...
 
 def test_a_setting_of_one_seed_learns_from_those_of_several() -> None:
     several = [spread_of([0.56, 0.6, 0.64]), spread_of([0.57, 0.6, 0.63])]
-    assert of_one([], 1.0) == 0.0
-    assert 0.03 < of_one(several, 1.0) < 0.08  # their spread of .035, with Student's t of five degrees
-    assert of_one([spread_of([0.6, 0.6])], 1.0) > one_seed_spread(ONE_SEED_ERROR)  # two that agree say next to nothing
+    assert single_seed_deviation([], 1.0) == 0.0
+    assert 0.03 < single_seed_deviation(several, 1.0) < 0.08  # their spread of .035, with Student's t of five degrees
+    assert single_seed_deviation([spread_of([0.6, 0.6])], 1.0) > seed_deviation(
+        SEED_MARGIN
+    )  # two that agree say next to nothing
 
 
 def test_which_setting_is_best_allows_for_what_the_seeds_of_others_show() -> None:
     single = [Curve("8-0", GRID, rising(0.6), 32, 8, 0)]
     several = [Curve(f"16-{s}", GRID, rising(c), 32, 16, s) for s, c in enumerate((0.56, 0.6, 0.64))]
     fits = fit_groups([single, several], replicates=2000, upper=1.0)
-    luck_SB = luck_of(fits, seed=0)
-    assert luck_SB[0].std() == pytest.approx(fits[0].seed_spread, rel=0.05) and fits[0].seed_spread > 0.03
-    assert not luck_SB[1].any()
-    alone = luck_of(fit_groups([single], replicates=2000, upper=1.0), seed=0)
-    assert alone.std() == pytest.approx(one_seed_spread(ONE_SEED_ERROR), rel=0.05)
+    seed_noise_SB = seed_noise(fits, seed=0)
+    assert seed_noise_SB[0].std() == pytest.approx(fits[0].seed_deviation, rel=0.05) and fits[0].seed_deviation > 0.03
+    assert not seed_noise_SB[1].any()
+    alone = seed_noise(fit_groups([single], replicates=2000, upper=1.0), seed=0)
+    assert alone.std() == pytest.approx(seed_deviation(SEED_MARGIN), rel=0.05)
 
 
 def test_one_run_beside_seeds_that_differ_is_not_told_apart() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isocompute.law import fit_law
-from isocompute.law.curve import Curve
+from isocompute.core.curve import Curve
 from isocompute.law.fits import fit_groups
-from isocompute.law.frontier import luck_of
-from isocompute.law.intervals import basic
-from isocompute.law.sensitivity import Slice, sensitivity
+from isocompute.law.frontier import Slice, seed_noise, sensitivity
+from isocompute.law.law import fit_law
+from isocompute.law.uncertainty import basic
 
 GRID = np.geomspace(1e4, 1e6, 25)
 ROLLOUTS = (4, 8, 16, 32, 64, 128)
@@ -27,7 +26,7 @@ def runs_of(rng: np.random.Generator, lead: float) -> list[Curve]:
 
 def slice_of(rng: np.random.Generator, lead: float, *, lucky: bool = False) -> Slice:
     fits = fit_groups([[run] for run in runs_of(rng, lead)], replicates=200, upper=1.0)
-    (found,) = sensitivity(fits, luck_SB=luck_of(fits, seed=0) if lucky else None)
+    (found,) = sensitivity(fits, seed_noise_SB=seed_noise(fits, seed=0) if lucky else None)
     return found
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isocompute.law import fit_law, read_law, trend
-from isocompute.law.curve import Curve
-from isocompute.law.store import write_law
-from isocompute.law.trend import last_trend
+from isocompute.core.curve import Curve
+from isocompute.law import curves as trend
+from isocompute.law.curves import last_trend
+from isocompute.law.law import fit_law
+from isocompute.law.store import read_law, write_law
 from tests.planner.made_up import sweep_curves
 
 

@@ -1,4 +1,4 @@
-"""One learning curve as the law sees it, and what can be read off it before any fit."""
+"""One learning curve, and what can be read off its values before any fit: noise level, scale, upper bound."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ONE_SCALE = 2.0
 """Lengths of scales may differ this much: a reward from -1 to 1 looks like a rate where it never was negative."""
 
 Setting = tuple[int | None, int | None]
-"""(problems per batch, rollouts per problem); None where a log does not say."""
+"""(problems per batch, rollouts per problem); None where it was not logged."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Curve:
     rollouts_per_problem: int | None = None
     seed: int | None = None
     recipe: str = ""
-    """What else is known of how the run was made, as JSON; runs that differ in it are not seeds of each other."""
-    lost: bool = False
-    """Whether later evaluations are there and are NaN or infinite: the run broke after its last point."""
+    """The other settings of the run, as JSON; runs that differ in it are not seeds of each other."""
+    ends_non_finite: bool = False
+    """The run was evaluated after its last point, and every later value is NaN or infinite."""
 
     def __post_init__(self) -> None:
-        for name in ("compute_C", "values_C"):  # `condense` reads their bytes as float64
+        for name in ("compute_C", "values_C"):
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64))
 
     @property
-    def made_of(self) -> dict[str, Any]:
-        """`recipe` as the table it is; nothing where a curve that was made in Python has another text there."""
+    def recipe_fields(self) -> dict[str, Any]:
+        """`recipe` as a dictionary; empty where the text is not a JSON object."""
         try:
             table = json.loads(self.recipe)
         except ValueError:
@@ -76,10 +76,7 @@ class Curve:
         return self.problems_per_batch * self.rollouts_per_problem
 
     def averaged(self, most: int) -> Curve:
-        """At most this many points, each the mean of its neighbours: evaluation noise shrinks, the shape stays.
-
-        The base model's evaluation at compute 0 stays a point of its own: averaged in, it would pose as compute > 0.
-        """
+        """At most this many points, each the mean of consecutive ones; the base model's, at compute 0, is kept as it is."""
         if len(self.compute_C) <= most:
             return self
         lead = int(self.compute_C[0] <= 0)
@@ -95,8 +92,8 @@ class Curve:
 
     def until(self, end: int) -> Curve:
         """The curve's first `end` points."""
-        lost = self.lost and end >= len(self.compute_C)
-        return replace(self, compute_C=self.compute_C[:end], values_C=self.values_C[:end], lost=lost)
+        broke = self.ends_non_finite and end >= len(self.compute_C)
+        return replace(self, compute_C=self.compute_C[:end], values_C=self.values_C[:end], ends_non_finite=broke)
 
 
 def _means(values_C: Array, lead: int, groups: int) -> Array:
@@ -108,7 +105,7 @@ def _means(values_C: Array, lead: int, groups: int) -> Array:
 
 
 def median(values_C: Array) -> float:
-    """numpy's median of a short list, without the fifty microseconds of its checks."""
+    """`numpy.median`, without the fifty microseconds of its checks."""
     ordered_C = np.sort(values_C)
     return 0.5 * float(ordered_C[(len(ordered_C) - 1) // 2] + ordered_C[len(ordered_C) // 2])
 

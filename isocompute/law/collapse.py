@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from isocompute.core.arrays import Array, Bools
-from isocompute.law.curve import MINIMUM_POINTS, Curve, median, noise_level, scale_of
+from isocompute.core.curve import MINIMUM_POINTS, Curve, median, noise_level, scale_of
 
-__all__ = ["fallen_early", "fitted", "lasting_fall", "usable_end"]
+__all__ = ["collapse_start", "collapsed_early", "usable_end", "usable_mask"]
 
 _ENOUGH_FOR_NOISE, _SHORT = 6, 12
 """Points from which noise can be told, and from which two or three that fell no longer hide it."""
@@ -22,7 +22,7 @@ _MOVES = 0.8
 """Share of evaluations that change a value, below which it moves in steps."""
 
 
-def lasting_fall(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | None:
+def collapse_start(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | None:
     """Index of the first point of a fall that lasts to the end of the curve, or None.
 
     A fall lasts when at least `shortest` points, up to the last one, all lie below the best level (running median of
@@ -57,7 +57,7 @@ def usable_end(values_C: Array) -> int:
     """How many points a monotone curve may be fitted to: those before a lasting fall. Where that leaves too few, the
     first four will do if the fall has hardly begun in them.
     """
-    fall = lasting_fall(values_C)
+    fall = collapse_start(values_C)
     if fall is None:
         return len(values_C)
     half = 0.5 * (float(values_C[:fall].max()) + median(values_C[fall:]))
@@ -65,7 +65,7 @@ def usable_end(values_C: Array) -> int:
     return max(fall, MINIMUM_POINTS) if hardly else fall
 
 
-def fitted(values_C: Array) -> Bools:
+def usable_mask(values_C: Array) -> Bools:
     """The points that a monotone curve may be fitted to: up to a lasting fall, and without those in between that lie
     below what came before by eight noise levels and half of all the rise, where the run came back afterwards.
     """
@@ -99,7 +99,7 @@ def _collapse(values_C: Array, deep: int) -> int | None:
     return start if now < low and best - now > least and (low < 0 or now < 0.5 * best) else None
 
 
-def fallen_early(curve: Curve) -> bool:
+def collapsed_early(curve: Curve) -> bool:
     """Whether a run fell for good before it had points for a curve."""
     return usable_end(curve.values_C) < min(MINIMUM_POINTS, len(curve.values_C))
 
