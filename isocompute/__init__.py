@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from isocompute.api import backtest, check_health, compare, fit, forecast, forecast_all, judge_claims, plan, split
+    from isocompute.api import (
+        ablate,
+        backtest,
+        check_health,
+        compare,
+        fit,
+        forecast,
+        forecast_all,
+        judge_claims,
+        plan,
+        split,
+    )
     from isocompute.core.errors import InputError
     from isocompute.data import Run, RunSet, RunSettings, RunWriter, load
     from isocompute.data.importing import import_logs
@@ -26,6 +37,7 @@ if TYPE_CHECKING:
     from isocompute.trainers import explain, export_plan
 
 _HOMES = {
+    "ablate": "isocompute.api",
     "backtest": "isocompute.api",
     "backtest_plans": "isocompute.planner.backtest",
     "check_health": "isocompute.api",
@@ -62,6 +74,7 @@ __all__ = [
     "RunSettings",
     "RunWriter",
     "__version__",
+    "ablate",
     "backtest",
     "backtest_plans",
     "check_health",

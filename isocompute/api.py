@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from isocompute.core.caught import recorded
+from isocompute.core import files
 from isocompute.core.curve import MINIMUM_POINTS, Curve
-from isocompute.core.errors import InputError
+from isocompute.core.errors import InputError, recorded
 from isocompute.core.run import listing
 from isocompute.data import Run, RunSet, RunWarning, load
-from isocompute.data.compatible import warn_of_several
+from isocompute.data.compatible import conditions_of, warn_of_several
 from isocompute.law.comparison import Comparison
 from isocompute.law.comparison import compare as _compare
-from isocompute.law.curves import DEFAULT_BIN, choose_metric, curves_of, warn_of_pooling, warn_of_scales
+from isocompute.law.curves import DEFAULT_BIN, choose_metric, curves_of, warn_of_scales
 from isocompute.law.forecasting import LEVEL, VERDICTS, Backtest, Forecast
 from isocompute.law.forecasting import backtest as _backtest
 from isocompute.law.forecasting import forecast as _forecast
@@ -34,10 +34,16 @@ from isocompute.problems.split import Split, counts_from_rates, make_split, read
 if TYPE_CHECKING:  # what one command needs takes the others seconds to load
     from isocompute.diagnose.claims import Claim
     from isocompute.diagnose.health import Health
+    from isocompute.law.comparison import Ablation
+    from isocompute.sweep import Progress, Result
 
 __all__ = [
     "BACKTEST_POINTS",
+    "Ablated",
+    "IncompleteError",
     "Source",
+    "ablate",
+    "analyse_ablation",
     "backtest",
     "check_health",
     "compare",
@@ -242,7 +248,14 @@ def compare(
     if metric_a != metric_b:
         raise InputError(f"{sides[0].source} has '{metric_a}', {sides[1].source} '{metric_b}'; say --metric.")
     for side in sides:
-        warn_of_pooling(side)
+        conditions = conditions_of(side)
+        if len(conditions) > 1:
+            warnings.warn(
+                f"{side.source}: its runs differ in more than their seed ({listing([c.name for c in conditions], 3)}): "
+                "what follows pools them as seeds of one recipe; name those of one as PATH::NAME or with --where.",
+                RunWarning,
+                stacklevel=2,
+            )
     warn_of_scales([*curves_a, *curves_b], metric=metric_a, source=" and ".join(side.source for side in sides))
     return _compare(curves_a, curves_b, replicates=replicates, seed=seed)
 
@@ -314,9 +327,11 @@ def split(
     own_rates = pass_rates if counts is None else None
     loaded = load_problems(problems, size=size, seed=seed, pass_rate=own_rates, **columns)
     if model is not None:
-        from isocompute.rl.evaluation import count_correct  # loads torch
+        from isocompute.rl.evaluation import measure_pass_rates  # loads torch
 
-        ids, correct = count_correct(problems=problems, model=model, samples=samples, seed=seed, size=size, **columns)
+        ids, correct = measure_pass_rates(
+            problems=problems, model=model, samples=samples, seed=seed, size=size, **columns
+        )
         of = dict(zip(ids, correct, strict=True))
         correct_P = np.array([of[problem.id] for problem in loaded.problems], dtype=np.int64)
         samples_P = np.full(len(loaded), samples, dtype=np.int64)
@@ -339,3 +354,90 @@ def split(
     if out is not None:
         write_split(found, Path(out))
     return found
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """What a leave-one-out study found."""
+
+    folder: str
+    metric: str
+    unit: str
+    ablation: Ablation
+    tasks: dict[str, Ablation]
+    """With several problem sets trained on together, the same for each of them."""
+    study: Result | None = None
+
+
+class IncompleteError(Exception):
+    """The study did not finish; its result says why."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__("the study did not finish")
+        self.result = result
+
+
+def ablate(
+    *,
+    spec: str | Path,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    metric: str | None = None,
+    unit: str | None = None,
+    share: float = 0.5,
+    replicates: int = 1000,
+    seed: int = 0,
+    report: Callable[[Progress], None] = lambda _: None,
+) -> Ablated:
+    """Run what is left of a leave-one-out study and analyse it.
+
+    A spec without variants leaves out each part of its recipe.
+    """
+    from isocompute.law.curves import UNITS
+    from isocompute.sweep import parse_spec, run_spec
+    from isocompute.sweep.ablate import check_ablation, with_variants
+
+    name = str(spec)
+    if unit is not None and unit not in UNITS:
+        raise InputError(f"--unit {unit}: it is one of {', '.join(UNITS)}.")
+    data = with_variants(files.read_bytes(name), name=name)
+    check_ablation(parse_spec(data, name=name), name=name, metric=metric, unit=unit, share=share)
+    result = run_spec(data, name=name, out=out, workers=workers, report=report)
+    if result.failed or result.stopped or result.unwritable:
+        raise IncompleteError(result)
+    found = analyse_ablation(result.folder, metric=metric, unit=unit, share=share, replicates=replicates, seed=seed)
+    return replace(found, study=result)
+
+
+def analyse_ablation(
+    folder: str | Path,
+    *,
+    metric: str | None = None,
+    unit: str | None = None,
+    share: float = 0.5,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> Ablated:
+    """Compare a recipe with its variants, from a study of them that has been run."""
+    from isocompute.law.comparison import leave_one_out
+    from isocompute.law.curves import choose_unit
+    from isocompute.sweep import StudyFolder
+    from isocompute.sweep.ablate import sources
+    from isocompute.sweep.spec import WHOLE
+
+    spec, runs = StudyFolder(folder).spec(), load(folder)
+    metric, unit = choose_metric(runs, metric), choose_unit(runs, unit)
+
+    def curves(variant: str, metric: str) -> list[Curve]:
+        own = tuple(run for run in runs if run.name.startswith(f"{variant}/"))
+        if not own:
+            raise InputError(f"{runs.source}: variant '{variant}' has no runs yet; run the study to its end.")
+        return curves_of(RunSet(own, runs.source), metric=metric, unit=unit)[0]
+
+    def found(metric: str) -> Ablation:
+        variants = {name: curves(name, metric) for name in spec.variants}
+        return leave_one_out(curves(WHOLE, metric), variants, share=share, replicates=replicates, seed=seed)
+
+    known = set.intersection(*(set(run.metrics) for run in runs))
+    tasks = {name: found(f"{name}/{metric}") for name in sources(spec) if f"{name}/{metric}" in known}
+    return Ablated(str(folder), metric, unit, found(metric), tasks)

@@ -10,8 +10,8 @@ from isocompute.cli import options
 from isocompute.cli.study import end, watched
 
 if TYPE_CHECKING:
-    from isocompute.law.ablation import Ablation, Part
-    from isocompute.sweep.ablate import Ablated
+    from isocompute.api import Ablated
+    from isocompute.law.comparison import Ablation, Part
 
 __all__ = ["ablated_json", "command"]
 
@@ -28,7 +28,7 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Run a recipe and, beside it, the recipe without each of its parts; fit half, predict the rest, compare."""
-    from isocompute.sweep.ablate import IncompleteError, ablate
+    from isocompute.api import IncompleteError, ablate
 
     try:
         with watched(quiet=json) as report:

@@ -15,7 +15,7 @@ from isocompute.core.errors import InputError
 if TYPE_CHECKING:
     from isocompute.law.frontier import Optimum, Slice
     from isocompute.law.law import Law
-    from isocompute.sweep.progress import Progress, Report
+    from isocompute.sweep.folder import Progress, Report
 
 __all__ = ["command"]
 

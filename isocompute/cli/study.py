@@ -13,7 +13,7 @@ from isocompute.cli import options
 
 if TYPE_CHECKING:
     from isocompute.sweep import CellStatus, Result
-    from isocompute.sweep.progress import Report
+    from isocompute.sweep.folder import Report
 
 __all__ = ["app", "end", "watched"]
 

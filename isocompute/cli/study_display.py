@@ -14,7 +14,7 @@ from rich.progress import Progress as Bars
 from isocompute.core.formatting import number
 
 if TYPE_CHECKING:
-    from isocompute.sweep.progress import Progress, Report
+    from isocompute.sweep.folder import Progress, Report
 
 __all__ = ["display", "duration", "line"]
 

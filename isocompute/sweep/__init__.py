@@ -1,4 +1,4 @@
-"""The sweep: spec, cells, local and Ray runners, resuming.
+"""Sweeps: a grid of allocations, problem sets and seeds, run here or on Ray, resumable at any moment.
 
 from isocompute import study
 
@@ -6,10 +6,9 @@ study.run(spec="study.toml", out="runs/first")
 [cell.state for cell in study.status(folder="runs/first")]
 """
 
-from isocompute.sweep.api import run, run_spec, status
-from isocompute.sweep.folder import CellStatus, StudyFolder
-from isocompute.sweep.progress import Progress, Result
+from isocompute.sweep.folder import CellStatus, Progress, Result, StudyFolder
 from isocompute.sweep.spec import StudySpec, cells, parse_spec, read_spec
+from isocompute.sweep.study import run, run_spec, status
 
 __all__ = [
     "CellStatus",

@@ -10,7 +10,10 @@ starts it again: its own checkpoints are its business, and a step that it logs a
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -24,16 +27,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from isocompute.core import files
 from isocompute.core.cell import Cell, Control
 from isocompute.core.errors import InputError, first_wrong
-from isocompute.core.lock import Holding, LostError, start_of
+from isocompute.core.lock import LockGuard, LostError, process_start
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
-from isocompute.core.recorder import POINTS, Recorder
+from isocompute.core.recorder import POINTS, Recorder, RunWriter
 from isocompute.core.run import RunSettings
-from isocompute.sweep.command_log import LogTail, PointsFile
-from isocompute.sweep.threads import outside
+from isocompute.data.literals import flatten
 
-__all__ = ["CommandEngine"]
+__all__ = ["CommandEngine", "LogTail", "PointsFile"]
 
 OUTPUT = "output.log"
 _PROCESS = "process.json"
@@ -82,7 +85,7 @@ class CommandEngine:
 
     def run(self, cell: Cell, folder: Path, control: Control) -> bool:
         """Start the command and follow its log until it ends or the study stops."""
-        holding, folder = Holding(folder), folder.absolute()
+        guard, folder = LockGuard(folder), folder.absolute()
         options = _options(cell)
         values = _values(cell, folder)
         _end_orphan(folder)
@@ -96,7 +99,7 @@ class CommandEngine:
 
         def follow(*, ended: bool = False) -> None:
             nonlocal done
-            holding.check()
+            guard.check()
             points.add(tail.rows(ended=ended))
             if points.rollouts > done:
                 control.advanced(points.rollouts - done)
@@ -110,7 +113,7 @@ class CommandEngine:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={"PYTHONUNBUFFERED": "1", **outside()},  # else an error stands before what was printed first
+                    env={"PYTHONUNBUFFERED": "1", **os.environ},  # else an error stands before what was printed first
                     start_new_session=True,  # so that its own children can be ended with it
                 )
             except OSError as error:
@@ -130,7 +133,7 @@ class CommandEngine:
             raise
         finally:
             _end(process)
-            if holding.lasts():
+            if guard.is_ours():
                 (folder / _PROCESS).unlink(missing_ok=True)
         follow(ended=True)
         if process.returncode != 0:
@@ -217,7 +220,7 @@ def _end(process: subprocess.Popen[bytes], *, grace: float = _GRACE_SECONDS) -> 
 
 
 def _remember(folder: Path, pid: int) -> None:
-    (folder / _PROCESS).write_text(json.dumps({"pid": pid, "started": start_of(pid)}))
+    (folder / _PROCESS).write_text(json.dumps({"pid": pid, "started": process_start(pid)}))
 
 
 def _end_orphan(folder: Path) -> None:
@@ -226,10 +229,10 @@ def _end_orphan(folder: Path) -> None:
     if not path.exists():
         return
     with suppress(ValueError, KeyError, TypeError):
-        told = json.loads(path.read_text())
-        while told["started"] and start_of(told["pid"]) == told["started"]:
+        orphan = json.loads(path.read_text())
+        while orphan["started"] and process_start(orphan["pid"]) == orphan["started"]:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(told["pid"], signal.SIGKILL)
+                os.killpg(orphan["pid"], signal.SIGKILL)
             time.sleep(0.02)
     path.unlink(missing_ok=True)
 
@@ -242,3 +245,123 @@ def _failure(code: int, output: Path, begin: int) -> str:
     if not lines:
         return f"the command ended with {how} and printed nothing."
     return f"the command ended with {how}; its last lines:\n" + "\n".join(lines)
+
+
+# The log of an outside trainer, followed while it grows, and the points made of it.
+
+
+class LogTail:
+    """New rows of a log: whole lines only, from the start again where the trainer has begun the file anew."""
+
+    def __init__(self, path: Path, *, table: bool, columns: Mapping[str, str]) -> None:
+        self.path = path
+        self._table, self._columns = table, columns
+        self._start_over(0)
+
+    def _start_over(self, inode: int) -> None:
+        self._inode, self._offset = inode, 0
+        self._header: list[str] | None = None
+
+    def wanted(self) -> str:
+        """What a row must have, for an error message."""
+        names = [theirs for ours, theirs in self._columns.items() if ours != "step"]
+        step = self._columns.get("step", "step")
+        return f"with '{step}'" + (f" and {' or '.join(repr(name) for name in names)}" if names else " and a number")
+
+    def rows(self, *, ended: bool = False) -> list[dict[str, float]]:
+        """Rows since the last call; with `ended`, a last line without its newline counts if it is whole."""
+        try:
+            with self.path.open("rb") as file:
+                stat = self.path.stat()
+                if stat.st_ino != self._inode or stat.st_size < self._offset:
+                    self._start_over(stat.st_ino)
+                file.seek(self._offset)
+                data = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        end = len(data) if ended else data.rfind(b"\n") + 1
+        self._offset += end
+        raw = (self._parse(line) for line in data[:end].decode(errors="replace").split("\n") if line.strip())
+        return [row for row in map(self._renamed, raw) if row is not None]
+
+    def _parse(self, line: str) -> dict[str, Any]:
+        if not self._table:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                return {}  # torn by a kill, or something else printed into the log
+            return flatten(row) if isinstance(row, dict) else {}
+        cells = next(csv.reader(io.StringIO(line)), [])
+        if self._header is None:
+            self._header = [cell.strip() for cell in cells]
+            return {}
+        if len(cells) != len(self._header):
+            return {}
+        return dict(zip(self._header, cells, strict=True))
+
+    def _renamed(self, row: Mapping[str, Any]) -> dict[str, float] | None:
+        """A row in our names, numbers only; None without a step or without any metric, such as a line of timings."""
+        columns = self._columns or {name: name for name in row}
+        out = {ours: number for ours, theirs in columns.items() if (number := _number(row.get(theirs))) is not None}
+        step = out.get("step")
+        if step is None or step < 0 or step != int(step) or len(out) < 2:
+            return None
+        return {**out, "step": int(step)}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+class PointsFile:
+    """`points.jsonl` with one line a step: a new step is appended, a repeated one rewrites the file as a whole."""
+
+    def __init__(self, folder: Path, settings: RunSettings, *, batch_size: int) -> None:
+        self._path = folder / POINTS
+        self._batch_size = batch_size
+        RunWriter(folder, settings).close()  # writes run.json and cuts a torn last line
+        self._points: dict[int, dict[str, float]] = {}
+        for line in self._path.read_bytes().splitlines():
+            point = json.loads(line)
+            self._points[int(point["step"])] = point
+
+    @property
+    def count(self) -> int:
+        """How many points there are."""
+        return len(self._points)
+
+    @property
+    def rollouts(self) -> int:
+        """Compute of the last point."""
+        return int(max((point["rollouts"] for point in self._points.values()), default=0))
+
+    def add(self, rows: list[dict[str, float]]) -> None:
+        """Take in rows; trainers often log a step in several lines, so a later line adds to an earlier one."""
+        last = max(self._points, default=-1)
+        new: dict[int, dict[str, float]] = {}
+        for row in rows:
+            step = int(row["step"])
+            known = new.get(step) or self._points.get(step) or {}
+            new[step] = {"step": step, "rollouts": step * self._batch_size, **known, **row}
+        changed = {step: point for step, point in new.items() if self._points.get(step) != point}
+        self._points |= changed
+        if not changed:
+            return
+        if min(changed) > last:
+            data = b"".join(_line(changed[step]) for step in sorted(changed))
+            with self._path.open("ab", buffering=0) as file:
+                file.write(data)
+        else:
+            files.write_atomically(self._path, b"".join(_line(self._points[step]) for step in sorted(self._points)))
+
+
+def _line(point: Mapping[str, float]) -> bytes:
+    return json.dumps(point).encode() + b"\n"

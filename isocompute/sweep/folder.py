@@ -1,4 +1,4 @@
-"""The study's folder: its spec, what may change in it, and the state of every cell, told from files alone.
+"""The study's folder: its spec, what may change in it, and the state of every cell, from its files alone.
 
 study.toml      the spec of the last run, as it was written
 identity.json   what the points depend on; a spec that differs here is another study
@@ -10,35 +10,40 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from isocompute.core import files
 from isocompute.core.cell import SPEED_ONLY, Cell
 from isocompute.core.errors import InputError
+from isocompute.core.lock import RUNNING
 from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, SETTINGS
 from isocompute.sweep import remote
-from isocompute.sweep.claim import RUNNING, STALE_SECONDS, claimed, holder_of, is_alive
+from isocompute.sweep.execute import Outcome, json_object
+from isocompute.sweep.lock import is_locked, locked_folder
 from isocompute.sweep.spec import IDENTITY, RUNNER, SPEC, StudySpec, parse_spec
 from isocompute.sweep.spec import cells as cells_of
-from isocompute.sweep.summary import object_in
 
-__all__ = ["CellStatus", "State", "StudyFolder"]
+__all__ = ["CellStatus", "Progress", "Report", "Result", "State", "StudyFolder", "Tally", "longest_first"]
 
 State = Literal["finished", "failed", "running", "stopped", "waiting"]
 _TAIL = 1 << 16
 _EARLY = ("ended", "diverged")
 """Keys of a summary that say why a cell ended before its last update."""
 _ELSEWHERE = "another --out (`study run` has --fork for it)"
-"""Where a study goes that cannot go on here; every command that runs one has --out."""
+_SPEED = tuple(f"engine_options.{name}: " for name in (*SPEED_ONLY, "together"))  # the last is of 0.1
+_MAY_GROW = ("problems", "variants")
+"""Tables by name: a study may get further ones, those it has stay as they are."""
+_KNOWN = 0.01
+"""Share of the work after which the time for the rest is estimated."""
 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """How far a cell is."""
+    """How far a cell is: all that its files say."""
 
     cell: Cell
     state: State
@@ -75,7 +80,7 @@ class CellStatus:
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number that a file tells, else None."""
+    """A whole number in a file, else None."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -118,19 +123,12 @@ class StudyFolder:
             except OSError as error:
                 raise InputError(f"{self.address}: cannot be made ({error.strerror}); give another --out.") from error
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Hold the study: a second runner would start the same cells."""
-        if self.is_remote:
-            with remote.claimed(self.at(RUNNER), what=f"{self.address}: the study", patience=0.0):
-                yield
-            return
-        doing, instead = "the study is being run", f"give {_ELSEWHERE}"
-        with claimed(Path(self.address) / RUNNER, doing=doing, instead=instead):
-            yield
+        return locked_folder(self.address, RUNNER, doing="the study is being run", instead=f"give {_ELSEWHERE}")
 
     def adopt(self, spec: StudySpec, data: bytes) -> None:
-        """Make this the study's spec, if what it has already computed still stands under it."""
+        """Make this the study's spec, unless what it has already computed depends on something that changed."""
         new = _identity(spec)
         if files.exists(self.at(IDENTITY)):
             old = self._begun_with()
@@ -150,14 +148,14 @@ class StudyFolder:
         self._write(SPEC, data)
 
     def _begun_with(self) -> dict[str, Any]:
-        """What the points that are there depend on."""
-        told = object_in(files.read_bytes(self.at(IDENTITY)))
-        if told is None or not isinstance(told.get("problems"), dict):
+        """What the existing points depend on."""
+        identity = json_object(files.read_bytes(self.at(IDENTITY)))
+        if identity is None or not isinstance(identity.get("problems"), dict):
             raise InputError(
                 f"{self.at(IDENTITY)}: damaged, so nobody can say whether the cells are of this spec; put it back, or "
                 f"give {_ELSEWHERE}."
             )
-        return told
+        return identity
 
     def _refuse_moving(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """A first variant or a name for the only set moves every cell: all would be run again, and what there is be
@@ -188,19 +186,20 @@ class StudyFolder:
         return parse_spec(files.read_bytes(self.at(SPEC)), name=self.at(SPEC))
 
     def status(self, cells: list[Cell] | None = None, *, points: bool = False) -> list[CellStatus]:
-        """The state of every cell of the spec, or of these; with `points`, the last point and settings of each too."""
+        """The state of every cell of the spec, or of `cells`; with `points`, also the last point and settings."""
         if cells is None:
             cells = cells_of(self.spec())
         if self.is_remote:
             there = remote.listing(self.address)
             small = (FINISHED, SETTINGS) if points else (FINISHED,)
-            names = {f"{cell.name}/{name}" for cell in cells for name in small}
-            told = remote.read_all(self.address, names & there)
-            return [_status(cell, _RemoteCell(self.at(cell.name), cell.name, there, told), points) for cell in cells]
-        top = Path(self.address)
+            data = remote.read_all(self.address, {f"{cell.name}/{name}" for cell in cells for name in small} & there)
+            return [_status(cell, _RemoteCell(self.address, cell.name, there, data), points) for cell in cells]
+        folders = {cell.name: Path(self.address) / cell.name for cell in cells}
         return [
-            _status(cell, _LocalCell(folder), points) if folder.exists() else CellStatus(cell, "waiting", 0)
-            for cell, folder in ((cell, top / cell.name) for cell in cells)
+            _status(cell, _LocalCell(folders[cell.name]), points)
+            if folders[cell.name].exists()
+            else CellStatus(cell, "waiting", 0)
+            for cell in cells
         ]
 
 
@@ -213,11 +212,6 @@ def _identity(spec: StudySpec) -> dict[str, Any]:
         "problems": {table.get("set", ""): table for table in whole["problems"]},
         "variants": whole["variants"],
     }
-
-
-_SPEED = tuple(f"engine_options.{name}: " for name in SPEED_ONLY)
-_MAY_GROW = ("problems", "variants")
-"""Tables by name: a study may get further ones, those it has stay as they are."""
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -249,99 +243,201 @@ class _LocalCell:
     def has(self, name: str) -> bool:
         return (self._folder / name).exists()
 
-    def tail(self, name: str) -> bytes:
+    def read(self, name: str, *, tail: int | None = None) -> bytes:
+        """A file, or its last bytes; empty where there is none."""
         try:
             with (self._folder / name).open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - _TAIL))
+                if tail is not None:
+                    file.seek(max(0, file.seek(0, 2) - tail))
                 return file.read()
         except FileNotFoundError:
             return b""
 
-    def settings(self) -> dict[str, Any] | None:
-        return object_in(self._whole(SETTINGS))
-
-    def summary(self) -> dict[str, Any] | None:
-        return object_in(self._whole(FINISHED))
-
-    def _whole(self, name: str) -> bytes:
-        try:
-            return (self._folder / name).read_bytes()
-        except FileNotFoundError:
-            return b""
-
-    def running(self) -> bool:
-        path = self._folder / RUNNING
-        try:
-            holder, age = holder_of(path.read_bytes()), time.time() - path.stat().st_mtime
-        except FileNotFoundError:
-            return False
-        return holder is not None and is_alive(holder, age=age)
+    def is_running(self) -> bool:
+        return is_locked(str(self._folder / RUNNING))
 
 
 class _RemoteCell:
     """A cell's files at an fsspec address: one listing and the study's small files, then only what is there."""
 
-    def __init__(self, address: str, name: str, there: set[str], told: Mapping[str, bytes]) -> None:
-        self._address, self._name, self._there, self._told = address, name, there, told
+    def __init__(self, address: str, name: str, there: set[str], data: Mapping[str, bytes]) -> None:
+        self._address, self._name, self._there, self._data = address, name, there, data
 
     def has(self, name: str) -> bool:
         return f"{self._name}/{name}" in self._there
 
-    def tail(self, name: str) -> bytes:
-        return files.read_bytes(files.join(self._address, name))[-_TAIL:] if self.has(name) else b""
+    def read(self, name: str, *, tail: int | None = None) -> bytes:
+        """A file, or its last bytes; empty where there is none."""
+        if tail is not None:
+            return (
+                files.read_bytes(files.join(self._address, f"{self._name}/{name}"))[-tail:] if self.has(name) else b""
+            )
+        # A summary that is there and cannot be read for a moment says nothing, and the cell is finished all the same.
+        unread = b"{}" if name == FINISHED and self.has(name) else b""
+        return self._data.get(f"{self._name}/{name}", unread)
 
-    def settings(self) -> dict[str, Any] | None:
-        return object_in(self._told.get(f"{self._name}/{SETTINGS}", b""))
-
-    def summary(self) -> dict[str, Any] | None:
-        """One that is there and cannot be read for a moment tells nothing, and the cell is finished all the same."""
-        told = self._told.get(f"{self._name}/{FINISHED}")
-        if told is None:
-            return {} if self.has(FINISHED) else None
-        return object_in(told)
-
-    def running(self) -> bool:
-        return self.has(RUNNING) and remote.claim_age(files.join(self._address, RUNNING)) < STALE_SECONDS
+    def is_running(self) -> bool:
+        return self.has(RUNNING) and is_locked(files.join(self._address, f"{self._name}/{RUNNING}"))
 
 
 def _status(cell: Cell, at: _LocalCell | _RemoteCell, points: bool) -> CellStatus:
-    summary = at.summary()
-    settings = at.settings() if points else None
+    summary = json_object(at.read(FINISHED))
+    settings = json_object(at.read(SETTINGS)) if points else None
+    last = _last_point(at.read(POINTS, tail=_TAIL)) if points or summary is None else None
     if summary is not None:
-        last = _last_point(at.tail(POINTS)) if points else None
-        spent = _spent(cell, summary)
+        spent = _whole(summary.get("rollouts"))
+        spent = cell.compute if spent is None else spent
         return CellStatus(cell, "finished", spent, last=last, settings=settings, summary=summary)
-    last = _last_point(at.tail(POINTS))
-    state, error = _unfinished(at, begun=last is not None)
+    error = None
+    state: State
+    if at.is_running():
+        state = "running"
+    elif at.has(ERROR):
+        state, error = "failed", at.read(ERROR, tail=_TAIL).decode(errors="replace").strip()
+    else:
+        state = "stopped" if last is not None or at.has(CHECKPOINT) else "waiting"
     return CellStatus(cell, state, _rollouts(cell, last), error, last, settings)
-
-
-def _unfinished(at: _LocalCell | _RemoteCell, *, begun: bool) -> tuple[State, str | None]:
-    """State and error of a cell that is not finished."""
-    if at.running():
-        return "running", None
-    if at.has(ERROR):
-        return "failed", at.tail(ERROR).decode(errors="replace").strip()
-    return "stopped" if begun or at.has(CHECKPOINT) else "waiting", None
 
 
 def _last_point(tail: bytes) -> dict[str, Any] | None:
     """The last whole line of `points.jsonl`."""
-    for line in reversed(tail.splitlines()):
-        if (point := object_in(line)) is not None:
-            return point
-    return None
-
-
-def _spent(cell: Cell, summary: Mapping[str, Any]) -> int:
-    """Rollouts of a finished cell as its summary tells them, else those it was given."""
-    told = _whole(summary.get("rollouts"))
-    return cell.compute if told is None else told
+    return next((point for line in reversed(tail.splitlines()) if (point := json_object(line)) is not None), None)
 
 
 def _rollouts(cell: Cell, last: Mapping[str, Any] | None) -> int:
     try:
-        told = last and (last.get("rollouts") or last.get("step", 0) * cell.rollouts_per_update)
-        return min(cell.compute, int(told or 0))
+        made = last and (last.get("rollouts") or last.get("step", 0) * cell.rollouts_per_update)
+        return min(cell.compute, int(made or 0))
     except (TypeError, ValueError):
         return 0
+
+
+# How far a study is while it runs, and how it ended; the same for every runner.
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A study at one moment."""
+
+    cells: int
+    finished: int
+    failed: int
+    running: int
+    rollouts: int
+    """Rollouts done, those of earlier runs of the study included."""
+    total_rollouts: int
+    new_rollouts: int
+    seconds: float
+    stopping: bool = False
+    failure: Outcome | None = None
+    """A cell that has just failed."""
+
+    @property
+    def rate(self) -> float:
+        """Rollouts a second since the runner started."""
+        return self.new_rollouts / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the rate so far; None at first, since the first seconds go into starting up."""
+        left = self.total_rollouts - self.rollouts
+        known = self.new_rollouts > _KNOWN * (left + self.new_rollouts)
+        return left / self.rate if known else None
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a study ended."""
+
+    folder: str
+    cells: int
+    finished: int
+    skipped: int
+    """Cells that were finished before."""
+    failed: dict[str, str]
+    stopped: bool
+    """Whether a stop was requested and left unfinished cells."""
+    interrupted: bool
+    """Whether a stop was requested, even if the cells had ended by then."""
+    unwritable: str | None
+    seconds: float
+    new_rollouts: int
+
+
+@dataclass
+class Tally:
+    """Counts outcomes as they come in."""
+
+    statuses: list[CellStatus]
+    report: Report
+    rollouts: Callable[[], int]
+    """New rollouts so far."""
+    failed: dict[str, str] = field(default_factory=dict)
+    unwritable: str | None = None
+    finished: int = 0
+    seconds: Callable[[], float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        start = time.monotonic()
+        self.seconds = lambda: time.monotonic() - start
+        self.skipped = sum(status.state == "finished" for status in self.statuses)
+        self._before = sum(status.rollouts for status in self.statuses)
+        self._total = sum(status.total for status in self.statuses)
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a cell that has ended."""
+        if outcome.state == "finished":
+            self.finished += 1
+        elif outcome.state == "failed":
+            self.failed[outcome.name] = outcome.error
+        elif outcome.state == "unwritable":
+            self.unwritable = self.unwritable or outcome.error
+        if outcome.state == "failed":
+            self.update(failure=outcome)
+
+    def update(self, *, running: int = 0, stopping: bool = False, failure: Outcome | None = None) -> None:
+        """Report where the study is."""
+        new = self.rollouts()
+        self.report(
+            Progress(
+                cells=len(self.statuses),
+                finished=self.skipped + self.finished,
+                failed=len(self.failed),
+                running=running,
+                rollouts=min(self._total, self._before + new),
+                total_rollouts=self._total,
+                new_rollouts=new,
+                seconds=self.seconds(),
+                stopping=stopping,
+                failure=failure,
+            )
+        )
+
+    def result(self, *, folder: str, stopping: bool) -> Result:
+        """The end; `stopping`: the cells were asked to stop, by the user unless nothing could be written any more."""
+        interrupted = stopping and self.unwritable is None
+        ended = self.skipped + self.finished + len(self.failed)
+        return Result(
+            folder=folder,
+            cells=len(self.statuses),
+            finished=self.skipped + self.finished,
+            skipped=self.skipped,
+            failed=dict(sorted(self.failed.items())),
+            stopped=interrupted and ended < len(self.statuses),
+            interrupted=interrupted,
+            unwritable=self.unwritable,
+            seconds=self.seconds(),
+            new_rollouts=self.rollouts(),
+        )
+
+
+def longest_first(statuses: list[CellStatus]) -> list[Cell]:
+    """The cells that are left, those that take longest first: by M · Bp, then by M.
+
+    All cells spend the same budget; what differs is how often a step and a problem must be set up.
+    """
+    left = [status.cell for status in statuses if status.state != "finished"]
+    return sorted(left, key=lambda c: (c.update_steps * c.problems_per_batch, c.update_steps), reverse=True)

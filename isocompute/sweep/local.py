@@ -1,7 +1,7 @@
 """Cells in worker processes of this machine.
 
-The pool is our own because a sweep must outlive its workers. `ProcessPoolExecutor` ends all workers when one dies and
-cannot say which cell it died in. Here every worker has a pipe of its own, so a death costs one attempt of one cell.
+`ProcessPoolExecutor` ends all workers when one dies and cannot say which cell it died in. Here every worker has a pipe
+of its own, so a death costs one attempt of one cell.
 
 What workers share, the stop flag and the counters of rollouts, is bare memory without locks: a worker killed inside a
 locked section would leave the lock taken for good. Each counter has one writer.
@@ -15,25 +15,24 @@ import os
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from threadpoolctl import threadpool_limits
+
 from isocompute.core import files
 from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
-from isocompute.sweep.engines import load_engine
-from isocompute.sweep.execute import Outcome, execute, write_error
-from isocompute.sweep.folder import CellStatus
-from isocompute.sweep.progress import Report, Result, Tally, longest_first
-from isocompute.sweep.threads import single_threaded
+from isocompute.sweep.execute import Outcome, execute, load_engine, write_error
+from isocompute.sweep.folder import CellStatus, Report, Result, Tally, longest_first
 
-__all__ = ["available_cores", "run_local"]
+__all__ = ["available_cores", "run_local", "stops_on_signal"]
 
 RETRIES = 2
-"""How often a cell is tried again whose worker died: enough for an out-of-memory kill that another process caused."""
+"""How often a cell is retried whose worker died: enough for an out-of-memory kill that another process caused."""
 _TICK = 0.2
 _CHUNK_SECONDS = 0.1
 _LARGEST_CHUNK = 64
@@ -52,7 +51,7 @@ def run_local(
     cells = longest_first(statuses)
     pool = _Pool(engine, address, min(workers or available_cores(), len(cells)))
     tally = Tally(statuses, report, pool.rollouts)
-    with pool.stops_on_signal():
+    with stops_on_signal(pool.stop):
         try:
             pool.run(deque(cells), tally)
         finally:
@@ -60,8 +59,27 @@ def run_local(
     return tally.result(folder=address, stopping=pool.stopping)
 
 
+@contextmanager
+def stops_on_signal(stop: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM call `stop`; where that returns False, since it was called before, they end the program."""
+
+    def handle(*_: object) -> None:
+        if not stop():
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class _Worker:
-    """One process, what it was given, and the pipe to it."""
+    """One process, the cells it was given, and the pipe to it."""
 
     def __init__(self, process: Any, connection: Connection, slot: int) -> None:
         self.process, self.connection, self.slot = process, connection, slot
@@ -88,39 +106,25 @@ class _Pool:
     def rollouts(self) -> int:
         return sum(self._counters)
 
-    @contextmanager
-    def stops_on_signal(self) -> Iterator[None]:
-        """The first Ctrl-C (or SIGTERM) asks the cells to write a checkpoint and return, the second ends at once."""
-
-        def handle(*_: object) -> None:
-            if self.stopping:
-                raise KeyboardInterrupt
-            self._stop.value = 1
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, handle) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def stop(self) -> bool:
+        """Ask the cells to write a checkpoint and return; False where they were asked before."""
+        asked_before, self._stop.value = self.stopping, 1
+        return not asked_before
 
     def run(self, pending: deque[Cell], tally: Tally) -> None:
-        """Hand out cells until none is left or the study stops."""
+        """Give cells to workers until none is left or the study stops."""
         while True:
             if not self.stopping:
-                self._hand_out(pending)
+                self._assign(pending)
             busy = [worker for worker in self._workers if worker.cells or not worker.ready]
             if not any(worker.cells for worker in busy) and (self.stopping or not pending):
                 break
-            self._listen(pending, tally)
+            self._receive(pending, tally)
             if tally.unwritable:
-                self._stop.value = 1
-            tally.tell(running=sum(bool(w.cells) for w in self._workers), stopping=self.stopping)
+                self.stop()
+            tally.update(running=sum(bool(w.cells) for w in self._workers), stopping=self.stopping)
 
-    def _hand_out(self, pending: deque[Cell]) -> None:
+    def _assign(self, pending: deque[Cell]) -> None:
         taken = {worker.slot for worker in self._workers}
         idle = sum(not worker.cells for worker in self._workers)
         for slot in range(self._size):
@@ -131,7 +135,7 @@ class _Pool:
             if worker.ready and not worker.cells and pending:
                 chunk = [pending.popleft() for _ in range(min(self._chunk(), len(pending)))]
                 worker.cells.extend(chunk)
-                with suppress(OSError):  # if it has just died, `_listen` sees that and takes the cells back
+                with suppress(OSError):  # if it has just died, `_receive` sees that and takes the cells back
                     worker.connection.send(chunk)
 
     def _chunk(self) -> int:
@@ -152,14 +156,13 @@ class _Pool:
         # Until the worker can handle them, signals wait: a Ctrl-C while it imports would print a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            with single_threaded():
-                process.start()
+            process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return _Worker(process, ours, slot)
 
-    def _listen(self, pending: deque[Cell], tally: Tally) -> None:
+    def _receive(self, pending: deque[Cell], tally: Tally) -> None:
         sources: dict[Any, _Worker] = {}
         for worker in self._workers:
             sources[worker.connection] = sources[worker.process.sentinel] = worker
@@ -168,13 +171,13 @@ class _Pool:
             alive = worker.process.is_alive()  # asked first: what it sent before its end is then all in the pipe
             try:
                 while worker.connection.poll():
-                    self._hear(worker, worker.connection.recv(), pending, tally)
+                    self._handle(worker, worker.connection.recv(), pending, tally)
             except (EOFError, OSError):
                 alive = False
             if not alive:
-                self._bury(worker, pending, tally)
+                self._replace_dead(worker, pending, tally)
 
-    def _hear(self, worker: _Worker, message: Any, pending: deque[Cell], tally: Tally) -> None:
+    def _handle(self, worker: _Worker, message: Any, pending: deque[Cell], tally: Tally) -> None:
         if isinstance(message, Outcome):
             worker.cells.popleft()
             self._recent.append(message.seconds)
@@ -185,7 +188,7 @@ class _Pool:
             pending.extendleft(worker.cells)
             worker.cells.clear()
 
-    def _bury(self, worker: _Worker, pending: deque[Cell], tally: Tally) -> None:
+    def _replace_dead(self, worker: _Worker, pending: deque[Cell], tally: Tally) -> None:
         """A worker has died: its current cell is tried again, a few times; the rest of its chunk goes back."""
         worker.process.join()
         worker.connection.close()
@@ -230,7 +233,7 @@ def _ending(code: int | None) -> str:
 
 
 class _SlotControl:
-    """A cell's line to the runner through shared memory; a call costs less than a microsecond."""
+    """A cell's control through shared memory; a call costs less than a microsecond."""
 
     def __init__(self, stop: Any, counters: Any, slot: int) -> None:
         self._stop, self._counters, self._slot = stop, counters, slot
@@ -243,13 +246,14 @@ class _SlotControl:
 
 
 def _work(connection: Connection, engine_name: str, address: str, stop: Any, counters: Any, slot: int) -> None:
-    """Life of a worker process: cells in, outcomes out."""
+    """What a worker process does: cells in, outcomes out."""
     for number in _SIGNALS:
         # The runner decides when to stop. A handler and not SIG_IGN, which an outside trainer would inherit.
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     engine = load_engine(engine_name)
+    threadpool_limits(1)  # cells fill the cores; BLAS threads beneath them would only compete for these
     control = _SlotControl(stop, counters, slot)
     connection.send("ready")
     while True:

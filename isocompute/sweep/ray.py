@@ -1,29 +1,25 @@
-"""Cells as Ray tasks: placed by the CPUs and GPUs the spec asks for, tried again when their node dies.
+"""Cells as Ray tasks: placed by the CPUs and GPUs the spec asks for, retried when their node dies.
 
-A task holds nothing that its folder does not, so a second attempt on another node resumes from the checkpoint, and a
-driver that died is replaced by running the same command again. What the tasks tell the driver (rollouts) and the driver
-the tasks (stop) goes through one small actor; if that is lost, only the display suffers.
+All state of a task is in its folder, so a second attempt on another node resumes from the checkpoint, and a driver that
+died is replaced by running the same command again. Rollouts and the request to stop go through one small actor; if that
+is lost, only the display suffers.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from isocompute.core import files
 from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
-from isocompute.sweep.execute import Outcome, execute, write_error
-from isocompute.sweep.folder import CellStatus
-from isocompute.sweep.progress import Report, Result, Tally, longest_first
+from isocompute.sweep.execute import Outcome, execute, load_engine, write_error
+from isocompute.sweep.folder import CellStatus, Report, Result, Tally, longest_first
+from isocompute.sweep.local import stops_on_signal
 from isocompute.sweep.spec import Resources
-from isocompute.sweep.threads import worker_environment
 
 __all__ = ["run_ray"]
 
@@ -59,8 +55,8 @@ def run_ray(
         board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
         watch = _Watch(ray, board)
         tally = Tally(statuses, report, lambda: watch.rollouts)
-        with watch.stops_on_signal():
-            _drive(ray, watch, tally, longest_first(statuses), engine=engine, address=address, resources=resources)
+        with stops_on_signal(watch.stop):
+            _run(ray, watch, tally, longest_first(statuses), engine=engine, address=address, resources=resources)
         return tally.result(folder=address, stopping=watch.stopping)
     finally:
         if ours:
@@ -76,7 +72,7 @@ def _import_ray() -> Any:
 
 
 def _check_fits(ray: Any, resources: Resources) -> None:
-    """A task no node can hold would wait for ever without a word."""
+    """Refuse cells that no node can hold: their tasks would wait for ever."""
     for name, asked in (("CPU", resources.cpus), ("GPU", resources.gpus)):
         most = max((node["Resources"].get(name, 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
         if asked > most:
@@ -91,13 +87,13 @@ class _Board:
     def __init__(self) -> None:
         self._stop, self._rollouts = False, 0
 
-    def tell(self, rollouts: int) -> bool:
-        """A task's report; the answer is whether to stop."""
+    def advance(self, rollouts: int) -> bool:
+        """Called by a task, with its new rollouts; returns whether to stop."""
         self._rollouts += rollouts
         return self._stop
 
-    def look(self, stop: bool) -> int:
-        """The driver's call: sets the flag, gets the count."""
+    def poll(self, stop: bool) -> int:
+        """Called by the driver: sets the flag, returns the count."""
         self._stop = self._stop or stop
         return self._rollouts
 
@@ -110,40 +106,25 @@ class _Watch:
         self.stopping = False
         self.rollouts = 0
 
-    def look(self) -> None:
-        """Exchange news; a board that is being restarted is asked again next time."""
+    def poll(self) -> None:
+        """Exchange flag and count; a board that is being restarted is asked again next time."""
         with suppress(self._ray.exceptions.RayError):
-            told = self._ray.get(self.board.look.remote(self.stopping), timeout=5.0)
-            self.rollouts = max(self.rollouts, told)
+            rollouts = self._ray.get(self.board.poll.remote(self.stopping), timeout=5.0)
+            self.rollouts = max(self.rollouts, rollouts)
 
-    @contextmanager
-    def stops_on_signal(self) -> Iterator[None]:
-        """The first Ctrl-C asks the cells to write a checkpoint and return, the second ends at once."""
-
-        def handle(*_: object) -> None:
-            if self.stopping:
-                raise KeyboardInterrupt
-            self.stopping = True
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def stop(self) -> bool:
+        """Ask the cells to write a checkpoint and return; False where they were asked before."""
+        asked_before, self.stopping = self.stopping, True
+        return not asked_before
 
 
-def _drive(
+def _run(
     ray: Any, watch: _Watch, tally: Tally, cells: list[Cell], *, engine: str, address: str, resources: Resources
 ) -> None:
     task = ray.remote(_task).options(
         num_cpus=resources.cpus,
         num_gpus=resources.gpus,
         max_retries=RETRIES,
-        runtime_env={"env_vars": worker_environment()},
     )
     pending = deque(cells)
     flying: dict[Any, Cell] = {}
@@ -156,8 +137,8 @@ def _drive(
             tally.add(_outcome(ray, reference, flying.pop(reference), address))
         if tally.unwritable:
             watch.stopping = True
-        watch.look()
-        tally.tell(running=min(len(flying), _running(ray, resources)), stopping=watch.stopping)
+        watch.poll()
+        tally.update(running=min(len(flying), _running(ray, resources)), stopping=watch.stopping)
 
 
 def _running(ray: Any, resources: Resources) -> int:
@@ -182,14 +163,14 @@ def _outcome(ray: Any, reference: Any, cell: Cell, address: str) -> Outcome:
 
 
 class _BoardControl:
-    """A cell's line to the driver: news are sent about once a second and never waited for."""
+    """A cell's control: reports to the board about once a second and never waits for it."""
 
     def __init__(self, ray: Any, board: Any) -> None:
         self._ray, self._board = ray, board
         self._answers: list[Any] = []
         self._stop, self._rollouts, self._sent = False, 0, time.monotonic()
         with suppress(ray.exceptions.RayError):  # a task that waited in a queue may begin after the stop
-            self._stop = ray.get(board.tell.remote(0), timeout=10.0)
+            self._stop = ray.get(board.advance.remote(0), timeout=10.0)
 
     def stopping(self) -> bool:
         self._exchange()
@@ -212,16 +193,14 @@ class _BoardControl:
             self.send()
 
     def send(self) -> None:
-        """Tell the board what is new."""
-        self._answers.append(self._board.tell.remote(self._rollouts))
+        """Report the new rollouts."""
+        self._answers.append(self._board.advance.remote(self._rollouts))
         self._rollouts = 0
 
 
 def _task(engine: str, cell: Cell, address: str, board: Any) -> Outcome:
     """Body of a Ray task."""
     import ray
-
-    from isocompute.sweep.engines import load_engine
 
     control = _BoardControl(ray, board)
     if control.stopping():

@@ -14,7 +14,7 @@ from isocompute.core.allocation import Allocation, grid
 from isocompute.core.cell import Cell, Engine
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import sampled_per_problem
-from isocompute.sweep.engines import check_name
+from isocompute.sweep.execute import check_name
 
 __all__ = [
     "IDENTITY",
@@ -22,7 +22,7 @@ __all__ = [
     "SPEC",
     "WHOLE",
     "Budget",
-    "Evaluation",
+    "EvaluationTable",
     "Grid",
     "Resources",
     "StudySpec",
@@ -83,7 +83,7 @@ class Budget(_Strict):
     rollouts: Count = Field(description="C, in rollouts, of every cell")
 
 
-class Evaluation(BaseModel):
+class EvaluationTable(BaseModel):
     """When and how a cell is evaluated; engines may read further fields."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -93,7 +93,7 @@ class Evaluation(BaseModel):
     k: list[Count] = Field(default=[4], min_length=1, description="the k of avg@k, best@k and worst@k")
 
     @model_validator(mode="after")
-    def _enough_samples(self) -> Evaluation:
+    def _enough_samples(self) -> EvaluationTable:
         if max(self.k) > self.samples:
             raise ValueError(f"k = {max(self.k)} needs at least as many samples; samples = {self.samples}")
         return self
@@ -125,7 +125,7 @@ class StudySpec(_Strict):
     grid: Grid
     budget: Budget
     seeds: list[Annotated[Whole, Field(ge=0)]] = Field(default=[0], min_length=1, description="a run for each")
-    evaluation: Evaluation = Evaluation()
+    evaluation: EvaluationTable = EvaluationTable()
     resources: Resources = Resources()
     engine_options: Table = Field(default={}, description="further options of the engine")
 

@@ -1,7 +1,8 @@
-"""`isocompute.sweep.train.train(spec, out=...)`: one run of the language-model engine, from a spec or its TOML file."""
+"""One run of the language-model engine, from a `train.toml` and what is given beside it: `isocompute train`."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from isocompute.core import files
 from isocompute.core.cell import SPEED_ONLY, Cell
 from isocompute.core.errors import InputError, first_wrong
-from isocompute.core.lock import RUNNING
+from isocompute.core.lock import RUNNING, LostError
 from isocompute.core.recipe import sampled_per_problem
 from isocompute.core.recorder import CHECKPOINT, FINISHED
+from isocompute.sweep.execute import is_finished, summary_at
+from isocompute.sweep.lock import locked_folder
 
 __all__ = ["TrainSpec", "Trained", "read_train_spec", "train"]
+
+
+SPEC = "train.json"
+_DEFAULT_STEPS = 60
 
 
 class TrainSpec(BaseModel):
@@ -67,9 +74,6 @@ class TrainSpec(BaseModel):
             evaluation={"points": 10, "samples": 4, **self.evaluation},
             engine={"save_model": True, **self.engine_options},
         )
-
-
-_DEFAULT_STEPS = 60
 
 
 def read_train_spec(path: str | Path | None, overrides: Mapping[str, Any]) -> TrainSpec:
@@ -122,12 +126,8 @@ def train(
     on_point: Callable[[Mapping[str, Any]], None] | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Trained:
-    """Run, or go on with, one training; everything is written under `out`."""
-    import json
-
-    from isocompute.rl.engine import LmEngine
-    from isocompute.rl.session import MODEL
-    from isocompute.sweep.summary import is_finished, summary_at
+    """Run or resume one training; everything is written under `out`."""
+    from isocompute.rl.engine import MODEL, LmEngine  # loads torch
 
     folder, cell = Path(out), spec.cell()
     _refuse_another_run(folder, spec)
@@ -135,16 +135,16 @@ def train(
     engine.check(cell)
     if not is_finished(folder):
         fresh = not folder.exists()
-        with _claimed(folder):
+        with _locked(folder):
             _refuse_another_run(folder, spec)  # another process may have begun one since
             files.write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode() + b"\n")
             if not is_finished(folder):
                 (folder / FINISHED).unlink(missing_ok=True)  # torn by a power cut
                 try:
-                    engine.run(cell, folder, _Alone(stopping))
+                    engine.run(cell, folder, _Control(stopping))
                 except InputError:
                     if fresh and not (folder / CHECKPOINT).exists():
-                        _clear(folder)  # nothing to go on from
+                        _clear(folder)  # nothing to resume from
                     raise
     points = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
     summary = summary_at(folder)
@@ -160,11 +160,8 @@ def train(
     )
 
 
-SPEC = "train.json"
-
-
 def _refuse_another_run(folder: Path, spec: TrainSpec) -> None:
-    """A folder goes on with the run it holds, never with another."""
+    """Refuse a folder that has another run in it."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: there is a file of that name; give another --out.")
     if (folder / SPEC).exists():
@@ -183,22 +180,20 @@ def _spec_at(path: Path) -> TrainSpec:
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it, as a study holds its cells; one that is left empty goes again."""
-    from isocompute.sweep.claim import LostError, claimed
-
+def _locked(folder: Path) -> Iterator[None]:
+    """Make the folder and lock it, as a study locks its cells; one that is left empty is removed."""
     try:
-        with claimed(folder / RUNNING, doing="is being trained", instead="give another --out"):
+        with locked_folder(str(folder), RUNNING, doing="is being trained", instead="give another --out"):
             yield
     except LostError as error:
-        raise InputError(f"{folder}: {error.strerror}; the same command goes on when it has ended.") from error
+        raise InputError(f"{folder}: {error.strerror}; the same command resumes when it has ended.") from error
     finally:
         with suppress(OSError):
             folder.rmdir()
 
 
 def _clear(folder: Path) -> None:
-    """Remove all but the claim, which falls last."""
+    """Remove all but the lock, which is released last."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -207,13 +202,14 @@ def _clear(folder: Path) -> None:
 
 
 def _identity(spec: TrainSpec) -> TrainSpec:
-    """Without what changes speed and memory alone: a run that ran out of memory goes on with smaller micro-batches."""
-    options = {name: value for name, value in spec.engine_options.items() if name not in SPEED_ONLY}
+    """Without what changes speed and memory alone: a run that ran out of memory resumes with smaller micro-batches."""
+    speed = (*SPEED_ONLY, "together")  # the last is of 0.1
+    options = {name: value for name, value in spec.engine_options.items() if name not in speed}
     return spec.model_copy(update={"engine_options": options})
 
 
-class _Alone:
-    """A run without a runner."""
+class _Control:
+    """The control of a run without a runner."""
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
         self.stopping = stopping

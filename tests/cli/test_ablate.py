@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from isocompute.api import ablate, analyse_ablation
 from isocompute.cli.main import app
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import LEAVE_ONE_OUT, make_recipe
 from isocompute.sweep import Progress, parse_spec
-from isocompute.sweep.ablate import ablate, analyse, with_variants
+from isocompute.sweep.ablate import with_variants
 from tests.commands import Call
 from tests.conftest import write_points
 from tests.sweep.tools import points, write_spec
@@ -146,18 +147,18 @@ def test_each_source_is_judged_by_itself_where_it_was_measured(tmp_path: Path):
         tmp_path / "study",
         {"whole": {**same, "long/avg@4": (0.7, 3000.0)}, "less": {**same, "long/avg@4": (0.5, 3000.0)}},
     )
-    found = analyse(folder, replicates=100)
+    found = analyse_ablation(folder, replicates=100)
     assert {name: task.parts[0].verdict for name, task in found.tasks.items()} == {
         "short": "no difference seen",
         "long": "raises the ceiling",
     }
-    assert analyse(folder, metric="best@4", replicates=100).tasks == {}
+    assert analyse_ablation(folder, metric="best@4", replicates=100).tasks == {}
 
 
 def test_a_part_that_leads_where_nothing_else_can_be_told_says_so(tmp_path: Path):
     """Both are far from their ceilings and from half-way, so neither can be compared; the last values can."""
     folder = write_study(tmp_path / "study", {"whole": {"avg@4": (0.9, 3e5)}, "less": {"avg@4": (0.9, 5e5)}})
-    (part,) = analyse(folder, replicates=100).ablation.parts
+    (part,) = analyse_ablation(folder, replicates=100).ablation.parts
     assert part.comparison is not None
     assert (part.comparison.higher, part.comparison.faster, part.comparison.ahead_now) == (
         "undecided",

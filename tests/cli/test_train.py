@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import isocompute.rl.training as training_module
+import isocompute.rl.loop as training_module
 from isocompute.core.errors import InputError
-from isocompute.sweep.holder import Holder, myself
-from isocompute.sweep.processes import start_of
+from isocompute.core.lock import Owner, process_start, this_process
 from isocompute.sweep.train import TrainSpec, train
 from tests.commands import Call, fails
 from tests.sweep.tools import ROOT, finish, until
@@ -117,7 +116,7 @@ def test_a_run_whose_end_a_power_cut_tore_is_trained_again(call: Call, tmp_path:
 def test_a_folder_that_another_process_trains_in_is_refused(call: Call, tmp_path: Path):
     out, claim = tmp_path / "run", tmp_path / "run" / "running.json"
     out.mkdir()
-    parent = asdict(Holder(myself().host, os.getppid(), start_of(os.getppid()) or ""))
+    parent = asdict(Owner(this_process().host, os.getppid(), process_start(os.getppid()) or ""))
     claim.write_text(json.dumps(parent))
     fails(call("train", *SMALL, "--out", out), rf"run: is being trained by process {os.getppid()} on .*; wait for it")
     assert [path.name for path in out.iterdir()] == ["running.json"] and json.loads(claim.read_text()) == parent
@@ -133,7 +132,7 @@ def test_a_run_holds_its_folder_and_gives_it_back_whatever_happens(
     out = tmp_path / "run"
 
     def fail(*_: object) -> None:
-        assert json.loads((out / "running.json").read_text()) == asdict(myself())
+        assert json.loads((out / "running.json").read_text()) == asdict(this_process())
         raise error("on the way")
 
     monkeypatch.setattr("isocompute.rl.engine.LmEngine.run", fail)

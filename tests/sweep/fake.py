@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from isocompute.core.cell import Cell, Control
 from isocompute.core.errors import InputError
-from isocompute.core.recorder import Cell, Control, Recorder
+from isocompute.core.recorder import Recorder
 from isocompute.core.run import RunSettings
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from isocompute import sweep as study
+from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
 from isocompute.core.run import RunSettings
-from isocompute.sweep.base import Cell
-from isocompute.sweep.command import CommandEngine
-from isocompute.sweep.command_log import LogTail, PointsFile
+from isocompute.sweep.command import CommandEngine, LogTail, PointsFile
 from isocompute.sweep.execute import execute
 from tests.sim.helpers import Patient
 from tests.sweep.tools import ROOT, finish, start, until, write_spec

@@ -3,18 +3,18 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from isocompute.core.recorder import CHECKPOINT, Cell
-from isocompute.sweep import claim, remote
-from isocompute.sweep.claim import Claim, HeldError, Holder, LostError, is_alive, myself
+from isocompute.core.cell import Cell
+from isocompute.core.lock import LostError, Owner, process_start, this_process
+from isocompute.core.recorder import CHECKPOINT
+from isocompute.sweep import lock, remote
 from isocompute.sweep.execute import Outcome, execute
-from isocompute.sweep.folder import StudyFolder
-from isocompute.sweep.progress import Progress, Tally
-from isocompute.sweep.threads import outside, single_threaded
+from isocompute.sweep.folder import Progress, StudyFolder, Tally
+from isocompute.sweep.lock import STALE_SECONDS, LockedError, is_locked, locked
 from tests.sweep.fake import FakeEngine
 from tests.sweep.tools import until
 
@@ -60,79 +60,91 @@ def test_a_half_finished_cell_ends_the_same_whatever_was_left(tmp_path: Path, da
     assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in whole.iterdir())
 
 
-def test_a_claim_holds_while_its_process_lives(tmp_path: Path):
-    path = tmp_path / "claim.json"
-    parent = Holder(myself().host, os.getppid(), claim.start_of(os.getppid()) or "")
-    path.write_text(json.dumps(parent.__dict__))
-    with pytest.raises(HeldError, match=f"process {os.getppid()} on"):
-        Claim(path).take()
-    path.write_text(json.dumps({**parent.__dict__, "started": "1"}))  # the same id, but a later process
-    Claim(path).take()
-    assert json.loads(path.read_text()) == myself().__dict__
-    Claim(path).release()
-    assert not path.exists()
-    path.write_text('{"host": "to')  # torn
-    Claim(path).take()
-    Claim(path).release()
+def test_a_lock_counts_while_its_process_lives(tmp_path: Path):
+    path = tmp_path / "running.json"
+    parent = Owner(this_process().host, os.getppid(), process_start(os.getppid()) or "")
+    path.write_text(json.dumps(asdict(parent)))
+    assert is_locked(str(path))
+    with pytest.raises(LockedError, match=f"process {os.getppid()} on"), locked(str(path)):
+        pass
+    for left in (json.dumps({**asdict(parent), "started": "1"}), '{"host": "to'):  # a later process; torn
+        path.write_text(left)
+        assert not is_locked(str(path))
+        with locked(str(path)) as check:
+            assert json.loads(path.read_text()) == asdict(this_process())
+            check()
+        assert not path.exists()
 
 
-def test_a_claim_of_another_host_holds_while_it_is_touched(tmp_path: Path):
-    far = Holder("elsewhere", 1, "1")
-    assert is_alive(far, age=claim.STALE_SECONDS - 1) and not is_alive(far, age=claim.STALE_SECONDS + 1)
-    path = tmp_path / "claim.json"
-    path.write_text(json.dumps(far.__dict__))
-    with pytest.raises(HeldError, match="on elsewhere"):
-        Claim(path).take()
-    old = time.time() - 2 * claim.STALE_SECONDS
-    os.utime(path, (old, old))
-    Claim(path).take()
-    Claim(path).release()
+def test_a_lock_of_another_host_counts_while_it_is_refreshed(tmp_path: Path):
+    path = tmp_path / "running.json"
+    far_away(path)
+    with pytest.raises(LockedError, match="on elsewhere"), locked(str(path)):
+        pass
+    for age, counts in ((STALE_SECONDS - 5, True), (STALE_SECONDS + 5, False)):
+        os.utime(path, (time.time() - age,) * 2)
+        assert is_locked(str(path)) == counts
+    with locked(str(path)):
+        assert json.loads(path.read_text()) == asdict(this_process())
 
 
 def far_away(path: Path) -> bytes:
-    """Let a process of another host take a claim over, as after a long sleep of ours."""
-    data = json.dumps(Holder("elsewhere", 1, "1").__dict__).encode()
+    """Let a process of another host take a lock over, as after a long sleep of ours."""
+    data = json.dumps(asdict(Owner("elsewhere", 1, "1"))).encode()
     path.write_bytes(data)
     return data
 
 
-def test_a_claim_that_another_took_over_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(claim, "BEAT_SECONDS", 0.01)
-    monkeypatch.setattr(claim, "_heart", claim._Heart())
-    path = tmp_path / "claim.json"
-    held = Claim(path)
-    held.take()
-    os.utime(path, (1.0, 1.0))
-    until(lambda: path.stat().st_mtime > 1.0)
-    theirs = far_away(path)
-    os.utime(path, (1.0, 1.0))
-    time.sleep(0.1)
-    assert path.stat().st_mtime == 1.0, "ours beats no more"
-    with pytest.raises(LostError, match="taken over by process 1 on elsewhere"):
-        held.release()
-    assert path.read_bytes() == theirs
-    path.unlink()
-    with pytest.raises(LostError, match="its claim is gone"):
-        held.release()
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_lock_that_another_took_over_is_left_to_it(
+    tmp_path: Path, ended: bool, scheme: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    path = tmp_path / "running.json"
+    with locked(f"{scheme}{path}") as check:
+        os.utime(path, (1.0, 1.0))
+        until(lambda: path.stat().st_mtime > 1.0)
+        until(lambda: path.write_text(json.dumps(ELSEWHERE)) > 0 and _stays(path))
+        os.utime(path, (1.0, 1.0))
+        time.sleep(0.1)
+        assert path.stat().st_mtime == 1.0, "ours is refreshed no more"
+        with pytest.raises(LostError, match="taken over by process 1 on elsewhere"):
+            check()
+        if ended:
+            path.unlink()
+            with pytest.raises(LostError, match="its lock is gone"):
+                check()
+    assert path.exists() == (not ended)
+    assert ended or json.loads(path.read_text()) == ELSEWHERE
 
 
-def test_a_study_that_another_host_took_over_ends_and_leaves_it_the_claim(tmp_path: Path):
+ELSEWHERE = {"host": "elsewhere", "pid": 1, "started": "1", "beat": 4e9}
+
+
+def _stays(path: Path) -> bool:
+    """Whether nothing overwrites what was just written; a refresh under way when it was may, once."""
+    time.sleep(0.2)
+    return path.exists() and path.read_text() == json.dumps(ELSEWHERE)
+
+
+def test_a_study_that_another_host_took_over_ends_and_leaves_it_the_lock(tmp_path: Path):
     with StudyFolder(tmp_path).locked():
         theirs = far_away(tmp_path / "runner.json")
     assert (tmp_path / "runner.json").read_bytes() == theirs
 
 
-def test_the_age_of_a_claim_is_told_by_the_clock_of_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "claim.json"
+def test_the_age_of_a_lock_is_by_the_clock_of_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "running.json"
     far_away(path)
-    monkeypatch.setattr(claim.time, "time", lambda: 1e12)  # the clock of this host is years ahead
-    with pytest.raises(HeldError, match="on elsewhere"):
-        Claim(path).take()
-    assert [found.name for found in tmp_path.iterdir()] == ["claim.json"]
+    monkeypatch.setattr(lock.time, "time", lambda: 1e12)  # the clock of this host is years ahead
+    with pytest.raises(LockedError, match="on elsewhere"), locked(str(path)):
+        pass
+    assert [found.name for found in tmp_path.iterdir()] == ["running.json"]
 
 
 class TakenOver(StopAfter):
-    """A control under which another host takes the cell over after so many rollouts: its claim, then its files."""
+    """A control under which another host takes the cell over after so many rollouts: its lock, then its files."""
 
     def __init__(self, folder: Path, rollouts: float, *, ended: bool = False, stops: bool = False) -> None:
         super().__init__(rollouts)
@@ -166,14 +178,14 @@ def test_a_cell_that_another_host_took_over_stops_and_writes_nothing(
     control = TakenOver(folder, rollouts, ended=ended, stops=stops)
     outcome = execute(engine=FakeEngine(), cell=CELL, address=str(tmp_path), control=control)
     assert outcome.state == "unwritable"
-    gone = "its claim is gone: another process took it over and ended, or somebody removed it"
+    gone = "its lock is gone: another process took it over and ended, or somebody removed it"
     assert outcome.error == f"{folder}: " + (
         gone if ended else "taken over by process 1 on elsewhere while this one was silent"
     )
     assert contents(folder) == control.left
 
 
-def test_a_folder_without_a_claim_is_written_freely(tmp_path: Path):
+def test_a_folder_without_a_lock_is_written_freely(tmp_path: Path):
     folder = tmp_path / CELL.name
     folder.mkdir()
     assert FakeEngine().run(CELL, folder, StopAfter(float("inf")))
@@ -181,16 +193,16 @@ def test_a_folder_without_a_claim_is_written_freely(tmp_path: Path):
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-@pytest.mark.parametrize(("told", "rollouts"), [(b'{"rollouts": 12, "ended": "early"}', 12), (b"{}", 48)])
-def test_a_finished_cell_has_spent_what_its_summary_says(told: bytes, rollouts: int, scheme: str, tmp_path: Path):
+@pytest.mark.parametrize(("summary", "rollouts"), [(b'{"rollouts": 12, "ended": "early"}', 12), (b"{}", 48)])
+def test_a_finished_cell_has_spent_what_its_summary_says(summary: bytes, rollouts: int, scheme: str, tmp_path: Path):
     folder = tmp_path / CELL.name
     folder.mkdir()
-    (folder / "finished.json").write_bytes(told)
+    (folder / "finished.json").write_bytes(summary)
     waits = replace(CELL, name="2x2-s1")
     statuses = StudyFolder(f"{scheme}{tmp_path}").status([CELL, waits])
     assert [(s.state, s.rollouts) for s in statuses] == [("finished", rollouts), ("waiting", 0)]
     seen: list[Progress] = []
-    Tally(statuses, seen.append, lambda: 0).tell()
+    Tally(statuses, seen.append, lambda: 0).update()
     assert (seen[0].rollouts, seen[0].total_rollouts) == (rollouts, rollouts + 48)
 
 
@@ -240,14 +252,3 @@ def test_cells_that_all_ended_are_not_stopped(tmp_path: Path):
     tally.add(Outcome("2x2-s2", "unwritable", "full"))
     ended = tally.result(folder="x", stopping=True)
     assert (ended.stopped, ended.interrupted, ended.unwritable) == (False, False, "full")
-
-
-def test_workers_have_one_thread_and_outside_programs_what_the_user_had(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    with single_threaded():
-        assert (os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]) == ("1", "1")
-        assert outside()["OMP_NUM_THREADS"] == "7"
-        assert "MKL_NUM_THREADS" not in outside()
-    assert os.environ["OMP_NUM_THREADS"] == "7"
-    assert "MKL_NUM_THREADS" not in os.environ

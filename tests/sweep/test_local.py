@@ -15,7 +15,7 @@ import pytest
 from isocompute import sweep as study
 from isocompute.core.errors import InputError
 from isocompute.data import load
-from isocompute.sweep.progress import Progress
+from isocompute.sweep.folder import Progress
 from tests.commands import Call
 from tests.sweep.tools import PATIENCE, ROOT, files_in, finish, points, start, until, write_spec
 

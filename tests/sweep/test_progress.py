@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isocompute.sweep.progress import Progress
+from isocompute.sweep.folder import Progress
 
 
 @pytest.mark.parametrize(

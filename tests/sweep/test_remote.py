@@ -12,10 +12,12 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from isocompute import sweep as study
+from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
-from isocompute.sweep import remote
-from isocompute.sweep.base import CHECKPOINT, Cell
+from isocompute.core.recorder import CHECKPOINT
+from isocompute.sweep import lock
 from isocompute.sweep.execute import execute
+from isocompute.sweep.lock import STALE_SECONDS, LockedError, is_locked, locked
 from tests.sweep.fake import FakeEngine
 from tests.sweep.tools import files_in, finish, points, start, until, write_spec
 
@@ -61,11 +63,11 @@ def test_an_unknown_kind_of_address(tmp_path: Path):
         study.run(spec=write_spec(tmp_path / "study.toml"), out="nowhere://x")
 
 
-def test_a_claim_of_another_host_counts_until_it_is_old(tmp_path: Path):
-    path = tmp_path / "claim"
-    told = {"host": "elsewhere", "pid": 1, "started": "1", "beat": 0.0}
-    path.write_text(json.dumps(told))
-    assert remote.claim_age(f"file://{path}") == float("inf")
+def test_a_lock_of_another_host_counts_until_it_is_old(tmp_path: Path):
+    path = tmp_path / "running.json"
+    for beat, counts in ((0.0, False), (time.time() - STALE_SECONDS + 5, True), (time.time() - STALE_SECONDS, False)):
+        path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "started": "1", "beat": beat}))
+        assert is_locked(f"file://{path}") == counts
 
 
 CELL = Cell(name="2x2-s0", problems_per_batch=2, rollouts_per_problem=2, update_steps=12, seed=0)
@@ -98,31 +100,15 @@ def test_a_remote_cell_that_another_host_took_over_stops_and_sends_nothing(tmp_p
     control = TakenOver(tmp_path / CELL.name, ended=ended)
     outcome = execute(engine=FakeEngine(), cell=CELL, address=f"file://{tmp_path}", control=control)
     assert outcome.state == "unwritable"
-    gone = "its claim is gone: another process took it over and ended, or somebody removed it"
+    gone = "its lock is gone: another process took it over and ended, or somebody removed it"
     why = gone if ended else "taken over by process 1 on elsewhere while this one was silent"
     assert outcome.error == f"file://{tmp_path}/{CELL.name}: {why}"
     assert {path.name: path.read_bytes() for path in (tmp_path / CELL.name).iterdir()} == control.left
 
 
-def test_a_remote_claim_that_another_took_over_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remote, "BEAT_SECONDS", 0.01)
-    path = tmp_path / "claim"
-    with remote.claimed(f"file://{path}", what="it", patience=0.0):
-        first = path.read_bytes()
-        until(lambda: path.read_bytes() not in (b"", first))
-        until(lambda: path.write_text(json.dumps(ELSEWHERE)) > 0 and _stays(path))
-    assert json.loads(path.read_text()) == ELSEWHERE
-
-
-def _stays(path: Path) -> bool:
-    """Whether nothing overwrites what was just written; a beat under way when it was may, once."""
-    time.sleep(0.2)
-    return path.read_text() == json.dumps(ELSEWHERE)
-
-
-def test_a_claim_that_cannot_be_read_for_a_moment_is_still_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remote, "_WAIT_SECONDS", 0.0)
-    path = tmp_path / "claim"
+def test_a_lock_that_cannot_be_read_for_a_moment_is_still_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lock._RemoteFile, "wait_seconds", 0.0)
+    path = tmp_path / "running.json"
     path.write_text(json.dumps(ELSEWHERE))
     read, failures = LocalFileSystem.cat_file, []
 
@@ -132,9 +118,9 @@ def test_a_claim_that_cannot_be_read_for_a_moment_is_still_anothers(tmp_path: Pa
         return read(self, *args, **named)
 
     monkeypatch.setattr(LocalFileSystem, "cat_file", failing)
-    for count, says in ((2, "is being run by process 1 on elsewhere"), (99, r"cannot be read \(503\)")):
+    for count, error, says in ((2, LockedError, "process 1 on elsewhere"), (99, InputError, r"cannot be read \(503\)")):
         failures[:] = [TimeoutError("503")] * count
-        with pytest.raises(InputError, match=says), remote.claimed(f"file://{path}", what="it", patience=0.0):
+        with pytest.raises(error, match=says), locked(f"file://{path}"):
             pass
     assert json.loads(path.read_text()) == ELSEWHERE
 

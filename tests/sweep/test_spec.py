@@ -8,7 +8,7 @@ import pytest
 
 from isocompute.core.errors import InputError
 from isocompute.sweep import cells, parse_spec
-from isocompute.sweep.engines import load_engine
+from isocompute.sweep.execute import load_engine
 from isocompute.sweep.spec import check_cells
 
 SPEC = """

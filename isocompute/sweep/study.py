@@ -1,4 +1,4 @@
-"""A study from Python: what `isocompute study run` and `study status` do."""
+"""Run a study, and see how far it is: what `isocompute study run` and `study status` do."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from isocompute.core import files
 from isocompute.core.errors import InputError
-from isocompute.sweep.engines import load_engine
-from isocompute.sweep.folder import CellStatus, StudyFolder
-from isocompute.sweep.progress import Progress, Report, Result
+from isocompute.sweep.execute import load_engine
+from isocompute.sweep.folder import CellStatus, Progress, Report, Result, StudyFolder
+from isocompute.sweep.local import run_local
 from isocompute.sweep.spec import cells, check_cells, parse_spec
 
 __all__ = ["run", "run_spec", "status"]
@@ -27,7 +27,7 @@ def run(
     fork: bool = False,
     report: Report = _silent,
 ) -> Result:
-    """Run what is left of a study: finished cells are skipped, half-finished ones go on from their checkpoint.
+    """Run what is left of a study: finished cells are skipped, half-finished ones resume from their checkpoint.
 
     `out` is the study's folder, by default named after the spec's file; `on` is `local`, `ray` or `ray=ADDRESS`.
     """
@@ -77,13 +77,11 @@ def run_spec(
                 cluster=ray_address or None,
                 report=report,
             )
-        from isocompute.sweep.local import run_local
-
         return run_local(
             engine=parsed.engine, statuses=statuses, address=folder.address, workers=workers, report=report
         )
 
 
 def status(*, folder: str | Path) -> list[CellStatus]:
-    """The state of every cell, told from the study's files alone."""
+    """The state of every cell, from the study's files alone."""
     return StudyFolder(folder).status()
