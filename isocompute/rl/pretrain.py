@@ -1,4 +1,4 @@
-"""The tokenizer of chain problems: one token a word, as `tokenizer.json` of the `tokenizers` library."""
+"""Base models for chain problems, so that reinforcement learning has something to improve, and their tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from isocompute.core.arrays import Array, Ints
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import OPERATIONS, SPECIAL, Chains, apply, make_chains, parse_chain, vocabulary
-from isocompute.rl.model.checkpoint import ANCHOR, save_decoder
+from isocompute.rl.model.checkpoint import RECIPE_FILE, save_decoder
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 
@@ -27,7 +27,7 @@ __all__ = ["Memory", "PretrainSettings", "make_memory", "pretrain", "write_chain
 
 
 def write_chain_tokenizer(folder: Path, *, modulus: int, context: int) -> None:
-    """Write the tokenizer's files, such that transformers opens them too."""
+    """Write a tokenizer with one token a word; transformers opens it too."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = vocabulary(modulus)
@@ -47,8 +47,6 @@ def write_chain_tokenizer(folder: Path, *, modulus: int, context: int) -> None:
     generation = {"pad_token_id": 0, "eos_token_id": 1}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
 
-
-# Base models for procedural problems, so that reinforcement learning has something to improve.
 
 _CONCENTRATION = 2.0
 """Sum of the Beta distribution's parameters: small, so that facts differ much."""
@@ -77,7 +75,7 @@ class PretrainSettings:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the author of the traces remembers of each fact (operation, left, right)."""
+    """How the author of the traces errs on each fact (operation, left, right)."""
 
     wrong_OAB: Array
     slip_OAB: Ints
@@ -167,11 +165,11 @@ def pretrain(
 
 
 _LEARNED = 0.9
-"""Share of the loss of guessing above which a model has learned little but where numbers stand."""
+"""Share of the loss of guessing above which a model has learned little more than the format."""
 
 
 def _guessing(trace_BT: Tensor, modulus: int) -> float:
-    """The loss of one that knows where a trace has numbers and where it ends, but not which numbers."""
+    """The loss of a model that knows the format of a trace but none of its numbers."""
     numbers = trace_BT.sum(dim=1) - 1
     return float(numbers.sum() / trace_BT.sum()) * math.log(modulus)
 
@@ -214,10 +212,10 @@ def _initialise(decoder: Decoder) -> None:
 def _save(decoder: Decoder, folder: Path, settings: PretrainSettings, modulus: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         write_chain_tokenizer(Path(scratch), modulus=modulus, context=settings.context)
-        # Reinforcement learning starts from a tenth of the rate that made the weights, which suits models this small.
-        anchor = {
+        # A tenth of the pretraining rate suits reinforcement learning of models this small.
+        settings_file = {
             "recipe": {"learning_rate": settings.learning_rate / 10, "lr_batch": 1024},
             "pretrain": asdict(settings),
         }
-        (Path(scratch) / ANCHOR).write_text(json.dumps(anchor, indent=1) + "\n")
+        (Path(scratch) / RECIPE_FILE).write_text(json.dumps(settings_file, indent=1) + "\n")
         save_decoder(decoder, folder, tokenizer_from=scratch)

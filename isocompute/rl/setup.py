@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.recipe import Recipe, make_recipe
-from isocompute.rl.model.checkpoint import TINY, Model, load_model, model_folder, read_anchor
+from isocompute.rl.model.checkpoint import TINY, Model, load_model, model_folder, recipe_defaults
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import FP32_ATTENTION_SLOTS
 from isocompute.rl.tasks import ProblemsSpec, Tasks, make_tasks
@@ -94,7 +94,7 @@ class EngineSpec(BaseModel):
 
 def lm_recipe(cell: Cell) -> Recipe:
     """The cell's recipe; fields it does not name come from the model's own folder, such as a learning rate."""
-    return make_recipe(cell.recipe, defaults=read_anchor(model_folder(EngineSpec.of(cell.engine).model)))
+    return make_recipe(cell.recipe, defaults=recipe_defaults(model_folder(EngineSpec.of(cell.engine).model)))
 
 
 _CPU_BYTES = 2 * 2**30

@@ -1,4 +1,4 @@
-"""Verifiers: from rollouts to scores."""
+"""Problem sets made ready for a model: token ids of the prompts, and a verifier from rollouts to rewards."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from isocompute.rl.rollout.rollouts import Rollouts
 __all__ = [
     "ChainVerifier",
     "JoinedVerifier",
-    "PartVerifier",
     "ProblemsSpec",
+    "SubsetVerifier",
     "Task",
     "Tasks",
     "TextVerifier",
@@ -57,14 +57,14 @@ class ChainVerifier:
         return right_B.float()
 
 
-class PartVerifier:
-    """Some problems of a set, numbered anew."""
+class SubsetVerifier:
+    """Verifies a subset: its problems have numbers of their own."""
 
     def __init__(self, verify: Verifier, places: Ints) -> None:
         self.verify, self.places = verify, torch.from_numpy(places)
 
     def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """What the whole set's verifier says."""
+        """Ask the whole set's verifier, by the whole set's numbers."""
         return self.verify(self.places.to(problems_B.device)[problems_B], rollouts)
 
 
@@ -76,7 +76,7 @@ class JoinedVerifier:
         self.starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
 
     def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Every set sees its own rollouts."""
+        """Ask each set's verifier about its own rollouts."""
         rewards_B = torch.zeros(len(problems_B), device=rollouts.mask_BT.device)
         for verify, start, end in zip(self.verifiers, self.starts[:-1], self.starts[1:], strict=True):
             rows = ((problems_B >= start) & (problems_B < end)).nonzero()[:, 0]
@@ -86,14 +86,14 @@ class JoinedVerifier:
 
 
 class TextVerifier:
-    """Decodes responses and asks the problem set; equal responses to a problem are verified once."""
+    """Decodes responses and verifies the text; equal responses to a problem are verified once."""
 
     def __init__(self, problems: ProblemSet, folder: Path) -> None:
         self.problems = problems
         self.tokenizer = read_tokenizer(folder)
 
     def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """The set's own verifier on every distinct response."""
+        """Verify every distinct response."""
         lengths = rollouts.lengths_B.tolist()
         rows = [row[:n] for row, n in zip(rollouts.responses_BT.tolist(), lengths, strict=True)]
         texts = self.tokenizer.decode_batch(rows, skip_special_tokens=True)
@@ -105,8 +105,6 @@ class TextVerifier:
             rewards.append(known[problem, text])
         return torch.tensor(rewards, dtype=torch.float32, device=rollouts.mask_BT.device)
 
-
-# Problem sets made ready for a model: token ids of the prompts, and a verifier from rollouts to rewards.
 
 _HELD_OUT = 7_000_003
 """Seed of validation problems: the same for every training set."""
@@ -247,7 +245,7 @@ def _without_prompts(task: Task, measured: Set[tuple[int, ...]]) -> Task:
     if isinstance(task.verify, ChainVerifier):
         answers_P = task.verify.answers_P
         return Task(task.name, ids, prompts, ChainVerifier(answers_P.cpu().numpy()[places], answers_P.device))
-    return Task(task.name, ids, prompts, PartVerifier(task.verify, places))
+    return Task(task.name, ids, prompts, SubsetVerifier(task.verify, places))
 
 
 def _joined_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool) -> Tasks:

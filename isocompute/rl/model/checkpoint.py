@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints in and out: `config.json`, safetensors (one file or shards), `tokenizer.json`.
+"""Hugging Face checkpoints in and out: weights in safetensors (one file or shards), tokenizer, stop tokens.
 
 Only safetensors are read: nothing is unpickled. A checkpoint written here opens in transformers and vLLM.
 """
@@ -26,7 +26,7 @@ from isocompute.rl.model.decoder import Decoder
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["ANCHOR", "TINY", "Model", "load_decoder", "load_model", "model_folder", "read_anchor", "save_decoder"]
+__all__ = ["RECIPE_FILE", "TINY", "Model", "load_decoder", "load_model", "model_folder", "recipe_defaults", "save_decoder"]
 
 
 _INDEX = "model.safetensors.index.json"
@@ -172,9 +172,7 @@ def _write_weights(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
     (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-# A model ready for use: decoder, tokenizer, stop tokens, from a checkpoint folder, the hub, or the package itself.
-
-ANCHOR = "isocompute.json"
+RECIPE_FILE = "isocompute.json"
 """Beside a checkpoint: how it was made, and `recipe`, the recipe's fields that suit it (its learning rate)."""
 TINY = "tiny"
 """Name of the base model that comes with the package."""
@@ -182,7 +180,7 @@ TINY = "tiny"
 
 @dataclass(frozen=True)
 class Model:
-    """A language model and what is needed to talk to it."""
+    """A language model and what sampling from it needs."""
 
     folder: Path
     decoder: Decoder
@@ -200,7 +198,7 @@ class Model:
 
 
 def model_folder(name: str) -> Path:
-    """Where a model lies: `tiny`, a folder, or a name on the hub (fetched once, then from its cache)."""
+    """A model's folder: of `tiny`, a path, or a name on the hub (fetched once, then from its cache)."""
     if name == TINY:
         return Path(__file__).parent / "tiny"
     folder = Path(name).expanduser()
@@ -214,7 +212,7 @@ def model_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except Exception as error:  # the hub raises what its transport raises; all of it means: not to be had
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{name}: no such folder, and not to be had from the hub ({first}).") from error
+        raise InputError(f"{name}: no such folder, and the hub does not give it ({first}).") from error
 
 
 def load_model(name: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
@@ -260,7 +258,7 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def _token_ids(ids: Sequence[Any], folder: Path, where: str) -> tuple[int, ...]:
-    """Ids that the model can say; one that it cannot would never end a response."""
+    """Check that the model can sample these ids; one that it cannot would never end a response."""
     wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, int)]
     if wrong:
         raise InputError(f"{where}: {wrong[0]!r} is not a token's id; write its number, as tokenizer.json has it.")
@@ -279,11 +277,11 @@ def check_vocabulary(ids: Iterable[int], folder: Path, where: str) -> None:
         )
 
 
-def read_anchor(folder: Path) -> dict[str, Any]:
+def recipe_defaults(folder: Path) -> dict[str, Any]:
     """Recipe fields that suit this model, where its folder says so."""
-    recipe = _json(folder / ANCHOR).get("recipe", {})
+    recipe = _json(folder / RECIPE_FILE).get("recipe", {})
     if not isinstance(recipe, dict):
-        raise InputError(f"{folder / ANCHOR}: 'recipe' is not a table of recipe fields.")
+        raise InputError(f"{folder / RECIPE_FILE}: 'recipe' is not a table of recipe fields.")
     return recipe
 
 
