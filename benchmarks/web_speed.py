@@ -1,11 +1,10 @@
 """How fast the web app answers: a plan's update, a study of 200 runs × 200 points, the first page.
 
-    python benchmarks/ui_speed.py [--runs 200] [--points 200]
+    python benchmarks/web_speed.py [--runs 200] [--points 200]
 
 Makes runs, starts `isocompute web` as a process of its own, and asks it over HTTP as the page does. First the law and
-the plan of apps that have just started, asked for as soon as the first page is there: when there is an answer, which
-may be preliminary, and when there is the final one. Then, in one app, every question before its result was ever made
-and again and again afterwards.
+the plan of apps that have just started, asked for as soon as the first page is there. Then, in one app, every question
+before its result was ever made and again and again afterwards.
 """
 
 from __future__ import annotations
@@ -46,14 +45,12 @@ def write_runs(root: Path, runs: int, points: int) -> None:
                 writer.append({"step": step, "rollouts": int(c), "avg@4": round(float(value), 5)})
 
 
-def ask(url: str) -> tuple[float, int]:
-    """Milliseconds until the whole answer is there, waiting through "being made", and its bytes."""
+def ask(url: str) -> float:
+    """Milliseconds until the whole answer is there."""
     began = time.perf_counter()
-    while True:
-        with urllib.request.urlopen(url, timeout=600) as response:
-            body = response.read()
-            if response.status == 200:
-                return 1000 * (time.perf_counter() - began), len(body)
+    with urllib.request.urlopen(url, timeout=600) as response:
+        response.read()
+    return 1000 * (time.perf_counter() - began)
 
 
 def report(name: str, first: float, later: list[float], wanted: int | None) -> None:
@@ -63,8 +60,8 @@ def report(name: str, first: float, later: list[float], wanted: int | None) -> N
 
 
 def measure(name: str, urls: Callable[[int], str], repeats: int, wanted: int | None = None) -> None:
-    first, _ = ask(urls(0))
-    report(name, first, [ask(urls(i))[0] for i in range(1, repeats + 1)], wanted)
+    first = ask(urls(0))
+    report(name, first, [ask(urls(i)) for i in range(1, repeats + 1)], wanted)
 
 
 def main() -> None:
@@ -102,22 +99,18 @@ def app(folder: str) -> Iterator[tuple[str, float]]:
 
 
 def _measure_first(name: str, url: str, started: float) -> None:
-    """The first answer to a question that the app was just started with, and the final one."""
-    asked = time.perf_counter()
-    for kind, address, wanted in (("first", url, WANTED["study"]), ("final", f"{url}?final=true", None)):
-        ask(address)
-        now = time.perf_counter()
-        limit = "" if wanted is None else f"  wanted {wanted} ms"
-        print(
-            f"{f'{kind} {name} of an app just started':42s} {1000 * (now - asked):15.0f} ms   "
-            f"{1000 * (now - started):.0f} ms after the command{limit}",
-            flush=True,
-        )
+    """The first answer to a question that the app was just started with."""
+    waited = ask(url)
+    print(
+        f"{f'{name} of an app just started':42s} {waited:15.0f} ms   "
+        f"{1000 * (time.perf_counter() - started):.0f} ms after the command",
+        flush=True,
+    )
 
 
 def _measure_all(url: str, repeats: int) -> None:
     page = [
-        ask(f"{url}{path}")[0]
+        ask(f"{url}{path}")
         for path in ("plan", "static/style.css", "static/app.js", "api/about", "static/pages/plan.js")
     ]
     print(f"{'first page: its files and its runs':42s} {sum(page):15.0f} ms  wanted {WANTED['first page']} ms")
@@ -129,7 +122,7 @@ def _measure_all(url: str, repeats: int) -> None:
         repeats,
         WANTED["plan update"],
     )
-    measure("study: law", lambda _: f"{url}api/fit?final=true", repeats, WANTED["study"])
+    measure("study: law", lambda _: f"{url}api/fit", repeats, WANTED["study"])
     measure("study: figure 6", lambda _: f"{url}api/figures/reward/chart", repeats, WANTED["study"])
     measure("study: figure 7", lambda _: f"{url}api/figures/optimum/chart", repeats, WANTED["study"])
     measure(

@@ -6,21 +6,28 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import altair as alt
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import plural
+from isocompute.core.run import RunSet
+from isocompute.data.compatible import Condition, conditions_of
+from isocompute.law.curves import choose_unit
+from isocompute.planner.budget import parse_budget
+from isocompute.planner.candidates import Constraints
+from isocompute.planner.cost.prices import Hardware, prices
+from isocompute.planner.decide import Plan, make_plan
+from isocompute.planner.law import PlanningLaw, planning_law
+from isocompute.planner.published import entries, published
+from isocompute.planner.regime import Diagnosis, diagnose
+from isocompute.planner.stability import falls_of
+from isocompute.report.charts.style import ACCENT, BLUE, GREY, band, chart, compute_axis, panel, value_axis
 from isocompute.web.results import Results, Scope, replicates_option
-from isocompute.web.source import LoadOptions, Source, command_line
-
-if TYPE_CHECKING:
-    from isocompute.data import RunSet
-    from isocompute.data.conditions import Condition
-    from isocompute.planner.decide import Plan
-    from isocompute.planner.law import PlanningLaw
-    from isocompute.planner.regime import Diagnosis
+from isocompute.web.source import Source, command_line
 
 __all__ = ["STUDY", "PlanQuery", "Planner", "as_parameters", "band_chart", "planner", "why_no_plan"]
 
@@ -105,16 +112,11 @@ class Planner:
         law: PlanningLaw,
         diagnosis: Diagnosis | None = None,
         fresh: bool = True,
-        address: str = "",
-        options: LoadOptions | None = None,
+        scope: Scope | None = None,
         replicates: int | None = None,
     ) -> None:
-        from isocompute.planner.candidates import Constraints
-        from isocompute.planner.spending import Hardware, prices
-
         self.law, self.fresh = law, fresh
-        self._query, self._diagnosis = query, diagnosis
-        self._address, self._options, self._replicates = address, options or LoadOptions(), replicates
+        self._query, self._diagnosis, self._scope, self._replicates = query, diagnosis, scope, replicates
         if (query.stable_low is None) != (query.stable_high is None):
             raise InputError("a range of stable Bp has two ends; give both stable_low and stable_high, or neither.")
         self._constraints = Constraints(
@@ -151,9 +153,6 @@ class Planner:
 
     def plan(self, budget: str) -> Plan:
         """What `isocompute plan` finds for this budget."""
-        from isocompute.planner.budget import parse_budget
-        from isocompute.planner.decide import make_plan
-
         return make_plan(
             law=self.law,
             budget=parse_budget(budget),
@@ -168,8 +167,6 @@ class Planner:
 
     def band(self) -> list[dict[str, Any]]:
         """The plan at each of a row of budgets over the law's range and beyond, where they buy one."""
-        import numpy as np
-
         rows = []
         for compute in np.geomspace(self.law.first, _BAND_RANGE * self.law.last, _BAND_BUDGETS):
             try:
@@ -201,13 +198,15 @@ class Planner:
     def command(self) -> str:
         """The command that prints the same plan; two where only `fit` has the options to read the runs in this way."""
         q = self._query
-        law, first = (self._address if q.law == STUDY else q.law), ""
-        reading: dict[str, Any] = {"metric": q.metric, "replicates": self._replicates}
-        if self._options.command("plan") is not None:
-            reading |= self._options.given
-        else:
-            first = f"{self._options.command('fit', law, options={**reading, 'out': 'law.json'})} && "
-            law, reading = "law.json", {}
+        law, first = q.law, ""
+        fitting: dict[str, Any] = {"metric": q.metric, "replicates": self._replicates}
+        if self._scope is not None:
+            law = self._scope.address
+            if self._scope.command("plan") is not None:
+                fitting |= self._scope.options.given
+            else:
+                law, first = "law.json", f"{self._scope.command('fit', **fitting, out='law.json')} && "
+                fitting = {}
         same = q.model_dump(
             include={
                 *("difficulty", "problems", "problems_per_batch", "batch", "max_batch", "truncated", "gpus"),
@@ -219,7 +218,7 @@ class Planner:
             options={
                 "budget": self.budget,
                 "law": law,
-                **reading,
+                **fitting,
                 **same,
                 "n": self._constraints.rollouts_per_problem,
                 "stable_problems": None if q.stable_low is None else f"{q.stable_low}-{q.stable_high}",
@@ -232,10 +231,6 @@ def planner(results: Results, query: PlanQuery) -> Planner:
     """The planner of a request."""
     if query.law != STUDY:
         return Planner(query, law=_published(query.law))
-    from isocompute.planner.law import planning_law
-    from isocompute.planner.regime import diagnose
-    from isocompute.planner.stability import falls_of
-
     scope = results.scope(query.part, query.metric)
     refused = _several_conditions(scope.runs, results.source)
     if refused is not None:
@@ -246,7 +241,7 @@ def planner(results: Results, query: PlanQuery) -> Planner:
         planning = planning_law(
             fitted.settings,
             fitted.surface,
-            name=results.source.at(scope.part),
+            name=scope.address,
             source=f"fitted to {plural(len(fitted.runs), 'run')}",
             metric=fitted.metric,
             unit=fitted.unit,
@@ -254,7 +249,7 @@ def planner(results: Results, query: PlanQuery) -> Planner:
             problems_per_batch=query.problems_per_batch,
         )
     except InputError as error:
-        raise InputError(why_no_plan(scope, results.source) or str(error)) from error
+        raise InputError(why_no_plan(scope.runs, results.source) or str(error)) from error
     metric = results.evidence(scope).metric
     diagnosis = results.cached("limit", scope, lambda: diagnose(scope.runs, metric=metric))
     return Planner(
@@ -262,16 +257,13 @@ def planner(results: Results, query: PlanQuery) -> Planner:
         law=planning,
         diagnosis=diagnosis.value,
         fresh=law.fresh and diagnosis.fresh,
-        address=results.source.at(scope.part),
-        options=results.source.options,
+        scope=scope,
         replicates=replicates_option(fitted.replicates),
     )
 
 
 @functools.cache
 def _published(name: str) -> PlanningLaw:
-    from isocompute.planner.published import entries, published
-
     if name not in {entry.name for entry in entries()}:
         raise InputError(f"law '{name}': it is 'study' or one of the published laws that /api/laws lists.")
     return published(name)
@@ -280,15 +272,13 @@ def _published(name: str) -> PlanningLaw:
 # --- Why runs cannot be planned with ----------------------------------------------------------------------------------
 
 
-def why_no_plan(scope: Scope, source: Source) -> str | None:
+def why_no_plan(runs: RunSet, source: Source) -> str | None:
     """What keeps a plan from being made and how to start the app instead; None where nothing does."""
-    return _missing_settings(scope.runs, source) or _several_conditions(scope.runs, source)
+    return _missing_settings(runs, source) or _several_conditions(runs, source)
 
 
 def _missing_settings(runs: RunSet, source: Source) -> str | None:
     """That the runs lack Bp or n."""
-    from isocompute.law.curves import choose_unit
-
     if all(run.settings.problems_per_batch and run.settings.rollouts_per_problem for run in runs):
         return None
     try:
@@ -314,8 +304,6 @@ def _missing_settings(runs: RunSet, source: Source) -> str | None:
 
 def _several_conditions(runs: RunSet, source: Source) -> str | None:
     """That the runs are of several problem sets or models, whose rewards do not compare."""
-    from isocompute.data.conditions import conditions_of
-
     conditions = conditions_of(runs)
     keys = list(dict.fromkeys(key for each in conditions for key in each.labels))
     if len(conditions) < 2 or all(key.startswith("recipe.") for key in keys):
@@ -353,10 +341,6 @@ def band_chart(
 
     The data of the chosen plan are named, so that the page can move it along the band without drawing the chart anew.
     """
-    import altair as alt
-
-    from isocompute.report.charts.style import ACCENT, BLUE, GREY, band, chart, compute_axis, panel, value_axis
-
     x, y = compute_axis(unit), value_axis(metric)
     tip = [alt.Tooltip(f"{name}:Q", format=form) for name, form in (("compute", ".3~s"), ("value", ".3f"))]
     tip += [alt.Tooltip(f"{name}:Q") for name in ("problems_per_batch", "rollouts_per_problem", "update_steps")]

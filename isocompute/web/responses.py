@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
+import vl_convert as vlc
 from fastapi import Depends, Query, Request, Response
 from pydantic import BaseModel
 
+from isocompute.report.charts.style import themed
 from isocompute.web.results import Results, Scope
 
 __all__ = [
@@ -112,8 +114,6 @@ def chart_response(
     chart: Any, *, form: ChartFormat, name: str, more: Mapping[str, Any], command: str | None, fresh: bool = True
 ) -> Response:
     """A chart of one panel: as Vega-Lite for the page, with `more` beside it, or as a file."""
-    from isocompute.report.style import themed
-
     if form != "vega":
         return chart_file(chart, form=form, name=name, command=command, fresh=fresh)
     return json_response({**more, "panels": [themed(chart, background=None)]}, command=command, fresh=fresh)
@@ -123,20 +123,15 @@ def chart_file(
     chart: Any, *, form: Literal["png", "svg", "csv"], name: str, command: str | None, fresh: bool = True
 ) -> Response:
     """A chart to keep. CSV has a row for every mark, numbered by its layer."""
-    from isocompute.report.style import themed
-
     spec = themed(chart)
     data: bytes
     if form == "csv":
         layers = enumerate(spec.get("datasets", {}).values(), start=1)
         data, kind = as_csv({"layer": i, **row} for i, rows in layers for row in rows), "text/csv; charset=utf-8"
+    elif form == "png":
+        data, kind = vlc.vegalite_to_png(spec, scale=2.0), "image/png"
     else:
-        import vl_convert as vlc
-
-        if form == "png":
-            data, kind = vlc.vegalite_to_png(spec, scale=2.0), "image/png"
-        else:
-            data, kind = vlc.vegalite_to_svg(spec).encode(), "image/svg+xml"
+        data, kind = vlc.vegalite_to_svg(spec).encode(), "image/svg+xml"
     return _response(data, kind, file=f"{name}.{form}", command=command, fresh=fresh)
 
 

@@ -12,18 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
-from isocompute.core.caught import recorded
-from isocompute.core.errors import InputError
+from isocompute import api
+from isocompute.core.errors import InputError, recorded
 from isocompute.data import Run, RunSet
 from isocompute.data.compatible import Condition
-from isocompute.law.law import Law
+from isocompute.law.curves import curves_of
+from isocompute.law.law import Law, fit_law
+from isocompute.report import figures
+from isocompute.report.charts.style import themed
 from isocompute.report.evidence import Evidence
-from isocompute.report.model import Figure, Missing
+from isocompute.report.figures import Figure, Missing
 from isocompute.web.cache import Cache, Found
-from isocompute.web.source import Snapshot, Source, run_address
+from isocompute.web.source import LoadOptions, OptionValue, Snapshot, Source
 
 __all__ = ["Drawn", "FittedEvidence", "Results", "RunStatus", "Scope", "Verdict", "captured_warnings", "numbers"]
 
@@ -54,6 +58,23 @@ class Scope:
     runs: RunSet
     warnings: tuple[str, ...]
     """Those of loading the runs."""
+    address: str
+    options: LoadOptions
+
+    def at(self, run: str) -> str:
+        """A run of the part, as commands take it."""
+        return f"{self.address}::{run}"
+
+    def only(self, run: str) -> RunSet:
+        """A run of the part."""
+        return replace(self.runs, runs=(self.runs.named(run),))
+
+    def command(self, name: str, *runs: str, **options: OptionValue) -> str | None:
+        """A command on the part, or on runs of it, that reads them as the app does; None where it cannot."""
+        load = self.options
+        if runs:  # a run that is named needs no selection; of a table, rows may be meant
+            load = replace(load, without=(), where={} if Path(self.address).is_dir() else load.where)
+        return load.command(name, *([self.at(run) for run in runs] or [self.address]), options=options)
 
     @property
     def replicates(self) -> int:
@@ -132,7 +153,7 @@ class Results:
                 self._runs[name] = (snapshot.version, runs, warnings)
         if isinstance(runs, InputError):
             raise InputError(str(runs))
-        return Scope(snapshot, name, metric, unit, runs, warnings)
+        return Scope(snapshot, name, metric, unit, runs, warnings, self.source.at(name), self.source.options)
 
     def evidence(self, scope: Scope) -> FittedEvidence:
         """What figures are drawn from: metric, unit, curves, and which runs have none."""
@@ -150,13 +171,8 @@ class Results:
         """What `isocompute fit` finds."""
 
         def fit() -> Law:
-            from isocompute.law.curves import curves_of
-            from isocompute.law.from_runs import choose_metric
-            from isocompute.law.law import fit_law
-
             with captured_warnings():  # runs without a curve say so in the table of runs
-                metric = choose_metric(scope.runs, scope.metric)
-                curves, metric, unit = curves_of(scope.runs, metric=metric, unit=scope.unit)
+                curves, metric, unit = curves_of(scope.runs, metric=scope.metric, unit=scope.unit)
             return fit_law(curves, metric=metric, unit=unit, replicates=scope.replicates)
 
         return self.cached("law", scope, fit)
@@ -169,9 +185,6 @@ class Results:
         evidence = self.evidence(scope)
 
         def draw() -> Drawn:
-            from isocompute.report import figures
-            from isocompute.report.style import themed
-
             with self._drawing:  # evidence keeps what it makes, and is not made for two threads
                 if law is not None and law.fresh:
                     evidence.fitted = law.value
@@ -231,10 +244,8 @@ class RunStatus:
 
 
 def _verdict(run: Run, address: str, metric: str, unit: str | None) -> Verdict:
-    from isocompute import api
-
     one = RunSet((run,), address)
-    health = api.check_health(one, paths=[run_address(address, run.name)])[0].verdict
+    health = api.check_health(one, paths=[f"{address}::{run.name}"])[0].verdict
     try:
         forecast = api.forecast(one, metric=metric, unit=unit)
     except InputError as error:

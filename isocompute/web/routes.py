@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi import Path as PathParameter
 
+from isocompute import api, sweep
 from isocompute.core.errors import InputError
-from isocompute.report.model import Missing
+from isocompute.law.comparison import Comparison
+from isocompute.law.curves import choose_metric, choose_unit, curves_of
+from isocompute.law.forecasting import Forecast
+from isocompute.planner.published import entries
+from isocompute.report import charts
+from isocompute.report.figures import FIGURES, Missing
 from isocompute.web.cache import Found
 from isocompute.web.planning import PlanQuery, as_parameters, band_chart, planner, why_no_plan
 from isocompute.web.responses import (
@@ -27,12 +33,7 @@ from isocompute.web.responses import (
     table_response,
 )
 from isocompute.web.results import Results, Scope, numbers, replicates_option
-from isocompute.web.source import command_line, run_address
-
-if TYPE_CHECKING:
-    from isocompute.data import RunSet
-    from isocompute.law.comparison import Comparison
-    from isocompute.law.forecasting import Forecast
+from isocompute.web.source import command_line
 
 __all__ = ["router"]
 
@@ -85,7 +86,7 @@ def about(results: SharedResults, part: PartName = None) -> Response:
         ],
         "metrics": [{"metric": metric, "runs": count} for metric, count in runs_with.items()],
         "warnings": list(scope.warnings),
-        "unplanned": why_no_plan(scope, results.source),
+        "unplanned": why_no_plan(scope.runs, results.source),
     }
     return json_response(data)
 
@@ -102,7 +103,6 @@ def pulse(results: SharedResults, part: PartName = None) -> Response:
     spec = snapshot.spec_of(name)
     if spec is None:
         return json_response({"version": snapshot.version, "status": None, "prefix": ""})
-    from isocompute import sweep
     from isocompute.cli.study import status_json
 
     folder = results.source.at(spec)
@@ -115,7 +115,6 @@ def pulse(results: SharedResults, part: PartName = None) -> Response:
 @router.get("/cells", responses=_TABLE)
 def cells(results: SharedResults, part: PartName = None, format: TableFormat = "json") -> Response:
     """What `isocompute study runs --json` prints: every cell with its allocation, state and last evaluation."""
-    from isocompute import sweep
     from isocompute.cli.study import run_row
 
     snapshot = results.snapshot()
@@ -174,19 +173,17 @@ def fit(results: SharedResults, scope: InScope, format: TableFormat = "json") ->
     """What `isocompute fit --json` prints: curves, frontier, n*(C), trade-offs. CSV has a row a run."""
     law = results.law(scope)
     data = law.value.to_json()
-    options = {"metric": scope.metric, "unit": scope.unit, "replicates": replicates_option(law.value.replicates)}
-    command = results.source.options.command("fit", results.source.at(scope.part), options=options)
+    replicates = replicates_option(law.value.replicates)
+    command = scope.command("fit", metric=scope.metric, unit=scope.unit, replicates=replicates)
     return table_response(data, data["curves"], form=format, name="curves", command=command, fresh=law.fresh)
 
 
 @router.get("/claims", responses=_TABLE)
 def claims(results: SharedResults, scope: InScope, format: TableFormat = "json") -> Response:
     """What `isocompute claims --json` prints: each claim with its statistic, interval, verdict and runs."""
-    from isocompute.diagnose.claims import judge
-
-    found = results.cached("claims", scope, lambda: judge(scope.runs, metric=scope.metric))
+    found = results.cached("claims", scope, lambda: api.judge_claims(scope.runs, metric=scope.metric))
     rows = [claim.to_json() for claim in found.value]
-    command = results.source.options.command("claims", results.source.at(scope.part), options={"metric": scope.metric})
+    command = scope.command("claims", metric=scope.metric)
     return table_response({"claims": rows}, rows, form=format, name="claims", command=command, fresh=found.fresh)
 
 
@@ -198,8 +195,6 @@ FigureName = Annotated[str, PathParameter(max_length=60, pattern="^[a-z-]+$", de
 @router.get("/figures", responses=described())
 def figures() -> Response:
     """What `isocompute report --figures --json` prints: the figures there are, each with the paper's that it is."""
-    from isocompute.report.figures import FIGURES
-
     rows = [spec.to_json() for spec in FIGURES.values()]
     return json_response({"figures": rows}, command=command_line("report", "--figures"))
 
@@ -211,7 +206,7 @@ def figure(name: FigureName, results: SharedResults, scope: InScope) -> Response
     drawn = found.value.figure
     if isinstance(drawn, Missing):
         raise InputError(f"figure '{name}' needs: {drawn.needs}")
-    return json_response(drawn.to_json(), command=_figure_command(results, scope, name), fresh=found.fresh)
+    return json_response(drawn.to_json(), command=_figure_command(scope, name), fresh=found.fresh)
 
 
 @router.get("/figures/{name}/needs", responses=described())
@@ -228,7 +223,7 @@ def figure_needs(name: FigureName, results: SharedResults, scope: InScope) -> Re
 def figure_chart(name: FigureName, results: SharedResults, scope: InScope, format: ChartFormat = "vega") -> Response:
     """The figure: Vega-Lite panels for the page, or a file. `needs` stands in their place where the data lack it."""
     found = results.figure(scope, name)
-    drawn, command = found.value.figure, _figure_command(results, scope, name)
+    drawn, command = found.value.figure, _figure_command(scope, name)
     if isinstance(drawn, Missing):
         if format != "vega":
             raise InputError(f"figure '{name}' needs: {drawn.needs}")
@@ -239,10 +234,9 @@ def figure_chart(name: FigureName, results: SharedResults, scope: InScope, forma
     return chart_file(drawn.chart, form=format, name=name, command=command, fresh=found.fresh)
 
 
-def _figure_command(results: Results, scope: Scope, name: str) -> str | None:
+def _figure_command(scope: Scope, name: str) -> str | None:
     replicates = replicates_option(scope.replicates)
-    options = {"figure": name, "metric": scope.metric, "unit": scope.unit, "replicates": replicates}
-    return results.source.options.command("report", results.source.at(scope.part), options=options)
+    return scope.command("report", figure=name, metric=scope.metric, unit=scope.unit, replicates=replicates)
 
 
 # --- Plans ------------------------------------------------------------------------------------------------------------
@@ -314,8 +308,6 @@ def plan_chart(results: SharedResults, query: Annotated[ChartQuery, Query()]) ->
 @router.get("/laws", responses=_TABLE)
 def laws(format: TableFormat = "json") -> Response:
     """What `isocompute plan --laws --json` prints: the published laws with source, setup and range."""
-    from isocompute.planner.published import entries
-
     rows = [asdict(entry) | {"range": list(entry.range)} for entry in entries()]
     return table_response({"laws": rows}, rows, form=format, name="laws", command=command_line("plan", "--laws"))
 
@@ -339,27 +331,19 @@ def points(scope: InScope, run: RunName, format: TableFormat = "json") -> Respon
 
 
 @router.get("/forecast", responses=described())
-def forecast(results: SharedResults, scope: InScope, run: RunName, to: To = "2x", fit_until: Until = None) -> Response:
+def forecast(scope: InScope, run: RunName, to: To = "2x", fit_until: Until = None) -> Response:
     """What `isocompute forecast RUN --json` prints: where the run will be, with an interval and a verdict."""
-    found = _forecast(scope, run, to, fit_until)
-    return json_response(found.to_json(), command=_forecast_command(results, scope, run, to, fit_until))
+    found, command = _forecast(scope, run, to, fit_until)
+    return json_response(found.to_json(), command=command)
 
 
 @router.get("/forecast/chart", responses=_CHART)
 def forecast_chart(
-    results: SharedResults,
-    scope: InScope,
-    run: RunName,
-    to: To = "2x",
-    fit_until: Until = None,
-    format: ChartFormat = "vega",
+    scope: InScope, run: RunName, to: To = "2x", fit_until: Until = None, format: ChartFormat = "vega"
 ) -> Response:
     """The run so far and where it is going, as `isocompute forecast --chart` draws it."""
-    from isocompute.law.curves import curves_of
-    from isocompute.report import charts
-
-    found = _forecast(scope, run, to, fit_until)
-    (curve,), metric, unit = curves_of(_only(scope, run), metric=scope.metric, unit=scope.unit)
+    found, command = _forecast(scope, run, to, fit_until)
+    (curve,), metric, unit = curves_of(scope.only(run), metric=scope.metric, unit=scope.unit)
     end = min(found.fitted_points, len(curve.compute_C))
     later = replace(curve, compute_C=curve.compute_C[end:], values_C=curve.values_C[end:])  # not seen by the forecast
     chart = charts.forecast_chart(
@@ -370,44 +354,24 @@ def forecast_chart(
         form=format,
         name=f"forecast-{_file_name(run)}",
         more={"title": f"Forecast of {run}", "caption": found.reason, "metric": metric, "unit": unit},
-        command=_forecast_command(results, scope, run, to, fit_until),
+        command=command,
     )
+
+
+def _forecast(scope: Scope, run: str, to: str, fit_until: float | None) -> tuple[Forecast, str | None]:
+    """The forecast, and the command that makes it."""
+    options: dict[str, Any] = {"to": to, "fit_until": fit_until, "metric": scope.metric, "unit": scope.unit}
+    return api.forecast(scope.only(run), **options), scope.command("forecast", run, **options)
 
 
 @router.get("/health", responses=_TABLE)
-def health(results: SharedResults, scope: InScope, run: RunName, format: TableFormat = "json") -> Response:
+def health(scope: InScope, run: RunName, format: TableFormat = "json") -> Response:
     """What `isocompute health RUN --json` prints: a verdict, and every finding with its evidence and advice."""
-    from isocompute import api
-
-    address = run_address(results.source.at(scope.part), run)
-    found = api.check_health(_only(scope, run), paths=[address])[0]
-    data = found.to_json()
-    options = results.source.options.for_one_run
-    if Path(results.source.address).is_dir():  # a run that is named in a folder needs no --where
-        options = replace(options, where={})
-    return table_response(
-        {"verdict": found.verdict, "runs": [data]},
-        data["findings"],
-        form=format,
-        name=f"health-{_file_name(run)}",
-        command=options.command("health", address),
-    )
-
-
-def _forecast(scope: Scope, run: str, to: str, fit_until: float | None) -> Forecast:
-    from isocompute import api
-
-    return api.forecast(_only(scope, run), to=to, fit_until=fit_until, metric=scope.metric, unit=scope.unit)
-
-
-def _forecast_command(results: Results, scope: Scope, run: str, to: str, fit_until: float | None) -> str | None:
-    options = {"to": to, "fit_until": fit_until, "metric": scope.metric, "unit": scope.unit}
-    address = run_address(results.source.at(scope.part), run)
-    return results.source.options.for_one_run.command("forecast", address, options=options)
-
-
-def _only(scope: Scope, run: str) -> RunSet:
-    return replace(scope.runs, runs=(scope.runs.named(run),))
+    found = api.check_health(scope.only(run), paths=[scope.at(run)])[0]
+    report = found.to_json()
+    data = {"verdict": found.verdict, "runs": [report]}
+    name, command = f"health-{_file_name(run)}", scope.command("health", run)
+    return table_response(data, report["findings"], form=format, name=name, command=command)
 
 
 def _file_name(run: str) -> str:
@@ -420,8 +384,8 @@ def _file_name(run: str) -> str:
 @router.get("/compare", responses=described())
 def compare(results: SharedResults, scope: InScope, a: RunName, b: RunName) -> Response:
     """What `isocompute compare A B --json` prints. `a` and `b` are runs of the part."""
-    found = _compare(results, scope, a, b)
-    return json_response(found.value.to_json(), command=_compare_command(results, scope, a, b), fresh=found.fresh)
+    found, command = _compare(results, scope, a, b)
+    return json_response(found.value.to_json(), command=command, fresh=found.fresh)
 
 
 @router.get("/compare/chart", responses=_CHART)
@@ -429,34 +393,24 @@ def compare_chart(
     results: SharedResults, scope: InScope, a: RunName, b: RunName, format: ChartFormat = "vega"
 ) -> Response:
     """The two with their fits, as `isocompute compare --chart` draws them."""
-    from isocompute.law.curves import choose_metric, choose_unit
-    from isocompute.report.charts import comparison_chart
-
-    found = _compare(results, scope, a, b)
-    one = _only(scope, a)
+    found, command = _compare(results, scope, a, b)
+    one = scope.only(a)
     metric, unit = choose_metric(one, scope.metric), choose_unit(one, scope.unit)
     return chart_response(
-        comparison_chart(found.value, metric=metric, unit=unit, names=(a, b)),
+        charts.comparison_chart(found.value, metric=metric, unit=unit, names=(a, b)),
         form=format,
         name="compare",
         more={"title": f"{a} against {b}", "caption": "", "metric": metric, "unit": unit},
-        command=_compare_command(results, scope, a, b),
+        command=command,
         fresh=found.fresh,
     )
 
 
-def _compare(results: Results, scope: Scope, a: str, b: str) -> Found[Comparison]:
-    from isocompute import api
-
+def _compare(results: Results, scope: Scope, a: str, b: str) -> tuple[Found[Comparison], str | None]:
+    """The comparison, and the command that makes it."""
     if a == b:
         raise InputError(f"both sides are '{a}': choose two different runs.")
-    sides = _only(scope, a), _only(scope, b)
-    return results.cached("comparison", scope, lambda: api.compare(*sides, metric=scope.metric, unit=scope.unit), a, b)
-
-
-def _compare_command(results: Results, scope: Scope, a: str, b: str) -> str | None:
-    at = results.source.at(scope.part)
-    options = {"metric": scope.metric, "unit": scope.unit}
-    return results.source.options.for_one_run.command(
-        "compare", run_address(at, a), run_address(at, b), options=options
-    )
+    options: dict[str, Any] = {"metric": scope.metric, "unit": scope.unit}
+    one, other = scope.only(a), scope.only(b)
+    found = results.cached("comparison", scope, lambda: api.compare(one, other, **options), a, b)
+    return found, scope.command("compare", a, b, **options)

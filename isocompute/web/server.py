@@ -16,20 +16,28 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+from starlette import types
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from isocompute import __version__
 from isocompute.core import files
 from isocompute.core.errors import InputError
+from isocompute.report.charts.style import DARK
+from isocompute.web import routes
+from isocompute.web.planning import as_parameters
+from isocompute.web.responses import RESPONSES, json_response
+from isocompute.web.results import Results, captured_warnings
 from isocompute.web.source import LoadOptions, Source
-
-if TYPE_CHECKING:  # the web framework takes half a second to load: what is wrong with the study is said before
-    from fastapi import APIRouter, FastAPI
-    from starlette.types import ASGIApp, Message, Receive, Send
-    from starlette.types import Scope as Connection
-
-    from isocompute.web.results import Results
 
 __all__ = ["HOST", "PORT", "Served", "bind", "create_app", "serve", "warm"]
 
@@ -68,9 +76,6 @@ class Served:
 
 def bind(address: str, *, port: int | None = None, options: LoadOptions | None = None) -> Served:
     """Look at the study and take a port; what is wrong with either is said before anything runs."""
-    for module in ("fastapi", "uvicorn"):
-        if find_spec(module) is None:
-            raise InputError(f"the web app needs {module}; pip install 'isocompute[web]'.")
     source = Source(address, options)
     snapshot = source.snapshot()
     has_runs = bool(snapshot.specs or snapshot.parts[-1].runs)
@@ -81,8 +86,6 @@ def bind(address: str, *, port: int | None = None, options: LoadOptions | None =
 
 def _check_loads(source: Source) -> None:
     """A table or a trainer's logs will do too; an error says what else would."""
-    from isocompute.web.results import captured_warnings
-
     try:
         with captured_warnings():  # the app reads them again, and its pages show the warnings
             source.load("")
@@ -113,10 +116,6 @@ def _listen(port: int | None) -> socket.socket:
 
 def serve(served: Served, *, browser: bool) -> None:
     """Answer until Ctrl-C."""
-    import uvicorn
-
-    from isocompute.web.results import Results
-
     results = Results(served.source)
     config = uvicorn.Config(
         create_app(results),
@@ -166,14 +165,6 @@ def _bundle() -> bytes:
 
 def create_app(results: Results) -> FastAPI:
     """The app over one study's results."""
-    from fastapi import FastAPI
-    from fastapi.staticfiles import StaticFiles
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-
-    from isocompute import __version__
-    from isocompute.web import routes
-    from isocompute.web.responses import RESPONSES
-
     app = FastAPI(
         title="isocompute",
         version=__version__,
@@ -197,12 +188,6 @@ def create_app(results: Results) -> FastAPI:
 
 
 def _pages() -> APIRouter:
-    from fastapi import APIRouter, Response
-    from fastapi.responses import FileResponse
-
-    from isocompute.report.charts.style import DARK
-    from isocompute.web.responses import json_response
-
     router = APIRouter(include_in_schema=False)
 
     def page() -> Response:
@@ -229,14 +214,11 @@ def _pages() -> APIRouter:
 class _Guard:
     """Middleware: the headers of every response, and HEAD and requests of other sites."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: types.ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
-        from starlette.datastructures import Headers, MutableHeaders
-        from starlette.responses import JSONResponse
-
-        async def with_headers(message: Message) -> None:
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        async def with_headers(message: types.Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
@@ -244,7 +226,7 @@ class _Guard:
         app = self._app
         if scope["type"] == "http":
             if scope["path"].startswith("/api/") and Headers(scope=scope).get("sec-fetch-site") == "cross-site":
-                app = JSONResponse({"error": "this app answers its own pages only, not those of another site."}, 403)
+                app = json_response({"error": "this app answers its own pages, not those of another site."}, status=403)
             elif scope["method"] == "HEAD":
                 scope = {**scope, "method": "GET"}  # the server leaves the body out
         await app(scope, receive, with_headers)
@@ -252,36 +234,32 @@ class _Guard:
 
 def _add_errors(app: FastAPI) -> None:
     """Errors say what to do and nothing of the inside."""
-    from fastapi import Request, Response
-    from fastapi.exceptions import RequestValidationError
-    from starlette.exceptions import HTTPException
 
-    from isocompute.web.planning import as_parameters
-    from isocompute.web.responses import json_response
+    def error(message: str, status: int) -> Response:
+        return json_response({"error": message}, status=status)
 
     @app.exception_handler(InputError)
-    def wrong(_: Request, error: InputError) -> Response:
-        return json_response({"error": as_parameters(" ".join(str(error).split()))}, status=400)
+    def wrong(_: Request, problem: InputError) -> Response:
+        return error(as_parameters(" ".join(str(problem).split())), 400)
 
     @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: RequestValidationError) -> Response:
-        return json_response({"error": "; ".join(_field(each) for each in error.errors()[:3])}, status=422)
+    def invalid(_: Request, problem: RequestValidationError) -> Response:
+        return error("; ".join(_field(each) for each in problem.errors()[:3]), 422)
 
     @app.exception_handler(HTTPException)
-    def http(request: Request, error: HTTPException) -> Response:
+    def http(request: Request, problem: HTTPException) -> Response:
         messages = {
             404: f"there is nothing at {request.url.path}; /api lists what there is.",
             405: "the API answers GET only: nothing can be changed through it.",
         }
-        message = messages.get(error.status_code, str(error.detail))
-        response = json_response({"error": message}, status=error.status_code)
-        response.headers.update(error.headers or {})
+        response = error(messages.get(problem.status_code, str(problem.detail)), problem.status_code)
+        response.headers.update(problem.headers or {})
         return response
 
     @app.exception_handler(Exception)
-    def broken(request: Request, error: Exception) -> Response:
-        _log.error("%s failed", request.url.path, exc_info=error)
-        return json_response({"error": "this is a mistake of the app; its terminal says more."}, status=500)
+    def broken(request: Request, problem: Exception) -> Response:
+        _log.error("%s failed", request.url.path, exc_info=problem)
+        return error("this is a mistake of the app; its terminal says more.", 500)
 
 
 def _field(error: Any) -> str:

@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from isocompute.core.errors import InputError
 if TYPE_CHECKING:
     from isocompute.data import RunSet
 
-__all__ = ["LoadOptions", "Part", "Snapshot", "Source", "command_line", "run_address"]
+__all__ = ["LoadOptions", "Part", "Snapshot", "Source", "command_line"]
 
 _SPEC = "study.toml"
 _POINTS = "points.jsonl"
@@ -68,11 +68,6 @@ def command_line(*words: str, options: Mapping[str, OptionValue] | None = None) 
     return shlex.join(out)
 
 
-def run_address(address: str, run: str) -> str:
-    """One run of a folder or table, as commands take it."""
-    return f"{address}::{run}"
-
-
 @dataclass(frozen=True)
 class LoadOptions:
     """The options that `isocompute web` shares with the commands that read runs."""
@@ -87,11 +82,6 @@ class LoadOptions:
     def select_runs(self) -> bool:
         """Whether they keep some of the runs only."""
         return bool(self.where or self.without)
-
-    @property
-    def for_one_run(self) -> LoadOptions:
-        """For a run that is named: it does not matter which others are left out."""
-        return replace(self, without=())
 
     @property
     def given(self) -> dict[str, str | int | list[str]]:

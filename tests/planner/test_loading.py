@@ -13,7 +13,6 @@ import pytest
     [
         ("isocompute.planner.decide, isocompute.planner.law", {"polars", "scipy"}),
         ("isocompute.law.law", {"polars", "scipy"}),
-        ("isocompute.web.server", {"polars", "scipy", "fastapi"}),
     ],
 )
 def test_loads_without(modules: str, without: set[str]) -> None:
