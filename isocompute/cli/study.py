@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -120,33 +119,17 @@ def status(folder: Folder, json: options.Json = False) -> None:
     from isocompute import sweep as study
     from isocompute.core.formatting import number, plural
 
-    data = status_json(folder, study.status(folder=folder))
+    data = study.status_to_json(folder, study.status(folder=folder))
     if json:
         options.print_json(data)
         return
-    counts = ", ".join(f"{data[state]} {state}" for state in _STATES if data[state])
+    counts = ", ".join(f"{data[state]} {state}" for state in study.STATES if data[state])
     share = data["rollouts"] / data["total_rollouts"] if data["total_rollouts"] else 1.0
     typer.echo(f"{folder}: {plural(data['cells'], 'cell')}: {counts}")
     typer.echo(f"{number(data['rollouts'])} of {number(data['total_rollouts'])} rollouts ({share:.1%})")
     if data["errors"]:
         typer.echo("failed:")
         _show_errors([(error["cell"], error["error"]) for error in data["errors"]])
-
-
-_STATES = ("finished", "running", "stopped", "waiting", "failed")
-
-
-def status_json(folder: str, cells: list[CellStatus]) -> dict[str, Any]:
-    """The keys of `study status --json` (docs/study.md)."""
-    counts = Counter[str](cell.state for cell in cells)
-    return {
-        "folder": folder,
-        "cells": len(cells),
-        **{state: counts[state] for state in _STATES},
-        "rollouts": sum(cell.rollouts for cell in cells),
-        "total_rollouts": sum(cell.total for cell in cells),
-        "errors": [{"cell": c.cell.name, "error": c.error or ""} for c in cells if c.state == "failed"],
-    }
 
 
 @app.command("runs")
@@ -156,7 +139,7 @@ def runs(folder: Folder, json: options.Json = False) -> None:
 
     cells = study.StudyFolder(folder).status(points=True)
     if json:
-        options.print_json({"folder": folder, "runs": [run_row(cell) for cell in cells]})
+        options.print_json({"folder": folder, "runs": [cell.to_json() for cell in cells]})
         return
     from isocompute.cli.show import console, table
     from isocompute.core.formatting import number, value
@@ -181,20 +164,3 @@ def _shown_metric(cells: list[CellStatus]) -> str:
     """The metric of the table's last column: the first avg@k that a run has."""
     names = (name for cell in cells for name in cell.last or {})
     return next((name for name in names if name.startswith("avg@")), "")
-
-
-def run_row(cell: CellStatus) -> dict[str, Any]:
-    """One entry of `runs` in `study runs --json` (docs/study.md)."""
-    return {
-        "run": cell.cell.name,
-        "set": cell.cell.problems.get("set"),
-        "problems_per_batch": cell.cell.problems_per_batch,
-        "rollouts_per_problem": cell.rollouts_per_problem,
-        "update_steps": cell.update_steps,
-        "seed": cell.cell.seed,
-        "compute": cell.total,
-        "state": cell.state,
-        "rollouts": cell.rollouts,
-        "error": cell.error,
-        "last": cell.last,
-    }

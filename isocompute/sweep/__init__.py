@@ -6,11 +6,12 @@ study.run(spec="study.toml", out="runs/first")
 [cell.state for cell in study.status(folder="runs/first")]
 """
 
-from isocompute.sweep.folder import CellStatus, Progress, Result, StudyFolder
+from isocompute.sweep.folder import STATES, CellStatus, Progress, Result, StudyFolder, status_to_json
 from isocompute.sweep.spec import StudySpec, cells, parse_spec, read_spec
 from isocompute.sweep.study import run, run_spec, status
 
 __all__ = [
+    "STATES",
     "CellStatus",
     "Progress",
     "Result",
@@ -22,4 +23,5 @@ __all__ = [
     "run",
     "run_spec",
     "status",
+    "status_to_json",
 ]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,18 @@ from isocompute.sweep.lock import is_locked, locked_folder
 from isocompute.sweep.spec import IDENTITY, RUNNER, SPEC, StudySpec, parse_spec
 from isocompute.sweep.spec import cells as cells_of
 
-__all__ = ["CellStatus", "Progress", "Report", "Result", "State", "StudyFolder", "Tally", "longest_first"]
+__all__ = [
+    "STATES",
+    "CellStatus",
+    "Progress",
+    "Report",
+    "Result",
+    "State",
+    "StudyFolder",
+    "Tally",
+    "longest_first",
+    "status_to_json",
+]
 
 State = Literal["finished", "failed", "running", "stopped", "waiting"]
 _TAIL = 1 << 16
@@ -77,6 +89,38 @@ class CellStatus:
         made = _whole((self.last or {}).get("step")) if early else None
         planned = _whole((self.settings or {}).get("update_steps"))
         return next((known for known in (made, planned) if known is not None), self.cell.update_steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `runs` in `study runs --json`."""
+        return {
+            "run": self.cell.name,
+            "set": self.cell.problems.get("set"),
+            "problems_per_batch": self.cell.problems_per_batch,
+            "rollouts_per_problem": self.rollouts_per_problem,
+            "update_steps": self.update_steps,
+            "seed": self.cell.seed,
+            "compute": self.total,
+            "state": self.state,
+            "rollouts": self.rollouts,
+            "error": self.error,
+            "last": self.last,
+        }
+
+
+STATES: tuple[State, ...] = ("finished", "running", "stopped", "waiting", "failed")
+
+
+def status_to_json(folder: str, cells: Sequence[CellStatus]) -> dict[str, Any]:
+    """The keys of `study status --json`."""
+    counts = Counter(cell.state for cell in cells)
+    return {
+        "folder": folder,
+        "cells": len(cells),
+        **{state: counts[state] for state in STATES},
+        "rollouts": sum(cell.rollouts for cell in cells),
+        "total_rollouts": sum(cell.total for cell in cells),
+        "errors": [{"cell": c.cell.name, "error": c.error or ""} for c in cells if c.state == "failed"],
+    }
 
 
 def _whole(value: Any) -> int | None:

@@ -103,11 +103,9 @@ def pulse(results: SharedResults, part: PartName = None) -> Response:
     spec = snapshot.spec_of(name)
     if spec is None:
         return json_response({"version": snapshot.version, "status": None, "prefix": ""})
-    from isocompute.cli.study import status_json
-
     folder = results.source.at(spec)
     prefix = f"{name.removeprefix(spec).strip('/')}/".lstrip("/")
-    status = status_json(folder, sweep.status(folder=folder))
+    status = sweep.status_to_json(folder, sweep.status(folder=folder))
     data = {"version": snapshot.version, "status": status, "prefix": prefix}
     return json_response(data, command=command_line("study", "status", folder))
 
@@ -115,8 +113,6 @@ def pulse(results: SharedResults, part: PartName = None) -> Response:
 @router.get("/cells", responses=_TABLE)
 def cells(results: SharedResults, part: PartName = None, format: TableFormat = "json") -> Response:
     """What `isocompute study runs --json` prints: every cell with its allocation, state and last evaluation."""
-    from isocompute.cli.study import run_row
-
     snapshot = results.snapshot()
     spec = snapshot.spec_of(snapshot.part(part))
     if spec is None:
@@ -125,7 +121,7 @@ def cells(results: SharedResults, part: PartName = None, format: TableFormat = "
             "`isocompute study run SPEC.toml` made."
         )
     folder = results.source.at(spec)
-    rows = [run_row(cell) for cell in sweep.StudyFolder(folder).status(points=True)]
+    rows = [cell.to_json() for cell in sweep.StudyFolder(folder).status(points=True)]
     data = {"folder": folder, "runs": rows}
     return table_response(data, rows, form=format, name="cells", command=command_line("study", "runs", folder))
 
