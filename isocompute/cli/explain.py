@@ -43,7 +43,7 @@ def explain_json(found: Explanation) -> dict[str, Any]:
         "on_policy": setup.on_policy,
         "form": found.form,
         "assumed": list(assumed),
-        "odd": [{"code": note.code, "message": note.message} for note in found.odd],
+        "odd": [{"code": note.code, "message": note.message} for note in found.warnings],
         "unknown": [{"key": key, "meant": meant} for key, meant in found.unknown.items()],
         "text": found.text,
     }

@@ -12,7 +12,7 @@ from isocompute.cli import options
 from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
-    from isocompute.trainers import Exported, File, Plan
+    from isocompute.trainers import Exported, File, RunPlan
 
 __all__ = ["command", "export_json"]
 
@@ -80,7 +80,7 @@ def _write(made: Exported, out: str) -> dict[str, Path]:
     return paths
 
 
-def export_json(made: Exported, plan: Plan, gpus: int, written: dict[str, Path]) -> dict[str, Any]:
+def export_json(made: Exported, plan: RunPlan, gpus: int, written: dict[str, Path]) -> dict[str, Any]:
     """The keys of `export --json` (docs/export.md)."""
     return {
         "trainer": made.trainer,
@@ -101,7 +101,7 @@ def export_json(made: Exported, plan: Plan, gpus: int, written: dict[str, Path])
     }
 
 
-def _report(made: Exported, plan: Plan, written: dict[str, Path]) -> None:
+def _report(made: Exported, plan: RunPlan, written: dict[str, Path]) -> None:
     """On standard error: the config itself may be on standard output."""
     typer.echo(
         f"{made.trainer} {made.version}: {plan.problems_per_batch} problems × {plan.rollouts_per_problem} rollouts × "

@@ -1,4 +1,4 @@
-"""A plan as an exporter needs it: what `isocompute plan` finds, or a bare table with Bp, n and M."""
+"""What an export takes: a plan (`isocompute plan --json`, or a table with Bp, n and M) and the machine it runs on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,21 +17,26 @@ from isocompute.core.allocation import Spending
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
 
-if TYPE_CHECKING:
-    from isocompute.planner.decide import Plan as Planned
-
-__all__ = ["Plan", "make_plan", "read_plan"]
+__all__ = ["Hardware", "RunPlan", "Share", "make_plan", "neighbours", "read_plan", "share_out"]
 
 PROMPT_LENGTH = 1024
 RESPONSE_LENGTH = 4096
 _SHORT = {"Bp": "problems_per_batch", "n": "rollouts_per_problem", "M": "update_steps"}
 _CHOSEN = ("recipe", "learning_rate", "max_prompt_length", "max_response_length")
 _OF_RECIPE = ("warmup_steps", "kl_coef", "entropy_coef", "temperature")
-"""Keys that a plan says itself and that stand over its recipe's."""
+"""Keys of a plan that stand over its recipe's."""
 
 
-class Plan(BaseModel, Spending):
-    """An allocation and its recipe. The learning rate is the one at this batch size."""
+@runtime_checkable
+class HasJson(Protocol):
+    """The planner's plan, which this package does not know."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `plan --json`."""
+
+
+class RunPlan(BaseModel, Spending):
+    """One run: its allocation and recipe. The learning rate is the one at this batch size."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -47,7 +53,7 @@ class Plan(BaseModel, Spending):
     model: str | None = None
     train_file: str | None = None
     val_file: str | None = None
-    assumed: tuple[str, ...] = Field(default=(), description="what the plan did not say and an exporter had to choose")
+    assumed: tuple[str, ...] = Field(default=(), description="fields that the plan leaves to the export")
 
     @property
     def validation_every(self) -> int:
@@ -55,32 +61,30 @@ class Plan(BaseModel, Spending):
         return max(1, self.update_steps // 20)
 
 
-def make_plan(table: Mapping[str, Any] | Planned | Plan, *, source: str = "plan") -> Plan:
-    """A plan from the planner's or from data: what `isocompute plan --json` prints, or a table with Bp, n and M.
+def make_plan(table: Mapping[str, Any] | RunPlan | HasJson, *, source: str = "plan") -> RunPlan:
+    """A plan from what `isocompute plan --json` prints, from the planner's own, or from a table with Bp, n and M.
 
-    What a plan says and an exporter does not need is passed over; what is wrong is refused.
+    Keys that an export does not need are passed over; wrong values are refused.
 
     >>> make_plan({"Bp": 32, "n": 8, "M": 100}).compute
     25600
     """
-    if isinstance(table, Plan):
+    if isinstance(table, RunPlan):
         return table
     given = {_SHORT.get(key, key): value for key, value in _as_table(table, source).items()}
     missing = [key for key in _SHORT.values() if given.get(key) is None]
     if missing:
         short = ", ".join(k for k, name in _SHORT.items() if name in missing)
-        raise InputError(
-            f"{source}: no {', '.join(missing)}; a plan says at least Bp, n and M (here missing: {short})."
-        )
+        raise InputError(f"{source}: no {', '.join(missing)}; a plan has at least Bp, n and M (here missing: {short}).")
     _refuse_switches(given, source)
     recipe = _recipe(given, source)
-    fields = {name: given[name] for name in Plan.model_fields if given.get(name) is not None} | {"recipe": recipe}
+    fields = {name: given[name] for name in RunPlan.model_fields if given.get(name) is not None} | {"recipe": recipe}
     if "validation_samples" not in fields:
         fields["validation_samples"] = _samples(given.get("expected"))
     fields.setdefault("learning_rate", 1.0)
     fields["assumed"] = tuple(name for name in _CHOSEN if given.get(name) is None)
     try:
-        plan = Plan.model_validate(fields)
+        plan = RunPlan.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -99,13 +103,11 @@ def make_plan(table: Mapping[str, Any] | Planned | Plan, *, source: str = "plan"
     return plan
 
 
-def _as_table(plan: Mapping[str, Any] | Planned, source: str) -> Mapping[str, Any]:
-    """The keys of `plan --json`; the planner is loaded only for what is no table."""
+def _as_table(plan: Mapping[str, Any] | HasJson, source: str) -> Mapping[str, Any]:
+    """The keys of `plan --json`."""
     if isinstance(plan, Mapping):
         return plan
-    from isocompute.planner.decide import Plan as Planned
-
-    if isinstance(plan, Planned):
+    if isinstance(plan, HasJson):
         return plan.to_json()
     raise InputError(
         f"{source}: a {type(plan).__name__} is no plan; give what isocompute.plan(…) returns, what `isocompute plan "
@@ -115,7 +117,7 @@ def _as_table(plan: Mapping[str, Any] | Planned, source: str) -> Mapping[str, An
 
 def _refuse_switches(given: Mapping[str, Any], source: str) -> None:
     """No field of a plan is a switch, but Python takes true for 1."""
-    for name in (*Plan.model_fields, "batch_size", "compute", *_OF_RECIPE):
+    for name in (*RunPlan.model_fields, "batch_size", "compute", *_OF_RECIPE):
         if isinstance(value := given.get(name), bool):
             raise InputError(
                 f"{source}: {name} = {str(value).lower()}: a plan has no switches; give a number, or text for a model "
@@ -124,7 +126,7 @@ def _refuse_switches(given: Mapping[str, Any], source: str) -> None:
 
 
 def _recipe(given: Mapping[str, Any], source: str) -> Recipe:
-    """The recipe by name or table; without one the paper's, whose KL and entropy terms are off unless the plan says."""
+    """The recipe by name or table; without one the paper's, with KL and entropy only where the plan has them."""
     table = given.get("recipe") or {}
     if isinstance(table, str):
         table = {"name": table}
@@ -135,13 +137,13 @@ def _recipe(given: Mapping[str, Any], source: str) -> Recipe:
 
 
 def _samples(expected: object) -> int | None:
-    """k of the metric that the plan expects a value of: avg@4 → 4."""
+    """k of the metric that the plan forecasts: avg@4 → 4."""
     metric = expected.get("metric") if isinstance(expected, Mapping) else None
     count = str(metric).partition("@")[2]
     return int(count) if count.isdigit() and int(count) > 0 else None
 
 
-def read_plan(path: str) -> Plan:
+def read_plan(path: str) -> RunPlan:
     """Read a plan from a JSON or TOML file, or from standard input (`-`)."""
     name = "standard input" if path == "-" else path
     try:
@@ -165,3 +167,103 @@ def _parse(text: str, name: str) -> object:
         except (tomllib.TOMLDecodeError, RecursionError) as not_toml:
             form, reason = ("JSON", not_json) if text.lstrip().startswith("{") else ("JSON or TOML", not_toml)
             raise InputError(f"{name}: not {form} ({reason}); a plan is `isocompute plan … --json`.") from None
+
+
+# The machine, and how an update's Bp · n rollouts are shared out over it
+
+MICRO_BATCH = 8
+"""Sequences a device takes at once where no limit is given; gradients of several add up."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """GPUs, and what one of them holds at a time while training."""
+
+    gpus: int = 8
+    gpus_per_node: int = 8
+    max_sequences: int | None = None
+    """Sequences (prompt and response) on one device at a time."""
+    max_tokens: int | None = None
+    """Tokens on one device at a time, for trainers that pack; others take as many whole sequences as fit."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "gpus_per_node", "max_sequences", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} = {value}: at least 1.")
+        if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
+            below = self.gpus // self.gpus_per_node * self.gpus_per_node
+            raise InputError(
+                f"{self.gpus} GPUs are no whole number of nodes of {self.gpus_per_node}; take {below} or "
+                f"{below + self.gpus_per_node}, or set --gpus-per-node."
+            )
+
+    @property
+    def nodes(self) -> int:
+        """Machines."""
+        return max(1, self.gpus // self.gpus_per_node)
+
+    @property
+    def gpus_on_node(self) -> int:
+        """GPUs used on each machine."""
+        return self.gpus // self.nodes
+
+
+@dataclass(frozen=True)
+class Share:
+    """One device's part of an update: gpus · micro_batch · accumulation = Bp · n."""
+
+    gpus: int
+    micro_batch: int
+    accumulation: int
+    tokens: int | None
+    """Tokens a device takes at once, where that is the limit."""
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts of an update on this device."""
+        return self.micro_batch * self.accumulation
+
+
+def share_out(plan: RunPlan, hardware: Hardware) -> Share:
+    """Equal parts on every GPU, in the largest micro-batches that fit and divide them.
+
+    Raises InputError with the nearest (Bp, n) that divide where Bp · n does not.
+    """
+    if plan.batch_size % hardware.gpus:
+        raise InputError(_indivisible(plan, hardware.gpus))
+    rollouts = plan.batch_size // hardware.gpus
+    limit = hardware.max_sequences or MICRO_BATCH
+    if hardware.max_tokens is not None:
+        sequence = plan.max_prompt_length + plan.max_response_length
+        limit = hardware.max_tokens // sequence
+        if limit < 1:
+            raise InputError(
+                f"{hardware.max_tokens} tokens a device hold no sequence of {plan.max_prompt_length} + "
+                f"{plan.max_response_length} tokens; raise --per-device or lower max_response_length."
+            )
+    micro = max(size for size in range(1, min(limit, rollouts) + 1) if rollouts % size == 0)
+    return Share(hardware.gpus, micro, rollouts // micro, hardware.max_tokens)
+
+
+def _indivisible(plan: RunPlan, gpus: int) -> str:
+    near = [f"{bp} × {n}" for bp, n in neighbours(plan.problems_per_batch, plan.rollouts_per_problem, gpus)]
+    return (
+        f"Bp · n = {plan.problems_per_batch} × {plan.rollouts_per_problem} = {plan.batch_size} rollouts are no equal "
+        f"parts on {gpus} GPUs; the nearest plans that are: {', '.join(near)}. Plan again with one of them: the "
+        "learning rate and the number of updates follow from it."
+    )
+
+
+def neighbours(problems: int, rollouts: int, gpus: int) -> list[tuple[int, int]]:
+    """The nearest (Bp, n) below and above, changing one of the two, whose product divides by `gpus`; nearest first."""
+    problem_step = gpus // math.gcd(gpus, rollouts)
+    rollout_step = gpus // math.gcd(gpus, problems)
+    found = [(bp, rollouts) for bp in _around(problems, problem_step)]
+    found += [(problems, n) for n in _around(rollouts, rollout_step) if n > 1]
+    return sorted(found, key=lambda pair: (abs(pair[0] * pair[1] - problems * rollouts), pair))
+
+
+def _around(value: int, step: int) -> list[int]:
+    below = value // step * step
+    return [x for x in (below, below + step) if x >= 1]

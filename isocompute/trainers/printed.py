@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from isocompute.trainers.reading.values import plain
+from isocompute.trainers.config_files import parse_value
 
-__all__ = ["ConfigWatch", "overrides", "process_of", "strip"]
+__all__ = ["ConfigWatch", "overrides", "printed_config", "process_of", "strip"]
 
 _VALUE = r"(\[[^\[\]]*\]|\"[^\"]*\"|'[^']*'|[^\s\"',\\]+)"
 _SHELL_QUOTE = "'\\''"
@@ -40,7 +40,7 @@ _LOST_ESCAPE = re.compile(rb"\[\d{1,3}(?:;\d{1,3}){0,4}m")
 _PROCESS = re.compile(rb"\s*(?:\([^()\n]{0,120}\bpid=\d+[^()\n]{0,60}\)|\[(?:rank|default)\d+\]:)[ ]?")
 
 
-class Found(Protocol):
+class TakesSettings(Protocol):
     """Whatever takes in the settings that are found."""
 
     def found(self, config: Mapping[str, Any]) -> None:
@@ -70,10 +70,25 @@ def overrides(line: str) -> dict[str, Any]:
     found = [*_HYDRA.findall(line), *((key.replace("-", "_"), value) for key, value in _ARGPARSE.findall(line))]
     known = {key: value.strip("'\"") for key, value in found if not value.startswith(("$", "--"))}
     return {
-        key: plain(value) if value.startswith("[") else value
+        key: parse_value(value) if value.startswith("[") else value
         for key, value in known.items()
         if not value.startswith("[") or value.endswith("]")
     }
+
+
+def printed_config(text: str) -> dict[str, Any]:
+    """The settings that a whole log prints."""
+    out: dict[str, Any] = {}
+
+    class First:
+        def found(self, config: Mapping[str, Any]) -> None:
+            for key, value in config.items():
+                out.setdefault(key, value)
+
+    watch = ConfigWatch(First())
+    for line in text.splitlines():
+        watch.feed(line.encode())
+    return out
 
 
 def process_of(line: bytes) -> bytes:
@@ -85,7 +100,7 @@ def process_of(line: bytes) -> bytes:
 class ConfigWatch:
     """Fed with every line before the first metrics, it finds the printed config and command-line overrides."""
 
-    def __init__(self, rows: Found) -> None:
+    def __init__(self, rows: TakesSettings) -> None:
         self._rows = rows
         self._path: list[tuple[int, str]] | None = None
         self._process = b""
@@ -134,5 +149,5 @@ def _scalar(text: bytes) -> Any:
     if word[:1] in ("'", '"'):
         return word[1:-1]
     if word[:1] == "[":
-        return plain(word)
+        return parse_value(word)
     return _WORDS.get(word, word)

@@ -1,21 +1,88 @@
-"""SkyRL: arguments of `skyrl.train.entrypoints.main_base`.
+"""SkyRL 0.3: arguments of `skyrl.train.entrypoints.main_base`; defaults are those of its configs.
 
 `train_batch_size` and `policy_mini_batch_size` both count problems. The KL loss is on by default. The only trainer here
-that averages by problem and that anchors CISPO to the sampler by an option of its own. A run goes on from the latest
-checkpoint under `ckpt_path`, which has to be absolute: Ray's workers start in a copy of the working folder.
+that averages by problem and that takes CISPO's ratio against the sampler by an option of its own. A run resumes from
+the latest checkpoint under `ckpt_path`, which has to be absolute: Ray's workers start in a copy of the working folder.
 """
 
 from __future__ import annotations
 
-from isocompute.trainers import common, render
-from isocompute.trainers.hardware import Hardware, Share, share_out
-from isocompute.trainers.plan_input import Plan
-from isocompute.trainers.result import Exported, File, Flat, Notes
+from isocompute.trainers import writing
+from isocompute.trainers.config_files import ConfigFile
+from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
+from isocompute.trainers.reading import (
+    ConfigReader,
+    Keys,
+    Note,
+    Setup,
+    group_filter,
+    in_batches,
+    invert,
+    steps_from_epochs,
+    times,
+)
+from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["ADVANTAGES", "AGGREGATIONS", "LOSSES", "VERSION", "export"]
+__all__ = ["ADVANTAGES", "AGGREGATIONS", "COMMIT", "KEYS", "LOSSES", "NAME", "TITLE", "VERSION", "export"]
+__all__ += ["matches", "read"]
 
-VERSION = "0.3.0"
+NAME, TITLE, VERSION = "skyrl", "SkyRL", "0.3.0"
 COMMIT = "a9564572eb8e91076be43c1bd5e4615e3de17265"
+ALGORITHM, OPTIMIZER, PLACEMENT = "trainer.algorithm", "trainer.policy.optimizer_config", "trainer.placement"
+CORRECTION, SAMPLING = f"{ALGORITHM}.off_policy_correction", "generator.sampling_params"
+KEYS = Keys(
+    train_file="data.train_data",
+    val_file="data.val_data",
+    model="trainer.policy.model.path",
+    problems_per_batch=("trainer.train_batch_size", 1024, "train_batch_size"),
+    mini_batch=("trainer.policy_mini_batch_size", 256),
+    epochs_per_batch=("trainer.update_epochs_per_batch", 1),
+    micro_batch=("trainer.micro_train_batch_size_per_gpu", 1),
+    epochs=("trainer.epochs", 1),
+    update_steps="trainer.max_training_steps",
+    max_prompt_length=("trainer.max_prompt_length", 512),
+    seed=("trainer.seed", 42),
+    fully_async=("trainer.fully_async.enabled", False),
+    max_staleness=("trainer.fully_async.max_staleness_steps", 4),
+    rollouts_per_problem=("generator.n_samples_per_prompt", 5, "n_samples_per_prompt"),
+    validation_samples=("generator.eval_n_samples_per_prompt", 1),
+    temperature=(f"{SAMPLING}.temperature", 1.0),
+    top_p=(f"{SAMPLING}.top_p", 1.0),
+    max_response_length=(f"{SAMPLING}.max_generate_length", 1024),
+    estimator=(f"{ALGORITHM}.advantage_estimator", "grpo"),
+    norm_by_std=(f"{ALGORITHM}.grpo_norm_by_std", True),
+    batch_normalize=(f"{ALGORITHM}.advantage_batch_normalize", False),
+    loss_type=(f"{ALGORITHM}.policy_loss_type", "regular"),
+    loss_reduction=(f"{ALGORITHM}.loss_reduction", "token_mean"),
+    clip_low=(f"{ALGORITHM}.eps_clip_low", 0.2),
+    clip_high=(f"{ALGORITHM}.eps_clip_high", 0.2),
+    use_kl_loss=(f"{ALGORITHM}.use_kl_loss", True),
+    use_kl_in_reward=(f"{ALGORITHM}.use_kl_in_reward", False),
+    kl_coef=(f"{ALGORITHM}.kl_loss_coef", 0.001),
+    use_entropy_loss=(f"{ALGORITHM}.use_entropy_loss", False),
+    entropy_coef=(f"{ALGORITHM}.entropy_loss_coef", 0.01),
+    zero_variance_only=(f"{ALGORITHM}.zero_variance_filter", False),
+    dynamic_sampling=(f"{ALGORITHM}.dynamic_sampling.type", None),
+    tis_level=(f"{CORRECTION}.tis_ratio_type", None),
+    token_cap=(f"{CORRECTION}.token_tis_ratio_clip_high", 2.0),
+    sequence_cap=(f"{CORRECTION}.sequence_tis_ratio_clip_high", 5.0),
+    use_tis=f"{ALGORITHM}.use_tis",  # before 0.3
+    older_tis_cap=f"{ALGORITHM}.tis_imp_ratio_cap",
+    cispo_high=(f"{ALGORITHM}.cispo.cispo_eps_clip_high", 4.0),
+    cispo_anchor=(f"{ALGORITHM}.cispo.cispo_anchor", "old"),
+    learning_rate=(f"{OPTIMIZER}.lr", 1e-6),
+    betas=(f"{OPTIMIZER}.adam_betas", [0.9, 0.999]),
+    weight_decay=(f"{OPTIMIZER}.weight_decay", 1e-2),
+    grad_clip=(f"{OPTIMIZER}.max_grad_norm", 1.0),
+    warmup_updates=(f"{OPTIMIZER}.num_warmup_steps", 0),
+    schedule=(f"{OPTIMIZER}.scheduler", "constant_with_warmup"),
+    gae_discount=f"{ALGORITHM}.gamma",
+    gae_trace=f"{ALGORITHM}.lambd",
+    value_clip=f"{ALGORITHM}.value_clip",
+    critic_learning_rate="trainer.critic.optimizer_config.lr",
+    nodes=(f"{PLACEMENT}.policy_num_nodes", 1),
+    gpus_per_node=(f"{PLACEMENT}.policy_num_gpus_per_node", 1),
+)
 LOSSES = {"clip": "regular", "gspo": "gspo", "cispo": "cispo", "reinforce": "regular"}
 ADVANTAGES = {
     "group_std": ("grpo", True, False),
@@ -31,87 +98,67 @@ AGGREGATIONS = {
     "prompt": "prompt_mean",
     "fixed": "seq_mean_token_sum_norm",
 }
-ALGORITHM = "trainer.algorithm"
 
 
-def export(plan: Plan, hardware: Hardware) -> Exported:
+def export(plan: RunPlan, hardware: Hardware) -> Exported:
     """A script with the arguments, one a line."""
+    writing.require_full_batch(plan, TITLE)
     notes = Notes()
-    common.fills_a_batch(plan, "SkyRL")
     share = share_out(plan, hardware)
-    settings = _data(plan, notes) | _batches(plan, hardware, share) | _algorithm(plan, notes) | _correction(plan, notes)
-    settings |= _generator(plan) | _optimizer(plan)
-    common.general(plan, notes)
-    common.no_option(plan, notes, "epsilon", "fp32_head")
-    notes.add("reward", "fill in environment.env_class: it scores the answers.")
-    notes.add("logger", "the console, which `import` reads; with WANDB_API_KEY set, trainer.logger=wandb is W&B's.")
-    return Exported(
-        "skyrl",
-        VERSION,
-        (
-            File(
-                "run_skyrl.sh",
-                render.shell_script(
-                    render.header(plan, f"SkyRL {VERSION} ({COMMIT[:8]})", notes),
-                    "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base",
-                    [[render.dotlist(key, value)] for key, value in settings.items()],
-                    [f'"{key}=$HOME/{folder}"' for key, folder in _folders(plan).items()],
-                ),
-            ),
-        ),
-        tuple(notes),
-        share.micro_batch,
-        share.accumulation,
+    recipe = plan.recipe
+    values = writing.plan_values(plan, notes, share)
+    estimator, norm_by_std, batch_normalize = ADVANTAGES[recipe.advantage]
+    settings = KEYS.write(
+        values,
+        train_file=[writing.file_name(plan, "train_file", notes, "path/to/train.parquet")],
+        val_file=[writing.file_name(plan, "val_file", notes, "path/to/validation.parquet")],
+        mini_batch=plan.problems_per_batch,
+        epochs=plan.update_steps,  # an epoch has at least one step, so this never ends the run first
+        validation_samples=plan.validation_samples or 1,
+        estimator=estimator,
+        norm_by_std=norm_by_std,
+        batch_normalize=batch_normalize,
+        loss_type=LOSSES[recipe.loss],
+        loss_reduction=AGGREGATIONS[recipe.aggregation],
+        clip_low=recipe.clip_low,
+        clip_high=recipe.clip_high,
+        use_kl_loss=recipe.kl_coef > 0,
+        use_entropy_loss=recipe.entropy_coef > 0,
+        zero_variance_only=recipe.zero_variance_filter != "off",
+        warmup_updates=writing.warmup_updates(plan),
+        schedule="constant_with_warmup",
+        nodes=hardware.nodes,
+        gpus_per_node=hardware.gpus_on_node,
+        **_correction(plan, notes),
     )
-
-
-def _data(plan: Plan, notes: Notes) -> Flat:
-    return {
-        "data.train_data": [common.train_file(plan, notes)],
-        "data.val_data": [common.val_file(plan, notes)],
+    settings |= {
         "environment.env_class": "gsm8k",
-        "trainer.policy.model.path": common.model(plan, notes),
-        "trainer.run_name": common.run_name(plan),
+        "trainer.run_name": writing.run_name(plan),
         "trainer.logger": "console",  # W&B by default, which stops a run without a key at its start
-        "trainer.max_prompt_length": plan.max_prompt_length,
-        **({} if plan.seed is None else {"trainer.seed": plan.seed}),
-    }
-
-
-def _folders(plan: Plan) -> Flat:
-    """Where checkpoints and exported models go, below the home folder as by default."""
-    name = common.run_name(plan)
-    return {"trainer.ckpt_path": f"ckpts/{name}", "trainer.export_path": f"exports/{name}"}
-
-
-def _batches(plan: Plan, hardware: Hardware, share: Share) -> Flat:
-    placement = "trainer.placement"
-    settings: Flat = {
         "trainer.strategy": "fsdp",
-        f"{placement}.colocate_all": True,
-        **{f"{placement}.{who}_num_nodes": hardware.nodes for who in ("policy", "ref", "critic")},
-        **{f"{placement}.{who}_num_gpus_per_node": hardware.gpus_on_node for who in ("policy", "ref", "critic")},
+        f"{PLACEMENT}.colocate_all": True,
+        **{f"{PLACEMENT}.{model}_num_nodes": hardware.nodes for model in ("ref", "critic")},
+        **{f"{PLACEMENT}.{model}_num_gpus_per_node": hardware.gpus_on_node for model in ("ref", "critic")},
         "generator.inference_engine.num_engines": hardware.gpus,
         "generator.inference_engine.tensor_parallel_size": 1,
-        "trainer.max_training_steps": plan.update_steps,
-        "trainer.epochs": plan.update_steps,  # an epoch has at least one step, so this never ends the run first
-        "trainer.train_batch_size": plan.problems_per_batch,
-        "trainer.policy_mini_batch_size": plan.problems_per_batch,
-        "trainer.update_epochs_per_batch": plan.recipe.updates_per_batch,
-        "trainer.micro_train_batch_size_per_gpu": share.micro_batch,
         "trainer.micro_forward_batch_size_per_gpu": share.micro_batch,
         "trainer.eval_interval": plan.validation_every,
         "trainer.eval_before_train": True,
         "trainer.ckpt_interval": plan.validation_every,
+        f"{SAMPLING}.logprobs": 1,
+        "generator.eval_sampling_params.temperature": recipe.temperature,
+        "generator.eval_sampling_params.top_p": recipe.top_p,
+        "generator.eval_sampling_params.max_generate_length": plan.max_response_length,
     }
     if share.tokens is not None:
         settings["trainer.max_tokens_per_microbatch"] = share.tokens
-    return settings
-
-
-def _algorithm(plan: Plan, notes: Notes) -> Flat:
-    recipe = plan.recipe
-    estimator, by_group, by_batch = ADVANTAGES[recipe.advantage]
+    if recipe.loss == "cispo":
+        settings[f"{ALGORITHM}.cispo.cispo_eps_clip_low"] = 1.0
+    if recipe.aggregation == "fixed":
+        settings[f"{ALGORITHM}.max_seq_len"] = plan.max_response_length
+    if recipe.advantage == "gae":
+        settings["trainer.critic.model.path"] = values["model"]
+        settings["trainer.critic_mini_batch_size"] = plan.problems_per_batch
     if recipe.loss == "reinforce":
         notes.add("loss", "the clipped loss stands in for REINFORCE; at one update a batch the gradients are equal.")
     if recipe.advantage == "batch_std":
@@ -120,78 +167,117 @@ def _algorithm(plan: Plan, notes: Notes) -> Flat:
         notes.add("advantage", "a bare reward is not offered: rewards are whitened over the batch.")
     if recipe.zero_variance_filter == "policy":
         notes.add("zero_variance_filter", "zero-variance problems leave the whole loss, not the policy's part alone.")
-    settings: Flat = {
-        f"{ALGORITHM}.advantage_estimator": estimator,
-        f"{ALGORITHM}.grpo_norm_by_std": by_group,
-        f"{ALGORITHM}.advantage_batch_normalize": by_batch,
-        f"{ALGORITHM}.policy_loss_type": LOSSES[recipe.loss],
-        f"{ALGORITHM}.loss_reduction": AGGREGATIONS[recipe.aggregation],
-        f"{ALGORITHM}.eps_clip_low": recipe.clip_low,
-        f"{ALGORITHM}.eps_clip_high": recipe.clip_high,
-        f"{ALGORITHM}.use_kl_loss": recipe.kl_coef > 0,
-        f"{ALGORITHM}.kl_loss_coef": recipe.kl_coef,
-        f"{ALGORITHM}.use_entropy_loss": recipe.entropy_coef > 0,
-        f"{ALGORITHM}.entropy_loss_coef": recipe.entropy_coef,
-        f"{ALGORITHM}.zero_variance_filter": recipe.zero_variance_filter != "off",
-    }
-    if recipe.aggregation == "fixed":
-        settings[f"{ALGORITHM}.max_seq_len"] = plan.max_response_length
-    if recipe.advantage == "gae":
-        settings |= {
-            f"{ALGORITHM}.gamma": recipe.gae_discount,
-            f"{ALGORITHM}.lambd": recipe.gae_trace,
-            f"{ALGORITHM}.value_clip": recipe.value_clip,
-            "trainer.critic.model.path": common.model(plan, notes),
-            "trainer.critic.optimizer_config.lr": common.critic_rate(plan),
-            "trainer.critic_mini_batch_size": plan.problems_per_batch,
-        }
-    return settings
+    writing.note_general(plan, notes)
+    writing.note_no_option(plan, notes, "epsilon", "fp32_head")
+    notes.add("reward", "fill in environment.env_class: it scores the answers.")
+    notes.add("logger", "the console, which `import` reads; with WANDB_API_KEY set, trainer.logger=wandb is W&B's.")
+    # Where checkpoints and exported models go, below the home folder as by default.
+    folders = {"trainer.ckpt_path": "ckpts", "trainer.export_path": "exports"}
+    script = writing.shell_script(
+        writing.header(plan, f"{TITLE} {VERSION} ({COMMIT[:8]})", notes),
+        "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base",
+        [[writing.dotlist(key, settings[key])] for key in sorted(settings)],
+        [f'"{key}=$HOME/{folder}/{writing.run_name(plan)}"' for key, folder in folders.items()],
+    )
+    file = File("run_skyrl.sh", script)
+    return Exported(NAME, VERSION, (file,), tuple(notes), share.micro_batch, share.accumulation)
 
 
-def _correction(plan: Plan, notes: Notes) -> Flat:
-    """Truncated importance sampling, or CISPO's own anchor to the sampler, which is one already."""
+def _correction(plan: RunPlan, notes: Notes) -> Flat:
+    """Truncated importance sampling, or CISPO's ratio to the sampler, which is one already."""
     recipe = plan.recipe
-    settings: Flat = {}
+    cispo: Flat = {}
     if recipe.loss == "cispo":
-        settings = {
-            f"{ALGORITHM}.cispo.cispo_eps_clip_low": 1.0,
-            f"{ALGORITHM}.cispo.cispo_eps_clip_high": recipe.ratio_cap - 1,
-            f"{ALGORITHM}.cispo.cispo_anchor": "rollout" if recipe.ratio_anchor == "sampler" else "old",
-        }
+        anchor = "rollout" if recipe.ratio_anchor == "sampler" else "old"
+        cispo = {"cispo_high": recipe.ratio_cap - 1, "cispo_anchor": anchor}
         if recipe.ratio_anchor == "sampler":
-            if recipe.tis_cap is not None:
-                notes.add("tis_cap", "left out: a ratio to the sampler is the correction already.")
-            return settings
-    cap = common.truncation(plan, notes)
-    if cap is not None:
-        correction = f"{ALGORITHM}.off_policy_correction"
-        settings |= {f"{correction}.tis_ratio_type": "token", f"{correction}.token_tis_ratio_clip_high": cap}
-    return settings
+            return cispo
+    cap = writing.tis_cap(plan, notes)
+    return cispo if cap is None else cispo | {"tis_level": "token", "token_cap": cap}
 
 
-def _generator(plan: Plan) -> Flat:
-    recipe = plan.recipe
-    return {
-        "generator.n_samples_per_prompt": plan.rollouts_per_problem,
-        "generator.sampling_params.temperature": recipe.temperature,
-        "generator.sampling_params.top_p": recipe.top_p,
-        "generator.sampling_params.max_generate_length": plan.max_response_length,
-        "generator.sampling_params.logprobs": 1,
-        "generator.eval_n_samples_per_prompt": plan.validation_samples or 1,
-        "generator.eval_sampling_params.temperature": recipe.temperature,
-        "generator.eval_sampling_params.top_p": recipe.top_p,
-        "generator.eval_sampling_params.max_generate_length": plan.max_response_length,
-    }
+def matches(file: ConfigFile) -> int:
+    """How much of a config only SkyRL has."""
+    tables = ("generator.", "trainer.algorithm.", "trainer.policy.", "trainer.placement.")
+    return sum(key.startswith(tables) for key in file.keys) + 3 * any("skyrl" in word for word in file.words)
 
 
-def _optimizer(plan: Plan) -> Flat:
-    recipe = plan.recipe
-    optimizer = "trainer.policy.optimizer_config"
-    return {
-        f"{optimizer}.lr": plan.learning_rate,
-        f"{optimizer}.adam_betas": [recipe.beta1, recipe.beta2],
-        f"{optimizer}.weight_decay": recipe.weight_decay,
-        f"{optimizer}.max_grad_norm": common.grad_clip(plan),
-        f"{optimizer}.num_warmup_steps": common.warmup_updates(plan),
-        f"{optimizer}.scheduler": "constant_with_warmup",
-    }
+def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setup, list[Note]]:
+    """What the settings amount to, and what is unusual about them in SkyRL."""
+    notes: list[Note] = []
+    config = ConfigReader(file, KEYS)
+    batch = config.integer("problems_per_batch", "problems_per_batch")
+    n = config.integer("rollouts_per_problem", "rollouts_per_problem", "rollouts_per_update")
+    mini = config.integer("mini_batch", "updates_per_batch", "rollouts_per_update")
+    if "problems_per_batch" in config.assumed:
+        config.assume("updates_per_batch")
+    updates = None if not batch or not mini else (config.integer("epochs_per_batch") or 1) * batch / mini
+    if batch and mini and batch % mini:
+        message = f"train_batch_size = {batch} is no multiple of policy_mini_batch_size = {mini}: SkyRL refuses it."
+        notes.append(Note("mini_batch", message))
+        updates = None
+    steps = config.integer("update_steps")
+    if steps is None:
+        steps = steps_from_epochs(config.integer("epochs"), problems, batch, notes, KEYS["epochs"])
+    loss = config.text("loss_type", "loss")
+    cispo = loss == "cispo"
+    cap = config.number("cispo_high", "ratio_cap")
+    to_sampler = cispo and config.text("cispo_anchor") == "rollout"
+    config.assume("epsilon", *(() if to_sampler else ("ratio_anchor",)))  # no option for them
+    reduction = config.text("loss_reduction", "aggregation")
+    has_entropy = config.flag("use_entropy_loss", "entropy_coef")
+    setup = config.setup(
+        NAME,
+        VERSION,
+        problems_per_batch=batch,
+        rollouts_per_problem=n,
+        update_steps=steps,
+        updates_per_batch=updates,
+        rollouts_per_update=times(mini, n),
+        staleness=(config.integer("max_staleness", "staleness") or 0) if config.flag("fully_async") else 0,
+        warmup_steps=in_batches(config.integer("warmup_updates", "warmup_steps"), updates),
+        kl_coef=_kl(config, notes),
+        entropy_coef=config.number("entropy_coef", "entropy_coef") if has_entropy else 0.0,
+        loss=(invert(LOSSES) | {"dual_clip": "clip"}).get(loss or "", loss),
+        advantage=_advantage(config),
+        aggregation=invert(AGGREGATIONS).get(reduction or "", reduction),
+        clip_low=None if cispo else config.number("clip_low", "clip_low"),
+        clip_high=None if cispo else config.number("clip_high", "clip_high"),
+        ratio_cap=None if not cispo or cap is None else 1 + cap,
+        ratio_anchor="sampler" if to_sampler else "trainer",
+        tis_cap=_tis(config),
+        zero_variance_filter=_filter(config, notes),
+        epsilon=1e-8,
+        gpus=config.gpus(gpus),
+    )
+    return setup, notes
+
+
+def _kl(config: ConfigReader, notes: list[Note]) -> float | None:
+    if config.flag("use_kl_in_reward"):
+        notes.append(Note("kl_in_reward", "KL is taken off the reward, not added to the loss."))
+    elif not config.flag("use_kl_loss", "kl_coef"):
+        return 0.0
+    return config.number("kl_coef", "kl_coef")
+
+
+def _advantage(config: ConfigReader) -> str | None:
+    estimator = config.text("estimator", "advantage")
+    if estimator == "grpo":
+        if config.flag("batch_normalize"):
+            return "batch_std"
+        return "group_std" if config.flag("norm_by_std") else "group_mean"
+    return {"reinforce++": "none", "rloo": "group_mean"}.get(estimator or "", estimator)
+
+
+def _tis(config: ConfigReader) -> float | None:
+    level = config.text("tis_level")
+    if level in ("token", "sequence"):
+        return config.number(f"{level}_cap", "tis_cap")
+    return config.number("older_tis_cap") if config.flag("use_tis") else None
+
+
+def _filter(config: ConfigReader, notes: list[Note]) -> str:
+    if config.text("dynamic_sampling") in ("filter", "replace"):
+        return group_filter(True, notes)
+    return "all" if config.flag("zero_variance_only", "zero_variance_filter") else "off"

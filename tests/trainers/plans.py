@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from isocompute.trainers import Hardware, Plan, Setup, make_plan
+from isocompute.trainers import Hardware, RunPlan, Setup, make_plan
 
 LOSSES = ("clip", "gspo", "cispo", "reinforce")
 ADVANTAGES = ("group_std", "group_mean", "batch_std", "none", "gae")
@@ -52,7 +52,7 @@ RECIPES = st.fixed_dictionaries(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Plan, Hardware]:
+def cases(draw: st.DrawFn) -> tuple[RunPlan, Hardware]:
     """A plan that divides over the machine it comes with."""
     gpus = draw(st.sampled_from((2, 3, 4, 8, 16, 64)))
     recipe = draw(RECIPES)
@@ -88,7 +88,7 @@ def cases(draw: st.DrawFn) -> tuple[Plan, Hardware]:
     return make_plan(table), hardware
 
 
-def wanted(plan: Plan) -> dict[str, Any]:
+def wanted(plan: RunPlan) -> dict[str, Any]:
     """Everything of a plan that a config says, if its trainer can."""
     recipe = plan.recipe
     out = {name: getattr(plan, name) for name in OF_PLAN} | {name: getattr(recipe, name) for name in OF_RECIPE}
@@ -106,7 +106,7 @@ IN_SCRIPT = {"model", "train_file"}
 """What a GRPOConfig does not hold: the script that makes the trainer says it."""
 
 
-def differences(plan: Plan, setup: Setup, noted: set[str]) -> dict[str, tuple[Any, Any]]:
+def differences(plan: RunPlan, setup: Setup, noted: set[str]) -> dict[str, tuple[Any, Any]]:
     """Fields that differ and that no note speaks of: (wanted, found)."""
     out = {}
     for name, value in wanted(plan).items():

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from isocompute.cli.explain import explain_json
 from isocompute.core.errors import InputError
-from isocompute.trainers import TRAINERS, explain, export_plan, make_plan
-from isocompute.trainers.reading import Explanation, explain_text
-from isocompute.trainers.reading.describe import describe
+from isocompute.trainers import TRAINERS, Explanation, explain, explain_text, export_plan, make_plan
+from isocompute.trainers.reading import describe
 
 
 def odd(found: Explanation) -> set[str]:
-    return {note.code for note in found.odd}
+    return {note.code for note in found.warnings}
 
 
 VERL = r"""
@@ -113,13 +112,13 @@ def test_trl_that_it_refuses_itself() -> None:
     found = explain_text("num_generations: 7\nper_device_train_batch_size: 8\nloss_type: grpoo\n", gpus=1)
     assert odd(found) >= {"generation_batch", "loss", "steps_unknown"}
     assert found.setup.problems_per_batch is None
-    assert "On-policy" not in describe(found.setup, [], {})
+    assert "On-policy" not in describe(found.setup, "veRL", [], {})
 
 
 def test_a_batch_that_does_not_divide_is_not_called_a_way_to_run() -> None:
     text = "data.train_batch_size=128 actor_rollout_ref.actor.ppo_mini_batch_size=100 actor_rollout_ref.rollout.n=8"
     found = explain_text(f"python3 -m verl.trainer.main_ppo {text} trainer.total_training_steps=5")
-    assert "does not run as it stands" in describe(found.setup, [], {})
+    assert "does not run as it stands" in describe(found.setup, "veRL", [], {})
     assert "off_policy" not in odd(found)
 
 
@@ -173,7 +172,7 @@ def test_skyrl_has_kl_on_by_default() -> None:
 def test_a_single_rollout_with_a_group_baseline() -> None:
     found = explain_text("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1")
     assert "group" in odd(found)
-    assert "The file does not say Bp" in found.text
+    assert "The file does not set Bp" in found.text
 
 
 def test_cispo_that_can_never_act() -> None:

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
-from isocompute.trainers import Hardware, Plan, make_plan
-from isocompute.trainers.hardware import neighbours, share_out
+from isocompute.trainers import Hardware, RunPlan, make_plan
+from isocompute.trainers.plan_input import neighbours, share_out
 from tests.trainers.plans import cases
 
 
 @given(case=cases())
-def test_shares_add_up_and_fit(case: tuple[Plan, Hardware]) -> None:
+def test_shares_add_up_and_fit(case: tuple[RunPlan, Hardware]) -> None:
     plan, hardware = case
     share = share_out(plan, hardware)
     assert share.gpus * share.micro_batch * share.accumulation == plan.batch_size

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isocompute.trainers import Setup, export_plan
-from isocompute.trainers.reading import explain_text
-from isocompute.trainers.reading.parse import parse
+from isocompute.trainers import Setup, explain_text, export_plan
+from isocompute.trainers.config_files import parse_config as parse
 
 BARE = {"Bp": 32, "n": 8}
 

@@ -11,7 +11,7 @@ import pytest
 
 import isocompute
 from isocompute.core.errors import InputError
-from isocompute.planner.as_json import plan_to_json
+from isocompute.planner.decide import plan_to_json
 from isocompute.trainers import export_plan, make_plan, read_plan
 
 BARE = {"Bp": 32, "n": 8, "M": 100}

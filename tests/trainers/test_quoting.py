@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from isocompute.trainers import export_plan, render
-from isocompute.trainers.reading.parse import parse
+from isocompute.trainers import export_plan
+from isocompute.trainers.config_files import parse_config as parse
+from isocompute.trainers.writing import dotlist, hydra
 
 PLAN = {"Bp": 32, "n": 8, "M": 100}
 PRINTABLE = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S", "Zs"), exclude_characters="$"))
@@ -30,14 +31,14 @@ def examples(test: Any) -> Any:
 @given(text=PRINTABLE)
 def test_hydra_reads_every_text_back(text: str) -> None:
     parser = OverridesParser.create()
-    assert parser.parse_override(render.hydra("a.b", text)).value() == text
-    assert parser.parse_override(render.hydra("a.b", [text, "x"])).value() == [text, "x"]
+    assert parser.parse_override(hydra("a.b", text)).value() == text
+    assert parser.parse_override(hydra("a.b", [text, "x"])).value() == [text, "x"]
 
 
 @examples
 @given(text=PRINTABLE)
 def test_omegaconf_reads_every_text_back(text: str) -> None:
-    words = [render.dotlist("a.b", text), render.dotlist("a.c", [text, "x"])]
+    words = [dotlist("a.b", text), dotlist("a.c", [text, "x"])]
     assert OmegaConf.to_container(OmegaConf.from_cli(words)) == {"a": {"b": text, "c": [text, "x"]}}
 
 

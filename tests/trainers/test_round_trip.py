@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from isocompute.trainers import TRAINERS, Hardware, Plan, export_plan, make_plan
-from isocompute.trainers.reading import explain_text
+from isocompute.trainers import TRAINERS, Hardware, RunPlan, explain_text, export_plan, make_plan
 from tests.trainers.plans import IN_SCRIPT, cases, differences
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 @settings(max_examples=30)
 @given(case=cases())
-def test_a_config_says_the_plan(trainer: str, case: tuple[Plan, Hardware]) -> None:
+def test_a_config_says_the_plan(trainer: str, case: tuple[RunPlan, Hardware]) -> None:
     plan, hardware = case
     made = export_plan(trainer=trainer, plan=plan, hardware=hardware)
     noted = {note.code for note in made.notes}
@@ -28,7 +27,7 @@ def test_a_config_says_the_plan(trainer: str, case: tuple[Plan, Hardware]) -> No
         assert not differences(plan, found.setup, left_out), file.text
         assert found.setup.gpus == hardware.gpus
         assert found.setup.rollouts_per_update == plan.batch_size
-        odd = {note.code for note in found.odd}
+        odd = {note.code for note in found.warnings}
         assert not odd & {"mini_batch", "shares", "generation_batch", "unresolved", "group", "loss", "cispo_cap"}
         if plan.recipe.updates_per_batch == 1 or "updates_per_batch" in noted:
             assert found.setup.on_policy

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from isocompute.trainers import TRAINERS, Exported, Hardware, export_plan, make_plan
-from isocompute.trainers.common import run_name
-from isocompute.trainers.reading import explain_text
-from isocompute.trainers.reading.parse import parse
+from isocompute.trainers import TRAINERS, Exported, Hardware, explain_text, export_plan, make_plan
+from isocompute.trainers.config_files import parse_config as parse
+from isocompute.trainers.writing import run_name
 
 PLAN = {"Bp": 32, "n": 16, "M": 244, "seed": 7}
 NAMED = {
@@ -90,7 +89,7 @@ def test_a_plan_without_a_seed_names_none() -> None:
 def test_explain_reads_it_and_knows_the_keys(trainer: str) -> None:
     for file in exported(trainer, problems=6000).files:
         found = explain_text(file.text, problems=6000)
-        assert found.unknown == {} and "unresolved" not in {note.code for note in found.odd}
+        assert found.unknown == {} and "unresolved" not in {note.code for note in found.warnings}
         assert found.setup.problems_per_batch == 32 and found.setup.update_steps == 244
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from isocompute.core.recipe import learning_rate, make_recipe
-from isocompute.trainers import TRAINERS, Exported, Setup, export_plan
-from isocompute.trainers.reading import explain_text
+from isocompute.trainers import TRAINERS, Exported, Setup, explain_text, export_plan
 
 TRUNCATES = {
     "trl": "vllm_importance_sampling_correction=True",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isocompute.trainers import export_plan
-from isocompute.trainers.reading.parse import parse
+from isocompute.trainers.config_files import parse_config as parse
 
 
 def test_a_run_starts_without_an_account_at_wandb() -> None:

@@ -14,11 +14,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from trl import GRPOConfig
 
-from isocompute.trainers import Hardware, Plan, export_plan, make_plan
-from isocompute.trainers import trl as writer
-from isocompute.trainers.reading import explain_text
-from isocompute.trainers.reading import trl as reader
-from isocompute.trainers.reading.keys import unknown_keys
+from isocompute.trainers import Hardware, RunPlan, explain_text, export_plan, make_plan
+from isocompute.trainers import trl as trainer
+from isocompute.trainers.reading import unknown_keys
 from tests.trainers.plans import cases
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its dependencies' own warnings are not ours to fail on
@@ -50,7 +48,7 @@ def constructed(text: str, **over: Any) -> GRPOConfig:
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
-def test_every_export_constructs(tmp_path: Path, case: tuple[Plan, Hardware]) -> None:
+def test_every_export_constructs(tmp_path: Path, case: tuple[RunPlan, Hardware]) -> None:
     plan, hardware = case
     python, as_yaml = export_plan(trainer="trl", plan=plan, hardware=hardware).files
     local = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
@@ -63,7 +61,7 @@ def test_every_export_constructs(tmp_path: Path, case: tuple[Plan, Hardware]) ->
     assert config.steps_per_generation == config.gradient_accumulation_steps
     assert config.num_generations == plan.rollouts_per_problem
     assert config.max_steps == plan.update_steps * plan.recipe.updates_per_batch
-    assert config.loss_type in reader.LOSS_TYPES
+    assert config.loss_type in trainer.LOSS_TYPES
     for name in writer_fields():
         assert getattr(config, name) == getattr(same, name)
 
@@ -177,9 +175,9 @@ def test_the_list_of_keys_has_every_field_and_nothing_like_it() -> None:
 
 def test_the_readers_defaults_are_trls() -> None:
     fields = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
-    assert {key: fields[key] for key in reader.DEFAULTS} == reader.DEFAULTS
+    assert {key: fields[key] for key in trainer.KEYS.defaults} == trainer.KEYS.defaults
     assert set(writer_fields()) <= set(fields)
-    assert set(writer.LOSS_TYPES.values()) <= set(reader.LOSS_TYPES)
+    assert set(trainer.AGGREGATIONS.values()) <= set(trainer.LOSS_TYPES)
 
 
 RECIPES = ["isocompute-easy", "dr-grpo", "gspo", "cispo"]

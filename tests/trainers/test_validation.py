@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isocompute.trainers import TRAINERS, export_plan
-from isocompute.trainers.reading.parse import parse
+from isocompute.trainers.config_files import parse_config as parse
 
 PLAN = {"Bp": 32, "n": 16, "M": 244, "train_file": "train.jsonl", "expected": {"metric": "avg@4"}}
 EVERY = 12

@@ -18,10 +18,9 @@ from hydra.errors import ConfigCompositionException
 from hypothesis import given, settings
 from omegaconf import DictConfig, OmegaConf
 
-from isocompute.trainers import Hardware, Plan, export_plan, make_plan
-from isocompute.trainers import verl as writer
-from isocompute.trainers.reading import verl as reader
-from isocompute.trainers.reading.keys import unknown_keys
+from isocompute.trainers import Hardware, RunPlan, export_plan, make_plan
+from isocompute.trainers import verl as trainer
+from isocompute.trainers.reading import unknown_keys
 from tests.trainers.plans import cases
 
 CONFIGS = Path(sys.prefix) / "verl" / "verl" / "trainer" / "config"
@@ -59,7 +58,7 @@ def overrides_of(script: str) -> list[str]:
 
 @settings(max_examples=5)
 @given(case=cases())
-def test_every_export_composes(case: tuple[Plan, Hardware]) -> None:
+def test_every_export_composes(case: tuple[RunPlan, Hardware]) -> None:
     plan, hardware = case
     script, overrides = export_plan(trainer="verl", plan=plan, hardware=hardware).files
     arguments = overrides_of(script.text)
@@ -95,14 +94,14 @@ def test_unknown_keys_are_refused() -> None:
 
 def test_the_readers_defaults_are_verls() -> None:
     config = composed([])
-    values: dict[str, Any] = {key: OmegaConf.select(config, key) for key in reader.DEFAULTS}
+    values: dict[str, Any] = {key: OmegaConf.select(config, key) for key in trainer.KEYS.defaults}
     plain = {k: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for k, v in values.items()}
-    assert plain == reader.DEFAULTS
+    assert plain == trainer.KEYS.defaults
 
 
 def test_names_are_the_published_ones() -> None:
-    assert set(writer.LOSSES.values()) <= LOSS_MODES == reader.LOSS_MODES
-    assert set(writer.AGGREGATIONS.values()) <= LOSS_AGG_MODES
+    assert set(trainer.LOSSES.values()) <= LOSS_MODES == trainer.LOSS_MODES
+    assert set(trainer.AGGREGATIONS.values()) <= LOSS_AGG_MODES
 
 
 @pytest.mark.parametrize(("cap", "high"), [(5.0, 4.0), (2.0, 1.0)])
