@@ -1,25 +1,39 @@
-"""The members of a forecast and what each would have said of the run's own past (`forecasting` averages them).
+"""Where a run is going: an average of forecasters, weighted by how well each predicted this run's own past.
+
+The forecasters:
 
 - every curve family (Hill, exponential, power), fitted three times: to all points, without the first point, and
   without the first quarter. That is the rule for the early transient: the jump in which a base model learns the
   answer format says nothing about the slow climb that follows, but whether a run has such a jump is for its own past
   to say;
 - `flat`: the mean of the last three evaluations;
-- `drift`: the trend of the last three quarters of the compute, by its log, damped to .7 of its slope. Called
-  `declining` when it points down.
+- a damped trend: the slope over the last three quarters of the compute, in its log, times .7. The weights call it
+  `drift`, or `declining` where it points down.
 
-No member may leave the range seen so far by more than that range for every doubling of compute: it keeps a fit to six
-noisy points from promising the sky.
+No forecaster may leave the range seen so far by more than that range for every doubling of compute: it keeps a fit to
+six noisy points from promising the sky.
+
+Weights are by root mean squared error over rolling origins: each forecaster is fitted to an earlier part of the compute
+seen and predicts a later one, some at the ratio of compute that the question asks for, some nearer by. An origin counts
+by the square of its compute: what a run did lately says more than how it began. After a collapse of two evaluations or
+more, neither the monotone families nor a trend through the collapse have anything to say, and only `flat` votes, from
+what came after it: public runs that collapsed stayed low or came back about as often as they fell on. One low
+evaluation may be a glitch; there is no verdict then. Where the last evaluations are NaN or infinite, only `flat` votes
+too.
+
+The forecast's variance is the squared error that the weighted average itself made on the run's past plus the variance
+between its forecasters now. Where the question is further ahead than the past could be asked, it grows with the log of
+the ratio.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from isocompute.core.arrays import Array, Ints
 from isocompute.core.curve import MINIMUM_POINTS, Curve, noise_level, upper_bound
@@ -32,20 +46,19 @@ from isocompute.law.families import FAMILIES, HILL
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.solver import Batch, evaluate, solve
 
-__all__ = [
-    "VERDICTS",
-    "Backtest",
-    "Forecast",
-    "Members",
-    "backtest",
-    "drift",
-    "floor_of",
-    "forecast",
-    "origins",
-    "path",
-    "predict",
-]
+__all__ = ["LEVEL", "VERDICTS", "Backtest", "Forecast", "backtest", "damped_trend", "forecast", "origins", "path"]
 
+LEVEL = 0.8
+VERDICTS = ("declining", "flat", "too_early", "improving")
+"""The worst first."""
+_TOO_FEW = 8  # points for a verdict
+_SURE = 0.8  # chance from which a change is called one
+_NEAR = 2.0
+"""Up to this many times the compute seen an error that is too large is for want of points, not of nearness."""
+_ERROR_POWER = 1.5
+"""Power of a forecaster's error that divides its weight."""
+_PATH = 6  # points of a forecast that is drawn
+_COLLAPSED = 2  # low evaluations that make a collapse
 
 _SHARES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85)
 """Of the compute seen: origins that look a little ahead."""
@@ -55,117 +68,6 @@ _EARLIEST = 5  # points before the first origin
 _DAMPING = 0.7
 _TREND = 0.25
 """Share of the compute seen from which on points make the trend."""
-
-
-@dataclass(frozen=True)
-class Members:
-    """Predictions of all members (columns) from several prefixes of one curve (rows)."""
-
-    names: list[str]
-    values_OM: Array
-
-
-def origins(curve: Curve, at: float) -> tuple[Ints, Array, Array]:
-    """Prefix lengths to forecast from, where each looks to, and what was there."""
-    compute_C, values_C = curve.compute_C, curve.values_C
-    last, count = float(compute_C[-1]), len(compute_C)
-    far = [last / at * 0.5**halvings for halvings in _HALVINGS]
-    ends: list[int] = []
-    ats: list[float] = []
-    targets: list[float] = []
-    for share in sorted({*_SHARES, *far}):
-        end = int((compute_C <= share * last * (1 + 1e-12)).sum())
-        if end < _EARLIEST or end >= count or (ends and ends[-1] == end):
-            continue
-        look = min(float(compute_C[end - 1] * at / last), last)
-        window = (np.arange(count) >= end) & (compute_C >= 0.8 * look) & (compute_C <= 1.1 * look)
-        if not window.any():
-            window = np.arange(count) == end + int(np.abs(compute_C[end:] - look).argmin())
-        ends.append(end)
-        ats.append(float(compute_C[window].mean()))
-        targets.append(float(values_C[window].mean()))
-    return np.array(ends, dtype=np.int64), np.array(ats), np.array(targets)
-
-
-def predict(curve: Curve, ends_O: Ints, ats_O: Array) -> Members:
-    """Every member's prediction from every prefix: three batches of fits and two closed forms."""
-    compute_C, values_C = curve.compute_C, curve.values_C
-    unit = float(compute_C[compute_C > 0][0])
-    index_C = np.arange(len(compute_C))
-    masks, names, looks = [], [], []
-    for name, first_O in (
-        ("all", np.zeros_like(ends_O)),
-        ("-1", np.ones_like(ends_O)),
-        ("-quarter", np.maximum(1, ends_O // 4)),
-    ):
-        start_O = np.minimum(first_O, ends_O - MINIMUM_POINTS)
-        masks.append((index_C[None] >= start_O[:, None]) & (index_C[None] < ends_O[:, None]))
-        names.append(name)
-        looks.append(ats_O)
-    weights_RC = np.concatenate(masks).astype(np.float64)
-    rows = len(weights_RC)
-    batch = Batch(
-        compute_GC=(compute_C / unit)[None],
-        span_G=np.array([max(float(compute_C[-1]) / unit, 1.0 + 1e-9)]),
-        group_R=np.zeros(rows, dtype=np.int64),
-        values_RC=np.broadcast_to(values_C, (rows, len(values_C))).copy(),
-        weights_RC=weights_RC,
-        upper=upper_bound(values_C),
-    )
-    look_R1 = np.concatenate(looks)[:, None] / unit
-    columns, labels = [], []
-    for family in FAMILIES:
-        predicted_R = evaluate(family, solve(family, batch), look_R1)[:, 0]
-        columns += list(predicted_R.reshape(len(names), len(ends_O)))
-        labels += [family.name] * len(names)
-    prefixes = [curve.until(int(end)) for end in ends_O]
-    columns.append(np.array([prefix.values_C[-3:].mean() for prefix in prefixes]))
-    columns.append(np.array([drift(prefix, float(look)) for prefix, look in zip(prefixes, ats_O, strict=True)]))
-    values_OM = np.stack(columns, axis=1)
-    for row, (prefix, look) in enumerate(zip(prefixes, ats_O, strict=True)):
-        values_OM[row] = np.clip(values_OM[row], *_credible(prefix, float(look)))
-    return Members([*labels, "flat", "drift"], values_OM)
-
-
-def _credible(curve: Curve, at: float) -> tuple[float, float]:
-    """The smoothed range seen, widened by itself for every doubling of compute."""
-    smooth_C = np.convolve(curve.values_C, np.ones(3) / 3.0, mode="valid")
-    low, high = float(smooth_C.min()), float(smooth_C.max())
-    reach = (high - low) * max(float(np.log2(at / curve.compute_C[-1])), 0.0)
-    return low - reach, high + reach
-
-
-def drift(curve: Curve, at: float) -> float:
-    """The trend since `_TREND` of the compute, by its log, goes on at `_DAMPING` of its slope, inside the possible."""
-    positive = curve.compute_C > 0
-    compute_C, values_C = curve.compute_C[positive], curve.values_C[positive]
-    size = min(len(values_C), max(_EARLIEST, int((compute_C >= _TREND * compute_C[-1]).sum())))
-    x_C = np.log(compute_C[-size:] / compute_C[-1])
-    spread = float(((x_C - x_C.mean()) ** 2).sum())
-    slope = float((x_C - x_C.mean()) @ values_C[-size:]) / spread if spread > 0 else 0.0
-    level = float(values_C[-size:].mean()) - slope * float(x_C.mean())
-    value = level + _DAMPING * slope * float(np.log(at / compute_C[-1]))
-    return min(max(value, floor_of(curve)), upper_bound(curve.values_C))
-
-
-def floor_of(curve: Curve) -> float:
-    """What no forecast may fall below: 0 where no value was negative, -1 where all lie in [-1, 1]."""
-    return 0.0 if float(curve.values_C.min()) >= 0.0 else -1.0 if upper_bound(curve.values_C) == 1.0 else -np.inf
-
-
-# Where a run is going: an average of forecasters, weighted by how well each predicted this run's own past.
-
-LEVEL = 0.8
-VERDICTS = ("declining", "flat", "too_early", "improving")
-"""The worst first."""
-_TOO_FEW = 8  # points for a verdict
-_SURE = 0.8  # chance from which a change is called one
-_NEAR = 2.0
-"""Up to this many times the compute seen an error that is too large is for want of points, not of nearness."""
-_DOUBT = 1.5
-"""Power of a member's error that divides its vote."""
-_PATH = 6  # points of a forecast that is drawn
-_FALLEN = 2  # evaluations that make a fall
 
 
 @dataclass(frozen=True)
@@ -180,19 +82,23 @@ class Forecast:
     """One of `VERDICTS`."""
     reason: str
     now: float
-    """Mean of the last three values seen, after a fall of those since; `isocompute.forecast` puts the level there that
-    `health` measures."""
+    """Mean of the last three values seen, after a collapse of those since; `isocompute.forecast` puts the level there
+    that `health` measures."""
     asymptote: float | None
     asymptote_interval: tuple[float, float] | None
     rise_done: float | None
-    """Share of the rise to the asymptote that is done; below `fits.SEEN` the asymptote is a guess by its form."""
+    """Share of the rise to the asymptote that is done; below `fits.CEILING_SEEN` the form decides the asymptote."""
     form: str | None
     weights: dict[str, float]
     fitted_points: int
     fitted_until: float
+    curve: Curve = field(repr=False, compare=False)
+    """The run; its first `fitted_points` points made the forecast."""
+    metric: str = ""
+    unit: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `forecast --json` (docs/forecasting.md)."""
+        """The keys of `forecast --json`."""
         return {
             "at": self.at,
             "value": self.value,
@@ -211,54 +117,50 @@ class Forecast:
         }
 
 
-@dataclass(frozen=True)
-class _Expected:
-    """The weighted average of the members at one compute."""
-
-    value: float
-    deviation: float
-    members: Members
-    weights_M: Array
-
-
 def forecast(curve: Curve, at: float, *, level: float = LEVEL, seed: int = 0, unit: str = "of compute") -> Forecast:
     """Predict the curve at compute `at` from all its points; `unit` is for the words of the reason."""
     _check(curve, at, unit)
     last = float(curve.compute_C[-1])
-    expected = _expected(curve, at)
+    average = _average(curve, at)
     now = _now(curve)
-    verdict, reason = _verdict(curve, at, expected, now, unit)
+    verdict, reason = _verdict(curve, at, average, now, unit)
     fit = _fit(curve, seed)
-    # The average of all members may expect more than the best family's ceiling; the ceiling's interval holds that.
+    # The average of all forecasters may expect more than the best family's ceiling; the ceiling's interval holds that.
     ceiling = None if fit is None else fit.ceiling_interval()
+    weights = dict.fromkeys([family.name for family in FAMILIES] + ["flat", "drift", "declining"], 0.0)
+    declines = damped_trend(curve, at) < damped_trend(curve, last)
+    for name, weight in zip(average.names, average.weights_F, strict=True):
+        weights["declining" if name == "drift" and declines else name] += float(weight)
     return Forecast(
         at=at,
-        value=expected.value,
-        interval=_interval(curve, expected, level),
+        value=average.value,
+        interval=_interval(curve, average, level),
         level=level,
         verdict=verdict,
         reason=reason,
         now=now,
         asymptote=None if fit is None else fit.ceiling,
-        asymptote_interval=None if ceiling is None else (ceiling[0], max(ceiling[1], expected.value)),
+        asymptote_interval=None if ceiling is None else (ceiling[0], max(ceiling[1], average.value)),
         rise_done=None if fit is None else fit.rise_done,
         form=None if fit is None else fit.family.name,
-        weights=_by_name(expected, falling=drift(curve, at) < drift(curve, last)),
+        weights=weights,
         fitted_points=len(curve.compute_C),
         fitted_until=last,
+        curve=curve,
+        unit=unit,
     )
 
 
 def path(curve: Curve, at: float, *, level: float = LEVEL) -> list[tuple[float, float, float, float]]:
-    """The forecasts on the way to `at`, each from the members' own past at that distance: compute, value, low, high.
+    """The forecasts on the way to `at`, each weighted for that distance: compute, value, low, high.
 
     It begins at the last point: the error there is that of the level, not 0.
     """
     _check(curve, at, "of compute")
     out = []
     for compute in np.geomspace(float(curve.compute_C[-1]), at, _PATH).tolist():
-        expected = _expected(curve, compute)
-        out.append((compute, expected.value, *_interval(curve, expected, level)))
+        average = _average(curve, compute)
+        out.append((compute, average.value, *_interval(curve, average, level)))
     return out
 
 
@@ -276,93 +178,179 @@ def _check(curve: Curve, at: float, unit: str) -> None:
         )
 
 
-def _expected(curve: Curve, at: float) -> _Expected:
+# The weighted average of the forecasters.
+
+
+@dataclass(frozen=True)
+class _Average:
+    value: float
+    deviation: float
+    names: list[str]
+    """Of the forecasters."""
+    weights_F: Array
+
+
+def _average(curve: Curve, at: float) -> _Average:
     last = float(curve.compute_C[-1])
     ends_O, ats_O, targets_O = origins(curve, at)
-    members = predict(curve, np.append(ends_O, len(curve.compute_C)), np.append(ats_O, at))
-    past_OM = members.values_OM[:-1] - targets_O[:, None]
+    names, values_OF = _predictions(curve, np.append(ends_O, len(curve.compute_C)), np.append(ats_O, at))
+    past_OF, now_F = values_OF[:-1] - targets_O[:, None], values_OF[-1]
     noise = noise_level(curve.values_C)
-    fallen = _is_over(curve)
-    votes_M = np.array([float(name == "flat" or not fallen) for name in members.names])
-    share_O = _shares(curve.compute_C[ends_O - 1])
-    error_M = np.sqrt(share_O @ past_OM**2 + noise**2) if len(past_OM) else np.ones_like(votes_M)
-    weights_M = votes_M / error_M**_DOUBT
-    weights_M = weights_M / weights_M.sum()
-    now_M = np.where(votes_M > 0, _now(curve), members.values_OM[-1]) if fallen else members.values_OM[-1]
-    value = float(weights_M @ now_M)
-    between = float(weights_M @ (now_M - value) ** 2)
-    own = float(share_O @ (past_OM @ weights_M) ** 2) if len(past_OM) else float(np.var(curve.values_C))
-    stretch = _stretch(at / last, ats_O / curve.compute_C[ends_O - 1], share_O)
-    return _Expected(value, stretch * float(np.sqrt(own + between)) + 1e-12, members, weights_M)
+    votes_F = np.ones(len(names))
+    if _is_over(curve):
+        votes_F = np.array([float(name == "flat") for name in names])
+        now_F = np.where(votes_F > 0, _now(curve), now_F)
+    square_O = curve.compute_C[ends_O - 1] ** 2
+    share_O = square_O / square_O.sum() if len(square_O) else square_O
+    error_F = np.sqrt(share_O @ past_OF**2 + noise**2) if len(past_OF) else np.ones_like(votes_F)
+    weights_F = votes_F / error_F**_ERROR_POWER
+    weights_F = weights_F / weights_F.sum()
+    value = float(weights_F @ now_F)
+    between = float(weights_F @ (now_F - value) ** 2)
+    own = float(share_O @ (past_OF @ weights_F) ** 2) if len(past_OF) else float(np.var(curve.values_C))
+    # An error is larger than those of the past, which looked nearer ahead, by the doublings of compute; of the past,
+    # half-way from their mean to the most. Up to one doubling none are missing.
+    asked, tested = math.log2(at / last), 1.0
+    if len(ends_O):
+        doublings_O = np.log2(ats_O / curve.compute_C[ends_O - 1])
+        tested = max(1.0, 0.5 * float(share_O @ doublings_O + doublings_O.max()))
+    further = max(1.0, asked / tested)
+    return _Average(value, further * math.sqrt(own + between) + 1e-12, names, weights_F)
 
 
-def _shares(compute_O: Array) -> Array:
-    """How much each origin counts."""
-    square_O = compute_O**2
-    return square_O / square_O.sum() if len(square_O) else square_O
+def origins(curve: Curve, at: float) -> tuple[Ints, Array, Array]:
+    """Prefix lengths to forecast from, where each looks to, and what was there."""
+    compute_C, values_C = curve.compute_C, curve.values_C
+    last, count = float(compute_C[-1]), len(compute_C)
+    far = [last / at * 0.5**halvings for halvings in _HALVINGS]
+    ends: list[int] = []
+    ats: list[float] = []
+    targets: list[float] = []
+    for share in sorted({*_SHARES, *far}):
+        end = curve.points_up_to(share * last)
+        if end < _EARLIEST or end >= count or (ends and ends[-1] == end):
+            continue
+        look = min(float(compute_C[end - 1] * at / last), last)
+        window = (np.arange(count) >= end) & (compute_C >= 0.8 * look) & (compute_C <= 1.1 * look)
+        if not window.any():
+            window = np.arange(count) == end + int(np.abs(compute_C[end:] - look).argmin())
+        ends.append(end)
+        ats.append(float(compute_C[window].mean()))
+        targets.append(float(values_C[window].mean()))
+    return np.array(ends, dtype=np.int64), np.array(ats), np.array(targets)
 
 
-def _stretch(ratio: float, past_O: Array, share_O: Array) -> float:
-    """How much larger an error is than those of the past, which looked nearer ahead: by the doublings of compute, of
-    the past half-way from their mean to the most. Up to one doubling none are missing.
-    """
-    if not len(past_O):
-        return max(1.0, math.log2(ratio))
-    doublings_O = np.log2(past_O)
-    tested = 0.5 * float(share_O @ doublings_O + doublings_O.max())
-    return max(1.0, math.log2(ratio) / max(1.0, tested))
+def _predictions(curve: Curve, ends_O: Ints, ats_O: Array) -> tuple[list[str], Array]:
+    """The forecasters' names, and what each (columns) predicts from every prefix (rows)."""
+    compute_C, values_C = curve.compute_C, curve.values_C
+    unit = float(compute_C[compute_C > 0][0])
+    index_C = np.arange(len(compute_C))
+    weights = []
+    for first_O in (np.zeros_like(ends_O), np.ones_like(ends_O), np.maximum(1, ends_O // 4)):
+        start_O = np.minimum(first_O, ends_O - MINIMUM_POINTS)
+        weights.append((index_C >= start_O[:, None]) & (index_C < ends_O[:, None]))
+    weights_RC = np.concatenate(weights).astype(np.float64)
+    rows, starts = len(weights_RC), len(weights)
+    batch = Batch(
+        compute_GC=(compute_C / unit)[None],
+        span_G=np.array([max(float(compute_C[-1]) / unit, 1.0 + 1e-9)]),
+        group_R=np.zeros(rows, dtype=np.int64),
+        values_RC=np.tile(values_C, (rows, 1)),
+        weights_RC=weights_RC,
+        upper=upper_bound(values_C),
+    )
+    at_R1 = np.tile(ats_O, starts)[:, None] / unit
+    columns: list[Array] = []
+    for family in FAMILIES:
+        columns += list(evaluate(family, solve(family, batch), at_R1)[:, 0].reshape(starts, len(ends_O)))
+    seen = [(curve.until(int(end)), float(at)) for end, at in zip(ends_O, ats_O, strict=True)]
+    columns.append(np.array([prefix.values_C[-3:].mean() for prefix, _ in seen]))
+    columns.append(np.array([damped_trend(prefix, at) for prefix, at in seen]))
+    low_O, high_O = np.array([_credible(prefix, at) for prefix, at in seen]).T
+    names = [family.name for family in FAMILIES for _ in range(starts)] + ["flat", "drift"]
+    return names, np.clip(np.stack(columns, axis=1), low_O[:, None], high_O[:, None])
 
 
-def _fall(curve: Curve) -> int | None:
-    """Where a fall begins that more than one evaluation shows, or one and what is not a number after it."""
-    least = 1 if curve.ends_non_finite else _FALLEN
+def _credible(curve: Curve, at: float) -> tuple[float, float]:
+    """The smoothed range seen, widened by itself for every doubling of compute."""
+    smooth_C = np.convolve(curve.values_C, np.ones(3) / 3.0, mode="valid")
+    low, high = float(smooth_C.min()), float(smooth_C.max())
+    further = (high - low) * max(float(np.log2(at / curve.compute_C[-1])), 0.0)
+    return low - further, high + further
+
+
+def damped_trend(curve: Curve, at: float) -> float:
+    """The trend since `_TREND` of the compute, in its log, continued at `_DAMPING` of its slope, inside the bounds."""
+    positive = curve.compute_C > 0
+    compute_C, values_C = curve.compute_C[positive], curve.values_C[positive]
+    size = min(len(values_C), max(_EARLIEST, int((compute_C >= _TREND * compute_C[-1]).sum())))
+    x_C = np.log(compute_C[-size:] / compute_C[-1])
+    spread = float(((x_C - x_C.mean()) ** 2).sum())
+    slope = float((x_C - x_C.mean()) @ values_C[-size:]) / spread if spread > 0 else 0.0
+    level = float(values_C[-size:].mean()) - slope * float(x_C.mean())
+    value = level + _DAMPING * slope * float(np.log(at / compute_C[-1]))
+    return min(max(value, _lower_bound(curve)), upper_bound(curve.values_C))
+
+
+def _lower_bound(curve: Curve) -> float:
+    """0 where no value was negative, -1 where all lie in [-1, 1]."""
+    return 0.0 if float(curve.values_C.min()) >= 0.0 else -1.0 if upper_bound(curve.values_C) == 1.0 else -np.inf
+
+
+# The verdict.
+
+
+def _collapse(curve: Curve) -> int | None:
+    """Where a collapse begins that two evaluations show, or one and values that are not finite after it."""
+    least = 1 if curve.ends_non_finite else _COLLAPSED
     return collapse_start(curve.values_C, shortest=least, deep=least)
 
 
 def _is_over(curve: Curve) -> bool:
-    """Whether the run fell or broke: its curve says nothing of what comes."""
-    return curve.ends_non_finite or _fall(curve) is not None
+    """Whether the run collapsed or ends in values that are not finite: its curve says nothing of what comes."""
+    return curve.ends_non_finite or _collapse(curve) is not None
 
 
 def _now(curve: Curve) -> float:
-    """Mean of the last three values, or of those since a fall."""
-    return float(curve.values_C[max(_fall(curve) or 0, len(curve.values_C) - 3) :].mean())
+    """Mean of the last three values, or of those since a collapse."""
+    return float(curve.values_C[max(_collapse(curve) or 0, len(curve.values_C) - 3) :].mean())
 
 
-def _interval(curve: Curve, expected: _Expected, level: float) -> tuple[float, float]:
-    half = NormalDist().inv_cdf(0.5 + level / 2.0) * expected.deviation
-    return max(expected.value - half, floor_of(curve)), min(expected.value + half, upper_bound(curve.values_C))
+def _interval(curve: Curve, average: _Average, level: float) -> tuple[float, float]:
+    half = float(ndtri(0.5 + level / 2.0)) * average.deviation
+    return max(average.value - half, _lower_bound(curve)), min(average.value + half, upper_bound(curve.values_C))
 
 
-def _verdict(curve: Curve, at: float, expected: _Expected, now: float, unit: str) -> tuple[str, str]:
-    count = len(curve.compute_C)
+def _verdict(curve: Curve, at: float, average: _Average, now: float, unit: str) -> tuple[str, str]:
+    count, last = len(curve.compute_C), float(curve.compute_C[-1])
     if count < _TOO_FEW:
         return "too_early", f"{count} points; a verdict needs {_TOO_FEW}"
-    seen = float(np.ptp(np.convolve(curve.values_C, np.ones(3) / 3.0, mode="valid")))
-    noise = noise_level(curve.values_C)
     if curve.ends_non_finite:
-        return "declining", f"its evaluations after {number(float(curve.compute_C[-1]))} {unit} are NaN or infinite"
-    fall = _fall(curve)
-    if fall is not None:
-        return _fallen(curve, fall, now, noise, unit)
+        return "declining", f"its evaluations after {number(last)} {unit} are NaN or infinite"
+    noise, start = noise_level(curve.values_C), _collapse(curve)
+    if start is not None:
+        return _collapsed(curve, start, now, noise, unit)
     if collapse_start(curve.values_C, shortest=1) is not None:
         high, low = (words(float(x)) for x in (curve.values_C[:-1].max(), curve.values_C[-1]))
         return "too_early", f"fell at its last evaluation, from {high} to {low}: the next will say whether for good"
+    seen = float(np.ptp(np.convolve(curve.values_C, np.ones(3) / 3.0, mode="valid")))
     largest = max(seen, 3.0 * noise)
-    if expected.deviation > largest:
-        why = f"the forecast's error ({words(expected.deviation)}) is larger than all change so far ({words(seen)})"
-        last = float(curve.compute_C[-1])
-        if at > _NEAR * last and _expected(curve, _NEAR * last).deviation <= largest:
+    if average.deviation > largest:
+        why = f"the forecast's error ({words(average.deviation)}) is larger than all change so far ({words(seen)})"
+        if at > _NEAR * last and _average(curve, _NEAR * last).deviation <= largest:
             why = f"at {number(at / last)} times the compute seen {why}; ask for less, such as {_NEAR:g}x"
         return "too_early", why
-    chance = _chance(curve, expected, now)
+
+    def chance_above_now(average: _Average) -> float:
+        return float(ndtr((average.value - now) / math.hypot(average.deviation, noise / math.sqrt(3.0))))
+
+    chance = chance_above_now(average)
     last_three = f"its last three values ({words(now)})"
     if chance >= _SURE:
         return "improving", f"above {last_three} with a chance of {chance:.0%}"
     if chance <= 1.0 - _SURE:
         return "declining", f"below {last_three} with a chance of {1 - chance:.0%}"
-    last = float(curve.compute_C[-1])
-    near = _chance(curve, _expected(curve, _NEAR * last), now) if at > _NEAR * last else 0.5
+    near = chance_above_now(_average(curve, _NEAR * last)) if at > _NEAR * last else 0.5
     if not 1.0 - _SURE < near < _SURE:
         way, sure = ("above", near) if near > 0.5 else ("below", 1.0 - near)
         return "too_early", (
@@ -372,16 +360,10 @@ def _verdict(curve: Curve, at: float, expected: _Expected, now: float, unit: str
     return "flat", f"no change stands out from the error (chance of improving on {last_three} {chance:.0%})"
 
 
-def _chance(curve: Curve, expected: _Expected, now: float) -> float:
-    """Of lying above the present."""
-    error = math.hypot(expected.deviation, noise_level(curve.values_C) / math.sqrt(3.0))
-    return NormalDist().cdf((expected.value - now) / error)
-
-
-def _fallen(curve: Curve, fall: int, now: float, noise: float, unit: str) -> tuple[str, str]:
-    after_C = curve.values_C[fall:]
-    before = f"{number(float(curve.compute_C[fall - 1]))} {unit}"
-    highest = words(float(curve.values_C[:fall].max()))
+def _collapsed(curve: Curve, start: int, now: float, noise: float, unit: str) -> tuple[str, str]:
+    after_C = curve.values_C[start:]
+    before = f"{number(float(curve.compute_C[start - 1]))} {unit}"
+    highest = words(float(curve.values_C[:start].max()))
     if len(after_C) < 3:
         return "declining", f"its last {len(after_C)} evaluations fell after {before}, from {highest}"
     lowest = float(np.convolve(after_C, np.ones(3) / 3.0, mode="valid").min())
@@ -392,7 +374,7 @@ def _fallen(curve: Curve, fall: int, now: float, noise: float, unit: str) -> tup
 
 
 def _fit(curve: Curve, seed: int) -> CurveFit | None:
-    """The curve that `fit` would draw, for its ceiling; a run that fell or broke has no ceiling ahead of it."""
+    """The curve that `fit` would draw, for its ceiling; a run that is over has no ceiling ahead of it."""
     if _is_over(curve):
         return None
     usable = usable_points(curve)
@@ -401,16 +383,9 @@ def _fit(curve: Curve, seed: int) -> CurveFit | None:
     return fit_groups([[usable]], replicates=400, seed=seed)[0]
 
 
-def _by_name(expected: _Expected, *, falling: bool) -> dict[str, float]:
-    out = dict.fromkeys([family.name for family in FAMILIES] + ["flat", "drift", "declining"], 0.0)
-    for name, weight in zip(expected.members.names, expected.weights_M, strict=True):
-        out["declining" if name == "drift" and falling else name] += float(weight)
-    return out
-
-
 @dataclass(frozen=True)
 class Backtest:
-    """A forecast from the first half of a run, held against the mean of its last tenth."""
+    """A forecast from the first half of a run, compared with the mean of its last tenth."""
 
     run: str
     forecast: Forecast
@@ -425,8 +400,8 @@ class Backtest:
 
 
 def backtest(curve: Curve, *, level: float = LEVEL, ahead: float = 2.0) -> Backtest:
-    """Fit on the first half of the compute (or what lies this many times before its end), predict the mean over the
-    last tenth of it.
+    """Fit on the first half of the compute (or up to this many times before its end), predict the mean over the last
+    tenth of it.
 
     The baselines are "the mean of the last three evaluations" and one Hill fit to all points of the first half.
     """

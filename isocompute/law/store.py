@@ -1,7 +1,7 @@
-"""The law as JSON: what `fit --json` prints, and `law.json`, which a planner reads back with its uncertainty.
+"""`law.json`: the object that `fit --json` prints, with all draws, which a planner reads back.
 
-`law.json` is the printed object plus `settings` (every setting's curve and all its bootstrap replicates) and the
-surface's replicates, rounded to seven digits.
+It is the printed object plus `settings` (every setting's curve and all its bootstrap draws) and the draws of the
+surface, rounded to seven digits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from isocompute.core import files
 from isocompute.core.arrays import Array
@@ -28,12 +28,12 @@ __all__ = ["StoredLaw", "check_out", "is_law_file", "read_law", "write_law"]
 _FORMAT, _VERSION = "isocompute-law", 1
 _BEGINS = b'{"format": "isocompute-law"'
 _PRINTED = {"metric", "unit", "curves", "frontier"}
-"""Keys of what `fit --json` prints, which says no format."""
+"""Keys of what `fit --json` prints, which has no `format`."""
 
 
 @dataclass(frozen=True)
 class StoredLaw:
-    """A law read back: the printed object and the settings' curves with their replicates."""
+    """A law read back: the printed object and the settings' curves with their draws."""
 
     summary: dict[str, Any]
     settings: tuple[CurveFit, ...]
@@ -44,74 +44,11 @@ def write_law(law: Law, path: str | Path) -> None:
     """Write `law.json`, whole or not at all; over another law, over nothing else."""
     check_out(path)
     data = {"format": _FORMAT, "version": _VERSION, **law.to_json()}
-    data["settings"] = [_setting(fit) for fit in law.settings]
+    data["settings"] = [_SettingFile.of(fit).model_dump() for fit in law.settings]
     if law.surface is not None:
-        data["surface"] |= {"replicates": _rounded(law.surface.replicates_BQ), "upper": _finite(law.surface.upper)}
+        upper = law.surface.upper if np.isfinite(law.surface.upper) else None
+        data["surface"] |= {"replicates": _rounded(law.surface.replicates_BQ), "upper": upper}
     files.write_atomically(Path(path), json.dumps(data, allow_nan=False).encode() + b"\n")
-
-
-def _rounded(array: Array) -> Any:
-    with np.errstate(divide="ignore"):
-        digits = 6 - np.floor(np.log10(np.maximum(np.abs(array), 1e-12)))
-    scale = 10.0 ** np.clip(digits, -20, 20)
-    return (np.round(array * scale) / scale).tolist()
-
-
-def _setting(fit: CurveFit) -> dict[str, Any]:
-    problems, rollouts = fit.setting
-    e = fit.ensemble
-    return {
-        "problems_per_batch": problems,
-        "rollouts_per_problem": rollouts,
-        "runs": [curve.name for curve in fit.curves],
-        "recipes": [curve.recipe for curve in fit.curves],
-        "form": fit.family.name,
-        "form_weights": fit.weights,
-        "theta": fit.theta_K.tolist(),
-        "base": fit.base,
-        "ceiling": fit.ceiling,
-        "rmse": fit.rmse,
-        "unit": fit.unit,
-        "first": fit.first,
-        "last": fit.last,
-        "starts": fit.starts,
-        "seed_spread": fit.seed_deviation,
-        "trend": fit.trend,
-        "ensemble": {
-            "families": [family.name for family in FAMILIES],
-            "family": e.family_B.tolist(),
-            "theta": _rounded(e.theta_BK),
-            "base": _rounded(e.base_B),
-            "ceiling": _rounded(e.ceiling_B),
-        },
-    }
-
-
-def is_law_file(path: str | Path) -> bool:
-    """Whether there is a `.json` here that `fit` wrote or printed, of whatever version and however damaged; other
-    `.json` are a trainer's logs, as far as anyone knows.
-    """
-    address = str(path)
-    if not address.lower().endswith(".json") or not files.exists(address) or files.is_folder(address):
-        return False
-    return _is_law(files.read_bytes(address))
-
-
-def check_out(path: str | Path) -> None:
-    """Refuse to write a law over what is none: a log or table that was named by mistake cannot be had back."""
-    there = Path(path)
-    if there.is_file() and (data := files.read_bytes(str(path))) and not _is_law(data):
-        raise InputError(f"--out {path}: this file is there and is not a law; name another, such as law.json.")
-
-
-def _is_law(data: bytes) -> bool:
-    if data.startswith(_BEGINS):
-        return True
-    try:
-        found = json.loads(data)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and (found.get("format") == _FORMAT or found.keys() >= _PRINTED)
 
 
 def read_law(path: str | Path) -> StoredLaw:
@@ -131,40 +68,80 @@ def read_law(path: str | Path) -> StoredLaw:
         checked = _LawFile.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        field, text = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
+        where, text = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
         if first["type"] == "model_type":
             text = "it should be an object"
-        raise InputError(f"{path}: {field}: {text[:1].lower() + text[1:]}; {again}") from error
+        raise InputError(f"{path}: {where}: {text[:1].lower() + text[1:]}; {again}") from error
     try:
-        surface = _read_surface(data["surface"]) if data.get("surface") else None
+        surface = _surface(data["surface"]) if data.get("surface") else None
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InputError(f"{path}: surface: it is damaged ({error}); {again}") from error
     del data["settings"]
-    return StoredLaw(data, tuple(map(_read_setting, checked.settings)), surface)
+    return StoredLaw(data, tuple(each.fit() for each in checked.settings), surface)
+
+
+def is_law_file(path: str | Path) -> bool:
+    """Whether this `.json` was written or printed by `fit`, of whatever version and however damaged; any other may be a
+    trainer's log.
+    """
+    address = str(path)
+    if not address.lower().endswith(".json") or not files.exists(address) or files.is_folder(address):
+        return False
+    return _is_law(files.read_bytes(address))
+
+
+def check_out(path: str | Path) -> None:
+    """Refuse to write a law over another file: a log that was named by mistake would be lost."""
+    there = Path(path)
+    if there.is_file() and (data := files.read_bytes(str(path))) and not _is_law(data):
+        raise InputError(f"--out {path}: this file is there and is not a law; name another, such as law.json.")
+
+
+def _is_law(data: bytes) -> bool:
+    if data.startswith(_BEGINS):
+        return True
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and (found.get("format") == _FORMAT or found.keys() >= _PRINTED)
+
+
+def _rounded(array: Array) -> Any:
+    with np.errstate(divide="ignore"):
+        digits = 6 - np.floor(np.log10(np.maximum(np.abs(array), 1e-12)))
+    scale = 10.0 ** np.clip(digits, -20, 20)
+    return (np.round(array * scale) / scale).tolist()
+
+
+def _family(name: object) -> Family:
+    """The curves' form of this name."""
+    known = {family.name: family for family in FAMILIES}
+    if name not in known:
+        raise ValueError(f"form '{name}' is not one of {', '.join(known)}")
+    return known[str(name)]
+
+
+def _known_form(name: str) -> str:
+    return _family(name).name
 
 
 _Count = Annotated[int, Field(ge=1)]
+_Form = Annotated[str, AfterValidator(_known_form)]
 
 
 class _Part(BaseModel):
-    """Of a `law.json` what a law is read from; numbers are finite and what else stands there is left alone."""
+    """What a law is read from: numbers are finite, and other keys are ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
 
 class _EnsembleFile(_Part):
-    families: list[str]
+    families: list[_Form]
     family: list[Annotated[int, Field(ge=0)]]
     theta: list[list[float]]
     base: list[float]
     ceiling: list[float]
-
-    @field_validator("families")
-    @classmethod
-    def _known(cls, names: list[str]) -> list[str]:
-        for name in names:
-            _family(name)
-        return names
 
     @model_validator(mode="after")
     def _whole(self) -> _EnsembleFile:
@@ -182,7 +159,7 @@ class _SettingFile(_Part):
     problems_per_batch: _Count | None
     rollouts_per_problem: _Count | None
     runs: list[str] = Field(min_length=1)
-    recipes: list[str] | None = None  # older files do not have them
+    recipes: list[str] | None = None  # not in older files
     form: str
     form_weights: dict[str, float]
     theta: list[float]
@@ -193,26 +170,74 @@ class _SettingFile(_Part):
     first: float = Field(gt=0)
     last: float
     starts: float = Field(ge=0)
-    seed_spread: float = Field(default=0.0, ge=0)  # older files do not have it
-    trend: float | None = None  # nor this
+    seed_spread: float = Field(default=0.0, ge=0)  # not in older files
+    trend: float | None = None  # not in older files
     ensemble: _EnsembleFile
 
     @model_validator(mode="after")
     def _whole(self) -> _SettingFile:
-        if len(self.theta) != len(_family(self.form).parameters):
-            raise ValueError(
-                f"theta has {len(self.theta)} numbers, {self.form} has {len(_family(self.form).parameters)}"
-            )
+        parameters = len(_family(self.form).parameters)
+        if len(self.theta) != parameters:
+            raise ValueError(f"theta has {len(self.theta)} numbers, {self.form} has {parameters}")
         if self.first > self.last:
             raise ValueError(f"first = {self.first:g} is after last = {self.last:g}")
         if self.recipes and len(self.recipes) != len(self.runs):
             raise ValueError(f"{len(self.recipes)} recipes of {len(self.runs)} runs")
         return self
 
+    @classmethod
+    def of(cls, fit: CurveFit) -> _SettingFile:
+        draws = fit.ensemble
+        return cls(
+            problems_per_batch=fit.setting[0],
+            rollouts_per_problem=fit.setting[1],
+            runs=[curve.name for curve in fit.curves],
+            recipes=[curve.recipe for curve in fit.curves],
+            form=fit.family.name,
+            form_weights=fit.weights,
+            theta=fit.theta_K.tolist(),
+            seed_spread=fit.seed_deviation,
+            ensemble=_EnsembleFile(
+                families=[family.name for family in FAMILIES],
+                family=draws.family_B.tolist(),
+                theta=_rounded(draws.theta_BK),
+                base=_rounded(draws.base_B),
+                ceiling=_rounded(draws.ceiling_B),
+            ),
+            **{name: getattr(fit, name) for name in _AS_IN_FIT},
+        )
+
+    def fit(self) -> CurveFit:
+        """The setting's curve, with its draws and without its points."""
+        draws, setting = self.ensemble, (self.problems_per_batch, self.rollouts_per_problem)
+        place_F = np.array([FAMILIES.index(_family(name)) for name in draws.families], dtype=np.int64)
+        recipes = self.recipes or [""] * len(self.runs)
+        return CurveFit(
+            curves=tuple(
+                Curve(name, np.empty(0), np.empty(0), *setting, recipe=recipe)
+                for name, recipe in zip(self.runs, recipes, strict=True)
+            ),
+            family=_family(self.form),
+            theta_K=np.array(self.theta, dtype=np.float64),
+            weights=self.form_weights,
+            ensemble=Ensemble(
+                self.unit,
+                place_F[np.array(draws.family, dtype=np.int64)],
+                np.array(draws.theta, dtype=np.float64),
+                np.array(draws.base, dtype=np.float64),
+                np.array(draws.ceiling, dtype=np.float64),
+            ),
+            seed_deviation=self.seed_spread,
+            **{name: getattr(self, name) for name in _AS_IN_FIT},
+        )
+
+
+_AS_IN_FIT = ("base", "ceiling", "rmse", "unit", "first", "last", "starts", "trend")
+
 
 class _CurveFile(_Part):
     run: str
-    last: float | None = None  # older files do not have it
+    last: float | None = None  # not in older files
     falls_after: float | None = None
 
 
@@ -230,70 +255,20 @@ class _LawFile(_Part):
     early_falls: list[_EarlyFallFile] = []
 
 
-def _family(name: object) -> Family:
-    """The curves' form of this name."""
-    known = {family.name: family for family in FAMILIES}
-    if name not in known:
-        raise ValueError(f"form '{name}' is not one of {', '.join(known)}")
-    return known[str(name)]
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
-
-
-def _read_surface(s: dict[str, Any]) -> Surface:
-    terms = Terms(
-        centre=(float(s["centre"][0]), float(s["centre"][1])),
-        **{
-            name: tuple((int(i), int(j)) for i, j in s["terms"][name]) for name in ("ceiling", "midpoint", "efficiency")
-        },
-    )
-    coefficients_Q = np.array(s["coefficients"], dtype=np.float64)
-    replicates_BQ = np.array(s["replicates"], dtype=np.float64)
+def _surface(s: dict[str, Any]) -> Surface:
+    powers = {name: tuple((int(i), int(j)) for i, j in each) for name, each in s["terms"].items()}
+    coefficients_Q, replicates_BQ = (np.array(s[name], dtype=np.float64) for name in ("coefficients", "replicates"))
     if replicates_BQ.shape != (len(replicates_BQ), len(coefficients_Q)):
         raise ValueError("its replicates differ in length from its coefficients")
     if not (np.isfinite(coefficients_Q).all() and np.isfinite(replicates_BQ).all()):
         raise ValueError("a coefficient is not finite")
     return Surface(
         family=_family(s["form"]),
-        terms=terms,
+        terms=Terms(centre=(float(s["centre"][0]), float(s["centre"][1])), **powers),
         unit=float(s["unit"]),
         coefficients_Q=coefficients_Q,
         replicates_BQ=replicates_BQ,
         rmse=float(s["rmse"]),
         left_out=tuple(LeftOut(**left) for left in s["leave_one_out"]),
         upper=np.inf if s["upper"] is None else float(s["upper"]),
-    )
-
-
-def _read_setting(s: _SettingFile) -> CurveFit:
-    e = s.ensemble
-    order = [FAMILIES.index(_family(name)) for name in e.families]
-    empty = np.empty(0)
-    curves = tuple(
-        Curve(name, empty, empty, s.problems_per_batch, s.rollouts_per_problem, recipe=recipe)
-        for name, recipe in zip(s.runs, s.recipes or [""] * len(s.runs), strict=True)
-    )
-    return CurveFit(
-        curves=curves,
-        family=_family(s.form),
-        theta_K=np.array(s.theta, dtype=np.float64),
-        base=s.base,
-        ceiling=s.ceiling,
-        rmse=s.rmse,
-        weights=s.form_weights,
-        unit=s.unit,
-        first=s.first,
-        last=s.last,
-        starts=s.starts,
-        ensemble=Ensemble(
-            s.unit,
-            np.array(order, dtype=np.int64)[np.array(e.family, dtype=np.int64)],
-            np.array(e.theta, dtype=np.float64),
-            np.array(e.base, dtype=np.float64),
-            np.array(e.ceiling, dtype=np.float64),
-        ),
-        seed_deviation=s.seed_spread,
-        trend=s.trend,
     )

@@ -10,7 +10,7 @@ import pytest
 from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.diagnose.series import present_level
-from isocompute.law.forecasting import backtest, drift, forecast, origins, path
+from isocompute.law.forecasting import backtest, damped_trend, forecast, origins, path
 from tests.law.made_up import hill, noisy
 
 COMPUTE = np.arange(1.0, 41.0)
@@ -140,10 +140,10 @@ def log_spaced(middle: float, *, noise: float = 0.004, seed: int = 0) -> Curve:
 def test_the_trend_is_that_of_the_last_three_quarters_of_the_compute() -> None:
     compute_C = np.geomspace(1e2, 1e6, 24)
     risen = Curve("risen", compute_C, np.where(compute_C < 2e4, 0.2, 0.7))  # long flat, by compute
-    assert drift(risen, 4e6) == pytest.approx(0.7)
+    assert damped_trend(risen, 4e6) == pytest.approx(0.7)
     linear_C = np.linspace(1, 40, 40)
     line = Curve("line", linear_C, 0.2 + 0.1 * np.log(linear_C))
-    assert drift(line, 80.0) == pytest.approx(line.values_C[-1] + 0.7 * 0.1 * np.log(2))
+    assert damped_trend(line, 80.0) == pytest.approx(line.values_C[-1] + 0.7 * 0.1 * np.log(2))
 
 
 def test_a_far_question_is_asked_of_the_past_as_far_ahead() -> None:
