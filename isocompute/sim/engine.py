@@ -20,9 +20,7 @@ from isocompute.core.recipe import Recipe, learning_rate, make_recipe
 from isocompute.core.recorder import Recorder
 from isocompute.core.run import RunSettings
 from isocompute.problems.problem_set import ProblemSampler
-from isocompute.sim.evaluation import evaluate, interference
-from isocompute.sim.gradients import Batch, advantages, logit_gradient, subsample
-from isocompute.sim.policy import Policy
+from isocompute.sim.policy import Batch, Policy, advantages, evaluate, interference, logit_gradient, subsample
 from isocompute.sim.world import World, WorldSpec, log_softmax, make_world
 
 __all__ = ["SIM_DEFAULTS", "SimEngine"]
@@ -32,17 +30,9 @@ SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
 
 _NO_SEQUENCES = ("pipeline_steps", "off_policy_steps", "length_control")
 """Fields that speak of sequences."""
-_OTHERS = {
-    "train/avg",
-    "train/exact",
-    "train/zero_pass",
-    "zero_variance",
-    "grad_norm",
-    "interference",
-    "retired",
-    "entropy",
-    "kl",
-}
+_OTHERS = frozenset(
+    "train/avg train/exact train/zero_pass zero_variance grad_norm interference retired entropy kl".split()  # noqa: SIM905
+)
 """Metrics of a point beside those of the problem sets."""
 _CONTROL_EVERY = 128
 """Updates between asking the runner whether to stop."""
@@ -60,7 +50,7 @@ class SimEngine:
 
     def check(self, cell: Cell) -> None:
         """Refuse what cannot run."""
-        spec, recipe = WorldSpec.of(dict(cell.problems)), self._recipe(cell)
+        spec, recipe = WorldSpec.of(dict(cell.problems)), make_recipe(cell.recipe, defaults=SIM_DEFAULTS)
         Evaluation.of(cell.evaluation)
         if cell.problems_per_batch > spec.size:
             raise InputError(
@@ -69,9 +59,9 @@ class SimEngine:
             )
         if recipe.advantage == "gae":
             raise InputError("recipe.advantage: the simulator has no critic; 'gae' (PPO) needs engine = 'lm'.")
-        beyond = [name for name in _NO_SEQUENCES if getattr(recipe, name) != Recipe.model_fields[name].default]
-        if beyond or recipe.zero_variance_filter == "refill":
-            field = beyond[0] if beyond else "zero_variance_filter"
+        unsupported = [name for name in _NO_SEQUENCES if getattr(recipe, name) != Recipe.model_fields[name].default]
+        if unsupported or recipe.zero_variance_filter == "refill":
+            field = unsupported[0] if unsupported else "zero_variance_filter"
             raise InputError(
                 f"recipe.{field}: {getattr(recipe, field)!r} needs engine = 'lm'; the simulator samples a batch at "
                 "once, and its responses have no length."
@@ -91,46 +81,35 @@ class SimEngine:
         """What the points of a cell will hold."""
         ood = ["ood/"] if WorldSpec.of(dict(cell.problems)).out_of_distribution else []
         names = metric_names(Evaluation.of(cell.evaluation).k, ["", "exact/", *ood])
-        return Measures(frozenset(names | _OTHERS), frozenset({"rollouts", "steps"}))
-
-    @staticmethod
-    def _recipe(cell: Cell) -> Recipe:
-        return make_recipe(cell.recipe, defaults=SIM_DEFAULTS)
+        return Measures(_OTHERS | names, frozenset({"rollouts", "steps"}))
 
     def run(self, cell: Cell, folder: Path, control: Control) -> bool:
         """Train the cell; True when it reached its last update."""
-        spec, recipe, evaluation = WorldSpec.of(dict(cell.problems)), self._recipe(cell), Evaluation.of(cell.evaluation)
+        spec, evaluation = WorldSpec.of(dict(cell.problems)), Evaluation.of(cell.evaluation)
+        recipe = make_recipe(cell.recipe, defaults=SIM_DEFAULTS)
         training = _Training(cell, _world(spec.model_dump_json()), recipe, evaluation)
-        with Recorder(folder, _settings(cell, spec, recipe)) as recorder:
+        settings = RunSettings(
+            problems_per_batch=cell.problems_per_batch,
+            rollouts_per_problem=cell.rollouts_per_problem,
+            update_steps=cell.update_steps,
+            seed=cell.seed,
+            engine="sim",
+            problems=spec.set,
+            recipe=recipe.model_dump(),
+        ).model_copy(update={"world": spec.model_dump(exclude={"pass_rates"})})
+        with Recorder(folder, settings) as recorder:
             saved = recorder.resume()
             if saved is not None:
                 training.restore(*saved)
             finished = training.run(recorder, control)
             if finished:
-                recorder.finish(_summary(training))
+                summary: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
+                if training.step < cell.update_steps:
+                    summary["ended"] = all_retired(training.step, cell.update_steps, recipe)
+                recorder.finish(summary)
             else:
                 recorder.checkpoint(*training.state())
         return finished
-
-
-def _settings(cell: Cell, spec: WorldSpec, recipe: Recipe) -> RunSettings:
-    return RunSettings(
-        problems_per_batch=cell.problems_per_batch,
-        rollouts_per_problem=cell.rollouts_per_problem,
-        update_steps=cell.update_steps,
-        seed=cell.seed,
-        engine="sim",
-        problems=spec.set,
-        recipe=recipe.model_dump(),
-    ).model_copy(update={"world": spec.model_dump(exclude={"pass_rates"})})
-
-
-def _summary(training: _Training) -> dict[str, Any]:
-    """`finished.json`: what was done, and why it ended where it did not reach its last update."""
-    out: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
-    if training.step < training.update_steps:
-        out["ended"] = all_retired(training.step, training.update_steps, training.recipe)
-    return out
 
 
 class _Training:
@@ -149,7 +128,7 @@ class _Training:
         """Sampled so far; a decoupled baseline's are all counted, and batches shrink when few problems are left."""
         self.evaluated = 0
         self._sums = np.zeros(3)
-        self._spread = np.nan
+        self._interference = np.nan
         self.last_evaluated = -1
 
     def run(self, recorder: Recorder, control: Control) -> bool:
@@ -199,7 +178,7 @@ class _Training:
             gradient_PK = logit_gradient(recipe, batch, policy_PK, base_log_PK)
             norm = self.policy.ascend(features_PF, gradient_PK, index_P, rate)
         if before is not None:
-            self._spread = interference(before, self.policy, train, index_P)
+            self._interference = interference(before, self.policy, train, index_P)
         self.step += 1
         self.rollouts += len(index_P) * sampled
         reward = float(right_P.mean()) / sampled
@@ -220,23 +199,17 @@ class _Training:
     def evaluate(self) -> dict[str, Any]:
         """The point of this step."""
         point: dict[str, Any] = {"step": self.step, "rollouts": self.rollouts}
-        point |= evaluate(
-            self.policy,
-            self.world,
-            self.base_log_PK,
-            samples=self.evaluation.samples,
-            ks=self.evaluation.k,
-            rng=self.rng,
-        )
+        samples, ks = self.evaluation.samples, self.evaluation.k
+        point |= evaluate(self.policy, self.world, self.base_log_PK, samples=samples, ks=ks, rng=self.rng)
         since = self.step - max(self.last_evaluated, 0)
         if since > 0:
             names = ("train/avg", "zero_variance", "grad_norm")
             point |= {name: float(total) / since for name, total in zip(names, self._sums, strict=True)}
-            if np.isfinite(self._spread):
-                point["interference"] = float(self._spread)
+            if np.isfinite(self._interference):
+                point["interference"] = float(self._interference)
         point["retired"] = self.sampler.retired
         self._sums[:] = 0.0
-        self._spread = np.nan  # of one update: a later point without its own has none, resumed or not
+        self._interference = np.nan  # of one update: a later point without its own has none, resumed or not
         self.evaluated += 1
         self.last_evaluated = self.step
         return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
@@ -256,7 +229,7 @@ class _Training:
         return arrays, meta
 
     def restore(self, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.step, self.rollouts, self.evaluated = meta["step"], meta["rollouts"], meta["evaluated"]
         self.last_evaluated = meta["last_evaluated"]
         self._sums = arrays["sums"].copy()

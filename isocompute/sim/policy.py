@@ -1,14 +1,25 @@
-"""The policy: a softmax over responses whose logits are the base's plus learned weights, and its AdamW."""
+"""The policy, the exact gradients of its update rules, and the metrics of a point.
+
+The policy is a softmax over responses whose logits are the base's plus learned weights. Rollouts of one problem are
+exchangeable: n of them are one multinomial draw of counts over its K responses, and every advantage and loss below is a
+function of these counts, so n = 2048 costs what n = 8 costs. A response is one action, so token, sequence and prompt
+aggregation coincide here, and GSPO's sequence ratio is the ratio.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
-from isocompute.core.arrays import Array, Ints
+from isocompute.core.arrays import Array, Bools, Ints
+from isocompute.core.metrics import avg_at_k, best_at_k, mean_with_error, worst_at_k
 from isocompute.core.recipe import Recipe
-from isocompute.sim.world import WorldSpec, softmax
+from isocompute.sim.world import Problems, World, WorldSpec, right_share, softmax
 
-__all__ = ["Policy"]
+__all__ = ["Batch", "Policy", "advantages", "evaluate", "interference", "logit_gradient", "subsample"]
 
 
 class Policy:
@@ -55,7 +66,7 @@ class Policy:
         return norm
 
     def copy(self) -> Policy:
-        """The same weights, for looking back after a step."""
+        """The same weights, to compare with after a step."""
         out = object.__new__(Policy)
         out.__dict__.update(self.__dict__)
         out.shared_FK, out.own_PK = self.shared_FK.copy(), self.own_PK.copy()
@@ -71,7 +82,7 @@ class Policy:
         }
 
     def restore(self, arrays: dict[str, np.ndarray], steps: int) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.shared_FK, self.moments_2FK = arrays["shared"].copy(), arrays["moments"].copy()
         self.own_PK, self.own_moments_2PK = arrays["own"].copy(), arrays["own_moments"].copy()
         self.steps = steps
@@ -91,3 +102,179 @@ def _step(weights: Array, moments_2: Array, gradient: Array, recipe: Recipe, rat
     if recipe.weight_decay:
         weights *= 1.0 - rate * recipe.weight_decay
     weights += (rate * correction) * first / (np.sqrt(second) + recipe.epsilon)
+
+
+# Advantages and policy gradients on counts. Gradients are ascent directions with respect to the logits.
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts of a batch of problems, as counts."""
+
+    counts_PK: Ints
+    correct_P: Ints
+    sampler_PK: Array
+    """Probabilities under the policy that sampled."""
+    advantage_right_P: Array
+    advantage_wrong_P: Array
+    mixed_P: Bools
+    """Problems whose rollouts do not all score the same."""
+
+
+def advantages(recipe: Recipe, right_P: Ints, rollouts: int) -> tuple[Array, Array]:
+    """Advantage of a right and of a wrong rollout of each problem, from how many of its rollouts are right.
+
+    `group_std`: (r - mean) / std within the group (GRPO); `group_mean`: r - mean (Dr. GRPO); `batch_std`: r - mean over
+    the standard deviation of that over the batch (ScaleRL); `none`: r.
+    """
+    mean_P = right_P / rollouts
+    if recipe.advantage == "none":
+        return np.ones_like(mean_P), np.zeros_like(mean_P)
+    right, wrong = 1.0 - mean_P, -mean_P
+    variance_P = mean_P * (1.0 - mean_P)
+    if recipe.advantage == "group_std":
+        # Sample standard deviation, as the trainers compute it; an even group has no gradient either way.
+        scale_P = np.sqrt(variance_P * (rollouts / max(rollouts - 1, 1)))
+        scale_P = np.where(scale_P > 0, scale_P, 1.0)
+    elif recipe.advantage == "batch_std":
+        spread = float(np.sqrt(variance_P.mean()))
+        scale_P = np.full_like(mean_P, spread if spread > 0 else 1.0)
+    else:
+        return right, wrong
+    return right / scale_P, wrong / scale_P
+
+
+def subsample(counts_PK: Ints, keep: int, rng: np.random.Generator) -> Ints:
+    """`keep` of each problem's rollouts without replacement (IsoCompute appendix G)."""
+    out_PK = np.empty_like(counts_PK)
+    left_P = counts_PK.sum(axis=1)
+    keep_P = np.full(len(counts_PK), keep)
+    for k in range(counts_PK.shape[1]):
+        here_P = counts_PK[:, k]
+        taken_P = rng.hypergeometric(here_P, left_P - here_P, keep_P)
+        out_PK[:, k] = taken_P
+        left_P, keep_P = left_P - here_P, keep_P - taken_P
+    return out_PK
+
+
+def logit_gradient(recipe: Recipe, batch: Batch, policy_PK: Array, base_log_PK: Array) -> Array:
+    """Gradient of the objective by the logits of the present policy.
+
+    Policy term: Σ_k counts_k A_k f(ρ_k) ∇log π_k / n averaged over problems, with ρ the ratio to the sampler's policy
+    and f: 1 (REINFORCE), ρ where the clip does not bind (PPO, GRPO, DAPO, GSPO), min(ρ, cap) (CISPO, ScaleRL eq. 4).
+    """
+    rows = np.arange(len(batch.correct_P))
+    advantage_PK = np.repeat(batch.advantage_wrong_P[:, None], policy_PK.shape[1], axis=1)
+    advantage_PK[rows, batch.correct_P] = batch.advantage_right_P
+    weight_PK = advantage_PK
+    if recipe.loss != "reinforce" and recipe.updates_per_batch > 1:
+        # With one update a batch the policy is the sampler's, and every ratio is 1.
+        ratio_PK = policy_PK / np.maximum(batch.sampler_PK, 1e-300)
+        if recipe.loss == "cispo":
+            weight_PK = advantage_PK * np.minimum(ratio_PK, recipe.ratio_cap)
+        else:
+            silenced = ((advantage_PK > 0) & (ratio_PK > 1 + recipe.clip_high)) | (
+                (advantage_PK < 0) & (ratio_PK < 1 - recipe.clip_low)
+            )
+            weight_PK = np.where(silenced, 0.0, advantage_PK * ratio_PK)
+    share_PK = batch.counts_PK * weight_PK
+    rollouts = int(batch.counts_PK[0].sum())
+    gradient_PK = share_PK - policy_PK * share_PK.sum(axis=1, keepdims=True)
+    problems = len(rows)
+    kept = int(batch.mixed_P.sum()) if recipe.zero_variance_filter != "off" else problems
+    gradient_PK /= rollouts * max(kept, 1)
+    if recipe.kl_coef or recipe.entropy_coef:
+        gradient_PK += _regularisers(recipe, batch, policy_PK, base_log_PK)
+    return np.asarray(gradient_PK)
+
+
+def _regularisers(recipe: Recipe, batch: Batch, policy_PK: Array, base_log_PK: Array) -> Array:
+    """Ascent directions of -kl_coef · KL(π || base) and entropy_coef · H(π), averaged over problems."""
+    log_PK = np.log(np.maximum(policy_PK, 1e-300))
+    logit_PK = -(recipe.kl_coef + recipe.entropy_coef) * log_PK
+    if recipe.kl_coef:
+        logit_PK += recipe.kl_coef * base_log_PK
+    out_PK = policy_PK * (logit_PK - (policy_PK * logit_PK).sum(axis=1, keepdims=True))
+    if recipe.zero_variance_filter == "all":
+        out_PK *= batch.mixed_P[:, None]
+        return np.asarray(out_PK / max(int(batch.mixed_P.sum()), 1))
+    return np.asarray(out_PK / len(out_PK))
+
+
+# The metrics of a point: exact and sampled pass rates, their histogram, interference.
+
+_HISTOGRAM_BINS = 20
+_PROBES = 256
+_NEVER = 0.01
+"""A problem counts as never solved below this pass rate."""
+
+
+def evaluate(
+    policy: Policy,
+    world: World,
+    base_log_PK: Array,
+    *,
+    samples: int,
+    ks: Sequence[int],
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Metrics on the validation set, sampled under their plain names and exact under `exact/`; `ood/` out of
+    distribution; entropy, KL to the base and a histogram of pass rates on the training set.
+    """
+
+    def pass_rates(problems: Problems) -> Array:
+        return right_share(policy.probabilities(problems.features_PF, problems.base_PK), problems.correct_P)
+
+    rates_P = pass_rates(world.validation)
+    correct_P = rng.binomial(samples, rates_P)
+    samples_P = np.full(len(rates_P), samples)
+    out: dict[str, Any] = {}
+    for k in ks:
+        for name, metric in (("avg", avg_at_k), ("best", best_at_k), ("worst", worst_at_k)):
+            estimate = mean_with_error(metric(correct_P, samples_P, k=k))
+            out[f"{name}@{k}"] = estimate.value
+            if name == "avg" and np.isfinite(estimate.standard_error):
+                out[f"{name}@{k}/error"] = estimate.standard_error
+        out |= {f"exact/{name}@{k}": value for name, value in _exact(rates_P, k).items()}
+        if len(world.out_of_distribution):
+            outside_P = pass_rates(world.out_of_distribution)
+            out |= {f"ood/{name}@{k}": value for name, value in _exact(outside_P, k).items()}
+    train = world.train
+    policy_PK = policy.probabilities(train.features_PF, train.base_PK, np.arange(len(train)))
+    log_PK = np.log(np.maximum(policy_PK, 1e-300))
+    out["entropy"] = -float((policy_PK * log_PK).sum()) / len(train)
+    out["kl"] = float(np.maximum(0.0, (policy_PK * (log_PK - base_log_PK)).sum() / len(train)))
+    train_P = right_share(policy_PK, train.correct_P)
+    out["train/exact"] = float(train_P.mean())
+    out["train/zero_pass"] = float((train_P < _NEVER).mean())
+    out["train/pass_rates"] = np.histogram(train_P, bins=_HISTOGRAM_BINS, range=(0.0, 1.0))[0].tolist()
+    return out
+
+
+def _exact(rates_P: Array, k: int) -> dict[str, float]:
+    return {
+        "avg": float(rates_P.mean()),
+        "best": float((1.0 - (1.0 - rates_P) ** k).mean()),
+        "worst": float((rates_P**k).mean()),
+    }
+
+
+def interference(before: Policy, after: Policy, train: Problems, index_P: Ints) -> float:
+    """How far one update moved the pass rates of problems outside its batch, relative to those inside it.
+
+    0: problems do not touch each other; 1: an update moves the others as much as its own.
+    """
+    outside_P = np.setdiff1d(np.arange(min(len(train), _PROBES + len(index_P))), index_P)[:_PROBES]
+    if not len(outside_P):
+        return float("nan")
+
+    def moved(places_P: Ints) -> float:
+        part = train.take(places_P)
+        rates = [
+            right_share(policy.probabilities(part.features_PF, part.base_PK, places_P), part.correct_P)
+            for policy in (before, after)
+        ]
+        return float(np.abs(rates[1] - rates[0]).mean())
+
+    inside = moved(index_P)
+    return moved(outside_P) / inside if inside > 1e-6 else float("nan")

@@ -169,7 +169,7 @@ def _select(spec: WorldSpec, count: int, draw: Callable[[int], Problems], rng: n
     shares = spec.mixture or {spec.set: 1.0}
     counts = _counts(list(shares.values()), count)
     parts = [_band(name, c, draw, rng) for name, c in zip(shares, counts, strict=True) if c]
-    return _joined(parts).take(rng.permutation(count))
+    return _join(parts).take(rng.permutation(count))
 
 
 def _counts(shares: Sequence[float], count: int) -> list[int]:
@@ -200,7 +200,7 @@ def _band(name: str, count: int, draw: Callable[[int], Problems], rng: np.random
         found.append(pool.take(keep_P))
         have += int(keep_P.sum())
         if have >= count:
-            return _joined(found).take(slice(0, count))
+            return _join(found).take(slice(0, count))
     raise InputError(
         f"problems.set: this world has too few '{name}' problems ({have} of {_MOST_POOLS * _POOL:,} drawn); "
         "change alignment, sharpness or responses."
@@ -230,7 +230,7 @@ def _matched(rates: Array, count: int, draw: Callable[[int], Problems], rng: np.
     return Problems(chosen.features_PF, base_PK, chosen.correct_P)
 
 
-def _joined(parts: Sequence[Problems]) -> Problems:
+def _join(parts: Sequence[Problems]) -> Problems:
     return Problems(
         np.concatenate([p.features_PF for p in parts]),
         np.concatenate([p.base_PK for p in parts]),

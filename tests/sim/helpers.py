@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from isocompute.core.cell import Cell
 from isocompute.sim import SimEngine
-from isocompute.sweep.base import Cell
 
 SMALL = {"size": 300, "validation": 100, "out_of_distribution": 50, "features": 12, "responses": 8}
 

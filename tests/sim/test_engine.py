@@ -14,8 +14,7 @@ from isocompute.core.recorder import CHECKPOINT, FINISHED
 from isocompute.data import RunWriter, load
 from isocompute.problems.problem_set import ProblemSampler
 from isocompute.sim import SimEngine
-from isocompute.sim.evaluation import evaluate
-from isocompute.sim.policy import Policy
+from isocompute.sim.policy import Policy, evaluate
 from isocompute.sim.world import WorldSpec, log_softmax, make_world, softmax
 from tests.sim.helpers import SMALL, Patient, StopAfter, cell, run
 

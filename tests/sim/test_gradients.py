@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import RECIPES, Recipe, learning_rate, make_recipe
-from isocompute.sim.gradients import Batch, advantages, logit_gradient, subsample
+from isocompute.sim.policy import Batch, advantages, logit_gradient, subsample
 from isocompute.sim.world import softmax
 
 P, K = 5, 6
