@@ -16,7 +16,7 @@ second sweep to C/8 (other seeds, sampled avg@4, as a user would have it) gives 
 `--quick` leaves out `--next`.
 
 Sweeps and plans are kept in FOLDER, so that a second call only prints: after a change to the planner delete its
-`planned.json` files. What was tuned was tuned on other seeds (docs/plan_quality.md).
+`planned.json` files. What was tuned was tuned on other seeds (docs/studies/plan-quality.md).
 """
 
 from __future__ import annotations

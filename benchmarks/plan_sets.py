@@ -22,7 +22,7 @@ def anchoring_kl(rates_P: np.ndarray) -> float:
     """A weight of the KL divergence that holds the simulator's policy back as the paper's models were held back.
 
     The pull of rewards on a problem goes by √(p (1 − p)), the standard deviation that advantages are divided by. With
-    three times its mean the simulator has the paper's figure 6 (docs/simulator.md); without, every n ends at about the
+    three times its mean the simulator has the paper's figure 6 (docs/studies/simulator-n.md); without, every n ends at about the
     same reward.
     """
     return round(3.0 * float(np.sqrt(rates_P * (1.0 - rates_P)).mean()), 3)
@@ -55,7 +55,7 @@ POPULATIONS = {
     ),
 }
 """In `small`, a budget of 1M rollouts exhausts most sets. `anchored` is the one in which n matters, as in the paper's
-figure 6 (docs/simulator.md)."""
+figure 6 (docs/studies/simulator-n.md)."""
 Setting = tuple[int, int]
 
 
