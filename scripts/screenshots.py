@@ -29,14 +29,11 @@ recipe = {name = "isocompute-easy"}
 grid = {problems_per_batch = [32, 128], rollouts_per_problem = [8, 16, 32, 64, 128, 256, 512]}
 budget = {rollouts = 4_000_000}
 """
-WIDE, PHONE = (1280, 900), (390, 844)
+SIZE = (1280, 900)
 PICTURES = (
-    ("plan", "/plan?part=easy&budget=2e6", ".page.plan canvas", WIDE, "light"),
-    ("plan-phone", "/plan?part=easy&budget=2e6", ".page.plan canvas", PHONE, "light"),
-    ("study", "/study?part=hard&metric=exact%2Favg%404", "figure:nth-of-type(2) canvas", WIDE, "dark"),
-    ("run", "/run?part=easy&run=32x128-s0&fit_until=0.5&to=2x", "canvas", WIDE, "light"),
-    ("claims", "/claims?part=easy", ".claim", WIDE, "light"),
-    ("compare", "/compare?part=easy&a=32x8-s0&b=32x128-s0", "canvas", WIDE, "dark"),
+    ("plan", "/plan?part=easy&budget=2e6", ".page.plan canvas", "light"),
+    ("study", "/study?part=hard&metric=exact%2Favg%404", "figure:nth-of-type(2) canvas", "dark"),
+    ("run", "/run?part=easy&run=32x128-s0&fit_until=0.5&to=2x", "canvas", "light"),
 )
 
 
@@ -75,9 +72,9 @@ def _photograph(address: str) -> None:
         thread.join()
 
 
-def _picture(browser: Browser, url: str, name: str, path: str, mark: str, size: tuple[int, int], scheme: str) -> None:
+def _picture(browser: Browser, url: str, name: str, path: str, mark: str, scheme: str) -> None:
     page = browser.new_page(
-        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if scheme == "dark" else "light"
+        viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="dark" if scheme == "dark" else "light"
     )
     page.set_default_timeout(300_000)
     page.goto(url + path)

@@ -15,16 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import plural
 from isocompute.core.run import RunSet
-from isocompute.data.compatible import Condition, conditions_of
+from isocompute.data.compatible import conditions_of
 from isocompute.law.curves import choose_unit
-from isocompute.planner.budget import parse_budget
-from isocompute.planner.candidates import Constraints
 from isocompute.planner.cost.prices import Hardware, prices
-from isocompute.planner.decide import Plan, make_plan
+from isocompute.planner.decide import Plan, decide
 from isocompute.planner.law import PlanningLaw, planning_law
 from isocompute.planner.published import entries, published
 from isocompute.planner.regime import Diagnosis, diagnose
-from isocompute.planner.stability import falls_of
+from isocompute.planner.request import PlanRequest, parse_budget
 from isocompute.report.charts.style import ACCENT, BLUE, GREY, band, chart, compute_axis, panel, value_axis
 from isocompute.web.results import Results, Scope, replicates_option
 from isocompute.web.source import Source, command_line
@@ -119,24 +117,16 @@ class Planner:
         self._query, self._diagnosis, self._scope, self._replicates = query, diagnosis, scope, replicates
         if (query.stable_low is None) != (query.stable_high is None):
             raise InputError("a range of stable Bp has two ends; give both stable_low and stable_high, or neither.")
-        self._constraints = Constraints(
-            problems_per_batch=query.problems_per_batch,
+        given = query.model_dump(exclude={"law", "budget", "part", "batch", "n", "stable_low", "stable_high"})
+        self._request = PlanRequest.of(
+            **given,
+            budget=query.budget or law.last,
             batch_size=query.batch,
-            rollouts_per_problem=tuple(sorted(set(query.n))) or None,
-            problems_range=(query.stable_low, query.stable_high) if query.stable_low and query.stable_high else None,
-            max_batch=query.max_batch,
-            min_updates=query.min_updates,
-            gpus=query.gpus,
-            problems=query.problems,
+            rollouts_per_problem=query.n or None,
+            stable_problems=(query.stable_low, query.stable_high) if query.stable_low and query.stable_high else None,
         )
-        self._constraints.check()
         self._prices = prices(
-            Hardware(
-                gpus=query.gpus,
-                response_tokens=query.response_tokens,
-                rollouts_per_second=query.rollouts_per_second,
-                price_per_gpu_hour=query.price_per_gpu_hour,
-            ),
+            Hardware.of(self._request),
             law_gpu_hours_per_rollout=law.gpu_hours_per_rollout,
             law_response_tokens=law.response_tokens,
             law_source=law.rate_source,
@@ -153,17 +143,8 @@ class Planner:
 
     def plan(self, budget: str) -> Plan:
         """What `isocompute plan` finds for this budget."""
-        return make_plan(
-            law=self.law,
-            budget=parse_budget(budget),
-            prices=self._prices,
-            constraints=self._constraints,
-            metric=self._query.metric,
-            difficulty=self._query.difficulty,
-            truncated=self._query.truncated,
-            extrapolate=self._query.extrapolate,
-            diagnosis=self._diagnosis,
-        )
+        request = self._request.model_copy(update={"budget": parse_budget(budget)})
+        return decide(law=self.law, request=request, prices=self._prices, diagnosis=self._diagnosis)
 
     def band(self) -> list[dict[str, Any]]:
         """The plan at each of a row of budgets over the law's range and beyond, where they buy one."""
@@ -220,7 +201,7 @@ class Planner:
                 "law": law,
                 **fitting,
                 **same,
-                "n": self._constraints.rollouts_per_problem,
+                "n": self._request.rollouts_per_problem,
                 "stable_problems": None if q.stable_low is None else f"{q.stable_low}-{q.stable_high}",
                 "min_updates": q.min_updates if q.min_updates > 1 else None,
             },
@@ -239,13 +220,9 @@ def planner(results: Results, query: PlanQuery) -> Planner:
     fitted = law.value
     try:
         planning = planning_law(
-            fitted.settings,
-            fitted.surface,
+            fitted,
             name=scope.address,
             source=f"fitted to {plural(len(fitted.runs), 'run')}",
-            metric=fitted.metric,
-            unit=fitted.unit,
-            falls=falls_of(fitted),
             problems_per_batch=query.problems_per_batch,
         )
     except InputError as error:
@@ -315,20 +292,13 @@ def _several_conditions(runs: RunSet, source: Source) -> str | None:
         "a plan is made of one."
     )
     for each in sorted(conditions, key=lambda each: -len(each.runs)):
-        where = _where(each, keys)
-        if where is not None:
-            options = replace(source.options, where={**source.options.where, **where})
-            command = command_line("web", source.address, options=options.given)
+        settings = each.runs[0].settings
+        values = {key: getattr(settings, key, None) or each.ingredient(key) for key in keys}
+        if all(isinstance(value, str | int | float) and "," not in str(value) for value in values.values()):
+            where = {**source.options.where, **{key: str(value) for key, value in values.items()}}
+            command = command_line("web", source.address, options=replace(source.options, where=where).given)
             return f"{text} Start the app again with one of them: `{command}`"
     return f"{text} Start the app again with the folder of one of them."
-
-
-def _where(condition: Condition, keys: list[str]) -> dict[str, str] | None:
-    """The `--where` that selects this condition's runs; None where no text can."""
-    settings = condition.runs[0].settings
-    values = {key: getattr(settings, key, None) or condition.ingredient(key) for key in keys}
-    plain = all(isinstance(value, str | int | float) and "," not in str(value) for value in values.values())
-    return {key: str(value) for key, value in values.items()} if plain else None
 
 
 # --- The chart over budgets -------------------------------------------------------------------------------------------

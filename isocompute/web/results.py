@@ -161,9 +161,9 @@ class Results:
         with self._loading:
             version, evidence = self._evidence.get(key, ("", None))
             if evidence is None or version != scope.snapshot.version:
-                made = FittedEvidence.of(scope.runs, metric=scope.metric, unit=scope.unit, replicates=scope.replicates)
-                assert isinstance(made, FittedEvidence)
-                evidence = made
+                evidence = FittedEvidence.of(
+                    scope.runs, metric=scope.metric, unit=scope.unit, replicates=scope.replicates
+                )
                 self._evidence[key] = (scope.snapshot.version, evidence)
         return evidence
 

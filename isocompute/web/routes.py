@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from fastapi import Path as PathParameter
 
 from isocompute import api, sweep
 from isocompute.core.errors import InputError
+from isocompute.core.run import Run
 from isocompute.law.comparison import Comparison
 from isocompute.law.curves import choose_metric, choose_unit, curves_of
 from isocompute.law.forecasting import Forecast
@@ -69,26 +71,24 @@ def about(results: SharedResults, part: PartName = None) -> Response:
         scope = results.scope(name)
     except InputError as error:
         return json_response(data | {"empty": as_parameters(str(error))})
-    runs_with: dict[str, int] = {}
-    for run in scope.runs:
-        for metric in run.metrics:
-            runs_with[metric] = runs_with.get(metric, 0) + 1
+    runs_with = Counter(metric for run in scope.runs for metric in run.metrics)
     data |= {
-        "runs": [
-            {
-                "run": run.name,
-                "problems_per_batch": run.settings.problems_per_batch,
-                "rollouts_per_problem": run.settings.rollouts_per_problem,
-                "seed": run.settings.seed,
-                "points": run.points.height,
-            }
-            for run in scope.runs
-        ],
+        "runs": [_described(run) for run in scope.runs],
         "metrics": [{"metric": metric, "runs": count} for metric, count in runs_with.items()],
         "warnings": list(scope.warnings),
         "unplanned": why_no_plan(scope.runs, results.source),
     }
     return json_response(data)
+
+
+def _described(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "problems_per_batch": run.settings.problems_per_batch,
+        "rollouts_per_problem": run.settings.rollouts_per_problem,
+        "seed": run.settings.seed,
+        "points": run.points.height,
+    }
 
 
 @router.get("/pulse", responses=described())
@@ -149,11 +149,7 @@ def runs(
     verdicts = {run.name: results.status.known(run, address, metric, unit) for run in scope.runs}
     rows: list[dict[str, Any]] = [
         {
-            "run": run.name,
-            "problems_per_batch": run.settings.problems_per_batch,
-            "rollouts_per_problem": run.settings.rollouts_per_problem,
-            "seed": run.settings.seed,
-            "points": run.points.height,
+            **_described(run),
             **numbers(run, metric),
             **{key: getattr(verdicts[run.name], key, None) for key in ("forecast", "reason", "health")},
         }

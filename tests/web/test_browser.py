@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from fastapi.testclient import TestClient
 from playwright.sync_api import Page, expect
 
+from isocompute.law.law import Law
 from isocompute.report.figures import FIGURES
+from isocompute.web import results
 from tests.conftest import rising, write_points
 from tests.sweep.tools import finish, start, write_spec
 from tests.web.conftest import Growing, Watched, serving
@@ -104,6 +108,28 @@ def test_the_plan_is_the_commands(address: str, new_page: NewPage, client: TestC
     plan = client.get("/api/plan?budget=3e5").json()
     numbers = [int(text.replace(",", "")) for text in page.locator(".use b").all_inner_texts()]
     assert numbers == [plan["problems_per_batch"], plan["rollouts_per_problem"], plan["update_steps"]]
+
+
+def test_pages_say_that_the_law_is_being_fitted(wide: Path, new_page: NewPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, fit_law = threading.Event(), results.fit_law
+
+    def later(*args: Any, **options: Any) -> Law:
+        gate.wait(60)
+        return fit_law(*args, **options)
+
+    monkeypatch.setattr(results, "fit_law", later)
+    with serving(wide) as url:
+        plan, study = new_page().page, new_page(390).page
+        plan.goto(f"{url}/plan")
+        study.goto(f"{url}/study")
+        expect(plan.get_by_label("Answer")).to_have_text("Fitting the law…")
+        expect(study.locator("figure .working")).to_have_count(2)
+        gate.set()
+        expect(plan.locator(".use")).to_be_visible()
+        expect(study.locator("canvas")).to_have_count(2)
+        expect(study.locator("figure .working")).to_have_count(0)
+        plan.close()
+        study.close()
 
 
 def test_the_plan_says_how_many_runs_of_a_setting_fell(runs: Path, new_page: NewPage, tmp_path: Path) -> None:

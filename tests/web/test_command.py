@@ -19,8 +19,9 @@ from tests.conftest import rising, write_points
 from tests.sweep.tools import PATIENCE
 
 
-def test_it_says_where_it_is_serves_there_and_ends_with_ctrl_c(runs: Path) -> None:
-    command = [sys.executable, "-m", "isocompute", "web", str(runs), "--no-browser", "--json"]
+@pytest.mark.parametrize("name", ["web", "ui"])
+def test_it_says_where_it_is_serves_there_and_ends_with_ctrl_c(runs: Path, name: str) -> None:
+    command = [sys.executable, "-m", "isocompute", name, str(runs), "--no-browser", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = json.loads(process.stdout.readline())
