@@ -27,7 +27,6 @@ _PRINTED = re.compile(r"^.{0,200}\{'[A-Za-z_]+': \{'", re.MULTILINE)
 """A nested dict as Python prints it: the config in a trainer's log."""
 _PARENTS = 8
 """Configs that build on each other, at most."""
-_CONFIG_CLASSES = ("GRPOConfig", "RLOOConfig")
 _DEPTH = 40
 _MOST_KEYS, _LONGEST_KEY = 100_000, 10_000
 
@@ -63,7 +62,7 @@ def parse_config(text: str, *, source: str = "config", folder: Path | None = Non
     """Settings from a config's text; `folder` is where the files that it builds on are."""
     if not text.strip():
         raise InputError(f"{source}: empty.")
-    if re.search(rf"\b({'|'.join(_CONFIG_CLASSES)})\s*\(", text) and _syntax_tree(text) is not None:
+    if re.search(r"\bGRPOConfig\s*\(", text) and _syntax_tree(text) is not None:
         return _python(text, source)
     for form, load in (("json", _json), ("toml", _toml), ("yaml", _yaml)):
         table = load(text)
@@ -216,7 +215,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 def _python(text: str, source: str) -> ConfigFile:
     """The keyword arguments of the first trainer config; names, sums and argparse defaults are filled in."""
     tree = _syntax_tree(text)
-    calls = [node for node in ast.walk(tree or ast.Module([], [])) if _called(node) in _CONFIG_CLASSES]
+    calls = [node for node in ast.walk(tree or ast.Module([], [])) if _called(node) == "GRPOConfig"]
     if tree is None or not calls:
         raise InputError(f"{source}: no GRPOConfig(…) in this Python file.")
     names = _constants(tree)

@@ -11,7 +11,16 @@ from isocompute.core.errors import InputError
 from isocompute.trainers import writing
 from isocompute.trainers.config_files import ConfigFile
 from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup, as_number, group_filter, steps_from_epochs
+from isocompute.trainers.reading import (
+    ConfigReader,
+    Keys,
+    Note,
+    Setup,
+    as_number,
+    clip_fields,
+    group_filter,
+    steps_from_epochs,
+)
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
 __all__ = ["ADVANTAGES", "COMMIT", "KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
@@ -87,6 +96,11 @@ _ENDLESS = 1_000_000
 def export(plan: RunPlan, hardware: Hardware) -> Exported:
     """`nemo_rl.yaml`."""
     writing.require_full_batch(plan, TITLE)
+    if plan.recipe.advantage == "gae" and plan.rollouts_per_problem < 2:
+        raise InputError(
+            "n = 1: the group's mean stands in for a critic in NeMo-RL's GRPO, and leaves nothing of one rollout; "
+            "take 2 or more."
+        )
     notes = Notes()
     share = share_out(plan, hardware)
     recipe = plan.recipe
@@ -148,7 +162,11 @@ def export(plan: RunPlan, hardware: Hardware) -> Exported:
     if recipe.aggregation != ("token" if by_token else "sequence"):
         over = "tokens" if by_token else "responses"
         notes.add("aggregation", f"averaged over {over}, not by '{recipe.aggregation}'.")
-    _note_advantage(plan, notes)
+    writing.note_whitened(plan, notes)
+    if recipe.advantage == "gae":
+        instead = "PPO has a config of its own (ppo_math_1B.yaml); the group's mean stands in for a critic."
+        notes.add("advantage", instead)
+    writing.note_unfiltered(plan, notes, "grpo.use_dynamic_sampling")
     writing.note_general(plan, notes)
     writing.note_no_option(plan, notes, "entropy_coef", "fp32_head", "updates_per_batch")
     notes.add("reward", "the `math` environment scores the answers; fill in yours.")
@@ -156,29 +174,6 @@ def export(plan: RunPlan, hardware: Hardware) -> Exported:
     top = writing.header(plan, f"{TITLE} {VERSION} ({COMMIT[:8]})", notes, start)
     file = File("nemo_rl.yaml", writing.yaml_text(top, settings))
     return Exported(NAME, VERSION, (file,), tuple(notes), share.micro_batch, share.accumulation)
-
-
-def _note_advantage(plan: RunPlan, notes: Notes) -> None:
-    recipe = plan.recipe
-    if recipe.advantage == "batch_std":
-        notes.add("advantage", "the batch's deviation is taken over tokens, and its mean is subtracted once more.")
-    if recipe.advantage == "none":
-        notes.add("advantage", "a bare reward is not offered: rewards are whitened over the batch.")
-    if recipe.advantage == "gae":
-        if plan.rollouts_per_problem < 2:
-            raise InputError(
-                "n = 1: the group's mean stands in for a critic in NeMo-RL's GRPO, and leaves nothing of one rollout; "
-                "take 2 or more."
-            )
-        notes.add(
-            "advantage", "PPO has a config of its own (ppo_math_1B.yaml); the group's mean stands in for a critic."
-        )
-    if recipe.zero_variance_filter != "off":
-        notes.add(
-            "zero_variance_filter",
-            "zero-variance problems stay in the average: grpo.use_dynamic_sampling would sample others in their "
-            "place, which spends more than the plan.",
-        )
 
 
 def _schedule(warmup: int) -> list[Flat]:
@@ -238,9 +233,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         loss="cispo" if cispo else "gspo" if gspo else "reinforce" if reinforce else "clip",
         advantage=_advantage(config),
         aggregation="token" if by_token else "sequence",
-        clip_low=None if cispo else low,
-        clip_high=None if cispo else high,
-        ratio_cap=None if not cispo or high is None else 1 + high,
+        **clip_fields(cispo, low, high),
         ratio_anchor="trainer",
         tis_cap=_tis(config, notes),
         zero_variance_filter=group_filter(refills, notes),

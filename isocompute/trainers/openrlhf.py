@@ -140,12 +140,7 @@ def export(plan: RunPlan, hardware: Hardware) -> Exported:
         notes.add("aggregation", f"{loss} is averaged by '{averaged}' here, not by '{recipe.aggregation}'.")
     if recipe.advantage in ("batch_std", "none"):
         notes.add("advantage", "advantages are whitened over the batch's tokens.")
-    if recipe.zero_variance_filter != "off":
-        notes.add(
-            "zero_variance_filter",
-            "zero-variance problems stay in the average: algo.dynamic_filtering would sample others in their place, "
-            "which spends more than the plan.",
-        )
+    writing.note_unfiltered(plan, notes, "algo.dynamic_filtering")
     writing.note_no_option(plan, notes, "fp32_head")
     writing.note_general(plan, notes)
     notes.add("reward", "fill in --reward.remote_url: a reward function's Python file, or a server.")

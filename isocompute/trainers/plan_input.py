@@ -71,7 +71,13 @@ def make_plan(table: Mapping[str, Any] | RunPlan | HasJson, *, source: str = "pl
     """
     if isinstance(table, RunPlan):
         return table
-    given = {_SHORT.get(key, key): value for key, value in _as_table(table, source).items()}
+    table = table.to_json() if isinstance(table, HasJson) else table
+    if not isinstance(table, Mapping):
+        raise InputError(
+            f"{source}: a {type(table).__name__} is no plan; give what isocompute.plan(…) returns, what `isocompute "
+            "plan --json` prints, or a table with Bp, n and M (isocompute.trainers.read_plan reads one from a file)."
+        )
+    given = {_SHORT.get(key, key): value for key, value in table.items()}
     missing = [key for key in _SHORT.values() if given.get(key) is None]
     if missing:
         short = ", ".join(k for k, name in _SHORT.items() if name in missing)
@@ -101,18 +107,6 @@ def make_plan(table: Mapping[str, Any] | RunPlan | HasJson, *, source: str = "pl
         rate = learning_rate(recipe.model_copy(update={"warmup_steps": 0}), batch_size=plan.batch_size, step=0)
         plan = plan.model_copy(update={"learning_rate": rate})
     return plan
-
-
-def _as_table(plan: Mapping[str, Any] | HasJson, source: str) -> Mapping[str, Any]:
-    """The keys of `plan --json`."""
-    if isinstance(plan, Mapping):
-        return plan
-    if isinstance(plan, HasJson):
-        return plan.to_json()
-    raise InputError(
-        f"{source}: a {type(plan).__name__} is no plan; give what isocompute.plan(…) returns, what `isocompute plan "
-        "--json` prints, or a table with Bp, n and M (isocompute.trainers.read_plan reads one from a file)."
-    )
 
 
 def _refuse_switches(given: Mapping[str, Any], source: str) -> None:
@@ -219,20 +213,21 @@ class Share:
     tokens: int | None
     """Tokens a device takes at once, where that is the limit."""
 
-    @property
-    def rollouts(self) -> int:
-        """Rollouts of an update on this device."""
-        return self.micro_batch * self.accumulation
-
 
 def share_out(plan: RunPlan, hardware: Hardware) -> Share:
     """Equal parts on every GPU, in the largest micro-batches that fit and divide them.
 
     Raises InputError with the nearest (Bp, n) that divide where Bp · n does not.
     """
-    if plan.batch_size % hardware.gpus:
-        raise InputError(_indivisible(plan, hardware.gpus))
-    rollouts = plan.batch_size // hardware.gpus
+    gpus, problems, n = hardware.gpus, plan.problems_per_batch, plan.rollouts_per_problem
+    if plan.batch_size % gpus:
+        near = ", ".join(f"{other_bp} × {other_n}" for other_bp, other_n in neighbours(problems, n, gpus))
+        raise InputError(
+            f"Bp · n = {problems} × {n} = {plan.batch_size} rollouts are no equal parts on {gpus} GPUs; the nearest "
+            f"plans that are: {near}. Plan again with one of them: the learning rate and the number of updates follow "
+            "from it."
+        )
+    rollouts = plan.batch_size // gpus
     limit = hardware.max_sequences or MICRO_BATCH
     if hardware.max_tokens is not None:
         sequence = plan.max_prompt_length + plan.max_response_length
@@ -243,27 +238,14 @@ def share_out(plan: RunPlan, hardware: Hardware) -> Share:
                 f"{plan.max_response_length} tokens; raise --per-device or lower max_response_length."
             )
     micro = max(size for size in range(1, min(limit, rollouts) + 1) if rollouts % size == 0)
-    return Share(hardware.gpus, micro, rollouts // micro, hardware.max_tokens)
-
-
-def _indivisible(plan: RunPlan, gpus: int) -> str:
-    near = [f"{bp} × {n}" for bp, n in neighbours(plan.problems_per_batch, plan.rollouts_per_problem, gpus)]
-    return (
-        f"Bp · n = {plan.problems_per_batch} × {plan.rollouts_per_problem} = {plan.batch_size} rollouts are no equal "
-        f"parts on {gpus} GPUs; the nearest plans that are: {', '.join(near)}. Plan again with one of them: the "
-        "learning rate and the number of updates follow from it."
-    )
+    return Share(gpus, micro, rollouts // micro, hardware.max_tokens)
 
 
 def neighbours(problems: int, rollouts: int, gpus: int) -> list[tuple[int, int]]:
     """The nearest (Bp, n) below and above, changing one of the two, whose product divides by `gpus`; nearest first."""
     problem_step = gpus // math.gcd(gpus, rollouts)
     rollout_step = gpus // math.gcd(gpus, problems)
-    found = [(bp, rollouts) for bp in _around(problems, problem_step)]
-    found += [(problems, n) for n in _around(rollouts, rollout_step) if n > 1]
+    below, left = problems // problem_step * problem_step, rollouts // rollout_step * rollout_step
+    found = [(bp, rollouts) for bp in (below, below + problem_step) if bp >= 1]
+    found += [(problems, n) for n in (left, left + rollout_step) if n > 1]
     return sorted(found, key=lambda pair: (abs(pair[0] * pair[1] - problems * rollouts), pair))
-
-
-def _around(value: int, step: int) -> list[int]:
-    below = value // step * step
-    return [x for x in (below, below + step) if x >= 1]

@@ -19,6 +19,7 @@ __all__ = [
     "Note",
     "Setup",
     "as_number",
+    "clip_fields",
     "describe",
     "group_filter",
     "in_batches",
@@ -239,6 +240,13 @@ class ConfigReader:
         values["grad_clip"] = None if clip is None or not 0 < clip < NO_CLIP else clip
         left = [f.name for f in fields(Setup) if f.name in self.assumed and values.get(f.name) is not None]
         return Setup(trainer, version, **values, assumed=tuple(left))
+
+
+def clip_fields(cispo: bool, low: float | None, high: float | None) -> dict[str, float | None]:
+    """Clips of the ratio; CISPO's cap is the upper one, and 1 takes its lower one away."""
+    if not cispo:
+        return {"clip_low": low, "clip_high": high}
+    return {"clip_low": None, "clip_high": None, "ratio_cap": None if high is None else 1 + high}
 
 
 def as_number(value: object) -> float | None:

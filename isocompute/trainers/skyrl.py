@@ -15,6 +15,7 @@ from isocompute.trainers.reading import (
     Keys,
     Note,
     Setup,
+    clip_fields,
     group_filter,
     in_batches,
     invert,
@@ -161,10 +162,7 @@ def export(plan: RunPlan, hardware: Hardware) -> Exported:
         settings["trainer.critic_mini_batch_size"] = plan.problems_per_batch
     if recipe.loss == "reinforce":
         notes.add("loss", "the clipped loss stands in for REINFORCE; at one update a batch the gradients are equal.")
-    if recipe.advantage == "batch_std":
-        notes.add("advantage", "the batch's deviation is taken over tokens, and its mean is subtracted once more.")
-    if recipe.advantage == "none":
-        notes.add("advantage", "a bare reward is not offered: rewards are whitened over the batch.")
+    writing.note_whitened(plan, notes)
     if recipe.zero_variance_filter == "policy":
         notes.add("zero_variance_filter", "zero-variance problems leave the whole loss, not the policy's part alone.")
     writing.note_general(plan, notes)
@@ -221,7 +219,8 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         steps = steps_from_epochs(config.integer("epochs"), problems, batch, notes, KEYS["epochs"])
     loss = config.text("loss_type", "loss")
     cispo = loss == "cispo"
-    cap = config.number("cispo_high", "ratio_cap")
+    low = config.number("clip_low", "clip_low")
+    high = config.number("cispo_high", "ratio_cap") if cispo else config.number("clip_high", "clip_high")
     to_sampler = cispo and config.text("cispo_anchor") == "rollout"
     config.assume("epsilon", *(() if to_sampler else ("ratio_anchor",)))  # no option for them
     reduction = config.text("loss_reduction", "aggregation")
@@ -241,9 +240,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         loss=(invert(LOSSES) | {"dual_clip": "clip"}).get(loss or "", loss),
         advantage=_advantage(config),
         aggregation=invert(AGGREGATIONS).get(reduction or "", reduction),
-        clip_low=None if cispo else config.number("clip_low", "clip_low"),
-        clip_high=None if cispo else config.number("clip_high", "clip_high"),
-        ratio_cap=None if not cispo or cap is None else 1 + cap,
+        **clip_fields(cispo, low, high),
         ratio_anchor="sampler" if to_sampler else "trainer",
         tis_cap=_tis(config),
         zero_variance_filter=_filter(config, notes),

@@ -13,7 +13,17 @@ import shlex
 from isocompute.trainers import writing
 from isocompute.trainers.config_files import ConfigFile
 from isocompute.trainers.plan_input import Hardware, RunPlan, Share, share_out
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup, group_filter, invert, steps_from_epochs, times
+from isocompute.trainers.reading import (
+    ConfigReader,
+    Keys,
+    Note,
+    Setup,
+    clip_fields,
+    group_filter,
+    invert,
+    steps_from_epochs,
+    times,
+)
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
 __all__ = ["ADVANTAGES", "AGGREGATIONS", "KEYS", "LOSSES", "LOSS_MODES", "NAME", "TITLE", "VERSION", "export"]
@@ -144,16 +154,8 @@ def export(plan: RunPlan, hardware: Hardware) -> Exported:
     settings |= _correction(plan, notes)
     if recipe.aggregation == "prompt":
         notes.add("aggregation", "there is no mean over each problem's tokens; token-mean stands in.")
-    if recipe.advantage == "batch_std":
-        notes.add("advantage", "the batch's deviation is taken over tokens, and its mean is subtracted once more.")
-    if recipe.advantage == "none":
-        notes.add("advantage", "a bare reward is not offered: rewards are whitened over the batch.")
-    if recipe.zero_variance_filter != "off":
-        notes.add(
-            "zero_variance_filter",
-            "zero-variance problems stay in the average: algorithm.filter_groups would sample others in their place, "
-            "which spends more than the plan.",
-        )
+    writing.note_whitened(plan, notes)
+    writing.note_unfiltered(plan, notes, "algorithm.filter_groups")
     writing.note_no_option(plan, notes, "epsilon", "fp32_head")
     writing.note_general(plan, notes)
     notes.add("reward", "rewards come from data_source in the data, or set reward.custom_reward_function.")
@@ -250,9 +252,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         loss=invert(LOSSES).get(loss_mode or "", loss_mode),
         advantage=_advantage(config),
         aggregation=invert(AGGREGATIONS).get(aggregation or "", aggregation),
-        clip_low=None if cispo else low,
-        clip_high=None if cispo else high,
-        ratio_cap=None if not cispo or high is None else 1 + high,
+        **clip_fields(cispo, low, high),
         ratio_anchor="sampler" if bypassed else "trainer",
         tis_cap=None if bypassed else _tis(config, notes),
         zero_variance_filter=group_filter(config.flag("filter_groups", "zero_variance_filter"), notes),

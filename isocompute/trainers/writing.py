@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from textwrap import TextWrapper
 from typing import Any
 
 from isocompute.core.errors import InputError
@@ -26,6 +27,8 @@ __all__ = [
     "hydra",
     "note_general",
     "note_no_option",
+    "note_unfiltered",
+    "note_whitened",
     "plan_values",
     "python_call",
     "require_full_batch",
@@ -239,6 +242,21 @@ def note_general(plan: RunPlan, notes: Notes) -> None:
         notes.add("optimizer", f"AdamW stands in for {recipe.optimizer}, which is for theory only.")
 
 
+def note_whitened(plan: RunPlan, notes: Notes) -> None:
+    """Note advantages over the batch, where the trainer has REINFORCE++ and no other kind of them."""
+    if plan.recipe.advantage == "batch_std":
+        notes.add("advantage", "the batch's deviation is taken over tokens, and its mean is subtracted once more.")
+    if plan.recipe.advantage == "none":
+        notes.add("advantage", "a bare reward is not offered: rewards are whitened over the batch.")
+
+
+def note_unfiltered(plan: RunPlan, notes: Notes, option: str) -> None:
+    """Note a filter of zero-variance problems, where the trainer's `option` would refill the batch."""
+    if plan.recipe.zero_variance_filter != "off":
+        message = f"zero-variance problems stay in the average: {option} would sample others in their place, which "
+        notes.add("zero_variance_filter", f"{message}spends more than the plan.")
+
+
 def note_no_option(plan: RunPlan, notes: Notes, *fields: str) -> None:
     """Note the recipe's fields that this trainer has no option for, where the recipe uses them."""
     recipe = plan.recipe
@@ -270,6 +288,7 @@ def note_no_option(plan: RunPlan, notes: Notes, *fields: str) -> None:
 # Files
 
 _WIDTH = 118
+_WRAP = TextWrapper(_WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 _NOT_TEXT = ("null", "true", "false", "nan", "inf")
 """Words that are values of another kind unless they are quoted."""
 
@@ -282,20 +301,8 @@ def header(plan: RunPlan, trainer: str, notes: Iterable[Note], *start: str) -> s
         *start,
         *(f"note ({note.code}): {note.message}" for note in notes),
     ]
-    return "".join(f"# {part}\n" for line in lines for part in _wrap(" ".join(line.splitlines())))
-
-
-def _wrap(line: str) -> list[str]:
-    """Break at spaces, without textwrap's habit of breaking at hyphens inside a flag."""
-    out, words = [], line.split(" ")
-    row = words[0]
-    for word in words[1:]:
-        if len(row) + 1 + len(word) > _WIDTH:
-            out.append(row)
-            row = "  " + word
-        else:
-            row += " " + word
-    return [*out, row]
+    rows = [row for line in lines for row in _WRAP.wrap(" ".join(line.splitlines()))]
+    return "".join(f"# {row}\n" for row in rows)
 
 
 def _number(value: float) -> str:

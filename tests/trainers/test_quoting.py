@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from isocompute.trainers import export_plan
 from isocompute.trainers.config_files import parse_config as parse
+from isocompute.trainers.config_files import parse_value
 from isocompute.trainers.writing import dotlist, hydra
 
 PLAN = {"Bp": 32, "n": 8, "M": 100}
@@ -33,6 +34,17 @@ def test_hydra_reads_every_text_back(text: str) -> None:
     parser = OverridesParser.create()
     assert parser.parse_override(hydra("a.b", text)).value() == text
     assert parser.parse_override(hydra("a.b", [text, "x"])).value() == [text, "x"]
+
+
+NUMBERS = st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)
+WORDS = st.from_regex(r"[A-Za-z_./][A-Za-z0-9_./@%-]{0,12}", fullmatch=True)
+PLAIN = st.none() | st.booleans() | NUMBERS | WORDS | PRINTABLE
+
+
+@given(value=PLAIN | st.lists(PLAIN, max_size=4))
+def test_a_value_on_a_command_line_is_read_as_hydra_reads_it(value: Any) -> None:
+    override = hydra("a.b", value)
+    assert parse_value(override.partition("=")[2]) == OverridesParser.create().parse_override(override).value()
 
 
 @examples
