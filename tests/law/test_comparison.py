@@ -128,7 +128,7 @@ def test_a_run_that_fell_is_named_and_is_not_ahead_now() -> None:
     steady, higher = side(0.6, 6.0)[0], side(0.66, 6.0, first=50)[0]
     result = compare([steady], [fallen(higher, 40, 0.05)], replicates=200)
     assert result.higher == "b" and result.ahead_now == "a"
-    (fall,) = result.falls
+    (fall,) = result.collapses
     assert (fall.side, fall.run, fall.value) == ("b", "50", pytest.approx(0.05))
     assert fall.after == COMPUTE[39]
 
@@ -136,7 +136,7 @@ def test_a_run_that_fell_is_named_and_is_not_ahead_now() -> None:
 def test_a_run_that_fell_at_its_last_evaluation_is_where_that_is() -> None:
     steady, higher = side(0.6, 6.0)[0], side(0.9, 6.0, first=50)[0]
     result = compare([steady], [fallen(higher, 59, 0.05)], replicates=200)
-    (fall,) = result.falls
+    (fall,) = result.collapses
     assert fall.value == pytest.approx(0.05) and result.ahead_now == "a"
 
 
@@ -144,7 +144,7 @@ def test_runs_that_all_fell_are_compared_by_what_they_have_now() -> None:
     a, b = side(0.66, 6.0, seeds=2), side(0.6, 6.0, seeds=2, first=50)
     low, lower = [fallen(c, 40, 0.2) for c in a], [fallen(c, 40, 0.1) for c in b]
     assert compare(lower, low, replicates=200).ahead_now == "b"
-    assert len(compare(lower, low, replicates=200).falls) == 4
+    assert len(compare(lower, low, replicates=200).collapses) == 4
 
 
 def test_a_short_run_that_has_not_begun_to_rise_decides_nothing() -> None:
