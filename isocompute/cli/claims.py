@@ -1,8 +1,8 @@
-"""`isocompute claims STUDY|LOGS…`: what these runs say of each claim of the two papers."""
+"""`isocompute claims STUDY|LOGS…`: the two papers' claims, judged on these runs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,32 +27,32 @@ def command(
     without: options.Without = None,
     problems_per_batch: options.Problems = None,
     rollouts_per_problem: options.Rollouts = None,
-    all_: Annotated[bool, typer.Option("--all", help="Say what every claim needs that no run bears on.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="List what each claim without runs needs.")] = False,
     json: options.Json = False,
 ) -> None:
     """Judge the papers' claims on these runs: holds, fails, or undecided and what would decide it."""
     from isocompute import api
-    from isocompute.diagnose.claims.judging import metric_of
+    from isocompute.diagnose.claims import metric_of
 
     with options.heard() as said:
         runs = options.load_runs(paths, columns, where, problems_per_batch, rollouts_per_problem, without=without)
-        _tell_of_end_points(runs)
+        _warn_of_end_points(runs)
         chosen = metric_of(runs, metric)
         claims = api.judge_claims(runs, metric=chosen)
     if json:
-        options.print_json(_json(claims), said=said)
+        options.print_json({"claims": [claim.to_json() for claim in claims]}, said=said)
     else:
         _show(claims, chosen, needs=all_)
 
 
-def _tell_of_end_points(runs: RunSet) -> None:
-    """Where no run counts compute, that is what every claim lacks first."""
+def _warn_of_end_points(runs: RunSet) -> None:
+    """Warn where no run counts compute: then every claim lacks that first."""
     import warnings
     from dataclasses import replace
 
     from isocompute.core.errors import InputError
     from isocompute.data import RunWarning
-    from isocompute.law.from_runs import choose_unit
+    from isocompute.law.curves import choose_unit
 
     for run in runs:
         try:
@@ -64,18 +64,13 @@ def _tell_of_end_points(runs: RunSet) -> None:
     warnings.warn(f"{why} Claims are about curves; end points decide none.", RunWarning, stacklevel=2)
 
 
-def _json(claims: Sequence[Claim]) -> dict[str, Any]:
-    """The keys of `claims --json` (docs/claims.md)."""
-    return {"claims": [claim.to_json() for claim in claims]}
-
-
 def _show(claims: Sequence[Claim], metric: str, *, needs: bool) -> None:
     from isocompute.cli.show import console, heading
     from isocompute.core.formatting import number, plural
 
     screen = console()
     counts = [f"{sum(c.verdict == v for c in claims)} {v}" for v in ("holds", "fails", "undecided")]
-    screen.print(f"{', '.join(counts)}; read in {metric}", style="bold")
+    screen.print(f"{', '.join(counts)}; metric: {metric}", style="bold")
     styles = {"holds": "green", "fails": "red", "undecided": "yellow"}
     judged = [claim for claim in claims if claim.runs]
     for claim in judged:
@@ -96,7 +91,7 @@ def _show(claims: Sequence[Claim], metric: str, *, needs: bool) -> None:
     missing = [claim for claim in claims if not claim.runs]
     if not missing:
         return
-    screen.print(heading("Undecided for lack of runs" + ("" if needs else "; --all says what each needs")))
+    screen.print(heading("Undecided for lack of runs" + ("" if needs else "; --all lists what each needs")))
     if not needs:
         screen.print(", ".join(claim.code for claim in missing))
         return

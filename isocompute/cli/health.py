@@ -1,4 +1,4 @@
-"""`isocompute health RUN…`: is this run healthy? Findings with their evidence, and an exit code for CI."""
+"""`isocompute health RUN…`: findings with their evidence, and an exit code for CI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from isocompute.data import RunSet
-    from isocompute.diagnose.health import Health
+    from isocompute.diagnose.health import Finding, Health
 
 __all__ = ["command"]
 
@@ -36,15 +36,15 @@ def command(
     rollouts_per_problem: options.Rollouts = None,
     json: options.Json = False,
 ) -> None:
-    """Look runs over: entropy, length, truncation, KL, gradients, reward. Code 1 where there is a problem."""
+    """Check runs: entropy, length, truncation, KL, gradients, reward. Code 1 where there is a problem."""
     from isocompute import api
-    from isocompute.core.caught import quiet
+    from isocompute.core.errors import quiet
     from isocompute.core.run import NonFiniteWarning
 
     if follow:
         checked = _follow(paths, problems_per_batch, rollouts_per_problem, json=json)
     else:
-        with quiet(NonFiniteWarning):  # a finding of its own
+        with quiet(NonFiniteWarning):  # the check `non_finite` reports it
             runs = options.load_runs(paths, None, None, problems_per_batch, rollouts_per_problem)
         checked = api.check_health(runs, paths=paths)
         if json:
@@ -59,17 +59,17 @@ def command(
 def _follow(
     paths: list[str], problems_per_batch: int | None, rollouts_per_problem: int | None, *, json: bool
 ) -> Sequence[Health]:
-    """Findings as they come, each once: a line each, or an object a line."""
+    """Findings as they come, each once: one line each, or one JSON object a line."""
     from isocompute import api
-    from isocompute.core.caught import quiet
+    from isocompute.core.errors import quiet
     from isocompute.data import RunWarning
-    from isocompute.data.logs import follow
+    from isocompute.data import watch as follow
 
-    said: set[tuple[str, str, str, int | None]] = set()
+    printed: set[tuple[str, str, str, int | None]] = set()
     last: list[Health] = []
 
     def read() -> RunSet:
-        with quiet(RunWarning):  # a line half written, a cell without a point: they will come
+        with quiet(RunWarning):  # of half-written lines and cells without a point, which will come
             return options.load_runs(paths, None, None, problems_per_batch, rollouts_per_problem)
 
     def changed(runs: RunSet) -> None:
@@ -77,14 +77,13 @@ def _follow(
         for health in last:
             for finding in health.findings:
                 key = (health.run, finding.code, finding.severity, finding.since_step)
-                if key in said:
+                if key in printed:
                     continue
-                said.add(key)
+                printed.add(key)
                 if json:
                     options.print_json({"run": health.run, **finding.to_json()})
                 else:
-                    at = "" if finding.since_step is None else f"step {finding.since_step}: "
-                    typer.echo(f"{health.run}: {finding.severity}: {at}{finding.code}: {finding.evidence}")
+                    typer.echo(f"{health.run}: {_line(finding)}")
 
     follow.watch([path.split("::", 1)[0] for path in paths], read=read, changed=changed)  # PATH::NAME is one run
     return last
@@ -92,10 +91,15 @@ def _follow(
 
 def _json(checked: Sequence[Health]) -> dict[str, Any]:
     """The keys of `health --json` (docs/health.md)."""
-    from isocompute.diagnose.health.model import Verdict
+    from isocompute.diagnose.health import Verdict
 
     worst = max((health.verdict for health in checked), key=get_args(Verdict).index)
     return {"verdict": worst, "runs": [health.to_json() for health in checked]}
+
+
+def _line(finding: Finding) -> str:
+    at = "" if finding.since_step is None else f"step {finding.since_step}: "
+    return f"{finding.severity}: {at}{finding.code}: {finding.evidence}"
 
 
 def _show(checked: Sequence[Health]) -> None:
@@ -103,28 +107,26 @@ def _show(checked: Sequence[Health]) -> None:
 
     screen = console()
     unknown = [health for health in checked if health.verdict == "unknown"]
-    folded = unknown if len(unknown) > 1 else []
     for health in checked:
-        if folded and health.verdict == "unknown":
+        if len(unknown) > 1 and health.verdict == "unknown":
             continue
         ran = f" ({_ran(health)})" if len(checked) > 1 else ""
         screen.print(f"{health.verdict:8} {health.run}{ran}", style=_STYLES[health.verdict], soft_wrap=True)
         for finding in health.findings:
-            at = "" if finding.since_step is None else f"step {finding.since_step}: "
-            screen.print(f"  {finding.severity}: {at}{finding.code}: {finding.evidence}", soft_wrap=True)
+            screen.print(f"  {_line(finding)}", soft_wrap=True)
             screen.print(f"    {finding.advice} [{finding.source}]", style="dim", soft_wrap=True)
-    if folded:
-        _show_unknown(screen, folded)
+    if len(unknown) > 1:
+        _show_unknown(screen, unknown)
     if len(checked) == 1:
         _show_missing(screen, checked[0])
     else:
         counts = {verdict: sum(health.verdict == verdict for health in checked) for verdict in _STYLES}
-        told = [f"{count} {verdict}" for verdict, count in counts.items() if count or verdict != "unknown"]
-        screen.print(f"\n{len(checked)} runs: {', '.join(told)}")
+        shown = [f"{count} {verdict}" for verdict, count in counts.items() if count or verdict != "unknown"]
+        screen.print(f"\n{len(checked)} runs: {', '.join(shown)}")
 
 
 def _show_unknown(screen: Console, unknown: Sequence[Health]) -> None:
-    """Runs that nothing can be said of, in one line, and what would change that soonest."""
+    """Runs on which no check ran, in one line, and the first metric to log."""
     from isocompute.core.run import listing
 
     names = listing([health.run for health in unknown], 3)
@@ -134,8 +136,8 @@ def _show_unknown(screen: Console, unknown: Sequence[Health]) -> None:
 
 
 def _show_missing(screen: Console, health: Health) -> None:
-    """How much of one run was checked, and what the other checks need."""
-    screen.print(f"{_ran(health)} could run", style="dim")
+    """How many checks ran, and what the others need."""
+    screen.print(f"{_ran(health)} ran", style="dim")
     missing = [f"{check.code} (log {check.needs})" for check in health.checks if not check.ran]
     if missing:
         screen.print(f"not run: {'; '.join(missing)}", style="dim", soft_wrap=True)

@@ -11,7 +11,7 @@ from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
     from isocompute.report.evidence import Evidence
-    from isocompute.report.writing import Report
+    from isocompute.report.page import Report
 
 __all__ = ["command"]
 
@@ -40,22 +40,22 @@ def command(
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Write a page that says what the runs say: the answer, the two papers' figures from your data, methods, runs."""
+    """Write a page about the runs: the answer, the two papers' figures from your data, methods, runs."""
     if figures:
         _list(json)
         return
     if not runs:
         raise InputError("which runs? Name a study, run folders, tables or a trainer's logs.")
     if figure is not None:
+        from isocompute.report.charts.style import check_format
         from isocompute.report.figures import FIGURES
-        from isocompute.report.style import check_format
 
         if figure not in FIGURES:
             raise InputError(f"--figure {figure}: there is no such figure; figures are {', '.join(FIGURES)}.")
         if out is not None:
             check_format(out, "--out")
     from isocompute.report.evidence import Evidence
-    from isocompute.report.writing import check_page, write_report
+    from isocompute.report.page import check_page, write_report
 
     path = check_page(out or "report.html") if figure is None else None
     with options.heard() as said:
@@ -101,7 +101,7 @@ def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool, said:
 
 
 def _show(report: Report, *, asked: bool) -> None:
-    """The answers on a terminal, each with the reason why there is no plan where one was asked for."""
+    """The answers on a terminal, with the reason where a plan was asked for and there is none."""
     from isocompute.cli.show import console
 
     screen = console()
@@ -116,9 +116,9 @@ def _show(report: Report, *, asked: bool) -> None:
         screen.print(f"and {len(report.answers) - 6} more conditions")
     left_out = len(report.evidence.left_out)
     if left_out:
-        screen.print(f"note: {left_out} of {len(report.evidence.runs)} runs give no curve; the page says why")
+        screen.print(f"note: {left_out} of {len(report.evidence.runs)} runs give no curve; see Methods on the page")
     total = len(report.figures) + len(report.missing)
     screen.print(
-        f"wrote {report.path} ({report.size / 1e6:.1f} MB): {len(report.figures)} of {total} figures; the page says "
+        f"wrote {report.path} ({report.size / 1e6:.1f} MB): {len(report.figures)} of {total} figures; the page lists "
         "what the others need"
     )

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from isocompute.core.formatting import value
 
-__all__ = ["UNSEEN", "ceiling", "console", "heading", "short", "table"]
+__all__ = ["EXTRAPOLATED", "ceiling", "console", "heading", "short", "table"]
 
-UNSEEN = "?: less than 80% of the rise to this ceiling is done; it depends on the form"
-"""What the mark of `ceiling` means (`law.fits.SEEN`)."""
+EXTRAPOLATED = "?: less than 80% of the rise to this ceiling is done; it depends on the form"
+"""What the mark of `ceiling` means."""
 
 
 def console() -> Console:
@@ -40,10 +40,10 @@ def heading(text: str) -> Text:
 
 
 def ceiling(x: float | None, rise_done: float | None) -> str:
-    """A fitted ceiling, marked where it is more a guess than seen."""
-    from isocompute.law.fits import SEEN
+    """A fitted ceiling, marked where it is extrapolated."""
+    from isocompute.law.fits import CEILING_SEEN
 
-    return value(x) + ("?" if rise_done is not None and rise_done < SEEN else "")
+    return value(x) + ("?" if rise_done is not None and rise_done < CEILING_SEEN else "")
 
 
 def short(name: str, most: int = 36) -> str:

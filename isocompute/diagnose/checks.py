@@ -1,94 +1,124 @@
-"""What the checks look at, a run with its rewards, where they were best, and its pass rates; and what they find."""
+"""Each health check of a run as one function: from its signals to what was detected, or why the check cannot run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from isocompute.core.arrays import Ints
+from isocompute.core.curve import PERCENT
+from isocompute.core.not_numbers import non_finite
 from isocompute.core.run import Run
-from isocompute.data.pass_rates import PassRates
-from isocompute.diagnose.health import Severity
+from isocompute.data.pass_rates import BINS, PassRates
 from isocompute.diagnose.series import (
-    FEWEST_FOR_DRIFT,
-    FEWEST_FOR_FALL,
-    FEWEST_FOR_GAP,
-    FEWEST_FOR_PROGRESS,
-    FEWEST_NORMS,
-    FEWEST_OF_TRAINING,
-    MISMATCHES,
-    WINDOW,
+    MINIMUM_FOR_PROGRESS,
+    MINIMUM_TRAINING_BATCHES,
     Reward,
     Series,
-    as_share,
     batch_noise,
-    first_above,
-    first_drift,
-    first_excess,
-    first_fall,
+    downside_noise,
+    first_drop,
     first_gap,
-    first_given_up,
-    first_not_finite,
-    first_spikes,
     has_risen,
-    near_zero,
     series_of,
-    sets_seen,
+    sets_logged,
     stalled_since,
+    trailing_mean,
+    trailing_median,
 )
 
 __all__ = [
-    "Found",
-    "Look",
-    "Watched",
-    "drifts",
-    "look_at_fall",
-    "look_at_gap",
-    "look_at_logprob_gap",
-    "look_at_numbers",
-    "look_at_pass_rates",
-    "look_at_progress",
-    "look_at_spikes",
-    "look_at_truncation",
-    "look_at_zero_variance",
+    "MISMATCHES",
+    "CheckFunction",
+    "Severity",
+    "Signals",
+    "check_finite",
+    "check_logprob_gap",
+    "check_polarisation",
+    "check_progress",
+    "check_reward_fall",
+    "check_spikes",
+    "check_train_validation_gap",
+    "check_truncation",
+    "check_zero_variance",
+    "drift_check",
     "number_at",
 ]
 
+Severity = Literal["warning", "problem"]
 
-Found = tuple[int, Severity, str]
-"""Row, severity and evidence of a finding."""
+MISMATCHES: dict[str, float] = {
+    "logprob_gap": 0.1,
+    "sampling/sampling_logp_difference/mean": 0.1,
+    "rollout_corr/kl": 0.01,
+    "mismatch_kl/all/mean": 0.01,
+    "mismatch_kl/mean": 0.01,
+    "optim/kl_sample_train_v2": 0.01,
+    "optim/kl_sample_train_v1": 0.01,
+    "train/gen_kl_error": 0.01,
+    "training/rollout_probs_diff_mean": 0.05,
+}
+"""Trainers' measures of the distance between sampler and trainer, and what is large for each: an importance weight
+off by a tenth a token, or a KL of .01, which is about the same distance (δ²/2 at δ = .14)."""
+MISMATCH_ENGINES = ("tinker", "prime-rl", "nemo-rl")
+"""Trainers whose `kl` is between sampler and trainer, not to the base model (docs/import.md)."""
+
+WINDOW = 5
+"""Points a share is averaged over: one bad batch is no state of a run."""
+TRUNCATION = ((0.05, "warning"), (0.10, "warning"), (0.15, "problem"))
+TRUNCATION_RISE = 0.10
+"""Above 15% from the start is a setting, not an instability: a problem only where it rose by this much."""
+ZERO_VARIANCE_EXCESS = 0.1
+ZERO_VARIANCE, ZERO_VARIANCE_POINTS = 0.8, 10
+"""The share that counts where no pass rates predict it, over this many points."""
+POLARISED = 0.05
+"""Share of problems newly near a pass rate of 0 that counts."""
+SHARE_SIGMAS = 3.0
+DRIFT_SIGMAS, DRIFT_REFERENCE_POINTS = 6.0, 3
+SPIKE_FACTOR, SPIKE_SIGMAS, SPIKE_PRIOR_NOISE = 5.0, 6.0, 0.3
+SPIKES, SPIKE_WINDOW, SPIKE_REFERENCE_POINTS = 3, 30, 10
+"""One spike is what gradient clipping is for; three in thirty points, after ten without, are a state."""
+
+
+class Detection(NamedTuple):
+    """What a check found at a row of the run."""
+
+    row: int
+    severity: Severity
+    evidence: str
 
 
 @dataclass(frozen=True)
-class Watched:
+class Signals:
     """A run with what several checks read."""
 
     run: Run
-    numbers: tuple[str, ...]
+    must_be_finite: tuple[str, ...]
     """Metrics that it logs and that must be numbers: rewards, loss, norm of the gradient, entropy."""
     validation: Reward | None
-    beside: tuple[Reward, ...]
+    other_validation: tuple[Reward, ...]
     """Rewards on further held-out sets."""
     train: Reward | None
     record_R: Ints
     """For every row, the row at which the reward last set a record."""
-    held_R: Ints
-    """For every row, the row at which it last held its best level."""
-    rates: dict[int, PassRates]
+    near_best_R: Ints
+    """For every row, the row at which it was last at its best level."""
+    rates: Mapping[int, PassRates]
     """How pass rates are spread over training problems, by row; empty where that is not known."""
 
     @property
     def rewards(self) -> tuple[Reward, ...]:
-        """Those that the run is judged by, held-out first."""
+        """Those that the run is judged by, validation first."""
         return tuple(r for r in (self.validation, self.train) if r is not None)
 
     @property
     def held_out(self) -> tuple[Reward, ...]:
         """Those of every held-out set, the one that the run is judged by first."""
-        return (*((self.validation,) if self.validation is not None else ()), *self.beside)
+        return (*((self.validation,) if self.validation is not None else ()), *self.other_validation)
 
     def step(self, row: int) -> str:
         """A point in words."""
@@ -96,8 +126,8 @@ class Watched:
         return f"point {row + 1}" if number is None else f"step {number:.0f}"
 
 
-Look = Callable[[Watched], list[Found] | str | None]
-"""What is found; None where what the check needs is not logged, and in words where what is logged cannot be read."""
+CheckFunction = Callable[[Signals], list[Detection] | str | None]
+"""What is detected; None where what the check needs is not logged, a text where what is logged cannot be read."""
 
 
 def number_at(run: Run, column: str, row: int) -> float | None:
@@ -109,101 +139,109 @@ def number_at(run: Run, column: str, row: int) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-# Each check of a run as one function: from a watched run to what was found, or why it cannot run (`watched.Look`).
-
-_TRUNCATION = ((0.05, "warning"), (0.10, "warning"), (0.15, "problem"))
-_TRUNCATION_ROSE = 0.10
-"""Above 15% from the start is a setting, not an instability: a problem only where it rose by this much."""
-_MOSTLY = 0.8
-"""Groups without a signal that count where nothing predicts them."""
-_MOSTLY_POINTS = 10
-_NO_SUCCESS, _ALL_SOLVED = (0.0, -1.0), (1.0, 100.0)
-"""What verifiers give where every answer is wrong, and where every one is right."""
-_MISMATCH_ENGINES = ("tinker", "prime-rl", "nemo-rl")
-"""Trainers whose `kl` is between sampler and trainer, not to the base (docs/import.md)."""
-
-
-def look_at_numbers(watched: Watched) -> list[Found] | None:
+def check_finite(signals: Signals) -> list[Detection] | None:
     """Rewards, losses, gradients and entropies that are not finite any more."""
-    first = {name: at for name in watched.numbers if (at := first_not_finite(watched.run, name)) is not None}
+    marked = non_finite(signals.run.points)
+    first = {name: marked[name] for name in signals.must_be_finite if name in marked}
     if not first:
-        return [] if watched.numbers else None
-    row = min(at for at, _ in first.values())
-    text = ", ".join(f"{name} is {_not_finite(value)}" for name, (at, value) in first.items() if at == row)
-    return [(row, "problem", text)]
+        return [] if signals.must_be_finite else None
+    row = min(mark.row for mark in first.values())
+    text = ", ".join(f"{name} is {_not_finite(mark.value)}" for name, mark in first.items() if mark.row == row)
+    return [Detection(row, "problem", text)]
 
 
 def _not_finite(value: float) -> str:
     return "NaN" if math.isnan(value) else "infinite" if math.isinf(value) else f"{value:.0e}, as good as infinite"
 
 
-def look_at_fall(watched: Watched) -> list[Found] | None:
-    """Reward that falls, in training and on any held-out set; that of a further set is a warning."""
-    held_out = watched.held_out
-    looks = [(reward, sets_seen(held_out, reward)) for reward in held_out]
-    if watched.train is not None:
-        looks.append((watched.train, np.ones(len(watched.train.series), dtype=np.int64)))
-    looks = [(reward, looks_T) for reward, looks_T in looks if len(reward.series) >= FEWEST_FOR_FALL]
-    found: list[Found] = []
-    for reward, looks_T in looks:
-        fall = first_fall(reward, looks_T=looks_T)
-        if fall is not None:
+# Rewards --------------------------------------------------------------------------------------------------------------
+
+
+def check_reward_fall(signals: Signals) -> list[Detection] | None:
+    """Reward that drops, in training and on any held-out set; on a further set that is a warning."""
+    held_out = signals.held_out
+    tested = [(reward, sets_logged(held_out, reward)) for reward in held_out]
+    if signals.train is not None:
+        tested.append((signals.train, np.ones(len(signals.train.series), dtype=np.int64)))
+    tested = [(reward, tests_T) for reward, tests_T in tested if len(reward.series) >= 2]
+    found = []
+    for reward, tests_T in tested:
+        drop = first_drop(reward, tests_T=tests_T)
+        if drop is not None:
             rows = reward.series.row_T
             text = (
-                f"{reward.series.name} fell from {_level(fall.best)} ({watched.step(int(rows[fall.best_at]))}) to "
-                f"{_level(fall.now)}; noise {_level(reward.noise_T[fall.at])}"
+                f"{reward.series.name} fell from {_level(drop.best)} ({signals.step(int(rows[drop.best_at]))}) to "
+                f"{_level(drop.now)}; noise {_level(reward.noise_T[drop.at])}"
             )
-            severity: Severity = "warning" if any(reward is other for other in watched.beside) else "problem"
-            found.append((int(rows[fall.at]), severity, text))
-    return found if looks else None
+            severity: Severity = "warning" if any(reward is r for r in signals.other_validation) else "problem"
+            found.append(Detection(int(rows[drop.at]), severity, text))
+    return found if tested else None
 
 
-def look_at_progress(watched: Watched) -> list[Found] | None:
+def check_progress(signals: Signals) -> list[Detection] | None:
     """Reward that never rose: on held-out problems where it is logged, else in training.
 
-    The one finding that is taken back, when the reward does rise: that a run has learned nothing so far is no verdict
-    on what comes. It goes beside a fall too, which says what is wrong and asks for the opposite; a collapse counts as
-    noise, so that the rise before it may not show. Training without any success stays.
+    This finding is withdrawn when the reward does rise. It is dropped beside a fall too, which says what is wrong and
+    asks for the opposite; a collapse counts as noise, so the rise before it may not show. Training without any success
+    stays.
     """
-    rewards = watched.rewards
-    if not any(len(reward.series) >= FEWEST_FOR_PROGRESS for reward in rewards):
+    rewards = signals.rewards
+    if not any(len(reward.series) >= MINIMUM_FOR_PROGRESS for reward in rewards):
         return None
-    stuck = _look_at_constant(rewards[-1])  # training's where it is logged: it makes the gradient
-    stalled = stuck or _look_at_standstill(watched)
-    if stalled is None or (stalled[1] == "warning" and look_at_fall(watched)):
+    stuck = _constant(rewards[-1])  # training's where it is logged: it makes the gradient
+    stalled = stuck or _standstill(signals)
+    if stalled is None or (stalled.severity == "warning" and check_reward_fall(signals)):
         return []
     return [stalled]
 
 
-def _look_at_standstill(watched: Watched) -> Found | None:
-    rewards = watched.rewards
+def _standstill(signals: Signals) -> Detection | None:
+    rewards = signals.rewards
     if any(has_risen(reward.series.values_T) for reward in rewards):
         return None
     judged = rewards[0]
     values_T = judged.series.values_T
-    fewest = FEWEST_FOR_PROGRESS if judged is watched.validation else FEWEST_OF_TRAINING
-    since = stalled_since(values_T, fewest=fewest)
+    minimum = MINIMUM_FOR_PROGRESS if judged is signals.validation else MINIMUM_TRAINING_BATCHES
+    since = stalled_since(values_T, minimum=minimum)
     if since is None:
         return None
     text = (
         f"{judged.series.name} has not risen beyond its noise in {len(values_T)} points: "
         f"{_level(float(values_T[: judged.width_T[-1]].mean()))} at the start, {_level(float(judged.level_T[-1]))} now"
     )
-    return int(judged.series.row_T[since]), "warning", text
+    return Detection(int(judged.series.row_T[since]), "warning", text)
 
 
-def _look_at_constant(reward: Reward) -> Found | None:
+def _constant(reward: Reward) -> Detection | None:
     """No success at all, or nothing but successes: either way no group has anything to compare."""
     values_T, first = reward.series.values_T, float(reward.series.values_T[0])
-    if len(values_T) < FEWEST_FOR_PROGRESS or not np.all(values_T == first):
+    if len(values_T) < MINIMUM_FOR_PROGRESS or not np.all(values_T == first):
         return None
-    row = int(reward.series.row_T[FEWEST_FOR_PROGRESS - 1])
+    row = int(reward.series.row_T[MINIMUM_FOR_PROGRESS - 1])
     text = f"{reward.series.name} is {first:g} at all {len(values_T)} points"
-    if first in _NO_SUCCESS:
-        return row, "problem", f"{text}: without a success there is no gradient"
-    if first in _ALL_SOLVED:
-        return row, "warning", f"{text}: nothing is left to learn from these problems"
+    if first in (0.0, -1.0):  # what verifiers give where every answer is wrong
+        return Detection(row, "problem", f"{text}: without a success there is no gradient")
+    if first in (1.0, PERCENT):
+        return Detection(row, "warning", f"{text}: nothing is left to learn from these problems")
     return None
+
+
+def check_train_validation_gap(signals: Signals) -> list[Detection] | None:
+    """Training reward that rises while validation reward falls."""
+    validation, train = signals.validation, signals.train
+    if validation is None or train is None or len(validation.series) < 4:
+        return None
+    at = first_gap(validation, train)
+    if at is None:
+        return []
+    row_T, best = validation.series.row_T, int(validation.best_at_T[at])
+    now, then = (train.series.until(int(row_T[i])) - 1 for i in (at, best))
+    text = (
+        f"since {signals.step(int(row_T[best]))} {train.series.name} rose from {_level(train.level_T[then])} to "
+        f"{_level(train.level_T[now])} and {validation.series.name} fell from {_level(validation.level_T[best])} to "
+        f"{_level(validation.level_T[at])}"
+    )
+    return [Detection(int(row_T[at]), "warning", text)]
 
 
 def _level(value: float) -> str:
@@ -211,159 +249,196 @@ def _level(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
-def drifts(
+# Entropy, lengths and KL ----------------------------------------------------------------------------------------------
+
+
+def drift_check(
     name: str,
-    what: str,
+    label: str,
     *,
     up: bool,
     warning: float,
     problem: float | None,
     floor: float = 0.0,
     smooth: int = 1,
-) -> Look:
-    """A check for drift by the factor `warning` since the record, and `problem` since the best level was held."""
+) -> CheckFunction:
+    """A check for a series that drifts while the reward gains nothing.
 
-    def look(watched: Watched) -> list[Found] | None:
-        series = _drifting(watched, name)
+    A healthy run spends entropy and KL on reward, so the reference is not the start. The series must change by the
+    factor `warning` since the record, or by `problem` since the reward was last at its best; and by six times its own
+    noise. Values under `floor` count as the floor; the last `smooth` points give the value now.
+    """
+
+    def check(signals: Signals) -> list[Detection] | None:
+        if name == "kl" and signals.run.settings.engine in MISMATCH_ENGINES:
+            return None
+        series = series_of(signals.run, name, minimum=2)
         if series is None:
             return None
-        found: dict[int, Found] = {}  # what shows at one point is one finding, the worst
-        prior = batch_noise(watched.run.settings.problems_per_batch)
+        sign = 1.0 if up else -1.0
+        logs_T = np.log(np.maximum(series.values_T, max(floor, 1e-12)))
+        before_T, now_T = trailing_median(logs_T, DRIFT_REFERENCE_POINTS), trailing_median(logs_T, smooth)
+        noise_T = downside_noise(sign * logs_T, prior=batch_noise(signals.run.settings.problems_per_batch))
+        found: dict[int, Detection] = {}  # what shows at one point is one finding, the worst
         marks: tuple[tuple[float | None, Severity, Ints, str], ...] = (
-            (warning, "warning", watched.record_R, "the best reward"),
-            (problem, "problem", watched.held_R, "the reward was last at its best"),
+            (warning, "warning", signals.record_R, "the best reward"),
+            (problem, "problem", signals.near_best_R, "the reward was last at its best"),
         )
-        for factor, severity, reference_R, when in marks:
-            drift = factor and first_drift(
-                series, reference_R=reference_R, factor=factor, up=up, prior=prior, floor=floor, smooth=smooth
-            )
-            if drift:
-                then = watched.step(int(series.row_T[drift.since]))
-                since = when if watched.rewards else "the start; no reward is logged"
-                text = f"{what} went from {drift.before:.3g} ({then}, {since}) to {drift.now:.3g}"
-                found[drift.at] = int(series.row_T[drift.at]), severity, text
+        for factor, severity, reference_R, reference in marks:
+            for t in range(1, len(series) if factor else 0):
+                since = max(series.until(int(reference_R[series.row_T[t]])) - 1, 0)
+                change = sign * float(now_T[t] - before_T[since])
+                error = float(noise_T[t]) * math.sqrt(1.0 + 1.0 / min(since + 1, DRIFT_REFERENCE_POINTS))  # both ends
+                if since < t and change >= max(math.log(factor or 1.0), DRIFT_SIGMAS * error):
+                    then = signals.step(int(series.row_T[since]))
+                    when = reference if signals.rewards else "the start; no reward is logged"
+                    before, now = np.exp(before_T[since]), np.exp(now_T[t])
+                    text = f"{label} went from {before:.3g} ({then}, {when}) to {now:.3g}"
+                    found[t] = Detection(int(series.row_T[t]), severity, text)
+                    break
         return list(found.values())
 
-    return look
+    return check
 
 
-def _drifting(watched: Watched, name: str) -> Series | None:
-    if name == "kl" and watched.run.settings.engine in _MISMATCH_ENGINES:
-        return None
-    return series_of(watched.run, name, fewest=FEWEST_FOR_DRIFT)
+# Shares of a batch ----------------------------------------------------------------------------------------------------
 
 
-def look_at_truncation(watched: Watched) -> list[Found] | str | None:
-    """Cut responses, at ScaleRL's 5, 10 and 15%."""
-    series = _share(watched, "truncated", fewest=WINDOW)
+def check_truncation(signals: Signals) -> list[Detection] | str | None:
+    """Truncated responses, at ScaleRL's 5, 10 and 15%."""
+    series = _share(signals, "truncated", minimum=WINDOW)
     if not isinstance(series, Series):
         return series
-    found: dict[int, Found] = {}  # marks that are passed at one point are one finding, the highest
-    for mark, severity in _TRUNCATION:
-        at = first_above(series, mark)
+    found: dict[int, Detection] = {}  # marks that are passed at one point are one finding, the highest
+    for mark, severity in TRUNCATION:
+        at = _first_above(series, mark)
         if at is not None:
-            start, now = float(series.values_T[0]), float(series.values_T[max(0, at + 1 - WINDOW) : at + 1].mean())
-            rose = now - start >= _TRUNCATION_ROSE
-            text = f"{now:.0%} of the responses are cut, above {mark:.0%}; {start:.0%} at the start"
-            found[at] = int(series.row_T[at]), "problem" if severity == "problem" and rose else "warning", text
+            start, now = float(series.values_T[0]), _window_mean(series, at)
+            worst: Severity = "problem" if severity == "problem" and now - start >= TRUNCATION_RISE else "warning"
+            text = f"{now:.0%} of the responses are truncated, above {mark:.0%}; {start:.0%} at the start"
+            found[at] = Detection(int(series.row_T[at]), worst, text)
     return list(found.values())
 
 
-def _share(watched: Watched, name: str, *, fewest: int) -> Series | str | None:
-    """A share, of percent by the hundred; in words why it is none."""
-    series = series_of(watched.run, name, fewest=fewest)
-    share = None if series is None else as_share(series)
-    if series is None or share is not None:
-        return share
-    low, high = (f"{extreme:.3g}" for extreme in (series.values_T.min(), series.values_T.max()))
-    return f"{name} as a share (0 to 1) or in percent; here it goes from {low} to {high}"
+def check_zero_variance(signals: Signals) -> list[Detection] | str | None:
+    """Zero-variance groups: more than the pass rates predict where these are known, else most of all groups.
 
-
-def look_at_zero_variance(watched: Watched) -> list[Found] | str | None:
-    """Groups that score all the same: against the pass rates where they are known, else most of all groups."""
-    settings = watched.run.settings
+    Of pass rates in bins the prediction is the most it can be: p^n + (1 - p)^n at each bin's edge further from a half.
+    """
+    settings, rates = signals.run.settings, signals.rates
     n, problems = settings.rollouts_per_problem, settings.problems_per_batch
-    fewest = WINDOW if watched.rates and n and problems else _MOSTLY_POINTS
-    series = _share(watched, "zero_variance", fewest=fewest)
+    if not (rates and n and problems):
+        series = _share(signals, "zero_variance", minimum=ZERO_VARIANCE_POINTS)
+        if not isinstance(series, Series):
+            return series
+        at = _first_above(series, ZERO_VARIANCE, window=ZERO_VARIANCE_POINTS)
+        text = f"over {ZERO_VARIANCE:.0%} of the groups have zero variance"
+        return [] if at is None else [Detection(int(series.row_T[at]), "warning", text)]
+    series = _share(signals, "zero_variance", minimum=WINDOW)
     if not isinstance(series, Series):
         return series
-    if watched.rates and n and problems:
-        excess = first_excess(series, watched.rates, n=n, problems=problems)
-        if excess is None:
-            return []
-        at, seen, predicted = excess
-        text = f"{seen:.0%} of the groups score all the same; the pass rates predict {predicted:.0%}"
-        return [(int(series.row_T[at]), "warning", text)]
-    above = first_above(series, _MOSTLY, window=_MOSTLY_POINTS)
-    if above is None:
-        return []
-    return [(int(series.row_T[above]), "warning", f"over {_MOSTLY:.0%} of the groups score all the same")]
+    low_K = np.arange(BINS) / BINS
+    edge_K = np.where(low_K < 0.5, low_K, low_K + 1.0 / BINS)
+    zero_variance_K = edge_K**n + (1.0 - edge_K) ** n
+    mean_T = trailing_mean(series.values_T, WINDOW)
+    rows = sorted(rates)
+    last_T = np.searchsorted(rows, series.row_T, side="right") - 1
+    for t in range(WINDOW - 1, len(series)):
+        if last_T[t] < 0:
+            continue
+        predicted = float(rates[rows[last_T[t]]].share_K @ zero_variance_K)
+        error = _share_error(predicted, 1.0 / (problems * WINDOW))
+        if mean_T[t] - predicted >= max(ZERO_VARIANCE_EXCESS, SHARE_SIGMAS * error):
+            text = f"{mean_T[t]:.0%} of the groups have zero variance; the pass rates predict {predicted:.0%}"
+            return [Detection(int(series.row_T[t]), "warning", text)]
+    return []
 
 
-def look_at_logprob_gap(watched: Watched) -> list[Found] | None:
+def check_polarisation(signals: Signals) -> list[Detection] | None:
+    """More problems near a pass rate of 0 while the mean has not fallen (interference)."""
+    rates, rows = signals.rates, sorted(signals.rates)
+    if len(rows) < 2:
+        return None
+    first = rates[rows[0]]
+    lowest, before = BINS // 20, float(first.share_K[: BINS // 20].sum())
+    for row in rows[1:]:
+        now = rates[row]
+        share = float(now.share_K[:lowest].sum())
+        error = _share_error(share, 2.0 / min(first.problems, now.problems))
+        if share - before >= max(POLARISED, SHARE_SIGMAS * error) and now.mean >= first.mean:
+            text = (
+                f"{share:.0%} of the training problems are near a pass rate of 0, {before:.0%} at the start, while the "
+                f"mean went from {first.mean:.3f} to {now.mean:.3f}"
+            )
+            return [Detection(row, "warning", text)]
+    return []
+
+
+def _share(signals: Signals, name: str, *, minimum: int) -> Series | str | None:
+    """A metric as a share of 1, from percent where values go beyond 1; a text where it is neither."""
+    series = series_of(signals.run, name, minimum=minimum)
+    if series is None:
+        return None
+    low, high, rounding = float(series.values_T.min()), float(series.values_T.max()), 1.0 + 1e-6
+    if low < 0.0 or high > PERCENT * rounding:
+        return f"{name} as a share (0 to 1) or in percent; here it goes from {low:.3g} to {high:.3g}"
+    return series if high <= rounding else replace(series, values_T=series.values_T / PERCENT)
+
+
+def _share_error(share: float, inverse_count: float) -> float:
+    return math.sqrt(max(share * (1.0 - share), 1e-3) * inverse_count)
+
+
+def _first_above(series: Series, mark: float, *, window: int = WINDOW) -> int | None:
+    """The first point from which the mean of the last `window` lies above a mark; a full window is needed."""
+    above_T = trailing_mean(series.values_T, window) > mark
+    above_T[: window - 1] = False
+    return int(above_T.argmax()) if above_T.any() else None
+
+
+def _window_mean(series: Series, at: int) -> float:
+    return float(series.values_T[max(0, at + 1 - WINDOW) : at + 1].mean())
+
+
+# Sampler and gradient -------------------------------------------------------------------------------------------------
+
+
+def check_logprob_gap(signals: Signals) -> list[Detection] | None:
     """Distance between the sampler's and the trainer's log-probs."""
-    marks = {name: mark for name, mark in MISMATCHES.items() if series_of(watched.run, name) is not None}
-    if not marks and watched.run.settings.engine in _MISMATCH_ENGINES:
+    marks = {name: mark for name, mark in MISMATCHES.items() if series_of(signals.run, name) is not None}
+    if not marks and signals.run.settings.engine in MISMATCH_ENGINES:
         marks = {"kl": MISMATCHES["mismatch_kl/mean"]}
-    long = [series for name in marks if (series := series_of(watched.run, name, fewest=WINDOW)) is not None]
-    found: list[Found] = []
+    long = [series for name in marks if (series := series_of(signals.run, name, minimum=WINDOW)) is not None]
+    found = []
     for series in long:
         mark = marks[series.name]
-        at = first_above(series, mark)
+        at = _first_above(series, mark)
         if at is not None:
-            now = float(series.values_T[max(0, at + 1 - WINDOW) : at + 1].mean())
-            text = f"sampler and trainer disagree: {series.name} is {now:.3g}, above {mark:g}"
-            found.append((int(series.row_T[at]), "warning", text))
+            text = f"sampler and trainer disagree: {series.name} is {_window_mean(series, at):.3g}, above {mark:g}"
+            found.append(Detection(int(series.row_T[at]), "warning", text))
     return found if long else None
 
 
-def look_at_spikes(watched: Watched) -> list[Found] | None:
-    """Spikes of the gradient's norm."""
-    series = series_of(watched.run, "grad_norm", fewest=FEWEST_NORMS)
+def check_spikes(signals: Signals) -> list[Detection] | None:
+    """The third spike of the gradient's norm in thirty points.
+
+    A spike is five times the median of the points before it, and six times their spread on a log scale above it.
+    """
+    first = SPIKE_REFERENCE_POINTS
+    series = series_of(signals.run, "grad_norm", minimum=first + SPIKES)
     if series is None:
         return None
-    spikes = first_spikes(series)
-    if spikes is None:
-        return []
-    at, size, usual = spikes
-    return [
-        (
-            int(series.row_T[at]),
-            "warning",
-            f"the third spike of grad_norm in thirty points: {size:.3g} over {usual:.3g}",
-        )
-    ]
-
-
-def look_at_pass_rates(watched: Watched) -> list[Found] | None:
-    """Problems that are given up while the mean rises (interference)."""
-    rates = watched.rates
-    if len(rates) < 2:
-        return None
-    at = first_given_up(rates)
-    if at is None:
-        return []
-    first, now = rates[min(rates)], rates[at]
-    text = (
-        f"{near_zero(now):.0%} of the training problems are near a pass rate of 0, {near_zero(first):.0%} at the "
-        f"start, while the mean went from {first.mean:.3f} to {now.mean:.3f}"
-    )
-    return [(at, "warning", text)]
-
-
-def look_at_gap(watched: Watched) -> list[Found] | None:
-    """Training's reward that rises while held-out reward falls."""
-    validation, train = watched.validation, watched.train
-    if validation is None or train is None or len(validation.series) < FEWEST_FOR_GAP:
-        return None
-    at = first_gap(validation, train)
-    if at is None:
-        return []
-    best = int(validation.best_at_T[at])
-    now, then = (train.series.until(int(validation.series.row_T[i])) - 1 for i in (at, best))
-    text = (
-        f"since {watched.step(int(validation.series.row_T[best]))} {train.series.name} rose from "
-        f"{_level(train.level_T[then])} to {_level(train.level_T[now])} and {validation.series.name} fell "
-        f"from {_level(validation.level_T[best])} to {_level(validation.level_T[at])}"
-    )
-    return [(int(validation.series.row_T[at]), "warning", text)]
+    logs_T = np.log(np.maximum(series.values_T, 1e-12))
+    before_T = trailing_median(logs_T, SPIKE_WINDOW)
+    high = first + np.flatnonzero(logs_T[first:] - before_T[first - 1 : -1] >= math.log(SPIKE_FACTOR))
+    spikes: list[int] = []
+    for t in map(int, high):
+        usual = float(before_T[t - 1])
+        spread = 1.4826 * float(np.median(np.abs(logs_T[max(0, t - SPIKE_WINDOW) : t] - usual)))
+        if logs_T[t] - usual < SPIKE_SIGMAS * max(spread, SPIKE_PRIOR_NOISE):
+            continue
+        spikes = [s for s in spikes if s > t - SPIKE_WINDOW] + [t]
+        if len(spikes) >= SPIKES:
+            text = f"the third spike of grad_norm in thirty points: {series.values_T[t]:.3g} over {math.exp(usual):.3g}"
+            return [Detection(int(series.row_T[t]), "warning", text)]
+    return []

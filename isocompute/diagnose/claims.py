@@ -1,4 +1,4 @@
-"""Claims about what an allocation does: Bp against n, and how evenly progress is spread."""
+"""The two papers' claims, judged on a set of runs."""
 
 from __future__ import annotations
 
@@ -21,26 +21,44 @@ from isocompute.diagnose.optima import (
     about_units,
 )
 from isocompute.diagnose.recipes import about_recipes
-from isocompute.diagnose.setups import Setup, Study, sort_runs
+from isocompute.diagnose.setups import Setup, Study, common_metric, sort_runs
 from isocompute.diagnose.verdicts import Claim, Statement, above, mean_of
 from isocompute.law.curves import warn_of_scales
 from isocompute.law.families import HILL, POWER, Family
 from isocompute.law.solver import Batch, evaluate, solve
-from isocompute.report.evidence import Evidence
 
 __all__ = ["Claim", "judge", "metric_of"]
 
 
-_APART = (4, 16)
-"""The two n compared for spread differ by a factor in this range; the paper's figure has 8 and 128."""
-_PAIRS = 3
-_Shares = tuple[str, Array, Array]
-"""A run's name, its compute, and the share of problems near a pass rate of 0 there."""
+def judge(runs: RunSet, *, metric: str | None = None) -> tuple[Claim, ...]:
+    """Judge every claim of the two papers that these runs bear on; the others name the runs that would decide them."""
+    study = sort_runs(runs, metric_of(runs, metric))
+    for setup in study.sweeps():
+        made = study.curves(setup.runs)
+        if made is not None:
+            warn_of_scales(made[0], metric=study.metric, source=runs.source)
+    return tuple(claim for about in _ABOUT for claim in about(study))
+
+
+def metric_of(runs: RunSet, metric: str | None = None) -> str:
+    """The metric asked for, else the one that all runs have, else that of most of them, with a warning."""
+    chosen = common_metric(runs, metric)
+    having = sum(chosen in run.metrics for run in runs)
+    if metric is None and having < len(runs):
+        warnings.warn(
+            f"{runs.source}: no metric is in all runs; taking {chosen}, which {having} of {len(runs)} have.",
+            RunWarning,
+            stacklevel=3,
+        )
+    return chosen
+
+
+# Bp against n ---------------------------------------------------------------------------------------------------------
 
 
 def about_problems(study: Study) -> Iterator[Claim]:
     """Bp matters less than n."""
-    what = Statement(
+    statement = Statement(
         "problems_matter_less",
         "The number of problems in a batch matters less than the number of rollouts per problem.",
         "IsoCompute section 4.2, figure 10",
@@ -54,14 +72,13 @@ def about_problems(study: Study) -> Iterator[Claim]:
         if law is None or over_n is None or over_bp is None:
             continue
         found = True
-        value = over_n.range - over_bp.range
         low = over_n.range_interval[0] - over_bp.range_interval[1]
         high = over_n.range_interval[1] - over_bp.range_interval[0]
         verdict = above((low, high))
-        yield what.judged(
+        yield statement.judged(
             verdict,
             statistic={
-                "value": value,
+                "value": over_n.range - over_bp.range,
                 "unit": "reward: range over n less range over Bp",
                 "over_n": over_n.range,
                 "at_problems": over_n.fixed,
@@ -71,19 +88,26 @@ def about_problems(study: Study) -> Iterator[Claim]:
                 "problems": list(over_bp.settings),
             },
             interval=(low, high),
-            needs="seeds: the two ranges are not told apart" if verdict == "undecided" else None,
+            needs="seeds: the two ranges do not differ significantly" if verdict == "undecided" else None,
             runs=tuple(run.curve.name for run in law.runs),
             where=study.where(setup),
         )
     if not found:
-        yield what.lacks(
+        yield statement.lacks(
             "runs at two or more problems_per_batch with the same n, and at two or more n with the same Bp"
         )
 
 
+# How evenly progress is spread ----------------------------------------------------------------------------------------
+
+_FOLD = (4, 16)
+"""The two n compared for spread differ by a factor in this range; the paper's figure has 8 and 128."""
+_PAIRS = 3
+
+
 def about_spread(study: Study) -> Iterator[Claim]:
     """Larger n spreads progress more evenly."""
-    what = Statement(
+    statement = Statement(
         "larger_n_spreads_progress",
         "At equal compute a larger n leaves fewer problems near a pass rate of 0.",
         "IsoCompute section 5.1, figure 11",
@@ -96,7 +120,7 @@ def about_spread(study: Study) -> Iterator[Claim]:
         found = True
         difference = mean_of([d for d, _ in pairs])
         verdict = above(difference.interval)
-        yield what.judged(
+        yield statement.judged(
             verdict,
             statistic={
                 "value": difference.value,
@@ -110,8 +134,8 @@ def about_spread(study: Study) -> Iterator[Claim]:
             where=study.where(setup),
         )
     if not found:
-        yield what.lacks(
-            f"at least {_PAIRS} pairs of runs (Bp or seeds) whose n differ {_APART[0]}- to {_APART[1]}-fold, with "
+        yield statement.lacks(
+            f"at least {_PAIRS} pairs of runs (Bp or seeds) whose n differ {_FOLD[0]}- to {_FOLD[1]}-fold, with "
             "'train/pass_rates', 'train/zero_pass' or 'val/zero_pass' in their points"
         )
 
@@ -119,9 +143,9 @@ def about_spread(study: Study) -> Iterator[Claim]:
 def _spread_pairs(setup: Setup) -> list[tuple[float, tuple[str, str]]]:
     """For every Bp and seed: the share near 0 of the smallest n less that of a larger, at the compute both have.
 
-    Repetitions that were given one seed, or none, are paired in their order: each run is in one pair.
+    Repetitions that share one seed, or log none, are paired in their order: each run is in one pair.
     """
-    groups: dict[tuple[int | None, int | None], dict[int, list[_Shares]]] = {}
+    groups: dict[tuple[int | None, int | None], dict[int, list[tuple[str, Array, Array]]]] = {}
     for run in setup.runs:
         n, shares = run.settings.rollouts_per_problem, _near_zero(run)
         if n is not None and shares is not None:
@@ -130,8 +154,8 @@ def _spread_pairs(setup: Setup) -> list[tuple[float, tuple[str, str]]]:
     out = []
     for by_n in groups.values():
         small = min(by_n)
-        apart = [n for n in by_n if _APART[0] * small <= n <= _APART[1] * small]
-        for less, more in zip(by_n[small], by_n[max(apart)] if apart else (), strict=False):
+        large = max((n for n in by_n if _FOLD[0] * small <= n <= _FOLD[1] * small), default=None)
+        for less, more in zip(by_n[small], by_n[large] if large else (), strict=False):
             (name_less, x_less, y_less), (name_more, x_more, y_more) = less, more
             at = min(x_less[-1], x_more[-1])
             difference = float(np.interp(at, x_less, y_less) - np.interp(at, x_more, y_more))
@@ -154,37 +178,34 @@ def _near_zero(run: Run) -> tuple[Array, Array] | None:
             return None
         share = pl.col(name)
     table = points.select(pl.col("rollouts").cast(pl.Float64), share.cast(pl.Float64).alias("share")).drop_nulls()
-    if table.is_empty():
-        return None
-    return table["rollouts"].to_numpy().astype(np.float64), table["share"].to_numpy().astype(np.float64)
+    return None if table.is_empty() else (table["rollouts"].to_numpy(), table["share"].to_numpy())
 
 
-# The claim about the form of a learning curve: a sigmoid extrapolates better than a power law.
+# The form of the curve ------------------------------------------------------------------------------------------------
 
-_POINTS = 12
-_RUNS = 5
+_POINTS, _CURVES = 12, 5
 
 
 def about_form(study: Study) -> Iterator[Claim]:
-    """Fit the first half of every run by both, and predict its last tenth."""
-    what = Statement(
+    """A sigmoid extrapolates better than a power law: fit the first half of every run, predict its last tenth."""
+    statement = Statement(
         "sigmoid_beats_power",
         "A sigmoid fitted to the first half of a run predicts its end better than a power law.",
         "ScaleRL section 2.1, appendix A.4",
     )
     gains: dict[str, float] = {}
-    for setup in study.setups:
-        for run in setup.runs:
-            made = study.curves([run])
-            gain = None if made is None else _gain(made[0][0], study)
-            if gain is not None:
-                gains[run.name] = gain
-    if len(gains) < _RUNS:
-        yield what.lacks(f"at least {_RUNS} runs with {_POINTS} evaluations, {_POINTS // 2} of them in the first half")
+    for run in (run for setup in study.setups for run in setup.runs):
+        made = study.curves([run])
+        gain = None if made is None else _gain(made[0][0], study)
+        if gain is not None:
+            gains[run.name] = gain
+    if len(gains) < _CURVES:
+        needs = f"at least {_CURVES} runs with {_POINTS} evaluations, {_POINTS // 2} of them in the first half"
+        yield statement.lacks(needs)
         return
     difference = mean_of(list(gains.values()))
     verdict = above(difference.interval)
-    yield what.judged(
+    yield statement.judged(
         verdict,
         statistic={
             "value": difference.value,
@@ -200,12 +221,11 @@ def about_form(study: Study) -> Iterator[Claim]:
 
 
 def _gain(curve: Curve, study: Study) -> float | None:
-    """Error of the power law less that of the sigmoid, of the curve's scale; None where it is too short to say."""
+    """Error of the power law less that of the sigmoid, of the curve's scale; None where the curve is too short."""
     half = int((curve.compute_C <= 0.5 * curve.compute_C[-1]).sum())
     if len(curve.compute_C) < _POINTS or half < _POINTS // 2 or np.ptp(curve.values_C[:half]) == 0:
         return None
-    last = curve.compute_C >= 0.9 * curve.compute_C[-1]
-    truth = float(curve.values_C[last].mean())
+    truth = float(curve.values_C[curve.compute_C >= 0.9 * curve.compute_C[-1]].mean())
     errors = [abs(_predict(curve, half, family) - truth) for family in (HILL, POWER)]
     return (errors[1] - errors[0]) / study.scale(curve.values_C)
 
@@ -225,8 +245,6 @@ def _predict(curve: Curve, half: int, family: Family) -> float:
     return float(evaluate(family, solve(family, batch), (last_C / unit)[None])[0].mean())
 
 
-# All claims on one set of runs.
-
 _ABOUT = (
     about_optimum,
     about_difficulty,
@@ -240,29 +258,3 @@ _ABOUT = (
     about_recipes,
     about_form,
 )
-
-
-def judge(runs: RunSet, *, metric: str | None = None) -> tuple[Claim, ...]:
-    """Judge every claim of the two papers that these runs bear on; the others say which runs would decide them."""
-    study = sort_runs(runs, metric_of(runs, metric))
-    for setup in study.sweeps():
-        made = study.curves(setup.runs)
-        if made is not None:
-            warn_of_scales(made[0], metric=study.metric, source=runs.source)
-    return tuple(claim for about in _ABOUT for claim in about(study))
-
-
-def metric_of(runs: RunSet, metric: str | None = None) -> str:
-    """The metric that the runs are read in: the one asked for, else the one that `report` chooses.
-
-    Where no metric is in all runs it is that of most of them, which a warning says.
-    """
-    chosen = Evidence.of(runs, metric=metric).metric
-    having = sum(chosen in run.metrics for run in runs)
-    if metric is None and having < len(runs):
-        warnings.warn(
-            f"{runs.source}: no metric is in all runs; taking {chosen}, which {having} of {len(runs)} have.",
-            RunWarning,
-            stacklevel=3,
-        )
-    return chosen

@@ -1,4 +1,4 @@
-"""Claims that the best number of rollouts per problem, n*, moves with compute."""
+"""Claims about the best number of rollouts per problem, n*: how it moves with compute, and one n* against another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isocompute.core.curve import Curve, Setting, scale_of, upper_bound
 from isocompute.core.errors import InputError
 from isocompute.core.run import RunWarning
 from isocompute.diagnose.setups import REPLICATES, Setup, Study
-from isocompute.diagnose.verdicts import ONE_SEED, Claim, Statement, Verdict, above, inside
+from isocompute.diagnose.verdicts import ONE_SEED, Claim, Interval, Statement, Verdict, above, inside
 from isocompute.law.curves import usable_points
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import Optimum, compared, frontier, seed_noise, what_to_run
@@ -22,7 +22,6 @@ from isocompute.law.law import Law, Tradeoff
 from isocompute.law.uncertainty import percentiles
 
 __all__ = [
-    "SWEEP",
     "about_algorithms",
     "about_batches",
     "about_difficulty",
@@ -32,10 +31,14 @@ __all__ = [
     "about_units",
 ]
 
-
 _MOVED = 0.5
-"""Doublings by which n* must move to count as moving, as in `law.optimum`."""
-SWEEP = "runs at three or more n with one Bp and recipe, evaluated over one range of compute"
+"""Doublings by which n* must move to count as moving, as in the law's own optimum."""
+_SAME = 1.0
+"""Doublings within which two n* count as the same."""
+_SWEEP = "runs at three or more n with one Bp and recipe, evaluated over one range of compute"
+
+
+# n* along compute -----------------------------------------------------------------------------------------------------
 
 
 def about_optimum(study: Study) -> Iterator[Claim]:
@@ -55,13 +58,13 @@ def about_optimum(study: Study) -> Iterator[Claim]:
             yield rise
             yield _levels_off(levels, study, setup, law.joint.rollouts, rise)
     if not found:
-        yield rises.lacks(SWEEP)
-        yield levels.lacks(SWEEP)
+        yield rises.lacks(_SWEEP)
+        yield levels.lacks(_SWEEP)
 
 
 def about_batches(study: Study) -> Iterator[Claim]:
     """At a fixed batch size the optimum moves from problems to rollouts as updates grow."""
-    what = Statement(
+    statement = Statement(
         "fixed_batch_moves_to_n",
         "At a fixed batch size the best allocation moves from problems to rollouts per problem as updates grow.",
         "IsoCompute section 4.2, figure 9",
@@ -73,10 +76,10 @@ def about_batches(study: Study) -> Iterator[Claim]:
         if law is not None and batches:
             found = True
             widest = max(batches, key=lambda t: len(t.fits))
-            claim = _rises(what, study, setup, law, widest)
+            claim = _rises(statement, study, setup, law, widest)
             yield replace(claim, statistic=claim.statistic | {"batch_size": widest.value})
     if not found:
-        yield what.lacks("runs at three or more (Bp, n) with one product Bp · n")
+        yield statement.lacks("runs at three or more (Bp, n) with one product Bp · n")
 
 
 def about_algorithms(study: Study) -> Iterator[Claim]:
@@ -85,16 +88,16 @@ def about_algorithms(study: Study) -> Iterator[Claim]:
         ("rises_ppo", "PPO", "advantage", "gae"),
         ("rises_cispo", "CISPO", "loss", "cispo"),
     ):
-        what = Statement(code, f"n* rises with compute under {name} too.", "IsoCompute appendix F, figure 25")
+        statement = Statement(code, f"n* rises with compute under {name} too.", "IsoCompute appendix F, figure 25")
         setup = next((s for s in study.sweeps() if s.recipe.get(key) == wanted), None)
         law = None if setup is None else study.law(setup)
         if setup is None or law is None or law.joint.rollouts is None:
-            yield what.lacks(f"a sweep over n with recipe.{key} = '{wanted}'")
+            yield statement.lacks(f"a sweep over n with recipe.{key} = '{wanted}'")
         else:
-            yield replace(_rises(what, study, setup, law, law.joint), code=code)
+            yield replace(_rises(statement, study, setup, law, law.joint), code=code)
 
 
-def _rises(what: Statement, study: Study, setup: Setup, law: Law, tradeoff: Tradeoff) -> Claim:
+def _rises(statement: Statement, study: Study, setup: Setup, law: Law, tradeoff: Tradeoff) -> Claim:
     best = tradeoff.rollouts
     assert best is not None, "the caller looks"
     interval = best.L_interval
@@ -105,11 +108,11 @@ def _rises(what: Statement, study: Study, setup: Setup, law: Law, tradeoff: Trad
     if best.rises and interval[0] > _MOVED:
         sure = seeds > 1 or lead >= error
         verdict = "holds" if sure else "undecided"
-        needs = None if sure else f"seeds: with one, a lead under {error:.3g} is not told from chance (here {lead:.3f})"
+        needs = None if sure else f"seeds: with one, a lead under {error:.3g} is not significant (here {lead:.3f})"
     elif interval[1] <= _MOVED:
         needs = _at_edge(best)
         verdict = "undecided" if needs else "fails"
-    return what.judged(
+    return statement.judged(
         verdict,
         statistic={
             "value": best.L,
@@ -123,6 +126,31 @@ def _rises(what: Statement, study: Study, setup: Setup, law: Law, tradeoff: Trad
         interval=interval,
         needs=needs,
         runs=tuple(curve.name for fit in tradeoff.fits for curve in fit.curves),
+        where=study.where(setup),
+    )
+
+
+def _levels_off(statement: Statement, study: Study, setup: Setup, best: Optimum, rise: Claim) -> Claim:
+    verdict: Verdict = "undecided"
+    needs: str | None = "a rise of n* to level off from: seeds, or a wider range of compute"
+    if best.ceiling_bound == ">=":
+        needs = _past_the_end(best)
+    elif best.rises and not best.saturates:
+        needs = "more compute: n* still rises in the last tenth of the range"
+    elif best.saturates and rise.verdict == "holds":
+        sure = best.ceiling_interval[1] < best.largest
+        verdict, needs = ("holds", None) if sure else ("undecided", "seeds: the intervals allow n* to go on rising")
+    return statement.judged(
+        verdict,
+        statistic={
+            "value": best.ceiling,
+            "unit": "n at the end",
+            "largest_run": best.largest,
+            "levels_off": best.saturates,
+        },
+        interval=best.ceiling_interval,
+        needs=needs,
+        runs=rise.runs,
         where=study.where(setup),
     )
 
@@ -153,60 +181,31 @@ def _past_the_end(best: Optimum) -> str:
     return f"{what_to_run(best)}{leads}"
 
 
-def _levels_off(what: Statement, study: Study, setup: Setup, best: Optimum, rise: Claim) -> Claim:
-    interval = best.ceiling_interval
-    verdict: Verdict = "undecided"
-    needs: str | None = "a rise of n* to level off from: seeds, or a wider range of compute"
-    if best.ceiling_bound == ">=":
-        needs = _past_the_end(best)
-    elif best.rises and not best.saturates:
-        needs = "more compute: n* still rises in the last tenth of the range"
-    elif best.saturates and rise.verdict == "holds":
-        sure = interval[1] < best.largest
-        verdict, needs = ("holds", None) if sure else ("undecided", "seeds: the intervals allow n* to go on rising")
-    return what.judged(
-        verdict,
-        statistic={
-            "value": best.ceiling,
-            "unit": "n at the end",
-            "largest_run": best.largest,
-            "levels_off": best.saturates,
-        },
-        interval=interval,
-        needs=needs,
-        runs=rise.runs,
-        where=study.where(setup),
-    )
-
-
-# Claims that compare one n* with another: of two problem sets, two metrics, or two units of compute.
-
-_SAME = 1.0
-"""Doublings within which two n* count as the same."""
+# n* on two problem sets -----------------------------------------------------------------------------------------------
 
 
 def about_difficulty(study: Study) -> Iterator[Claim]:
     """Hard problems level off at a smaller n."""
-    what = Statement(
+    statement = Statement(
         "hard_saturates_lower",
         "On hard problems n* levels off at a smaller n than on easy ones.",
         "IsoCompute section 4.1, figure 7",
     )
-    sides = {d: _ceilings(study, [s for s in study.sweeps() if study.difficulty(s) == d]) for d in ("easy", "hard")}
+    sides = {d: _optima(study, [s for s in study.sweeps() if study.difficulty(s) == d]) for d in ("easy", "hard")}
     if not sides["easy"] or not sides["hard"]:
         lacking = " and ".join(d for d in ("easy", "hard") if not sides[d])
-        yield what.lacks(f"a sweep over n on a set that is {lacking} for the model (named so, or by its pass rate)")
+        yield statement.lacks(
+            f"a sweep over n on a set that is {lacking} for the model (named so, or by its pass rate)"
+        )
         return
     (easy, n_easy), (hard, n_hard) = sides["easy"][0], sides["hard"][0]
-    value, interval = _log_ratio(n_easy, n_hard)
-    verdict, needs = _decided(n_easy, n_hard, interval, names=("easy", "hard"))
-    statistic = {"value": value, "unit": "doublings, easy over hard", "easy": n_easy.ceiling, "hard": n_hard.ceiling}
-    yield what.judged(verdict, statistic=statistic, interval=interval, needs=needs, runs=_used(easy, hard))
+    statistic = {"unit": "doublings, easy over hard", "easy": n_easy.ceiling, "hard": n_hard.ceiling}
+    yield _higher(statement, n_easy, n_hard, names=("easy", "hard"), statistic=statistic, runs=_names(easy, hard))
 
 
 def about_sizes(study: Study) -> Iterator[Claim]:
     """Fewer problems cap n."""
-    what = Statement(
+    statement = Statement(
         "small_sets_cap_n",
         "With fewer training problems n* levels off at a smaller n.",
         "IsoCompute section 5.2, figure 13",
@@ -216,48 +215,97 @@ def about_sizes(study: Study) -> Iterator[Claim]:
         if setup.size is not None:
             alike.setdefault(setup.apart_from_size, []).append(setup)
     for setups in alike.values():
-        ordered = sorted(_ceilings(study, setups), key=lambda pair: pair[0].size or 0)
+        ordered = sorted(_optima(study, setups), key=lambda pair: pair[0].size or 0)
         if len({setup.size for setup, _ in ordered}) > 1:
             (small, n_small), (large, n_large) = ordered[0], ordered[-1]
-            value, interval = _log_ratio(n_large, n_small)
-            verdict, needs = _decided(n_large, n_small, interval, names=("large", "small"))
             statistic = {
-                "value": value,
                 "unit": "doublings, large set over small",
                 "sizes": [small.size, large.size],
                 "optima": [n_small.ceiling, n_large.ceiling],
             }
-            yield what.judged(verdict, statistic=statistic, interval=interval, needs=needs, runs=_used(small, large))
+            names, runs = ("large", "small"), _names(small, large)
+            yield _higher(statement, n_large, n_small, names=names, statistic=statistic, runs=runs)
             return
-    yield what.lacks("sweeps over n on two sizes of one problem set, with one recipe")
+    yield statement.lacks("sweeps over n on two sizes of one problem set, with one recipe")
+
+
+def _optima(study: Study, setups: Sequence[Setup]) -> list[tuple[Setup, Optimum]]:
+    laws = [(setup, study.law(setup)) for setup in setups]
+    return [(setup, law.joint.rollouts) for setup, law in laws if law is not None and law.joint.rollouts is not None]
+
+
+def _higher(
+    statement: Statement,
+    higher: Optimum,
+    lower: Optimum,
+    *,
+    names: tuple[str, str],
+    statistic: dict[str, object],
+    runs: tuple[str, ...],
+) -> Claim:
+    """Whether one n* lies above the other, by the interval of log2 of their ratio: from the far ends of both.
+
+    An n* at the edge of what was run is only a bound, and decides nothing where it may lie on the other side.
+    """
+    value = float(np.log2(higher.ceiling / lower.ceiling))
+    low = float(np.log2(higher.ceiling_interval[0] / lower.ceiling_interval[1]))
+    high = float(np.log2(higher.ceiling_interval[1] / lower.ceiling_interval[0]))
+    interval = (min(low, value), max(high, value))
+    verdict, needs = above(interval), None
+    open_ends = [(lower, ">=", names[1]), (higher, "<=", names[0])]
+    if verdict == "fails":
+        open_ends = [(higher, ">=", names[0]), (lower, "<=", names[1])]
+    bounded = next(((best, bound, name) for best, bound, name in open_ends if best.ceiling_bound == bound), None)
+    if bounded is not None:
+        best, bound, name = bounded
+        wanted = what_to_run(best) if bound == ">=" else f"n below {best.smallest:.0f}"
+        verdict, needs = "undecided", f"{wanted}, on the {name} set"
+    elif verdict == "undecided":
+        needs = "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
+    return statement.judged(verdict, statistic={"value": value} | statistic, interval=interval, needs=needs, runs=runs)
+
+
+# n* in two metrics, or in two units of compute ------------------------------------------------------------------------
 
 
 def about_metrics(study: Study) -> Iterator[Claim]:
     """worst@k wants a larger n on easy sets, best@k on hard ones."""
     for difficulty, wants, other in (("easy", "worst", "best"), ("hard", "best", "worst")):
-        what = Statement(
+        statement = Statement(
             f"{wants}_wants_larger_n_{difficulty}",
             f"On {difficulty} problems {wants}@k wants a larger n than {other}@k.",
             "IsoCompute section 4.1, figure 8",
         )
         setup = next((s for s in study.sweeps() if study.difficulty(s) == difficulty), None)
-        names = None if setup is None else _best_and_worst(setup, study.metric)
-        if setup is None or names is None:
-            yield what.lacks(f"a sweep over n on {difficulty} problems that logs best@k and worst@k")
+        prefix, _, k = study.metric.rpartition("avg@")
+        names = {kind: f"{prefix}{kind}@{k}" for kind in (wants, other)}
+        if setup is None or not all(name in run.metrics for run in setup.runs for name in names.values()):
+            yield statement.lacks(f"a sweep over n on {difficulty} problems that logs best@k and worst@k")
             continue
-        ends = {kind: _at_the_end(study, setup, metric=names[kind]) for kind in (wants, other)}
-        yield _told_apart(
-            what,
-            ends[wants],
-            ends[other],
-            names=(names[wants], names[other]),
-            runs=_used(setup),
+        larger, smaller = (_at_the_end(study, setup, metric=names[kind]) for kind in (wants, other))
+        if larger is None or smaller is None:
+            yield statement.lacks(_SWEEP)
+            continue
+        value, interval = _log_ratio(larger, smaller)
+        verdict = above(interval)
+        needs = _edge(larger, smaller) or "seeds, or finer n: the two optima do not differ significantly"
+        yield statement.judged(
+            verdict,
+            statistic={
+                "value": value,
+                "unit": f"doublings, {names[wants]} over {names[other]}",
+                names[wants]: larger.n,
+                names[other]: smaller.n,
+            },
+            interval=interval,
+            needs=needs if verdict == "undecided" else None,
+            runs=_names(setup),
         )
 
 
 def about_units(study: Study) -> Iterator[Claim]:
     """Counting compute in tokens gives the n* that rollouts give."""
-    what = Statement(
+    statement = Statement(
         "tokens_agree",
         "Counted in tokens, n* is what it is in rollouts, within a factor of two.",
         "IsoCompute appendix E, figure 24",
@@ -267,10 +315,10 @@ def about_units(study: Study) -> Iterator[Claim]:
             continue
         rollouts, tokens = (_at_the_end(study, setup, unit=unit) for unit in ("rollouts", "tokens"))
         if rollouts is not None and tokens is not None:
-            value, interval = _between(tokens, rollouts)
+            value, interval = _log_ratio(tokens, rollouts)
             edge = _edge(tokens, rollouts)
             verdict: Verdict = "undecided" if edge else inside(interval, _SAME + 1e-9)
-            yield what.judged(
+            yield statement.judged(
                 verdict,
                 statistic={
                     "value": value,
@@ -280,45 +328,11 @@ def about_units(study: Study) -> Iterator[Claim]:
                 },
                 interval=interval,
                 needs=edge or ("seeds: n* is uncertain in either unit" if verdict == "undecided" else None),
-                runs=_used(setup),
+                runs=_names(setup),
                 where=study.where(setup),
             )
             return
-    yield what.lacks("a sweep over n whose points count tokens")
-
-
-def _ceilings(study: Study, setups: Sequence[Setup]) -> list[tuple[Setup, Optimum]]:
-    laws = [(setup, study.law(setup)) for setup in setups]
-    return [(setup, law.joint.rollouts) for setup, law in laws if law is not None and law.joint.rollouts is not None]
-
-
-def _log_ratio(a: Optimum, b: Optimum) -> tuple[float, tuple[float, float]]:
-    """log2 of a's n* at the end over b's; the interval from the far ends of both, which is wide enough for sure."""
-    low = float(np.log2(a.ceiling_interval[0] / b.ceiling_interval[1]))
-    high = float(np.log2(a.ceiling_interval[1] / b.ceiling_interval[0]))
-    value = float(np.log2(a.ceiling / b.ceiling))
-    return value, (min(low, value), max(high, value))
-
-
-def _decided(
-    higher: Optimum, lower: Optimum, interval: tuple[float, float], *, names: tuple[str, str]
-) -> tuple[Verdict, str | None]:
-    """Whether one n* lies above the other, by the interval of their ratio; else what would decide it.
-
-    An n* at the edge of what was run is only a bound, and decides nothing where it may lie on the other side.
-    """
-    verdict = above(interval)
-    if verdict == "fails":
-        open_ends = (higher, ">=", names[0]), (lower, "<=", names[1])
-    else:
-        open_ends = (lower, ">=", names[1]), (higher, "<=", names[0])
-    for best, bound, name in open_ends:
-        if best.ceiling_bound == bound:
-            runs = what_to_run(best) if bound == ">=" else f"n below {best.smallest:.0f}"
-            return "undecided", f"{runs}, on the {name} set"
-    if verdict == "undecided":
-        return verdict, "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
-    return verdict, None
+    yield statement.lacks("a sweep over n whose points count tokens")
 
 
 @dataclass(frozen=True)
@@ -334,9 +348,9 @@ class _End:
 
 
 def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: str | None = None) -> _End | None:
-    """At the largest compute that settings share, on the frontier of all of them.
+    """n at the largest compute that settings share, on the frontier of all of them.
 
-    None where that cannot be read, which a warning says where something is wrong with it.
+    None where that cannot be read; a warning says so where something is wrong with it.
     """
     try:
         made = study.fittable(setup, metric=metric, unit=unit)
@@ -352,9 +366,9 @@ def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: 
         return None
     values = np.concatenate([curve.values_C for group in groups.values() for curve in group])
     fits = fit_groups(list(groups.values()), replicates=REPLICATES, seed=0, upper=upper_bound(values))
-    # Sets and metrics have luck of their own; a run in two units of compute has the same.
-    luck = zlib.crc32(f"{setup.name} {metric or study.metric}".encode())
-    front = frontier(fits, seed_noise_SB=seed_noise(fits, seed=luck))
+    # Sets and metrics have seed effects of their own; a run in two units of compute has the same.
+    stream = zlib.crc32(f"{setup.name} {metric or study.metric}".encode())
+    front = frontier(fits, seed_noise_SB=seed_noise(fits, seed=stream))
     part, _ = compared(fits, front.compute_C)
     if part.stop == part.start:
         return None
@@ -372,42 +386,12 @@ def _edge(a: _End, b: _End) -> str | None:
     return None
 
 
-def _between(a: _End, b: _End) -> tuple[float, tuple[float, float]]:
+def _log_ratio(a: _End, b: _End) -> tuple[float, Interval]:
     """log2 of one n* over another; their bootstraps are paired at random, as if the two were independent."""
     value = float(np.log2(a.n / b.n))
     low, high = percentiles(np.log2(a.n_B) - np.log2(b.n_B))
     return value, (min(low, value), max(high, value))
 
 
-def _told_apart(
-    what: Statement, larger: _End | None, smaller: _End | None, *, names: tuple[str, str], runs: tuple[str, ...]
-) -> Claim:
-    if larger is None or smaller is None:
-        return what.lacks(SWEEP)
-    value, interval = _between(larger, smaller)
-    verdict = above(interval)
-    return what.judged(
-        verdict,
-        statistic={
-            "value": value,
-            "unit": f"doublings, {names[0]} over {names[1]}",
-            names[0]: larger.n,
-            names[1]: smaller.n,
-        },
-        interval=interval,
-        needs=(_edge(larger, smaller) or "seeds, or finer n: the two optima are not told apart")
-        if verdict == "undecided"
-        else None,
-        runs=runs,
-    )
-
-
-def _best_and_worst(setup: Setup, metric: str) -> dict[str, str] | None:
-    """The names of best@k and worst@k that go with an avg@k."""
-    prefix, _, k = metric.rpartition("avg@")
-    names = {kind: f"{prefix}{kind}@{k}" for kind in ("best", "worst")}
-    return names if all(name in run.metrics for run in setup.runs for name in names.values()) else None
-
-
-def _used(*setups: Setup) -> tuple[str, ...]:
+def _names(*setups: Setup) -> tuple[str, ...]:
     return tuple(run.name for setup in setups for run in setup.runs)

@@ -11,7 +11,7 @@ import numpy as np
 
 from isocompute.core.curve import Curve, noise_level, scale_of
 from isocompute.core.errors import InputError
-from isocompute.diagnose.setups import Difficulty, Pair, Study
+from isocompute.diagnose.setups import REPLICATES, Difficulty, Pair, Study
 from isocompute.diagnose.verdicts import (
     Claim,
     Difference,
@@ -30,7 +30,6 @@ __all__ = ["about_recipes"]
 _Test = Callable[[Mapping[str, Any]], bool]
 _LAST = 3
 _FIGURE_3 = "IsoCompute section 3, figure 3"
-_REPLICATES = 200
 _LOSS_FIELDS = ("loss", "clip_low", "clip_high", "ratio_cap", "ratio_anchor")
 _MARGIN = 0.04
 """A reward that is higher by less counts as no better, of the scale: twice ScaleRL's error."""
@@ -50,8 +49,8 @@ class _Contrast:
     difficulty: Difficulty | None = None
 
 
-def _is(key: str, *values: Any) -> _Test:
-    return lambda recipe: recipe.get(key) in values
+def _is(key: str, value: Any) -> _Test:
+    return lambda recipe: recipe.get(key) == value
 
 
 def _regularised(recipe: Mapping[str, Any]) -> bool:
@@ -149,8 +148,8 @@ _CONTRASTS = (
 def about_recipes(study: Study) -> Iterator[Claim]:
     """Every claim about a pair of recipes."""
     for contrast in _CONTRASTS:
-        pairs = list(study.pairs(contrast.fields, contrast.is_a, contrast.is_b, difficulty=contrast.difficulty))
-        judged = _judge(study, contrast, pairs)
+        pairs = study.pairs(contrast.fields, contrast.is_a, contrast.is_b, difficulty=contrast.difficulty)
+        judged = _judge(study, contrast, list(pairs))
         yield judged if judged is not None else contrast.statement.lacks(contrast.needs)
 
 
@@ -165,7 +164,7 @@ def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | 
         a, b = sides[0][0], sides[1][0]
         scale = scale_of(np.concatenate([c.values_C for c in (*a, *b)]))
         if contrast.kind in ("reward", "no_better"):
-            found.append((pair, _reward(a, b, scale)))
+            found.append((pair, _rewards_at_end(a, b, scale)))
             continue
         difference, why = _by_fit(a, b, contrast.kind)
         if difference is not None:
@@ -178,7 +177,7 @@ def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | 
     verdict: Verdict = (
         no_better(total.interval, _MARGIN * scale) if contrast.kind == "no_better" else above(total.interval)
     )
-    needs = "more seeds: the difference is not told from chance" if verdict == "undecided" else None
+    needs = "more seeds: the difference is not significant" if verdict == "undecided" else None
     if unsure:
         verdict, needs = "undecided", unsure[0]
     units = {"speed": "log2 of compute to half-way, the other over this", "ceiling": "ceiling, this less the other"}
@@ -196,50 +195,39 @@ def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | 
     )
 
 
-def _reward(a: Sequence[Curve], b: Sequence[Curve], scale: float) -> Difference:
-    """At the compute that all of these runs have: what was measured, also of a run that has collapsed by then."""
+def _rewards_at_end(a: Sequence[Curve], b: Sequence[Curve], scale: float) -> Difference:
+    """The last evaluations at the compute that all of these runs have: as measured, collapses included."""
     end = min(float(curve.compute_C[-1]) for curve in (*a, *b))
-    by_seed = _has_own_seeds(a) and _has_own_seeds(b)
-    return seed_difference(_ends(a, end, by_seed=by_seed), _ends(b, end, by_seed=by_seed), scale=scale)
+    # Repetitions may all be given the same seed, or none: then they go by name.
+    seeds = [[curve.seed for curve in side] for side in (a, b)]
+    by_seed = all(None not in side and len(set(side)) == len(side) for side in seeds)
 
+    def ends(curves: Sequence[Curve]) -> dict[int | str, tuple[float, float]]:
+        out: dict[int | str, tuple[float, float]] = {}
+        for curve in curves:
+            values_C = curve.values_C[curve.compute_C <= end * (1 + 1e-9)]
+            last_C = values_C[-_LAST:] if len(values_C) else curve.values_C[:1]
+            key = curve.seed if by_seed and curve.seed is not None else curve.name
+            out[key] = float(last_C.mean()), noise_level(curve.values_C) / math.sqrt(len(last_C))
+        return out
 
-def _has_own_seeds(curves: Sequence[Curve]) -> bool:
-    """Whether a seed says which run is meant: repetitions may all be given the same one, or none."""
-    seeds = [curve.seed for curve in curves]
-    return None not in seeds and len(set(seeds)) == len(seeds)
-
-
-def _ends(curves: Sequence[Curve], end: float, *, by_seed: bool) -> dict[int | str, tuple[float, float]]:
-    """Mean of the last evaluations up to a compute, with its standard error, by seed or by name."""
-    out: dict[int | str, tuple[float, float]] = {}
-    for curve in curves:
-        values_C = curve.values_C[curve.compute_C <= end * (1 + 1e-9)]
-        last_C = values_C[-_LAST:] if len(values_C) else curve.values_C[:1]
-        error = noise_level(curve.values_C) / float(np.sqrt(len(last_C)))
-        key = curve.seed if by_seed and curve.seed is not None else curve.name
-        out[key] = float(last_C.mean()), error
-    return out
+    return seed_difference(ends(a), ends(b), scale=scale)
 
 
 def _by_fit(a: Sequence[Curve], b: Sequence[Curve], kind: str) -> tuple[Difference | None, str | None]:
     """Ceilings or speeds by `isocompute compare`, and why they are only guesses where they are."""
     try:
-        result = compare(a, b, replicates=_REPLICATES)
+        result = compare(a, b, replicates=REPLICATES)
     except InputError as error:
         return None, str(error)
-    alone = min(len(a), len(b)) == 1
     if kind == "ceiling":
         why = "longer runs: a ceiling lies far above what was reached" if result.higher == "undecided" else None
-        return _widened(Difference(result.difference, result.interval, result.error_rule), alone=alone), why
-    why = "longer runs: a midpoint lies beyond the data" if result.faster == "undecided" else None
-    low, high = (float(np.log2(max(x, 1e-12))) for x in result.speed_ratio_interval)
-    speed = Difference(float(np.log2(max(result.speed_ratio, 1e-12))), (low, high), result.error_rule)
-    return _widened(speed, alone=alone), why
-
-
-def _widened(difference: Difference, *, alone: bool) -> Difference:
-    """With one seed, the error of both sides where `compare` takes that of one."""
-    if not alone:
-        return difference
-    low, high = (difference.value + math.sqrt(2.0) * (end - difference.value) for end in difference.interval)
-    return Difference(difference.value, (low, high), difference.rule)
+        value, (low, high) = result.difference, result.interval
+    else:
+        why = "longer runs: a midpoint lies beyond the data" if result.faster == "undecided" else None
+        value, low, high = (
+            float(np.log2(max(ratio, 1e-12))) for ratio in (result.speed_ratio, *result.speed_ratio_interval)
+        )
+    if min(len(a), len(b)) == 1:  # the error of both sides, where `compare` takes that of one
+        low, high = (value + math.sqrt(2.0) * (end - value) for end in (low, high))
+    return Difference(value, (low, high), result.error_rule), why

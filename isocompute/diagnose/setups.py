@@ -1,7 +1,8 @@
-"""Which runs a claim can use: those with a learning curve.
+"""Runs sorted into setups: one model, problem set and recipe, run at several allocations and with several seeds.
 
-One that has none is left out by name, so that it does not take its sweep along. What is broken is refused, as `fit`
-refuses it.
+A claim about n* is about one setup; a claim about a recipe is about two that differ in nothing else. A setup is a
+condition (`data.compatible`) of the runs that are alike but for what follows the batch: whether a learning rate follows
+it on one problem set does not depend on the other sets in the folder.
 """
 
 from __future__ import annotations
@@ -18,72 +19,23 @@ import numpy as np
 import polars as pl
 
 from isocompute.core.arrays import Array
-from isocompute.core.caught import quiet
-from isocompute.core.curve import MINIMUM_POINTS, Curve, scale_of
-from isocompute.core.errors import InputError
+from isocompute.core.curve import MINIMUM_POINTS, PERCENT, Curve, scale_of
+from isocompute.core.errors import InputError, quiet
 from isocompute.core.recipe import RECIPES, Recipe
 from isocompute.core.run import Run, RunSet, RunWarning, listing
-from isocompute.data.compatible import Condition, apart_from_batch, conditions_of, ingredients, made_of, set_size, spelt
-from isocompute.law.curves import UNITS, curves_of, usable_points
+from isocompute.data.compatible import Condition, apart_from_batch, conditions_of, ingredients, set_size, columns_in_name
+from isocompute.law.curves import UNITS, choose_metric, curves_of, usable_points
 from isocompute.law.law import Law, fit_law
 
-__all__ = ["Pair", "Setup", "Study", "difficulty_of", "fittable", "sort_runs", "with_curves"]
-
-
-_UNCOUNTED = "without step or compute"
-
-
-def with_curves(runs: RunSet, metric: str) -> RunSet:
-    """The runs that have a curve of a metric; a warning names those that are constant or too short for one.
-
-    Runs without the metric are passed over: that was said when it was chosen. Where no run counts compute, nothing is
-    said of each.
-    """
-    having = [run for run in runs if metric in run.metrics]
-    lacking = {run.name: why for run in having if (why := _lacks(run, metric, runs.source)) is not None}
-    counts = Counter(lacking.values())
-    if lacking and counts[_UNCOUNTED] < len(having):
-        reasons = " and ".join(f"{number} {why}" for why, number in counts.items())
-        warnings.warn(
-            f"{runs.source}: {len(lacking)} of {len(having)} runs left out, {reasons}: {listing(list(lacking))}.",
-            RunWarning,
-            stacklevel=3,
-        )
-    return replace(runs, runs=tuple(run for run in having if run.name not in lacking))
-
-
-def fittable(curve: Curve) -> bool:
-    """Whether a law can be fitted to a curve: there is one before it falls for good, if it does."""
-    usable = usable_points(curve)
-    return len(usable.compute_C) >= MINIMUM_POINTS and bool(np.ptp(usable.values_C) > 0)
-
-
-def _lacks(run: Run, metric: str, source: str) -> str | None:
-    """Why a run has no curve, or None where it has one; `InputError` where it is broken."""
-    try:
-        with quiet(RunWarning):  # said of all runs at once
-            curves_of(RunSet((run,), source), metric=metric)
-    except InputError:
-        values = run.points[metric].drop_nulls()
-        if not any(column in run.points.columns and run.points[column].count() for column in (*UNITS, "step")):
-            return _UNCOUNTED
-        if len(values) < MINIMUM_POINTS:
-            return f"with fewer than {MINIMUM_POINTS} values of '{metric}'"
-        if values.min() == values.max():
-            return f"with one value of '{metric}' throughout"
-        raise
-    return None
-
-
-# Runs sorted into setups: one model, problem set and recipe, run at several allocations and with several seeds.
+__all__ = ["REPLICATES", "Difficulty", "Pair", "Setup", "Study", "common_metric", "difficulty_of", "sort_runs"]
 
 Difficulty = Literal["easy", "hard"]
 REPLICATES = 200
 _HARD, _EASY = 0.0625, (0.3, 0.6)
 """The IsoCompute paper's bands of base pass rate."""
-_PERCENT = 100.0
 _TABLES = ("recipe", "world", "problem_set")
 """Keys of `run.json` that `ingredients` takes apart."""
+_UNCOUNTED = "without step or compute"
 
 
 @dataclass(frozen=True)
@@ -91,10 +43,10 @@ class Setup:
     """Runs that share all but allocation and seed."""
 
     name: str
-    """What tells it from the other setups here: its problem set, then the recipe's fields that differ."""
+    """What distinguishes it from the other setups here: its problem set, then the recipe's fields that differ."""
     condition: Condition
     settings: Mapping[str, Any]
-    """What all its runs say of how they were made but the recipe, as flat keys such as `world.size`."""
+    """How all its runs were made, but for the recipe, as flat keys such as `world.size`."""
     recipe: Mapping[str, Any]
     """The fields that all its runs share: a learning rate that follows the batch is none of them."""
 
@@ -130,8 +82,8 @@ class Study:
     metric: str
     source: str
     _laws: dict[str, Law | None] = field(default_factory=dict)
-    _told: set[tuple[str, ...]] = field(default_factory=set)
-    """Runs of which was said that they fall too early."""
+    _warned: set[tuple[str, ...]] = field(default_factory=set)
+    """Runs that collapse too early and were named in a warning."""
 
     def law(self, setup: Setup) -> Law | None:
         """A setup's law, or None where its curves support none."""
@@ -145,17 +97,22 @@ class Study:
     def fittable(
         self, setup: Setup, *, metric: str | None = None, unit: str | None = None
     ) -> tuple[list[Curve], str] | None:
-        """The setup's curves that a law can be fitted to, and their unit; a warning names those that fall too early."""
+        """The setup's curves that a law can be fitted to, and their unit; a warning names runs that collapse too early.
+
+        There must be a curve before the collapse, if there is one.
+        """
         made = self.curves(setup.runs, metric=metric, unit=unit)
         if made is None:
             return None
-        fallen = tuple(curve.name for curve in made[0] if not fittable(curve))
-        kept = [curve for curve in made[0] if curve.name not in fallen]
-        if fallen and fallen not in self._told:
-            self._told.add(fallen)
+        usable = {curve.name: usable_points(curve) for curve in made[0]}
+        few = {name for name, u in usable.items() if len(u.compute_C) < MINIMUM_POINTS or not np.ptp(u.values_C) > 0}
+        kept = [curve for curve in made[0] if curve.name not in few]
+        collapsed = tuple(curve.name for curve in made[0] if curve.name in few)
+        if collapsed and collapsed not in self._warned:
+            self._warned.add(collapsed)
             warnings.warn(
-                f"{self.source}: {len(fallen)} of {len(made[0])} runs fall for good before they give a curve; claims "
-                f"about n* are without {listing(fallen)}.",
+                f"{self.source}: {len(collapsed)} of {len(made[0])} runs fall for good before they give a curve; "
+                f"claims about n* are without {listing(collapsed)}.",
                 RunWarning,
                 stacklevel=3,
             )
@@ -170,15 +127,15 @@ class Study:
         """
         chosen = RunSet(tuple(runs), self.source)
         if metric not in (None, self.metric):
-            chosen = with_curves(chosen, metric)
+            chosen = _with_curves(chosen, metric or "")
         if not chosen:
             return None
-        with quiet(RunWarning):  # told once, when the runs were read
+        with quiet(RunWarning):  # given once, when the runs were read
             curves, _, unit = curves_of(chosen, metric=metric or self.metric, unit=unit)
         return curves, unit
 
     def where(self, setup: Setup) -> str:
-        """What to add to a claim's code to tell sweeps apart; nothing where there is one."""
+        """What a claim's code adds to distinguish sweeps; nothing where there is one."""
         return setup.name if len(self.sweeps()) > 1 else ""
 
     def sweeps(self) -> tuple[Setup, ...]:
@@ -189,8 +146,8 @@ class Study:
         """Easy or hard, in the paper's words."""
         runs = [_values(run, self.metric) for run in setup.runs]
         values, base = np.concatenate(runs), float(np.median([values_C[0] for values_C in runs]))
-        percent = self.scale(values) == _PERCENT
-        rate = base / _PERCENT if percent else base if values.max() <= 1.0 else None
+        percent = self.scale(values) == PERCENT
+        rate = base / PERCENT if percent else base if values.max() <= 1.0 else None
         return difficulty_of(setup.runs[0].settings.problems or "", rate)
 
     def scale(self, values: Array) -> float:
@@ -198,8 +155,8 @@ class Study:
 
         On a hard set not every run in percent gets far enough to show that it is; then the others do.
         """
-        percent = values.min() >= 0.0 and values.max() > 1.0 and self._scale == _PERCENT
-        return _PERCENT if percent else scale_of(values)
+        percent = values.min() >= 0.0 and values.max() > 1.0 and self._scale == PERCENT
+        return PERCENT if percent else scale_of(values)
 
     @cached_property
     def _scale(self) -> float:
@@ -216,7 +173,10 @@ class Study:
         """Recipes on both sides of a claim that differ in `fields` alone, at every allocation that both ran."""
         among = [s for s in self.setups if difficulty is None or self.difficulty(s) == difficulty]
         chosen = [(s, 0 if is_a(s.recipe) else 1) for s in among if is_a(s.recipe) or is_b(s.recipe)]
-        labels = _labels([setup for setup, _ in chosen], fields)
+        # A column that names a table's runs and only repeats these fields of the recipe, such as `arm`, is none apart.
+        flat = [_with_recipe(setup.settings, setup.recipe) for setup, _ in chosen]
+        columns = {column for setup, _ in chosen for column, _ in columns_in_name(setup.runs[0].name)}
+        labels = {column for column in columns if _follows(flat, column, *(f"recipe.{name}" for name in fields))}
         sides: dict[tuple[str, int | None, int | None], tuple[list[Run], list[Run]]] = {}
         for setup, side in chosen:
             settings = {k: v for k, v in setup.settings.items() if k not in labels}
@@ -233,9 +193,9 @@ class Study:
 def sort_runs(runs: RunSet, metric: str) -> Study:
     """The setups of the runs that have a curve of the metric."""
     alike: dict[str, list[Run]] = {}
-    for run in with_curves(runs, metric):
+    for run in _with_curves(runs, metric):
         alike.setdefault(apart_from_batch(run), []).append(run)
-    groups = [group for each in alike.values() for group in _told_apart(each)]
+    groups = [group for each in alike.values() for group in _by_further_keys(each)]
     found = [c for group in groups for c in conditions_of(replace(runs, runs=tuple(group)))]
     found = [condition for condition in found if _is_readable(condition.runs, metric)]
     all_settings = [_settings(condition.runs) for condition in found]
@@ -243,41 +203,6 @@ def sort_runs(runs: RunSet, metric: str) -> Study:
     names = _names(all_settings, recipes)
     setups = tuple(Setup(*parts) for parts in zip(names, found, all_settings, recipes, strict=True))
     return Study(setups, metric, runs.source)
-
-
-def _told_apart(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs by the further keys of their `run.json`, such as a length of responses; one that every run has another value
-    of, as a note, or that goes with the allocation, tells none apart.
-    """
-    flats = [_further(run) for run in runs]
-    allocations = [(run.settings.problems_per_batch, run.settings.rollouts_per_problem) for run in runs]
-    telling = []
-    for key in sorted({key for flat in flats for key in flat}):
-        values = [_text(flat.get(key)) for flat in flats]
-        follows = len(set(zip(allocations, values, strict=True))) == len(set(allocations)) > 1
-        if 1 < len(set(values)) < len(runs) and not follows:
-            telling.append(key)
-    out: dict[str, list[Run]] = {}
-    for run, flat in zip(runs, flats, strict=True):
-        out.setdefault(_text([flat.get(key) for key in telling]), []).append(run)
-    return list(out.values())
-
-
-def _further(run: Run) -> dict[str, Any]:
-    """What `run.json` says beyond a run's ingredients."""
-    known = (*_TABLES, *ingredients(run))
-    return {k: v for k, v in _flat(made_of(run)).items() if k.partition(".")[0] not in known}
-
-
-def _is_readable(runs: RunSet, metric: str) -> bool:
-    """Whether the runs of a setup can be read together; a warning says why not."""
-    try:
-        with quiet(RunWarning):  # told when the runs were read
-            curves_of(runs, metric=metric)
-    except InputError as error:
-        warnings.warn(f"{error} Claims are without these runs.", RunWarning, stacklevel=4)
-        return False
-    return True
 
 
 def difficulty_of(name: str, rate: float | None) -> Difficulty | None:
@@ -290,13 +215,111 @@ def difficulty_of(name: str, rate: float | None) -> Difficulty | None:
     return "hard" if rate <= _HARD else "easy" if _EASY[0] <= rate <= _EASY[1] else None
 
 
+# Which runs have a curve ----------------------------------------------------------------------------------------------
+
+
+def common_metric(runs: RunSet, metric: str | None = None) -> str:
+    """The metric asked for, else the one of all runs; where they share none, that of as many as possible."""
+    try:
+        return choose_metric(runs, metric)
+    except InputError:
+        if metric is not None or runs.value_column is not None:
+            raise
+        having: dict[str, list[Run]] = {}
+        for run in runs:
+            for name in run.metrics:
+                having.setdefault(name, []).append(run)
+        for name, some in sorted(having.items(), key=lambda item: -len(item[1])):
+            if len(some) < len(runs) and _is_metric_of(replace(runs, runs=tuple(some)), name):
+                return name
+        raise
+
+
+def _is_metric_of(runs: RunSet, metric: str) -> bool:
+    """Whether this is the metric that these runs would be read in."""
+    try:
+        return choose_metric(runs) == metric
+    except InputError:
+        return False
+
+
+def _with_curves(runs: RunSet, metric: str) -> RunSet:
+    """The runs that have a curve of a metric; a warning names those that are constant or too short for one.
+
+    Runs without the metric are passed over: the choice of the metric warned of them. What is broken is refused, as
+    `fit` refuses it. Where no run counts compute, there is no warning of each.
+    """
+    having = [run for run in runs if metric in run.metrics]
+    lacking = {run.name: why for run in having if (why := _lacks(run, metric, runs.source)) is not None}
+    counts = Counter(lacking.values())
+    if lacking and counts[_UNCOUNTED] < len(having):
+        reasons = " and ".join(f"{number} {why}" for why, number in counts.items())
+        warnings.warn(
+            f"{runs.source}: {len(lacking)} of {len(having)} runs left out, {reasons}: {listing(list(lacking))}.",
+            RunWarning,
+            stacklevel=3,
+        )
+    return replace(runs, runs=tuple(run for run in having if run.name not in lacking))
+
+
+def _lacks(run: Run, metric: str, source: str) -> str | None:
+    """Why a run has no curve, or None where it has one; `InputError` where it is broken."""
+    try:
+        with quiet(RunWarning):  # one warning covers all runs
+            curves_of(RunSet((run,), source), metric=metric)
+    except InputError:
+        values = run.points[metric].drop_nulls()
+        if not any(column in run.points.columns and run.points[column].count() for column in (*UNITS, "step")):
+            return _UNCOUNTED
+        if len(values) < MINIMUM_POINTS:
+            return f"with fewer than {MINIMUM_POINTS} values of '{metric}'"
+        if values.min() == values.max():
+            return f"with one value of '{metric}' throughout"
+        raise
+    return None
+
+
+def _is_readable(runs: RunSet, metric: str) -> bool:
+    """Whether the runs of a setup can be read together; a warning says why not."""
+    try:
+        with quiet(RunWarning):  # given when the runs were read
+            curves_of(runs, metric=metric)
+    except InputError as error:
+        warnings.warn(f"{error} Claims are without these runs.", RunWarning, stacklevel=4)
+        return False
+    return True
+
+
 def _values(run: Run, metric: str) -> Array:
     return run.points[metric].drop_nulls().cast(pl.Float64).to_numpy().astype(np.float64)
 
 
+# What runs share, and what distinguishes them -------------------------------------------------------------------------
+
+
+def _by_further_keys(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs by the further keys of their `run.json`, such as a length of responses.
+
+    A key that differs in every run, as a note, or that goes with the allocation, separates none.
+    """
+    known = {id(run): (*_TABLES, *ingredients(run)) for run in runs}
+    flats = [{k: v for k, v in _flat(r.settings.compared).items() if k.partition(".")[0] not in known[id(r)]} for r in runs]
+    allocations = [(run.settings.problems_per_batch, run.settings.rollouts_per_problem) for run in runs]
+    separating = []
+    for key in sorted({key for flat in flats for key in flat}):
+        values = [_text(flat.get(key)) for flat in flats]
+        follows = len(set(zip(allocations, values, strict=True))) == len(set(allocations)) > 1
+        if 1 < len(set(values)) < len(runs) and not follows:
+            separating.append(key)
+    out: dict[str, list[Run]] = {}
+    for run, flat in zip(runs, flats, strict=True):
+        out.setdefault(_text([flat.get(key) for key in separating]), []).append(run)
+    return list(out.values())
+
+
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:
     """What the runs of a condition share but the recipe: its ingredients, and further keys that all of them have."""
-    further = _shared([_flat(made_of(run)) for run in runs])
+    further = _shared([_flat(run.settings.compared) for run in runs])
     return {k: v for k, v in further.items() if k.partition(".")[0] not in _TABLES} | {
         k: v for k, v in ingredients(runs[0]).items() if not k.startswith("recipe.")
     }
@@ -307,19 +330,12 @@ def _shared(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _recipe(run: Run) -> dict[str, Any]:
-    """A recipe's fields: what its name stands for, then what is said."""
-    said = run.settings.recipe or {}
-    name = said.get("name")
+    """A recipe's fields: what its name stands for, then what is logged."""
+    logged = run.settings.recipe or {}
+    name = logged.get("name")
     known = RECIPES.get(name, {}) if isinstance(name, str) else {}
-    defaults = {key: f.default for key, f in Recipe.model_fields.items()} if said else {}
-    return {**defaults, **known, **{key: value for key, value in said.items() if key != "name"}}
-
-
-def _labels(setups: Sequence[Setup], fields: Sequence[str]) -> set[str]:
-    """Columns that a table's runs are named by and that say no more than these fields of the recipe, such as `arm`."""
-    flat = [_with_recipe(setup.settings, setup.recipe) for setup in setups]
-    columns = {column for setup in setups for column, _ in spelt(setup.runs[0].name)}
-    return {column for column in columns if _follows(flat, column, *(f"recipe.{name}" for name in fields))}
+    defaults = {key: f.default for key, f in Recipe.model_fields.items()} if logged else {}
+    return {**defaults, **known, **{key: value for key, value in logged.items() if key != "name"}}
 
 
 def _with_recipe(settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,14 +346,14 @@ def _names(all_settings: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[
     """The problem set and whatever differs: the model, the set's size, fields of the recipe."""
     flat = [_with_recipe(settings, recipe) for settings, recipe in zip(all_settings, recipes, strict=True)]
     keys = dict.fromkeys(key for each in flat for key in each)
-    told = [k for k in keys if k != "problems" and len({_text(each.get(k)) for each in flat}) > 1]
+    differing = [k for k in keys if k != "problems" and len({_text(each.get(k)) for each in flat}) > 1]
+    # What goes with the problem set in every setup adds nothing to its name.
+    shown = [k for k in differing if not _follows(flat, k, "problems")]
     one_set = len({each.get("problems") for each in flat}) == 1
     out: list[str] = []
     for each in flat:
-        parts = [str(each.get("problems", "runs"))] if not one_set or not told else []
-        # What goes with the problem set in every setup says nothing beyond its name.
-        parts += [f"{k.rpartition('.')[2]}={each[k]}" for k in told if k in each and not _follows(flat, k, "problems")]
-        name = " ".join(parts) or "runs"
+        parts = [str(each.get("problems", "runs"))] if not one_set or not differing else []
+        name = " ".join([*parts, *(f"{k.rpartition('.')[2]}={each[k]}" for k in shown if k in each)]) or "runs"
         out.append(name if name not in out else f"{name} #{len(out) + 1}")
     return out
 

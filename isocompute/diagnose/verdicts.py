@@ -1,4 +1,10 @@
-"""What a claim is: a statement from a paper, and what these runs say of it."""
+"""What a claim is, and when an interval decides one.
+
+With seeds on both sides the spread between them is the error: paired where the seeds are the same (Student), else
+Welch's. With one seed on each side nothing in the data shows that spread; ScaleRL's ±.02 of the scale, what repetitions
+of one run gave them, then stands for each side, so √2 times as much for the difference. With one seed on one side alone
+the other's spread stands for both, and is never taken to be less than that.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +20,10 @@ from isocompute.core.arrays import Array
 from isocompute.law.uncertainty import SEED_MARGIN
 
 __all__ = [
+    "ONE_SEED",
     "Claim",
     "Difference",
-    "ONE_SEED",
+    "Interval",
     "Statement",
     "Verdict",
     "above",
@@ -27,8 +34,11 @@ __all__ = [
     "seed_difference",
 ]
 
-
 Verdict = Literal["holds", "fails", "undecided"]
+Interval = tuple[float, float]
+
+ONE_SEED = math.sqrt(2.0) * SEED_MARGIN
+"""95% error of a difference between single runs, of the scale."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,7 @@ class Claim:
     verdict: Verdict
     statistic: dict[str, Any]
     """Named numbers and texts the verdict rests on; `value` is the one that `interval` is about."""
-    interval: tuple[float, float] | None
+    interval: Interval | None
     """95% of `statistic["value"]`."""
     needs: str | None
     """Undecided: the runs that would decide it."""
@@ -50,15 +60,13 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, the keys as here."""
-        return asdict(self) | {
-            "interval": None if self.interval is None else list(self.interval),
-            "runs": list(self.runs),
-        }
+        interval = None if self.interval is None else list(self.interval)
+        return asdict(self) | {"interval": interval, "runs": list(self.runs)}
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What a paper says, before any runs are looked at."""
+    """What a paper states, before any runs are judged."""
 
     code: str
     text: str
@@ -69,26 +77,35 @@ class Statement:
         verdict: Verdict,
         *,
         statistic: dict[str, Any],
-        interval: tuple[float, float] | None,
+        interval: Interval | None,
         runs: tuple[str, ...],
         needs: str | None = None,
         where: str = "",
     ) -> Claim:
-        """The claim with what was found; `where` tells one setup from another."""
+        """The claim with what was found; `where` distinguishes one setup from another."""
         code = f"{self.code}/{where}" if where else self.code
         return Claim(code, self.text, self.source, verdict, statistic, interval, needs, runs)
 
     def lacks(self, needs: str) -> Claim:
-        """The claim where the runs that it takes are not there."""
+        """The claim where the runs that it takes are missing."""
         return Claim(self.code, self.text, self.source, "undecided", {}, None, needs, ())
 
 
-# Differences with an interval, and what an interval decides.
+def above(interval: Interval) -> Verdict:
+    """`holds` where all of the interval lies above 0, `fails` where all of it lies below."""
+    return "holds" if interval[0] > 0 else "fails" if interval[1] < 0 else "undecided"
 
-ONE_SEED = math.sqrt(2.0) * SEED_MARGIN
-"""95% error of a difference between single runs, of the scale."""
 
-Interval = tuple[float, float]
+def inside(interval: Interval, margin: float) -> Verdict:
+    """For a claim that two things are equal: `holds` within the margin, `fails` where the interval misses it."""
+    if -margin < interval[0] and interval[1] < margin:
+        return "holds"
+    return "fails" if interval[0] > margin or interval[1] < -margin else "undecided"
+
+
+def no_better(interval: Interval, margin: float) -> Verdict:
+    """For a claim that one thing does no better than another: `holds` below the margin, `fails` above it."""
+    return "holds" if interval[1] < margin else "fails" if interval[0] > margin else "undecided"
 
 
 @dataclass(frozen=True)
@@ -100,34 +117,10 @@ class Difference:
     rule: str
 
 
-def above(interval: Interval, mark: float = 0.0) -> Verdict:
-    """`holds` where all of the interval lies above the mark, `fails` where all of it lies below."""
-    if interval[0] > mark:
-        return "holds"
-    return "fails" if interval[1] < mark else "undecided"
-
-
-def inside(interval: Interval, margin: float) -> Verdict:
-    """For a claim that two things are the same: `holds` within the margin, `fails` where the interval misses it."""
-    if -margin < interval[0] and interval[1] < margin:
-        return "holds"
-    return "fails" if interval[0] > margin or interval[1] < -margin else "undecided"
-
-
-def no_better(interval: Interval, margin: float) -> Verdict:
-    """For a claim that one thing does no better than another: `holds` below the margin, `fails` above it."""
-    if interval[1] < margin:
-        return "holds"
-    return "fails" if interval[0] > margin else "undecided"
-
-
 def mean_of(values: Sequence[float]) -> Difference:
     """Mean with Student's interval; at least two values."""
-    sample = np.asarray(values, dtype=np.float64)
-    count = len(sample)
-    half = float(stats.t.ppf(0.975, count - 1)) * float(sample.std(ddof=1)) / float(np.sqrt(count))
-    mean = float(sample.mean())
-    return Difference(mean, (mean - half, mean + half), f"Student over {count}")
+    mean, half = float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return Difference(mean, (mean - half, mean + half), f"Student over {len(values)}")
 
 
 def seed_difference(
@@ -139,7 +132,7 @@ def seed_difference(
     """
     value_a, value_b = (np.array([v for v, _ in side.values()]) for side in (a, b))
     difference = float(value_a.mean() - value_b.mean())
-    noise = 1.96 * float(np.sqrt(sum(sum(e**2 for _, e in side.values()) / len(side) ** 2 for side in (a, b))))
+    noise = 1.96 * math.sqrt(sum(sum(e**2 for _, e in side.values()) / len(side) ** 2 for side in (a, b)))
     shared = [seed for seed in a if seed in b]
     if len(shared) >= 3 and len(shared) == len(a) == len(b):
         paired = mean_of([a[seed][0] - b[seed][0] for seed in shared])
@@ -147,11 +140,13 @@ def seed_difference(
     elif min(len(a), len(b)) >= 2:
         half, rule = _welch(value_a, value_b), f"{len(a)} and {len(b)} seeds, Welch"
     else:
-        several = max(value_a, value_b, key=len)
-        half = max(_against_one(several), math.hypot(ONE_SEED * scale, noise))
-        rule = f"one seed: at least ±{ONE_SEED * scale:.3g}"
-        if len(several) > 1:
-            rule = f"{len(several)} seeds and one, with the spread of the {len(several)}, {rule}"
+        several, least = max(value_a, value_b, key=len), ONE_SEED * scale
+        half, rule = math.hypot(least, noise), f"one seed: at least ±{least:.3g}"
+        if len(several) > 1:  # one seed against their mean
+            count = len(several)
+            spread = math.sqrt(float(several.var(ddof=1)) * (1.0 + 1.0 / count))
+            half = max(float(stats.t.ppf(0.975, count - 1)) * spread, half)
+            rule = f"{count} seeds and one, with the spread of the {count}, {rule}"
     half = max(half, noise)
     return Difference(difference, (difference - half, difference + half), rule)
 
@@ -166,19 +161,10 @@ def _welch(value_a: Array, value_b: Array) -> float:
     return float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)
 
 
-def _against_one(several: Array) -> float:
-    """Half of Student's interval of the mean of several seeds less one seed of the same spread; 0 for a single seed."""
-    count = len(several)
-    if count < 2:
-        return 0.0
-    variance = float(several.var(ddof=1)) * (1.0 + 1.0 / count)
-    return float(stats.t.ppf(0.975, count - 1)) * math.sqrt(variance)
-
-
 def combined(parts: Sequence[Difference]) -> Difference:
     """The mean of several independent differences, such as those of several allocations."""
     if len(parts) == 1:
         return parts[0]
     mean = float(np.mean([p.value for p in parts]))
-    low, high = (float(np.sqrt(sum((p.value - p.interval[i]) ** 2 for p in parts))) / len(parts) for i in (0, 1))
+    low, high = (math.sqrt(sum((p.value - p.interval[i]) ** 2 for p in parts)) / len(parts) for i in (0, 1))
     return Difference(mean, (mean - low, mean + high), f"{parts[0].rule}; mean over {len(parts)} allocations")

@@ -1,4 +1,7 @@
-"""The answer that a report begins with: what to run at a budget by each law, or where the best run is going."""
+"""The answer that a report begins with: what to run at a budget by each law, or the forecast of the best run.
+
+Each is a card on the page: the plan, how certain it is, what is nearly as good, the recipe, and warnings.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,16 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
+from isocompute.api import plan as make_plan
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, plural, value
 from isocompute.data.compatible import Condition
 from isocompute.diagnose.series import present_level
 from isocompute.law.forecasting import Forecast
 from isocompute.law.law import Law
-from isocompute.planner.api import plan as make_plan
-from isocompute.planner.budget import Budget, parse_budget
 from isocompute.planner.decide import Option, Plan
 from isocompute.planner.law import planning_law
-from isocompute.planner.stability import falls_of
+from isocompute.planner.request import Budget, parse_budget
 from isocompute.report.charts.style import unit_name
 from isocompute.report.evidence import Evidence
 from isocompute.report.html import items, table, tag
@@ -27,30 +29,30 @@ __all__ = ["Answer", "answer_card", "answers"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What one condition's runs say to do."""
+    """What to run by the runs of one condition."""
 
     condition: str
     runs: int
-    """Those that gave a curve."""
+    """Runs with a curve."""
     left_out: int
-    """Those that did not."""
+    """Runs without one."""
     plan: Plan | None
     why_not: str | None
     """Why there is no plan."""
     best: str | None
-    """The run that stands highest."""
+    """The run at the highest level."""
     outlook: Forecast | None
-    """Where it is going: at twice its compute."""
+    """Its forecast at twice its compute."""
     unit: str | None
 
     @property
     def headline(self) -> str:
         """The answer in one line."""
         if self.plan is not None:
-            chosen = _words(self.plan.chosen)
+            chosen = _spelled(self.plan.chosen)
             if self.plan.stands_out:
                 return f"Use {chosen}"
-            cheapest = _words(self.plan.cheapest)
+            cheapest = _spelled(self.plan.cheapest)
             return f"No setting stands out; the cheapest within one error is {cheapest}"
         if self.outlook is not None:
             return f"Best so far: {self.best}, {self.outlook.verdict.replace('_', ' ')}"
@@ -58,7 +60,7 @@ class Answer:
 
     @property
     def expectation(self) -> str:
-        """What to expect, and how sure that is."""
+        """What to expect, and how certain that is."""
         if self.plan is not None:
             return self._planned(self.plan)
         if self.outlook is not None:
@@ -68,12 +70,12 @@ class Answer:
                 f"{value(o.value)} ({o.level:.0%} {pair(o.interval)})."
             )
         if self.runs:
-            return "These runs cannot be held against each other; the figures below show each of them."
-        return "These runs give no learning curve; the figures below show what they do say."
+            return "These runs cannot be compared; the figures below show each of them."
+        return "These runs give no learning curve; the figures below show what can be drawn."
 
     def _planned(self, plan: Plan) -> str:
         ranked = plan.chosen.ranked
-        of = "" if plan.stands_out else f" of {_words(plan.chosen)}, the highest"
+        of = "" if plan.stands_out else f" of {_spelled(plan.chosen)}, the highest"
         out = (
             f"At {plan.budget}, expect {plan.law.metric} {value(ranked.value)} (80% {pair(ranked.interval)})"
             f"{of}. It is the best of {len(plan.targets)} settings with probability "
@@ -82,14 +84,16 @@ class Answer:
         if plan.law.seed_error:
             out += (
                 f" {'Some settings' if plan.law.repeated else 'Settings'} have one seed: "
-                f"±{value(plan.law.seed_error)} is counted for what another seed would give, and a difference under "
-                "that decides nothing."
+                f"another may differ by ±{value(plan.law.seed_error)}, and a smaller difference decides nothing."
             )
         return out
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `answers` in `report --json` (docs/report.md)."""
-        o = self.outlook
+        keys = ("at", "value", "interval", "level", "verdict", "now")
+        outlook = None if self.outlook is None else {key: getattr(self.outlook, key) for key in keys}
+        if outlook is not None:
+            outlook["interval"] = list(outlook["interval"])
         return {
             "condition": self.condition,
             "runs": self.runs,
@@ -98,16 +102,7 @@ class Answer:
             "plan": None if self.plan is None else self.plan.to_json(),
             "why_no_plan": self.why_not,
             "best_run": self.best,
-            "outlook": None
-            if o is None
-            else {
-                "at": o.at,
-                "value": o.value,
-                "interval": list(o.interval),
-                "level": o.level,
-                "verdict": o.verdict,
-                "now": o.now,
-            },
+            "outlook": outlook,
         }
 
 
@@ -124,17 +119,17 @@ def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> A
         law = evidence.law(condition)
         if not comparable:
             raise InputError(
-                "its runs lie on different scales; say their problem set and model (`problems`, `model` in run.json)."
+                "its runs lie on different scales; name their problem set and model (`problems`, `model` in run.json)."
             )
         plan = _plan(law, asked, condition.name or evidence.runs.source, evidence.seed)
     except InputError as error:
         why_not = re.sub(r"^--law .*?: ", "", str(error))  # the option of another command
-    best = _best(evidence, condition) if comparable else None
-    fitted = sum(run.name in evidence.curves for run in condition.runs)
+    names = [run.name for run in condition.runs if run.name in evidence.curves]
+    best = max(names, key=lambda name: present_level(evidence.curves[name])) if names and comparable else None
     return Answer(
         condition=condition.name,
-        runs=fitted,
-        left_out=len(condition.runs) - fitted,
+        runs=len(names),
+        left_out=len(condition.runs) - len(names),
         plan=plan,
         why_not=why_not,
         best=best,
@@ -143,20 +138,16 @@ def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> A
     )
 
 
-def _words(option: Option) -> str:
+def _spelled(option: Option) -> str:
     a = option.allocation
     return f"{a.problems_per_batch} problems × {a.rollouts_per_problem} rollouts × {a.update_steps:,} updates"
 
 
 def _plan(law: Law, asked: Budget | None, name: str, seed: int) -> Plan:
     known = planning_law(
-        law.settings,
-        law.surface,
+        law,
         name=name,
         source=f"fitted to {plural(len(law.runs), 'run')}",
-        metric=law.metric,
-        unit=law.unit,
-        falls=falls_of(law),
         seed=seed,
     )
     if len({fit.setting for fit in law.settings}) < 2:
@@ -164,15 +155,7 @@ def _plan(law: Law, asked: Budget | None, name: str, seed: int) -> Plan:
     return make_plan(budget=asked or Budget(known.last, known.unit), law=known, seed=seed)
 
 
-def _best(evidence: Evidence, condition: Condition) -> str | None:
-    """The run that is at the highest level."""
-    names = [run.name for run in condition.runs if run.name in evidence.curves]
-    return max(names, key=lambda name: present_level(evidence.curves[name])) if names else None
-
-
-# An answer as a card: the plan, how sure it is, what is nearly as good, the recipe, what to be careful about.
-
-_SHOWN = 6
+# The card ------------------------------------------------------------------------------------------------------------
 
 
 def answer_card(answer: Answer) -> str:
@@ -185,14 +168,14 @@ def answer_card(answer: Answer) -> str:
         tag("p", escape(answer.expectation)),
     ]
     if answer.plan is not None:
-        inside += _plan_answer_html(answer.plan, answer.condition)
+        inside += _plan_card(answer.plan, answer.condition)
     elif answer.why_not:
-        inside.append(tag("p", tag("strong", "No plan: "), escape(answer.why_not), class_="careful"))
+        inside.append(tag("p", tag("strong", "No plan: "), escape(answer.why_not), class_="warning"))
     return tag("article", *inside, class_="card")
 
 
-def _plan_answer_html(plan: Plan, condition: str) -> list[str]:
-    options = [plan.chosen, *plan.alternatives][:_SHOWN]
+def _plan_card(plan: Plan, condition: str) -> list[str]:
+    options = [plan.chosen, *plan.alternatives][:6]
     recipe = plan.recipe.recipe
     on = [name for name, coefficient in (("KL", recipe.kl_coef), ("entropy", recipe.entropy_coef)) if coefficient]
     terms = f"with {' and '.join(on)} term{'s' if len(on) > 1 else ''}" if on else "without KL and entropy terms"
@@ -206,20 +189,20 @@ def _plan_answer_html(plan: Plan, condition: str) -> list[str]:
         )
     ]
     if len(options) > 1:
-        fell = any(option.fallen is not None and option.fallen.fallen for option in options)
-        columns = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["runs that fell"] if fell else [])]
+        collapsed = any(option.collapses is not None and option.collapses.collapsed for option in options)
+        columns = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["collapsed runs"] if collapsed else [])]
         out.append(
             table(
                 f"The best settings {condition and f'for {condition}'}".strip(),
                 columns,
-                [_row(option) + ([str(option.fallen or "–")] if fell else []) for option in options],
+                [_row(option)[: len(columns)] for option in options],
             )
         )
     lines = [f"{line.setting} = {line.value}: {line.reason} ({line.source})" for line in plan.recipe.lines]
     out.append(tag("details", tag("summary", "The whole recipe, and why"), items(lines)))
     if plan.warnings:
-        careful = [warning.message for warning in plan.warnings]
-        out.append(tag("div", tag("strong", "Careful"), items(careful), class_="careful"))
+        warnings = [warning.message for warning in plan.warnings]
+        out.append(tag("div", tag("strong", "Warnings"), items(warnings), class_="warning"))
     return out
 
 
@@ -231,4 +214,5 @@ def _row(option: Option) -> list[str]:
         pair(ranked.interval),
         value(ranked.probability_best),
         value(ranked.regret),
+        str(option.collapses or "–"),
     ]

@@ -1,7 +1,7 @@
-"""What a report rests on: runs, the metric and unit they are read in, and every law and forecast of them, made once.
+"""The runs of a report, their metric and unit, and every law and forecast of them, each computed once.
 
-Runs that cannot give a curve (no value of the metric, too few points, no compute) are left out one by one with the
-reason, so that half a study still makes a page.
+A run that gives no curve (no value of the metric, too few points, no compute) is left out with the reason, so that half
+a study still makes a page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from isocompute.core.curve import MINIMUM_POINTS, Curve, on_one_scale
 from isocompute.core.errors import InputError
 from isocompute.core.metric_names import TRAINED
 from isocompute.data import Run, RunSet, load
-from isocompute.data.conditions import Condition, conditions_of
+from isocompute.data.compatible import Condition, conditions_of
 from isocompute.data.pass_rates import PassRates, read_pass_rates
-from isocompute.law.curves import UNITS, choose_metric, choose_unit, curves_of, usable_points
+from isocompute.diagnose.setups import common_metric
+from isocompute.law.curves import UNITS, choose_unit, curves_of, usable_points
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.forecasting import Forecast, forecast
 from isocompute.law.law import Law, fit_law
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 
 class Evidence:
-    """Runs with their laws and forecasts, computed when asked for and kept.
+    """Runs with their laws and forecasts, computed on first use and cached.
 
     >>> evidence = Evidence.of("runs")
     >>> evidence.metric, evidence.unit, len(evidence.curves), evidence.left_out
@@ -53,7 +54,7 @@ class Evidence:
         self.runs, self.metric, self.unit = runs, metric, unit
         self.replicates, self.seed = replicates, seed
         self._paths = paths
-        self._kept: dict[Any, Any] = {}
+        self._cache: dict[Any, Any] = {}
 
     @classmethod
     def of(
@@ -65,10 +66,10 @@ class Evidence:
         paths: Sequence[str] = (),
         replicates: int = 1000,
         seed: int = 0,
-    ) -> Evidence:
-        """Read runs, or take them as they are, and choose metric and unit where none is named.
+    ) -> Self:
+        """Load runs where these are paths, and choose metric and unit where none is named.
 
-        `paths` say where loaded runs lie, to find the pass rates beside them. `unit` stays None where the runs are end
+        `paths` are where loaded runs lie, to find the pass rates beside them. `unit` stays None where the runs are end
         points that count no compute.
         """
         if isinstance(source, Run):
@@ -78,7 +79,7 @@ class Evidence:
         else:
             many = [source] if isinstance(source, str | Path) else list(source)
             runs, paths = load(many), [str(path) for path in many]
-        metric = _metric(runs, metric)
+        metric = common_metric(runs, metric)
         having = replace(runs, runs=tuple(run for run in runs if metric in run.metrics))
         return cls(runs, metric=metric, unit=_unit(having, unit), paths=paths, replicates=replicates, seed=seed)
 
@@ -93,17 +94,17 @@ class Evidence:
         """What a reader should know before anything else."""
         out = []
         if self.metric == TRAINED:
-            out.append(f"No metric on held-out problems: {TRAINED}, the reward in training, stands in for it.")
+            out.append(f"No metric on held-out problems: {TRAINED}, the reward in training, is used instead.")
         if self.curves and self.left_out:
-            out.append(f"{len(self.left_out)} of {len(self.runs)} runs give no curve; Methods says why.")
+            out.append(f"{len(self.left_out)} of {len(self.runs)} runs give no curve; see Methods.")
         return out
 
     @property
-    def fallen(self) -> dict[str, float]:
-        """After how much compute a run begins a fall that lasts, by its name; the earliest first."""
-        falls = {run.curve.name: run.falls_after for _, law in self.laws() for run in law.runs}
-        known = [(name, at) for name, at in falls.items() if at is not None]
-        return dict(sorted(known, key=lambda fall: fall[1]))
+    def collapsed(self) -> dict[str, float]:
+        """After how much compute a run collapses, by its name; the earliest first."""
+        found = {run.curve.name: run.collapse_after for _, law in self.laws() for run in law.runs}
+        known = [(name, at) for name, at in found.items() if at is not None]
+        return dict(sorted(known, key=lambda item: item[1]))
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
@@ -148,9 +149,7 @@ class Evidence:
         return out
 
     def fits(self, condition: Condition, *, metric: str) -> tuple[CurveFit, ...]:
-        """The settings' curves of another metric, without the rest of a law; a fifth of the replicates are enough to
-        show where they lie.
-        """
+        """The settings' curves of another metric, with a fifth of the replicates and without the rest of a law."""
 
         def fit() -> tuple[CurveFit, ...]:
             groups: dict[Any, list[Curve]] = {}
@@ -164,7 +163,7 @@ class Evidence:
         return self._once(("fits", condition.key, metric), fit)
 
     def comparable(self, *conditions: Condition) -> bool:
-        """Whether runs may be held against each other: they say their problem set or model, or lie on one scale."""
+        """Whether runs may be compared: they name their problem set or model, or lie on one scale."""
         if all(c.ingredient("problems") or c.ingredient("model") for c in conditions):
             return True
         return on_one_scale([curve for c in conditions for curve in self._mine(c, self.metric, self.unit)])
@@ -184,12 +183,12 @@ class Evidence:
         )
 
     def outlook(self, run: str) -> Forecast:
-        """Where a run is going: the forecast at twice its compute."""
+        """The forecast of a run at twice its compute."""
         curve = self.curves[run]
         return self._once(("outlook", run), lambda: forecast(curve, 2.0 * float(curve.compute_C[-1]), seed=self.seed))
 
     def pass_rates(self, run: Run) -> tuple[PassRates, ...]:
-        """How the pass rates of the run's problems were spread, over training; empty where nothing was kept."""
+        """How the pass rates of the run's problems were spread, over training; empty where nothing was logged."""
         return self._once(("pass rates", run.name), lambda: read_pass_rates(run, self._paths))
 
     def sibling(self, kind: str) -> str | None:
@@ -201,33 +200,16 @@ class Evidence:
         return self._once(("curves", metric, unit), lambda: _curves(self.runs, metric, unit))
 
     def _once(self, key: Any, make: Callable[[], T]) -> T:
-        """Keep a result, or the error that came instead of it."""
-        if key not in self._kept:
+        """Cache a result, or the error raised instead of it."""
+        if key not in self._cache:
             try:
-                self._kept[key] = make()
+                self._cache[key] = make()
             except InputError as error:
-                self._kept[key] = error
-        found = self._kept[key]
+                self._cache[key] = error
+        found = self._cache[key]
         if isinstance(found, InputError):
             raise found
         return found  # type: ignore[no-any-return]  # a key always holds one type
-
-
-def _metric(runs: RunSet, metric: str | None) -> str:
-    """The metric of all runs, or, where they share none, of as many as possible."""
-    try:
-        return choose_metric(runs, metric)
-    except InputError:
-        if metric is not None or runs.value_column is not None:
-            raise
-        having: dict[str, list[Run]] = {}
-        for run in runs:
-            for name in run.metrics:
-                having.setdefault(name, []).append(run)
-        for name, some in sorted(having.items(), key=lambda item: -len(item[1])):
-            if len(some) < len(runs) and _means(replace(runs, runs=tuple(some)), name):
-                return name
-        raise
 
 
 def _unit(runs: RunSet, unit: str | None) -> str | None:
@@ -249,14 +231,6 @@ def _counts(run: Run, unit: str) -> bool:
         return False
 
 
-def _means(runs: RunSet, metric: str) -> bool:
-    """Whether this is the metric that these runs would be read in."""
-    try:
-        return choose_metric(runs) == metric
-    except InputError:
-        return False
-
-
 def _curves(runs: RunSet, metric: str, unit: str | None) -> tuple[dict[str, Curve], dict[str, str]]:
     out, left_out = {}, {}
     for run in runs:
@@ -266,7 +240,7 @@ def _curves(runs: RunSet, metric: str, unit: str | None) -> tuple[dict[str, Curv
             (curve,), _, _ = curves_of(RunSet((run,), runs.source), metric=metric, unit=unit)
             usable = usable_points(curve)
             if len(usable.compute_C) < MINIMUM_POINTS or np.ptp(usable.values_C) == 0:
-                raise InputError(f"run '{run.name}': it falls for good before its '{metric}' gives a curve.")
+                raise InputError(f"run '{run.name}': it collapses before its '{metric}' gives a curve.")
         except InputError as error:
             left_out[run.name] = str(error)
         else:

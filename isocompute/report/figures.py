@@ -2,16 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
 from isocompute.core.errors import InputError
-from isocompute.report.charts import optimum, pass_rates, reward, sensitivity
-from isocompute.report.charts import optimum as coverage
-from isocompute.report.charts import optimum as records
-from isocompute.report.charts import recipes as scalerl
-from isocompute.report.charts import reward as contrasts
+from isocompute.report.charts import optimum, pass_rates, recipes, reward, sensitivity
+from isocompute.report.charts.style import Drawing, Needs, save
 from isocompute.report.evidence import Evidence
-from isocompute.report.model import Drawing, Figure, FigureSpec, Missing
 
 __all__ = ["FIGURES", "Figure", "FigureSpec", "Missing", "draw"]
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure by name: what it shows, which figure of a paper it is, and who draws it."""
+
+    name: str
+    title: str
+    source: str
+    description: str
+    make: Callable[[Evidence], Drawing | Needs]
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `report --figures --json`."""
+        return {"name": self.name, "title": self.title, "source": self.source, "description": self.description}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that the data support."""
+
+    name: str
+    title: str
+    source: str
+    sentences: tuple[str, ...]
+    panels: tuple[Any, ...]
+    data: dict[str, Any]
+    columns: int = 2
+
+    @property
+    def caption(self) -> str:
+        """What these data show, with numbers and intervals."""
+        return " ".join(f"{sentence}." for sentence in self.sentences)
+
+    @cached_property
+    def chart(self) -> Any:
+        """All panels as one Altair chart with a title."""
+        title = alt.TitleParams(self.title, subtitle=self.source, anchor="start", fontSize=15, offset=14)
+        if len(self.panels) == 1:
+            return alt.hconcat(self.panels[0]).properties(title=title)
+        joined = alt.concat(*self.panels, columns=min(self.columns, len(self.panels)), spacing=28)
+        return joined.resolve_scale(color="independent", shape="independent").properties(title=title)
+
+    def save(self, path: str | Path) -> Path:
+        """Write HTML, PNG, SVG or PDF by the ending of the name; HTML needs no network."""
+        return save(self.chart, path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Name, title, source, caption and `data`: what `report --figure NAME --json` prints."""
+        head = {"name": self.name, "title": self.title, "source": self.source}
+        return {**head, "caption": self.caption, "data": self.data}
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A figure that the data do not support, and what it needs."""
+
+    name: str
+    title: str
+    source: str
+    needs: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return asdict(self)
+
 
 _ALL = (
     FigureSpec(
@@ -46,7 +116,7 @@ _ALL = (
         "sensitivity",
         "What matters more, n or Bp",
         "IsoCompute fig. 10",
-        "reward at one compute along n and along Bp, the other held",
+        "reward at one compute along n and along Bp, the other fixed",
         sensitivity.sensitivity,
     ),
     FigureSpec(
@@ -54,7 +124,7 @@ _ALL = (
         "The best n for coverage and for sharpening",
         "IsoCompute fig. 8",
         "the n that is best for best@k and for worst@k, for each Bp",
-        coverage.other_metrics,
+        optimum.other_metrics,
     ),
     FigureSpec(
         "batch-tradeoff",
@@ -82,7 +152,7 @@ _ALL = (
         "Record-breaking points",
         "IsoCompute fig. 5 and 15",
         "the points that the paper's fits keep, and where each n sets them",
-        records.records,
+        optimum.records,
     ),
     FigureSpec(
         "pass-rates",
@@ -103,7 +173,7 @@ _ALL = (
         "On other problems",
         "IsoCompute fig. 23",
         "reward on problem sets that were not trained on",
-        reward.elsewhere,
+        reward.out_of_distribution,
     ),
     FigureSpec(
         "tokens",
@@ -117,21 +187,21 @@ _ALL = (
         "Other base models",
         "IsoCompute fig. 12",
         "reward against compute for each n, a panel for each model",
-        contrasts.models,
+        reward.models,
     ),
     FigureSpec(
         "set-size",
         "The size of the training set",
         "IsoCompute fig. 13",
         "reward against compute for each n, a panel for each D",
-        contrasts.set_sizes,
+        reward.set_sizes,
     ),
     FigureSpec(
         "mixtures",
         "Training mixtures by difficulty",
         "IsoCompute fig. 14",
         "a row for each training set, a column for each evaluation, a small and a large n",
-        contrasts.mixtures,
+        reward.mixtures,
     ),
     FigureSpec(
         "extremely-hard",
@@ -145,39 +215,40 @@ _ALL = (
         "Other algorithms",
         "IsoCompute fig. 25",
         "reward against compute for each n, a panel for each algorithm",
-        contrasts.algorithms,
+        reward.algorithms,
     ),
     FigureSpec(
         "baseline",
         "The variance of the baseline",
         "IsoCompute fig. 26",
         "small groups with a baseline from more rollouts, beside plain ones",
-        contrasts.baselines,
+        recipes.baselines,
     ),
     FigureSpec(
         "extrapolation",
         "Half a run predicts the rest",
         "ScaleRL fig. 1",
-        "a fit to the first half with its band, held against the second",
-        scalerl.extrapolation,
+        "a fit to the first half with its band, beside the second half",
+        recipes.extrapolation,
     ),
     FigureSpec(
         "recipes",
         "Recipes by their ceiling",
         "ScaleRL fig. 2 and 5",
         "recipes that differ in nothing else, with fits and ceilings",
-        scalerl.recipes,
+        recipes.recipes,
     ),
     FigureSpec(
         "leave-one-out",
         "One change at a time",
         "ScaleRL fig. 7",
         "recipes that change one field of a reference, as lines whose slope is the efficiency B",
-        scalerl.leave_one_out,
+        recipes.leave_one_out,
     ),
 )
 _CURVES = "learning curves (runs with four or more evaluations and the compute behind each)"
 _MOST = 12
+"""Panels and sentences of a figure; its data hold all of them."""
 FIGURES: dict[str, FigureSpec] = {spec.name: spec for spec in _ALL}
 
 
@@ -190,14 +261,9 @@ def draw(name: str, evidence: Evidence) -> Figure | Missing:
         made = spec.make(evidence)
     except InputError as error:
         return Missing(spec.name, spec.title, spec.source, str(error))
-    if isinstance(made, Drawing):
-        return _figure(spec, made)
-    needs = made.text if evidence.curves else f"{_CURVES}; {made.text}"
-    return Missing(spec.name, spec.title, spec.source, needs)
-
-
-def _figure(spec: FigureSpec, made: Drawing) -> Figure:
-    """The figure with at most this many panels and sentences; the data hold all of them."""
+    if isinstance(made, Needs):
+        needs = made.text if evidence.curves else f"{_CURVES}; {made.text}"
+        return Missing(spec.name, spec.title, spec.source, needs)
     sentences = list(made.sentences[:_MOST])
     if len(made.panels) > _MOST:
         sentences.append(f"{len(made.panels) - _MOST} more panels are in the data")

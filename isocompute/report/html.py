@@ -1,4 +1,7 @@
-"""Pieces of a page: text is escaped where it enters, once."""
+"""Pieces of a page: tags, charts as SVG, and the numbers of a figure. Text is escaped once, where it enters.
+
+SVG is small, its ids do not clash, and a style sheet can change its colours.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from html import escape
 from typing import Any
 
 from isocompute.report.charts.style import DARK, themed, thin
-from isocompute.report.model import Figure
+from isocompute.report.figures import Figure
 
 __all__ = ["dark_rules", "embedded_data", "facts", "inline_svg", "items", "paragraphs", "table", "tag"]
 
 
 def tag(name: str, *inside: str, **attributes: str | None) -> str:
     """An element around finished HTML. A trailing `_` of an attribute's name is dropped, `_` inside becomes `-`."""
-    said = "".join(
+    text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
-    return f"<{name}{said}>{''.join(inside)}</{name}>"
+    return f"<{name}{text}>{''.join(inside)}</{name}>"
 
 
 def paragraphs(texts: Iterable[str], **attributes: str | None) -> str:
@@ -49,7 +52,7 @@ def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *
         tag(
             "tr",
             tag("th", escape(row[0]), scope="row"),
-            *(tag("td", escape(cell), class_="number" if _is_number(cell) else None) for cell in row[1:]),
+            *(tag("td", escape(cell), class_="number" if cell.startswith(tuple("0123456789–.-−≤≥")) else None) for cell in row[1:]),
         )
         for row in rows
     ]
@@ -63,11 +66,7 @@ def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *
     return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 
-def _is_number(text: str) -> bool:
-    return text[:1].isdigit() or text[:1] in ("–", ".", "-", "−", "≤", "≥")
-
-
-# Charts as SVG inside a page: small, without names that clash, and with colours that a style sheet can change.
+# Charts as SVG --------------------------------------------------------------------------------------------------------
 
 _PLACES = re.compile(r' (?:d|transform|x|y|x1|y1|x2|y2|width|height)="[^"]*"')
 _NUMBER = re.compile(r"-?\d+\.\d{2,}(?:e-?\d+)?")
@@ -82,9 +81,8 @@ def inline_svg(chart: Any, *, key: str, label: str) -> str:
     """The chart as an `<svg>` that scales with the page; `key` keeps its ids apart from other charts'."""
     import vl_convert as vlc
 
-    svg = str(vlc.vegalite_to_svg(themed(chart, background=None)))
-    svg = _dots(svg)
-    svg = _PLACES.sub(lambda attribute: _NUMBER.sub(_short, attribute[0]), svg)
+    svg = _merge_dots(str(vlc.vegalite_to_svg(themed(chart, background=None))))
+    svg = _PLACES.sub(lambda a: _NUMBER.sub(lambda x: f"{float(x[0]):.1f}".removesuffix(".0"), a[0]), svg)
     svg = re.sub(r' (?:id="|xlink:href="#)(?=[\w-])', lambda m: m[0] + key, svg)
     svg = svg.replace("url(#", f"url(#{key}")
     svg = re.sub(r' (?:aria-hidden|role|aria-roledescription|aria-label)="[^"]*"', "", svg)
@@ -99,46 +97,32 @@ def inline_svg(chart: Any, *, key: str, label: str) -> str:
 
 def dark_rules(selector: str) -> str:
     """CSS that gives every colour of our charts its dark counterpart."""
-    out = []
-    for light, dark in DARK.items():
-        out += [f'{selector} [{side}="{light}"]{{{side}:{dark}}}' for side in ("fill", "stroke")]
-    return "\n".join(out)
+    sides = [(light, dark, side) for light, dark in DARK.items() for side in ("fill", "stroke")]
+    return "\n".join(f'{selector} [{side}="{light}"]{{{side}:{dark}}}' for light, dark, side in sides)
 
 
-def _dots(svg: str) -> str:
-    """Runs of dots with one look as one path each."""
+def _merge_dots(svg: str) -> str:
+    """Adjacent dots of one look as one path each: a dozen bytes a dot, where a scatter is most of a chart's bytes."""
     out: list[str] = []
-    end, look, path = 0, None, ""
+    end, style, path = 0, "", ""
     for match in _DOT.finditer(svg):
-        same = (match["r"], match["fill"], match["opacity"])
-        if look is not None and (match.start() > end or same != look):
-            out.append(_path(look, path))
-            look, path = None, ""
+        radius, colour, opacity = match["r"], match["fill"], match["opacity"] or ""
+        mine = f'stroke="{colour}" stroke-width="{2 * float(radius):.1f}" stroke-linecap="round"{opacity}'
+        if path and (match.start() > end or mine != style):
+            out.append(f'<path d="{path}" {style}/>')
+            path = ""
         out.append(svg[end : match.start()])
-        look = same
         path += f"M{match['x']},{match['y']}h0"
-        end = match.end()
-    if look is not None:
-        out.append(_path(look, path))
+        style, end = mine, match.end()
+    if path:
+        out.append(f'<path d="{path}" {style}/>')
     return "".join(out) + svg[end:]
 
 
-def _path(look: tuple[str, str, str | None], path: str) -> str:
-    radius, colour, opacity = look
-    width = f"{2 * float(radius):.1f}"
-    return f'<path d="{path}" stroke="{colour}" stroke-width="{width}" stroke-linecap="round"{opacity or ""}/>'
-
-
-def _short(match: re.Match[str]) -> str:
-    return f"{float(match[0]):.1f}".removesuffix(".0")
-
-
-# A figure's numbers inside the page: whole where they are few, evenly thinned where they would swell it.
+# A figure's numbers ---------------------------------------------------------------------------------------------------
 
 _MOST_BYTES = 100_000
 """Of one figure: all of them together, drawings included, then stay under 5 MB."""
-_MOST_ITEMS = 512
-_FEWEST_ITEMS = 8
 
 
 def embedded_data(figure: Figure) -> tuple[str, bool]:
@@ -148,8 +132,8 @@ def embedded_data(figure: Figure) -> tuple[str, bool]:
     """
     whole = figure.to_json()
     text = _text(whole)
-    thinned, most = False, _MOST_ITEMS
-    while len(text) > _MOST_BYTES and most >= _FEWEST_ITEMS:
+    thinned, most = False, 512
+    while len(text) > _MOST_BYTES and most >= 8:
         note = f"lists of more than {most} items are thinned; report --figure {figure.name} --json has all of them"
         text = _text({**whole, "thinned": note, "data": _thinned(whole["data"], most)})
         thinned, most = True, most // 2

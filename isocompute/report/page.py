@@ -19,39 +19,107 @@ from isocompute.core import files
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import count, number, pair, plural, value
 from isocompute.core.run import listing
-from isocompute.data.conditions import ingredients
+from isocompute.data.compatible import ingredients
 from isocompute.law.families import FAMILIES
 from isocompute.law.law import RunFit
 from isocompute.report.answer import Answer, answer_card, answers
 from isocompute.report.charts.style import unit_name
 from isocompute.report.evidence import Evidence, Source
-from isocompute.report.figures import FIGURES, draw
+from isocompute.report.figures import FIGURES, Figure, Missing, draw
 from isocompute.report.html import dark_rules, embedded_data, facts, inline_svg, items, paragraphs, table, tag
-from isocompute.report.model import Figure, Missing
 
-__all__ = [
-    "Report",
-    "check_page",
-    "fallen_note",
-    "left_out_reasons",
-    "method_facts",
-    "page",
-    "run_table",
-    "setting_rows",
-    "write_report",
-]
-
+__all__ = ["Report", "check_page", "collapse_note", "run_table", "write_report"]
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-
 _MOST_ANSWERS = 12
+_MOST_CONDITIONS = 12
+_MOST_RUNS = 1000
 
 
-def page(evidence: Evidence, answers: Sequence[Answer], drawn: Sequence[Figure | Missing]) -> str:
+@dataclass(frozen=True)
+class Report:
+    """A report that was written."""
+
+    path: Path
+    size: int
+    evidence: Evidence
+    answers: tuple[Answer, ...]
+    figures: tuple[Figure, ...]
+    missing: tuple[Missing, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `report --json` (docs/report.md); a figure's data come with `--figure NAME --json`."""
+        return {
+            "report": str(self.path),
+            "bytes": self.size,
+            "source": self.evidence.runs.source,
+            "metric": self.evidence.metric,
+            "unit": self.evidence.unit,
+            "runs": len(self.evidence.runs),
+            "left_out": self.evidence.left_out,
+            "conditions": [condition.name for condition in self.evidence.conditions],
+            "answers": [answer.to_json() for answer in self.answers],
+            "figures": [{key: v for key, v in figure.to_json().items() if key != "data"} for figure in self.figures],
+            "missing": [missing.to_json() for missing in self.missing],
+        }
+
+
+def check_page(out: str | Path) -> Path:
+    """Refuse a name that is none of a page before any work is done."""
+    path = Path(out)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--out {path}: a report is a page: end it in .html, or give --figure NAME for a picture.")
+    if path.is_dir():
+        raise InputError(f"--out {path}: there is a folder of that name; give another file.")
+    return path
+
+
+def write_report(
+    runs: Source | Evidence,
+    *,
+    out: str | Path = "report.html",
+    budget: str | float | None = None,
+    metric: str | None = None,
+    unit: str | None = None,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> Report:
+    """Write runs, a study or a trainer's logs as one HTML page that needs no network.
+
+    >>> report = write_report("runs", out="report.html", replicates=100)
+    >>> report.path.name, "reward" in [figure.name for figure in report.figures]
+    ('report.html', True)
+    """
+    path = check_page(out)
+    evidence = (
+        runs
+        if isinstance(runs, Evidence)
+        else Evidence.of(runs, metric=metric, unit=unit, replicates=replicates, seed=seed)
+    )
+    found = answers(evidence, budget=budget)
+    drawn = [draw(name, evidence) for name in FIGURES]
+    data = _page(evidence, found, drawn).encode()
+    files.write_atomically(path, data)
+    return Report(
+        path=path,
+        size=len(data),
+        evidence=evidence,
+        answers=found,
+        figures=tuple(d for d in drawn if isinstance(d, Figure)),
+        missing=tuple(d for d in drawn if isinstance(d, Missing)),
+    )
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def _page(evidence: Evidence, answers: Sequence[Answer], drawn: Sequence[Figure | Missing]) -> str:
     """The whole document."""
     title = f"Report on {evidence.title}"
+    assets = resources("isocompute.report") / "assets"
+    style = assets.joinpath("report.css").read_text(encoding="utf-8")
     figures = [d for d in drawn if isinstance(d, Figure)]
     missing = [d for d in drawn if isinstance(d, Missing)]
     body = "".join(
@@ -60,14 +128,14 @@ def page(evidence: Evidence, answers: Sequence[Answer], drawn: Sequence[Figure |
             _header(title, evidence, figures),
             tag(
                 "main",
-                _answer_section(answers, evidence.notes, fallen_note(evidence)),
+                _answer_section(answers, evidence.notes, collapse_note(evidence)),
                 _figure_section(figures),
                 _missing_section(missing),
                 _methods_section(evidence),
                 _runs_section(evidence),
             ),
             tag("footer", tag("p", f"isocompute {escape(__version__)}")),
-            tag("script", _asset("report.js")),
+            tag("script", assets.joinpath("report.js").read_text(encoding="utf-8")),
         )
     )
     head = "".join(
@@ -77,24 +145,15 @@ def page(evidence: Evidence, answers: Sequence[Answer], drawn: Sequence[Figure |
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             '<meta name="color-scheme" content="light dark">',
             tag("title", escape(title)),
-            tag("style", _style()),
+            tag("style", f"{style}@media screen and (prefers-color-scheme: dark) {{\n{dark_rules('svg.chart')}\n}}\n"),
         )
     )
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
-def _style() -> str:
-    dark = f"@media screen and (prefers-color-scheme: dark) {{\n{dark_rules('svg.chart')}\n}}\n"
-    return _asset("report.css") + dark
-
-
-def _asset(name: str) -> str:
-    return resources("isocompute.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
 def _header(title: str, evidence: Evidence, figures: Sequence[Figure]) -> str:
     kept = len(evidence.curves) or len(evidence.runs)
-    said = f"{kept} of {len(evidence.runs)} runs" if kept < len(evidence.runs) else plural(kept, "run")
+    runs = f"{kept} of {len(evidence.runs)} runs" if kept < len(evidence.runs) else plural(kept, "run")
     links = [
         ("answer", "Answer"),
         ("figures", f"Figures ({len(figures)})"),
@@ -105,7 +164,7 @@ def _header(title: str, evidence: Evidence, figures: Sequence[Figure]) -> str:
     return tag(
         "header",
         tag("h1", escape(title)),
-        tag("p", escape(f"{said} · {evidence.metric} · {evidence.runs.source}"), class_="meta"),
+        tag("p", escape(f"{runs} · {evidence.metric} · {evidence.runs.source}"), class_="meta"),
         tag(
             "nav",
             tag("ul", *(tag("li", tag("a", escape(text), href=f"#{where}")) for where, text in links)),
@@ -114,14 +173,14 @@ def _header(title: str, evidence: Evidence, figures: Sequence[Figure]) -> str:
     )
 
 
-def _answer_section(answers: Sequence[Answer], notes: Sequence[str], fallen: str | None) -> str:
+def _answer_section(answers: Sequence[Answer], notes: Sequence[str], collapses: str | None) -> str:
     if len(answers) > _MOST_ANSWERS:
         notes = [*notes, f"{len(answers) - _MOST_ANSWERS} more conditions have answers; report --json prints them."]
     return tag(
         "section",
         tag("h2", "The answer", id="answer", tabindex="-1"),
         tag("div", *(answer_card(answer) for answer in answers[:_MOST_ANSWERS]), class_="cards"),
-        paragraphs([fallen], class_="careful fallen") if fallen else "",
+        paragraphs([collapses], class_="warning collapsed") if collapses else "",
         items(notes, class_="notes") if notes else "",
         aria_labelledby="answer",
     )
@@ -139,7 +198,7 @@ def _figure_section(figures: Sequence[Figure]) -> str:
         tag("h2", "What the runs show", id="figures"),
         index
         if figures
-        else tag("p", "No figure can be drawn from these data; the next section says what each needs."),
+        else tag("p", "No figure can be drawn from these data; the next section lists what each needs."),
         drawn,
         aria_labelledby="figures",
     )
@@ -194,16 +253,16 @@ def _missing_section(missing: Sequence[Missing]) -> str:
 
 
 def _methods_section(evidence: Evidence) -> str:
-    columns, rows = setting_rows(evidence)
-    left_out = left_out_reasons(evidence)
+    columns, rows = _setting_rows(evidence)
+    left_out = _left_out_reasons(evidence)
     return tag(
         "section",
         tag("h2", "Methods", id="methods"),
-        facts(method_facts(evidence)),
+        facts(_method_facts(evidence)),
         tag("h3", "Settings of the runs"),
         table("Settings of the runs, apart from Bp, n and seed", columns, rows)
         if rows
-        else paragraphs(["The runs say nothing of their settings."]),
+        else paragraphs(["The runs log no settings."]),
         (tag("h3", f"Left out: {plural(len(evidence.left_out), 'run')}") + items(left_out)) if left_out else "",
         aria_labelledby="methods",
     )
@@ -219,14 +278,10 @@ def _runs_section(evidence: Evidence) -> str:
     )
 
 
-# How the numbers of a report were made, every setting of its runs, and the table of runs.
-
-_MOST_CONDITIONS = 12
-_MOST_RUNS = 1000
-_MOST_NAMED = 6
+# Methods and runs -----------------------------------------------------------------------------------------------------
 
 
-def method_facts(evidence: Evidence) -> list[tuple[str, str]]:
+def _method_facts(evidence: Evidence) -> list[tuple[str, str]]:
     """What was fitted to what, and how intervals were made."""
     laws = evidence.laws()
     out = [
@@ -234,7 +289,7 @@ def method_facts(evidence: Evidence) -> list[tuple[str, str]]:
         ("Compute", unit_name(evidence.unit) if evidence.unit else "not counted by these runs"),
         (
             "Curves",
-            f"{len(evidence.curves)} of {len(evidence.runs)} runs; all points up to a lasting fall, each fitted as "
+            f"{len(evidence.curves)} of {len(evidence.runs)} runs; all points up to a collapse, each fitted as "
             f"{', '.join(family.name for family in FAMILIES)} and weighed by Akaike's criterion",
         ),
         (
@@ -253,42 +308,42 @@ def method_facts(evidence: Evidence) -> list[tuple[str, str]]:
     return out + [("Note", note) for note in notes]
 
 
-def fallen_note(evidence: Evidence) -> str | None:
+def collapse_note(evidence: Evidence) -> str | None:
     """Which runs collapsed, and after how much compute; None where none did."""
-    fallen = evidence.fallen
-    if not fallen:
+    collapsed = evidence.collapsed
+    if not collapsed:
         return None
-    unit = unit_name(evidence.unit)
-    named = [f"{name} after {number(at)} {unit}" for name, at in list(fallen.items())[:_MOST_NAMED]]
-    more = f" and {len(fallen) - _MOST_NAMED} more" if len(fallen) > _MOST_NAMED else ""
-    count = f"{len(fallen)} of {len(evidence.runs)} runs {'falls' if len(fallen) == 1 else 'fall'} for good"
-    return f"{count}: {', '.join(named)}{more}. Fits use the points up to there."
+    named = [f"{name} after {number(at)} {unit_name(evidence.unit)}" for name, at in list(collapsed.items())[:6]]
+    more = f" and {len(collapsed) - 6} more" if len(collapsed) > 6 else ""
+    verb = "collapses" if len(collapsed) == 1 else "collapse"
+    runs = f"{len(collapsed)} of {len(evidence.runs)} runs {verb}"
+    return f"{runs}: {', '.join(named)}{more}. Fits use the points up to there."
 
 
-def setting_rows(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
+def _setting_rows(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
     """Every setting by condition; what all runs share is in one column."""
     conditions = evidence.conditions[:_MOST_CONDITIONS]
     made_of = [ingredients(condition.runs[0]) for condition in conditions]
     keys = sorted({key for parts in made_of for key in parts}, key=lambda key: ("." in key, key))
     names = [condition.name or "all runs" for condition in conditions]
-    return ["setting", *names], [[key, *(_said(parts.get(key)) for parts in made_of)] for key in keys]
+    return ["setting", *names], [[key, *(_text(parts.get(key)) for parts in made_of)] for key in keys]
 
 
-def left_out_reasons(evidence: Evidence) -> list[str]:
+def _text(setting: Any) -> str:
+    if setting is None:
+        return "–"
+    if isinstance(setting, dict):
+        return ", ".join(f"{key} {_text(part)}" for key, part in setting.items()) or "–"
+    return f"{setting:g}" if isinstance(setting, float) else f"{setting}"
+
+
+def _left_out_reasons(evidence: Evidence) -> list[str]:
     """Why runs give no curve: one line a reason, with the runs it holds for."""
     groups: dict[str, list[str]] = {}
     for name, why in evidence.left_out.items():
         reason = why.removeprefix(f"{evidence.runs.source}: ").replace(f"run '{name}', ", "").replace(f"'{name}'", "it")
         groups.setdefault(reason, []).append(name)
     return [f"{listing(names, 6)}: {reason}" for reason, names in groups.items()]
-
-
-def _said(setting: Any) -> str:
-    if setting is None:
-        return "–"
-    if isinstance(setting, dict):
-        return ", ".join(f"{key} {_said(part)}" for key, part in setting.items()) or "–"
-    return f"{setting:g}" if isinstance(setting, float) else f"{setting}"
 
 
 def run_table(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
@@ -308,109 +363,18 @@ def _run_rows(evidence: Evidence) -> list[list[str]]:
     out = []
     for condition in evidence.conditions:
         for run in condition.runs:
-            s = run.settings
-            fit = fits.get(run.name)
-            said = [run.name, _note(evidence, run.name, fit), condition.name]
+            s, fit, curve = run.settings, fits.get(run.name), evidence.curves.get(run.name)
+            note = "no curve" if run.name in evidence.left_out else ""
+            fitted = ["–"] * 4
+            if fit is not None:
+                note = "" if fit.collapse_after is None else f"collapses after {number(fit.collapse_after)}"
+                interval, rise = pair(fit.fit.ceiling_interval()), f"{fit.fit.rise_done:.0%}"
+                fitted = [fit.fit.family.name, value(fit.fit.ceiling), interval, rise]
+            reached = ["0", "–", "–", "–"]
+            if evidence.metric in run.metrics:
+                values = run.points[evidence.metric].drop_nulls().to_numpy().astype(np.float64)
+                last = "–" if curve is None else number(float(curve.compute_C[-1]))
+                reached = [f"{len(values)}", last, value(float(values[-3:].mean())), value(float(values.max()))]
             allocation = [count(s.problems_per_batch), count(s.rollouts_per_problem), count(s.seed)]
-            out.append([*said, *allocation, *_reached(evidence, run.name), *_fitted(fit)])
+            out.append([run.name, note, condition.name, *allocation, *reached, *fitted])
     return out[:_MOST_RUNS]
-
-
-def _reached(evidence: Evidence, name: str) -> list[str]:
-    run = evidence.runs.named(name)
-    if evidence.metric not in run.metrics:
-        return ["0", "–", "–", "–"]
-    values = run.points[evidence.metric].drop_nulls().to_numpy().astype(np.float64)
-    curve = evidence.curves.get(name)
-    last = "–" if curve is None else number(float(curve.compute_C[-1]))
-    return [f"{len(values)}", last, value(float(values[-3:].mean())), value(float(values.max()))]
-
-
-def _note(evidence: Evidence, name: str, run: RunFit | None) -> str:
-    if run is None:
-        return "no curve" if name in evidence.left_out else ""
-    return "" if run.falls_after is None else f"falls after {number(run.falls_after)}"
-
-
-def _fitted(run: RunFit | None) -> list[str]:
-    if run is None:
-        return ["–", "–", "–", "–"]
-    fit = run.fit
-    return [fit.family.name, value(fit.ceiling), pair(fit.ceiling_interval()), f"{fit.rise_done:.0%}"]
-
-
-# `isocompute.write_report(...)`: what `isocompute report` runs.
-
-
-@dataclass(frozen=True)
-class Report:
-    """A report that was written."""
-
-    path: Path
-    size: int
-    evidence: Evidence
-    answers: tuple[Answer, ...]
-    figures: tuple[Figure, ...]
-    missing: tuple[Missing, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The keys of `report --json` (docs/report.md); a figure's data come with `--figure NAME --json`."""
-        return {
-            "report": str(self.path),
-            "bytes": self.size,
-            "source": self.evidence.runs.source,
-            "metric": self.evidence.metric,
-            "unit": self.evidence.unit,
-            "runs": len(self.evidence.runs),
-            "left_out": self.evidence.left_out,
-            "conditions": [condition.name for condition in self.evidence.conditions],
-            "answers": [answer.to_json() for answer in self.answers],
-            "figures": [{key: v for key, v in figure.to_json().items() if key != "data"} for figure in self.figures],
-            "missing": [missing.to_json() for missing in self.missing],
-        }
-
-
-def check_page(out: str | Path) -> Path:
-    """Refuse a name that is none of a page before any work is done."""
-    path = Path(out)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"--out {path}: a report is a page: end it in .html, or say --figure NAME for a picture.")
-    if path.is_dir():
-        raise InputError(f"--out {path}: there is a folder of that name; give another file.")
-    return path
-
-
-def write_report(
-    runs: Source | Evidence,
-    *,
-    out: str | Path = "report.html",
-    budget: str | float | None = None,
-    metric: str | None = None,
-    unit: str | None = None,
-    replicates: int = 1000,
-    seed: int = 0,
-) -> Report:
-    """Write runs, a study or a trainer's logs as one HTML page that needs no network.
-
-    >>> report = write_report("runs", out="report.html", replicates=100)
-    >>> report.path.name, "reward" in [figure.name for figure in report.figures]
-    ('report.html', True)
-    """
-    path = check_page(out)
-    evidence = (
-        runs
-        if isinstance(runs, Evidence)
-        else Evidence.of(runs, metric=metric, unit=unit, replicates=replicates, seed=seed)
-    )
-    said = answers(evidence, budget=budget)
-    drawn = [draw(name, evidence) for name in FIGURES]
-    data = page(evidence, said, drawn).encode()
-    files.write_atomically(path, data)
-    return Report(
-        path=path,
-        size=len(data),
-        evidence=evidence,
-        answers=said,
-        figures=tuple(d for d in drawn if isinstance(d, Figure)),
-        missing=tuple(d for d in drawn if isinstance(d, Missing)),
-    )

@@ -19,7 +19,7 @@ from isocompute.report.charts.style import DARK, themed
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import FIGURES
 from isocompute.report.html import embedded_data, inline_svg
-from isocompute.report.page import Report, fallen_note, run_table, write_report
+from isocompute.report.page import Report, collapse_note, run_table, write_report
 from tests.report.made_up import drawn, evidence, run, study, truth
 
 NASTY = '</script><img src=x onerror="alert(1)">'
@@ -202,18 +202,18 @@ def fallen(name: str) -> Run:
 
 def test_a_collapse_is_told_beside_the_answer_and_beside_the_runs_name(tmp_path: Path) -> None:
     known = evidence([*study(), fallen("lost")])
-    (after,) = known.fallen.values()
+    (after,) = known.collapsed.values()
     text = write_report(known, out=tmp_path / "a.html").path.read_text()
     answer = text[text.index('id="answer"') : text.index('id="figures"')]
-    assert f"1 of 4 runs falls for good: lost after {number(after)} rollouts" in answer
-    assert "runs that fell" in answer and "1 of 2" in answer
+    assert f"1 of 4 runs collapses: lost after {number(after)} rollouts" in answer
+    assert "collapsed runs" in answer and "1 of 2" in answer
     whole = write_report(evidence(study()), out=tmp_path / "b.html").path.read_text()
-    assert "runs that fell" not in whole
+    assert "collapsed runs" not in whole
     columns, rows = run_table(known)
     assert columns[:2] == ["run", "note"]
-    assert {row[0]: row[1] for row in rows}["lost"] == f"falls after {number(after)}"
+    assert {row[0]: row[1] for row in rows}["lost"] == f"collapses after {number(after)}"
     steady = evidence(study())
-    assert fallen_note(steady) is None
+    assert collapse_note(steady) is None
     assert "note" not in run_table(steady)[0]
 
 

@@ -66,10 +66,10 @@ def test_the_error_is_that_of_differences() -> None:
 def test_what_differs_and_is_no_result_makes_a_stratum() -> None:
     runs = [ending(f"run-{i}", n, 0.5, rate=rate) for i, (n, rate) in enumerate([(8, 1), (16, 1), (8, 2), (16, 2)])]
     found = strata_of(runs, METRIC)
-    assert found.told_apart_by == ("rate",)  # names that do not spell n, and training's accuracy, tell nothing apart
+    assert found.differing == ("rate",)  # names that do not spell n, and training's accuracy, tell nothing apart
     assert found.balanced
     seeds = [ending(f"a_n{n}_seed{s}", n, 0.5 + 0.01 * s) for n in (8, 16) for s in (0, 1)]
-    assert strata_of(seeds, METRIC).told_apart_by == ()
+    assert strata_of(seeds, METRIC).differing == ()
 
 
 def test_runs_that_all_differ_in_more_than_n_are_not_compared() -> None:

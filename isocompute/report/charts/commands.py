@@ -1,4 +1,4 @@
-"""The chart of `isocompute fit --chart`: reward against compute, and n*(C) beside it."""
+"""The charts of `fit --chart`, `forecast --chart` and `compare --chart`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from isocompute.report.charts.style import (
     band,
     chart,
     compute_axis,
-    grid_of,
+    fit_rows,
     named_colours,
     panel,
+    point_rows,
     thin,
     value_axis,
 )
@@ -35,9 +36,9 @@ _BANDS = 12
 
 
 def law_chart(law: Law) -> Any:
-    """The two figures of a study side by side, all settings competing."""
-    contest = of_tradeoff("Reward against compute; thick grey: the frontier", law, law.joint)
-    reward = reward_panel(contest, shades=shades_of(contest.fits), bands=len(contest.fits) <= _BANDS)
+    """Reward against compute beside n*(C), with all settings competing."""
+    competition = of_tradeoff("Reward against compute; thick grey: the frontier", law, law.joint)
+    reward = reward_panel(competition, shades=shades_of(competition.fits), bands=len(competition.fits) <= _BANDS)
     if law.joint.rollouts is None:
         return reward
     tried = [float(fit.setting[1] or 0) for fit in law.joint.fits]
@@ -45,15 +46,11 @@ def law_chart(law: Law) -> Any:
     return alt.hconcat(reward, best, spacing=40).resolve_scale(color="independent", shape="independent")
 
 
-# The chart of `isocompute forecast --chart`: a run so far, where it is expected to be, and what came.
-
-
 def forecast_chart(curve: Curve, made: Forecast, *, metric: str, unit: str, later: Curve | None = None) -> Any:
-    """A run so far, where it is expected on the way and at the end, and what came where that is known."""
-    rows = [_point(c, v, "fitted") for c, v in zip(curve.compute_C, curve.values_C, strict=True) if c > 0]
-    kinds = ["fitted"]
+    """A run so far, its forecast on the way and at the end, and what came where that is known."""
+    rows, kinds = point_rows(curve, kind="fitted"), ["fitted"]
     if later is not None:
-        rows += [_point(c, v, "held out") for c, v in zip(later.compute_C, later.values_C, strict=True)]
+        rows += point_rows(later, kind="held out")
         kinds.append("held out")
     fan = [
         {"compute": compute, "value": expected, "low": low, "high": high}
@@ -81,30 +78,19 @@ def forecast_chart(curve: Curve, made: Forecast, *, metric: str, unit: str, late
     )
 
 
-def _point(compute: float, value: float, kind: str) -> dict[str, Any]:
-    return {"compute": float(compute), "value": float(value), "kind": kind}
-
-
-# The chart of `isocompute compare --chart`: two recipes with their fits, and where one overtakes the other.
-
-
 def comparison_chart(result: Comparison, *, metric: str, unit: str, names: tuple[str, str]) -> Any:
-    """Two recipes with their fits and 95% bands, and where one overtakes the other; the curve of a side that fell ends
-    where its runs did.
+    """Two recipes with their fits and 95% bands, and where one overtakes the other.
+
+    The curve of a side that collapsed ends where its runs did.
     """
     far = 2.0 * max(result.a.last, result.b.last)
-    fell = {fall.side for fall in result.falls}
-    rows, lines = [], []
+    collapsed = {fall.side for fall in result.collapses}
+    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for side, fit, curves, name in zip("ab", (result.a, result.b), result.sides, names, strict=True):
-        end = fit.last if side in fell else far
-        for c, v, low, high in zip(*grid_of(fit, to=end, size=80), strict=True):
-            lines.append({"compute": float(c), "value": float(v), "low": low, "high": high, "side": name})
-        rows += [
-            {"compute": float(c), "value": float(v), "side": name}
-            for curve in curves
-            for c, v in zip(curve.compute_C, curve.values_C, strict=True)
-            if c > 0
-        ]
+        end = fit.last if side in collapsed else far
+        lines += fit_rows(fit, to=end, size=80, side=name)
+        rows += point_rows(*curves, side=name)
     x, y, colour = compute_axis(unit), value_axis(metric), named_colours("side", None, names)
     layers = [
         band(x, y, lines, colour, opacity=0.15),
@@ -117,7 +103,7 @@ def comparison_chart(result: Comparison, *, metric: str, unit: str, names: tuple
     subtitle = (
         f"ceilings {value(result.a.ceiling)} and {value(result.b.ceiling)}; beyond the data the curves are extrapolated"
     )
-    if fell:
-        gone = " and ".join(names["ab".index(side)] for side in sorted(fell))
-        subtitle = f"{gone} fell for good: the curve is of what came before"
+    if collapsed:
+        gone = " and ".join(names["ab".index(side)] for side in sorted(collapsed))
+        subtitle = f"{gone} collapsed: the curve is of what came before"
     return panel(*layers, title=f"{names[0]} against {names[1]}", subtitle=subtitle, width=520, height=320)

@@ -1,4 +1,4 @@
-"""The best n (or Bp) along compute, with its interval (IsoCompute figures 7, 9, 21 and 24)."""
+"""The best n along compute and for other metrics, and record points: IsoCompute figures 5, 7 to 9, 15, 21 and 24."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from isocompute.core.formatting import number
+from isocompute.core.formatting import count, number
 from isocompute.law.curves import record_points
 from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import Optimum, at_end, live, reached
@@ -19,6 +19,8 @@ from isocompute.report.charts.style import (
     BLUE,
     GREY,
     INK,
+    Drawing,
+    Needs,
     band,
     chart,
     compute_axis,
@@ -27,16 +29,17 @@ from isocompute.report.charts.style import (
     ordered_colours,
     panel,
     thin,
+    title_of,
     unit_name,
     value_axis,
 )
 from isocompute.report.evidence import Evidence
-from isocompute.report.model import Drawing, Needs
 
 __all__ = ["batch_tradeoff", "best_n", "in_tokens", "joint_best_n", "optimum_panel", "other_metrics", "records"]
 
 
 _BATCHES = 3
+"""Batch sizes of a condition that are drawn."""
 _BOUND = "smallest or largest run so far"
 _SAME_RANGE = "runs at two or more n over the same range of compute"
 
@@ -44,7 +47,7 @@ _SAME_RANGE = "runs at two or more n over the same range of compute"
 def best_n(evidence: Evidence) -> Drawing | Needs:
     """Figure 7: n*(C) at the Bp that was run with the most n."""
     found = [
-        (_at(condition.name, tradeoff), law, tradeoff)
+        (title_of(condition.name, "" if tradeoff.value is None else f"Bp = {tradeoff.value}"), law, tradeoff)
         for condition, law in evidence.laws()
         if (tradeoff := fullest_tradeoff(law)) is not None
     ]
@@ -54,7 +57,7 @@ def best_n(evidence: Evidence) -> Drawing | Needs:
 def joint_best_n(evidence: Evidence) -> Drawing | Needs:
     """Figure 21: n*(C) with Bp free."""
     found = [
-        (condition.name or "all runs", law, law.joint)
+        (title_of(condition.name), law, law.joint)
         for condition, law in evidence.laws()
         if len({fit.setting[0] for fit in law.settings}) > 1
     ]
@@ -69,7 +72,7 @@ def in_tokens(evidence: Evidence) -> Drawing | Needs:
     counted = all(evidence.curves_in(evidence.metric, unit) for unit in units)
     laws = [(condition, law) for unit in units for condition, law in evidence.laws(unit=unit)] if counted else []
     found = [
-        (f"{condition.name} · {law.unit}".strip(" ·"), law, tradeoff)
+        (title_of(condition.name, law.unit), law, tradeoff)
         for condition, law in sorted(laws, key=lambda item: evidence.conditions.index(item[0]))
         if (tradeoff := fullest_tradeoff(law)) is not None and tradeoff.rollouts is not None
     ]
@@ -84,8 +87,8 @@ def _draw(found: Sequence[tuple[str, Law, Tradeoff]]) -> Drawing | Needs:
             continue
         tried = [float(fit.setting[1] or 0) for fit in tradeoff.fits]
         panels.append(optimum_panel(best, title=title, tried=tried, unit=law.unit))
-        sentences.append(f"{title}: {optimum_sentence(best, law.unit)}")
-        data.append({"title": title, "unit": law.unit, **optimum_data(best)})
+        sentences.append(f"{title}: {_sentence(best, law.unit)}")
+        data.append({"title": title, "unit": law.unit, **_data(best)})
     if not panels:
         return Needs(_SAME_RANGE)
     return Drawing(panels, sentences, {"panels": data})
@@ -122,7 +125,7 @@ def optimum_panel(best: Optimum, *, title: str, tried: Sequence[float], unit: st
     return panel(area, line, dots, title=title, subtitle="line: fitted sigmoid; band: 95%")
 
 
-def optimum_sentence(best: Optimum, unit: str) -> str:
+def _sentence(best: Optimum, unit: str) -> str:
     """Where the optimum begins and ends, with what the interval and the edges allow to say."""
     low, high = best.ceiling_interval
     ends = f"{at_end(best.ceiling, best.ceiling_bound, best)} (95% {low:.0f}–{high:.0f})"
@@ -143,7 +146,7 @@ def optimum_sentence(best: Optimum, unit: str) -> str:
     )
 
 
-def optimum_data(best: Optimum) -> dict[str, Any]:
+def _data(best: Optimum) -> dict[str, Any]:
     """The numbers behind a panel."""
     return {
         "x": best.x_C.tolist(),
@@ -173,7 +176,7 @@ def batch_tradeoff(evidence: Evidence) -> Drawing | Needs:
             n, bp = t.rollouts, t.problems
             if n is None or bp is None:
                 continue
-            title = f"{condition.name} · B = {t.value}".strip(" ·")
+            title = title_of(condition.name, f"B = {t.value}")
             panels.append(_batch_panel(title, n, bp))
             sentences.append(
                 f"{title}: from {n.x_C[0]:.0f} to {n.x_C[-1]:.0f} updates the best n goes from {n.estimate_C[0]:.0f} "
@@ -181,7 +184,7 @@ def batch_tradeoff(evidence: Evidence) -> Drawing | Needs:
                 f"Bp from {bp.estimate_C[0]:.0f} to {bp.estimate_C[-1]:.0f} (95% {bp.interval_C2[-1][0]:.0f}–"
                 f"{bp.interval_C2[-1][1]:.0f})"
             )
-            data.append({"title": title, "rollouts": optimum_data(n), "problems": optimum_data(bp)})
+            data.append({"title": title, "rollouts": _data(n), "problems": _data(bp)})
     if not panels:
         return Needs("runs with the same batch size B = Bp · n and different n, over the same range of updates")
     return Drawing(panels, sentences, {"panels": data}, columns=_BATCHES)
@@ -189,26 +192,21 @@ def batch_tradeoff(evidence: Evidence) -> Drawing | Needs:
 
 def _batch_panel(title: str, n: Optimum, bp: Optimum) -> Any:
     rows = [
-        {"compute": float(x), "n": float(v), "low": float(low), "high": float(high), "what": what}
-        for what, o in (("best n", n), ("best Bp", bp))
+        {"compute": float(x), "n": float(v), "low": float(low), "high": float(high), "quantity": quantity}
+        for quantity, o in (("best n", n), ("best Bp", bp))
         for x, v, (low, high) in zip(o.x_C, o.estimate_C, o.interval_C2, strict=True)
     ]
     tried = {v for o in (n, bp) for v in (o.smallest, o.largest, *o.estimate_C.tolist())}
     x = compute_axis("steps", title="update steps M")
     y = doubling_axis("n", "best n, best Bp", tried)
-    colour = named_colours("what", None, ("best n", "best Bp"), (ACCENT, BLUE))
+    colour = named_colours("quantity", None, ("best n", "best Bp"), (ACCENT, BLUE))
     area = band(x, y, rows, colour, opacity=0.16)
     area.mark.interpolate = "step-after"
     line = chart(rows).mark_line(strokeWidth=2, interpolate="step-after").encode(x=x, y=y, color=colour)
     return panel(area, line, title=title, subtitle="bands: 95%")
 
 
-def _at(condition: str, tradeoff: Tradeoff) -> str:
-    fixed = f"Bp = {tradeoff.value}" if tradeoff.value is not None else ""
-    return " · ".join(filter(None, (condition, fixed))) or "all runs"
-
-
-# The best n for coverage and for sharpening (IsoCompute figure 8).
+# Coverage and sharpening ----------------------------------------------------------------------------------------------
 
 
 def other_metrics(evidence: Evidence) -> Drawing | Needs:
@@ -220,7 +218,7 @@ def other_metrics(evidence: Evidence) -> Drawing | Needs:
     for metric in (best, worst):
         for condition in evidence.conditions:
             groups = by_problems(evidence.fits(condition, metric=metric))
-            name = condition.name or "all runs"
+            name = title_of(condition.name)
             rows += [{"condition": name, "metric": metric, **_winner(bp, fits)} for bp, fits in groups.items()]
     if not rows:
         return Needs(f"runs at two or more n over the same range of compute, with {best} and {worst}")
@@ -257,7 +255,10 @@ def _winner(bp: int | None, settings: Sequence[CurveFit]) -> dict[str, Any]:
 
 
 def _winners_panel(name: str, rows: Sequence[dict[str, Any]], metrics: Sequence[str], tried: Sequence[int]) -> Any:
-    shown = [{key: row[key] for key in ("metric", "n", "low", "high")} | {"Bp": _bp(row)} for row in rows]
+    shown = [
+        {key: row[key] for key in ("metric", "n", "low", "high")} | {"Bp": count(row["problems_per_batch"])}
+        for row in rows
+    ]
     order = list(dict.fromkeys(row["Bp"] for row in shown))
     x = alt.X("Bp:N", title="problems per batch Bp", sort=order, axis=alt.Axis(labelAngle=0, grid=False))
     offset = alt.XOffset("metric:N", sort=list(metrics))
@@ -269,15 +270,11 @@ def _winners_panel(name: str, rows: Sequence[dict[str, Any]], metrics: Sequence[
     return panel(whiskers, dots, title=name)
 
 
-def _bp(row: dict[str, Any]) -> str:
-    return "–" if row["problems_per_batch"] is None else f"{row['problems_per_batch']}"
-
-
 def _span(values: Sequence[int]) -> str:
     return f"{min(values)}" if min(values) == max(values) else f"{min(values)}–{max(values)}"
 
 
-# Record-breaking points: what the IsoCompute paper keeps of a run, and what it reads off them (figures 5 and 15).
+# Record-breaking points -----------------------------------------------------------------------------------------------
 
 _KINDS = ("other", "record")
 
@@ -286,9 +283,9 @@ def records(evidence: Evidence) -> Drawing | Needs:
     """All points with the record-breaking ones marked, and the records of all n in the plane of n and compute."""
     panels, sentences, data = [], [], []
     for condition, law in evidence.laws():
-        name = condition.name or "all runs"
+        name = title_of(condition.name)
         rows = _rows(law)
-        panels.append(_points_panel(name, rows, law, together=evidence.comparable(condition)))
+        panels.append(_points_panel(name, rows, law, one_scale=evidence.comparable(condition)))
         marked = sum(row["kind"] == "record" for row in rows)
         sentences.append(
             f"{name}: {marked} of {len(rows)} points ({marked / max(len(rows), 1):.0%}) lie in a higher bin of "
@@ -305,25 +302,19 @@ def records(evidence: Evidence) -> Drawing | Needs:
 
 def _rows(law: Law) -> list[dict[str, Any]]:
     out = []
-    for run in law.runs:
-        curve = run.curve
+    for curve in (run.curve for run in law.runs):
         marked = set(record_points(curve.compute_C, curve.values_C, bin_width=law.bin_width).tolist())
+        labels = {"run": curve.name, "n": curve.rollouts_per_problem}
         out += [
-            {
-                "compute": float(c),
-                "value": float(v),
-                "run": curve.name,
-                "n": curve.rollouts_per_problem,
-                "kind": _KINDS[i in marked],
-            }
+            {"compute": float(c), "value": float(v), **labels, "kind": _KINDS[i in marked]}
             for i, (c, v) in enumerate(zip(curve.compute_C, curve.values_C, strict=True))
             if c > 0
         ]
     return out
 
 
-def _points_panel(name: str, rows: Sequence[dict[str, Any]], law: Law, *, together: bool) -> Any:
-    """The frontier only through runs that may be held `together`: on different scales it is of nothing."""
+def _points_panel(name: str, rows: Sequence[dict[str, Any]], law: Law, *, one_scale: bool) -> Any:
+    """All points, the records marked; on different scales a frontier means nothing."""
     x, y = compute_axis(law.unit), value_axis(law.metric)
     colour = named_colours("kind", None, _KINDS, (GREY, ACCENT))
     other, marked = ([row for row in rows if row["kind"] == kind] for kind in _KINDS)
@@ -333,9 +324,9 @@ def _points_panel(name: str, rows: Sequence[dict[str, Any]], law: Law, *, togeth
         chart(thin(other or rows)).mark_circle(size=12, opacity=0.6).encode(x=x, y=y, color=colour),
         chart(thin(marked or rows)).mark_circle(size=16, opacity=0.8).encode(x=x, y=y, color=colour),
     ]
-    if together:
+    if one_scale:
         layers.append(chart(edge).mark_line(strokeDash=[5, 4], strokeWidth=1.8, color=INK).encode(x=x, y=y))
-    dashed = "dashed: the frontier of the fits" if together else "no frontier: the runs lie on different scales"
+    dashed = "dashed: the frontier of the fits" if one_scale else "no frontier: the runs lie on different scales"
     return panel(*layers, title=name, subtitle=f"records in bins of {number(law.bin_width)}; {dashed}")
 
 

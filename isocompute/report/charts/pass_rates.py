@@ -10,11 +10,10 @@ import numpy as np
 
 from isocompute.core.formatting import number, value
 from isocompute.data import Run
-from isocompute.data.conditions import Condition
+from isocompute.data.compatible import Condition
 from isocompute.data.pass_rates import PassRates
-from isocompute.report.charts.style import HEAT, chart, compute_axis, named_colours, panel
+from isocompute.report.charts.style import HEAT, Drawing, Needs, chart, compute_axis, named_colours, panel
 from isocompute.report.evidence import Evidence
-from isocompute.report.model import Drawing, Needs
 
 __all__ = ["pass_rates_at_one_compute", "pass_rates_over_training"]
 

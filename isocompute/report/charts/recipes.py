@@ -1,8 +1,7 @@
-"""Named curves in one panel: recipes, baselines, whatever has no order."""
+"""Recipes, baselines and forecasts: curves that have no order (ScaleRL figures 1, 2, 5 and 7, IsoCompute figure 26)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,11 +13,11 @@ from isocompute.core.arrays import Array
 from isocompute.core.curve import MINIMUM_POINTS, Curve
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, value
-from isocompute.data.conditions import Condition, ingredients
+from isocompute.data.compatible import Condition, ingredients
 from isocompute.law.comparison import compare
 from isocompute.law.curves import usable_points
 from isocompute.law.families import HILL
-from isocompute.law.fits import SEEN, CurveFit, fit_groups
+from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
 from isocompute.law.forecasting import Forecast
 from isocompute.law.law import Law
 from isocompute.law.solver import Batch, solve
@@ -28,63 +27,57 @@ from isocompute.report.charts.style import (
     BLUE,
     GREY,
     PAPER,
+    Drawing,
+    Needs,
     band,
     chart,
     compute_axis,
-    grid_of,
+    fit_rows,
     named_colours,
     panel,
+    point_rows,
     thin,
+    title_of,
     unit_name,
     value_axis,
 )
 from isocompute.report.evidence import Evidence
-from isocompute.report.model import Drawing, Needs
 
-__all__ = [
-    "Entry",
-    "RecipeSet",
-    "entries_data",
-    "entries_panel",
-    "extrapolation",
-    "leave_one_out",
-    "recipe_sets",
-    "recipes",
-]
+__all__ = ["baselines", "extrapolation", "leave_one_out", "recipes"]
+
+_MOST_RUNS, _MOST_RECIPES = 4, 8
+_ONE_PART = 3
+"""Fields that may change together and still be one part of a recipe."""
+_RISE_SHOWN = (0.03, 0.97)
+"""Outside this share of the rise, noise makes the straightened points fly off."""
+
+
+# Named curves in one panel --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Entry:
     """A fitted curve by name."""
 
     name: str
     fit: CurveFit
 
 
-def entries_panel(title: str, entries: Sequence[Entry], *, metric: str, unit: str | None, subtitle: str = "") -> Any:
+def _entries_panel(title: str, entries: Sequence[_Entry], evidence: Evidence) -> Any:
     """Points, fits and 95% bands in distinct colours."""
-    x, y = compute_axis(unit), value_axis(metric)
+    x, y = compute_axis(evidence.unit), value_axis(evidence.metric)
     colour = named_colours("entry", None, [entry.name for entry in entries])
-    lines, points = [], []
-    for entry in entries:
-        for c, v, low, high in zip(*grid_of(entry.fit), strict=True):
-            lines.append({"compute": float(c), "value": float(v), "low": low, "high": high, "entry": entry.name})
-        points += [
-            {"compute": float(c), "value": float(v), "entry": entry.name}
-            for curve in entry.fit.curves
-            for c, v in zip(curve.compute_C, curve.values_C, strict=True)
-            if c > 0
-        ]
+    lines = [row for entry in entries for row in fit_rows(entry.fit, entry=entry.name)]
+    points = [row for entry in entries for row in point_rows(*entry.fit.curves, entry=entry.name)]
     return panel(
         band(x, y, lines, colour),
         chart(thin(points)).mark_circle(size=14, opacity=0.5).encode(x=x, y=y, color=colour),
         chart(lines).mark_line(strokeWidth=1.8).encode(x=x, y=y, color=colour),
         title=title,
-        subtitle=subtitle,
     )
 
 
-def entries_data(entries: Sequence[Entry]) -> dict[str, Any]:
+def _entries_data(entries: Sequence[_Entry]) -> dict[str, Any]:
     """Points, ceilings and their intervals."""
     return {
         "curves": [
@@ -104,94 +97,42 @@ def entries_data(entries: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-# Which runs make a comparison of recipes: same model, problems and allocation, another recipe.
-
-_ONE_PART = 3
-"""Fields that may change together and still be one part of a recipe."""
-
-
-@dataclass(frozen=True)
-class RecipeSet:
-    """Recipes that can be compared, each as one fitted curve."""
-
-    title: str
-    entries: tuple[Entry, ...]
-    fields: tuple[Mapping[str, Any], ...]
-    """The recipe fields of each entry; empty where nobody logged them."""
-
-    def single_changes(self) -> tuple[Entry, list[Entry]] | None:
-        """The recipe from which the most others differ in one field, and those near it; None where there are none.
-
-        A part may be several fields, such as a loss and its clips: up to three count as one change.
-        """
-        apart_EE = [[len(self._differences(i, j)) for j in range(len(self.entries))] for i in range(len(self.entries))]
-        centre = max(range(len(self.entries)), key=lambda i: apart_EE[i].count(1), default=0)
-        if not self.entries or not apart_EE[centre].count(1):
-            return None
-        near = [
-            Entry(self._change(centre, j), entry.fit)
-            for j, entry in enumerate(self.entries)
-            if 1 <= apart_EE[centre][j] <= _ONE_PART
-        ]
-        reference = self.entries[centre]
-        return Entry(f"{reference.name} (reference)", reference.fit), near
-
-    def _differences(self, i: int, j: int) -> list[str]:
-        a, b = self.fields[i], self.fields[j]
-        return [key for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
-
-    def _change(self, i: int, j: int) -> str:
-        return ", ".join(
-            f"{key.removeprefix('recipe.')} = {self.fields[j].get(key, 'off')}" for key in self._differences(i, j)
+def baselines(evidence: Evidence) -> Drawing | Needs:
+    """IsoCompute figure 26: a small group whose baseline has more rollouts, beside plain small and large groups."""
+    key = "recipe.baseline_rollouts"
+    laws = evidence.laws()
+    plain = {c.rest(key): law.settings for c, law in laws if not c.ingredient(key)}
+    entries: list[_Entry] = []
+    for condition, law in laws:
+        estimated = condition.ingredient(key)
+        for fit in law.settings if estimated and not entries else ():
+            bp, n = fit.setting
+            same = [f for f in plain.get(condition.rest(key), ()) if f.setting in ((bp, n), (bp, estimated))]
+            if same and not entries:
+                entries.append(_Entry(f"{n}/{estimated}", fit))
+                entries += [_Entry(f"{f.setting[1]}/{f.setting[1]}", f) for f in same]
+    if not entries:
+        return Needs(
+            "runs of one Bp with a decoupled baseline (recipe.baseline_rollouts = 256 at n = 64, say), beside plain "
+            "runs of that n and of that many rollouts"
         )
-
-
-def recipe_sets(evidence: Evidence) -> list[RecipeSet]:
-    """All sets of at least two recipes, the largest first.
-
-    Runs whose allocation nobody logged are recipes by their names, as long as they are all there is. Runs that say
-    neither model nor problem set and lie on different scales are no recipes of one task.
-    """
-    groups: dict[str, list[tuple[Condition, Law]]] = {}
-    for condition, law in evidence.laws():
-        groups.setdefault(condition.rest("recipe."), []).append((condition, law))
-    alike = [group for group in groups.values() if evidence.comparable(*(condition for condition, _ in group))]
-    out = [found for group in alike if (found := _set(group)) is not None]
-    return sorted(out, key=lambda group: -len(group.entries))
-
-
-def _set(group: Sequence[tuple[Condition, Law]]) -> RecipeSet | None:
-    if len(group) == 1:
-        condition, law = group[0]
-        named = tuple(Entry(fit.curves[0].name, fit) for fit in law.settings if fit.setting[1] is None)
-        return RecipeSet(condition.name or "runs", named, ({},) * len(named)) if len(named) > 1 else None
-    shared = set.intersection(*({fit.setting for fit in law.settings} for _, law in group))
-    if not shared:
-        return None
-    setting = max(shared, key=lambda s: min(f.last for _, law in group for f in law.settings if f.setting == s))
-    entries = tuple(
-        Entry(condition.recipe_name, next(fit for fit in law.settings if fit.setting == setting))
-        for condition, law in group
+    at = min(entry.fit.last for entry in entries)
+    reached = {entry.name: _at(entry.fit, at) for entry in entries}
+    order = sorted(reached, key=lambda name: -reached[name][0])
+    caption = f"At {number(at)} {evidence.unit} (n trained on / n the baseline is estimated on): " + ", ".join(
+        f"{name} reaches {value(reached[name][0])} (95% {pair(reached[name][1])})" for name in order
     )
-    fields = tuple(
-        {key: v for key, v in ingredients(condition.runs[0]).items() if key.startswith("recipe.")}
-        for condition, _ in group
-    )
-    bp, n = setting
-    problems = group[0][0].ingredient("problems")
-    title = " · ".join(filter(None, (str(problems) if problems else "", f"{bp} × {n}" if n else "")))
-    return RecipeSet(title or "recipes", entries, fields)
+    shown = _entries_panel("n trained on / estimated on", entries, evidence)
+    return Drawing([shown], [caption], _entries_data(entries) | {"at": at, "reached": reached})
 
 
-# ScaleRL's figures: a curve fitted on its first half and held against the rest (figure 1), recipes by ceiling (figures
-# 2 and 5), and leave-one-out recipes as straight lines whose slope is the efficiency (figure 7).
+def _at(fit: CurveFit, compute: float) -> tuple[float, tuple[float, float]]:
+    at = np.array([compute])
+    estimate = float(fit.at(at)[0])
+    return estimate, around(estimate, fit.ensemble.at(at)[:, 0])
 
-_MOST_RUNS = 4
-_MOST_RECIPES = 8
-_LETTER, _WIDEST = 7.0, 300
-"""Pixels for a letter of a name, and for the longest name: a reader's font may be wider than the one measured here."""
-_STRAIGHT = (0.03, 0.97)
-"""Outside this share of the rise, noise makes the straightened points fly off."""
+
+# Half a run predicts the rest -----------------------------------------------------------------------------------------
 
 
 def extrapolation(evidence: Evidence) -> Drawing | Needs:
@@ -204,11 +145,8 @@ def extrapolation(evidence: Evidence) -> Drawing | Needs:
         if len(kept.compute_C) < MINIMUM_POINTS or np.ptp(kept.values_C) == 0:
             continue
         (fit,) = fit_groups([[kept]], replicates=max(100, evidence.replicates // 2), seed=evidence.seed)
-        later = replace(
-            whole,
-            compute_C=whole.compute_C[len(seen.compute_C) :],
-            values_C=whole.values_C[len(seen.compute_C) :],
-        )
+        count = len(seen.compute_C)
+        later = replace(whole, compute_C=whole.compute_C[count:], values_C=whole.values_C[count:])
         panels.append(_extrapolation_panel(run, seen, later, fit, made, evidence))
         end = np.array([float(whole.compute_C[-1])])
         expected = float(fit.at(end)[0])
@@ -240,7 +178,7 @@ def extrapolation(evidence: Evidence) -> Drawing | Needs:
 
 
 def _longest(evidence: Evidence) -> list[str]:
-    """For each condition the run with the most compute, the highest end among equals, if its halves can be told."""
+    """For each condition the run with the most compute, the highest end among equals, if both halves are long."""
     out = []
     for condition in evidence.conditions:
         curves = [evidence.curves[run.name] for run in condition.runs if run.name in evidence.curves]
@@ -254,18 +192,10 @@ def _longest(evidence: Evidence) -> list[str]:
 
 def _extrapolation_panel(run: str, seen: Curve, later: Curve, fit: CurveFit, made: Forecast, evidence: Evidence) -> Any:
     x, y = compute_axis(evidence.unit), value_axis(evidence.metric)
-    grid = [
-        {"compute": float(c), "value": float(v), "low": low, "high": high}
-        for c, v, low, high in zip(*grid_of(fit, to=float(later.compute_C[-1]), size=80), strict=True)
-    ]
+    grid = fit_rows(fit, to=float(later.compute_C[-1]), size=80)
     inside = [row for row in grid if row["compute"] <= fit.last]
-    beyond = grid[len(inside) - 1 :]
-    points = [
-        {"compute": float(c), "value": float(v), "kind": kind}
-        for kind, curve in (("fitted", seen), ("held out", later))
-        for c, v in zip(curve.compute_C, curve.values_C, strict=True)
-        if c > 0
-    ]
+    extrapolated = grid[len(inside) - 1 :]
+    points = [*point_rows(seen, kind="fitted"), *point_rows(later, kind="held out")]
     kinds = named_colours("kind", None, ("fitted", "held out"), (BLUE, GREY))
     ahead = [{"compute": made.at, "value": made.value, "low": made.interval[0], "high": made.interval[1]}]
     low = value_axis(evidence.metric, "low")
@@ -273,7 +203,7 @@ def _extrapolation_panel(run: str, seen: Curve, later: Curve, fit: CurveFit, mad
         band(x, y, grid, alt.value(ACCENT), opacity=0.15),
         chart(thin(points)).mark_circle(size=20, opacity=0.8).encode(x=x, y=y, color=kinds),
         chart(inside).mark_line(color=ACCENT, strokeWidth=2).encode(x=x, y=y),
-        chart(beyond).mark_line(color=ACCENT, strokeWidth=2, strokeDash=[6, 4]).encode(x=x, y=y),
+        chart(extrapolated).mark_line(color=ACCENT, strokeWidth=2, strokeDash=[6, 4]).encode(x=x, y=y),
         chart(ahead).mark_rule(color=BLUE, strokeWidth=2).encode(x=x, y=low, y2="high:Q"),
         chart(ahead).mark_point(color=BLUE, shape="diamond", filled=True, size=70).encode(x=x, y=y),
         title=run,
@@ -281,40 +211,111 @@ def _extrapolation_panel(run: str, seen: Curve, later: Curve, fit: CurveFit, mad
     )
 
 
+# Which recipes compare ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _RecipeSet:
+    """Recipes that can be compared, each as one fitted curve."""
+
+    title: str
+    entries: tuple[_Entry, ...]
+    fields: tuple[Mapping[str, Any], ...]
+    """The recipe fields of each entry; empty where they are not logged."""
+
+    def single_changes(self) -> tuple[_Entry, list[_Entry]] | None:
+        """The recipe from which the most others differ in one field, and those near it; None where there are none.
+
+        A part may be several fields, such as a loss and its clips: up to three count as one change.
+        """
+        apart_EE = [[len(self._differences(i, j)) for j in range(len(self.entries))] for i in range(len(self.entries))]
+        centre = max(range(len(self.entries)), key=lambda i: apart_EE[i].count(1), default=0)
+        if not self.entries or not apart_EE[centre].count(1):
+            return None
+        near = [
+            _Entry(self._change(centre, j), entry.fit)
+            for j, entry in enumerate(self.entries)
+            if 1 <= apart_EE[centre][j] <= _ONE_PART
+        ]
+        reference = self.entries[centre]
+        return _Entry(f"{reference.name} (reference)", reference.fit), near
+
+    def _differences(self, i: int, j: int) -> list[str]:
+        a, b = self.fields[i], self.fields[j]
+        return [key for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
+
+    def _change(self, i: int, j: int) -> str:
+        return ", ".join(
+            f"{key.removeprefix('recipe.')} = {self.fields[j].get(key, 'off')}" for key in self._differences(i, j)
+        )
+
+
+def _recipe_sets(evidence: Evidence) -> list[_RecipeSet]:
+    """All sets of at least two recipes, the largest first.
+
+    Runs without a logged allocation are recipes by their names, as long as they are all there is. Runs that name no
+    model and no problem set and lie on different scales are no recipes of one task.
+    """
+    groups: dict[str, list[tuple[Condition, Law]]] = {}
+    for condition, law in evidence.laws():
+        groups.setdefault(condition.rest("recipe."), []).append((condition, law))
+    alike = [group for group in groups.values() if evidence.comparable(*(condition for condition, _ in group))]
+    out = [found for group in alike if (found := _set(group)) is not None]
+    return sorted(out, key=lambda group: -len(group.entries))
+
+
+def _set(group: Sequence[tuple[Condition, Law]]) -> _RecipeSet | None:
+    if len(group) == 1:
+        condition, law = group[0]
+        named = tuple(_Entry(fit.curves[0].name, fit) for fit in law.settings if fit.setting[1] is None)
+        return _RecipeSet(condition.name or "runs", named, ({},) * len(named)) if len(named) > 1 else None
+    shared = set.intersection(*({fit.setting for fit in law.settings} for _, law in group))
+    if not shared:
+        return None
+    setting = max(shared, key=lambda s: min(f.last for _, law in group for f in law.settings if f.setting == s))
+    entries = tuple(
+        _Entry(condition.recipe_name, next(fit for fit in law.settings if fit.setting == setting))
+        for condition, law in group
+    )
+    fields = tuple(
+        {key: v for key, v in ingredients(condition.runs[0]).items() if key.startswith("recipe.")}
+        for condition, _ in group
+    )
+    bp, n = setting
+    problems = group[0][0].ingredient("problems")
+    title = title_of(str(problems or ""), f"{bp} × {n}" if n else "") if problems or n else "recipes"
+    return _RecipeSet(title, entries, fields)
+
+
+# Recipes by ceiling, and one change at a time -------------------------------------------------------------------------
+
+
 def recipes(evidence: Evidence) -> Drawing | Needs:
     """Recipes that differ in nothing else: fits, ceilings and their intervals."""
-    found = recipe_sets(evidence)
+    found = _recipe_sets(evidence)
     if not found and not evidence.comparable(*evidence.conditions):
         return Needs(
-            "runs that say their problem set and model: these do not, and their values lie on different scales"
+            "runs that name their problem set and model: these do not, and their values are on different scales"
         )
     if not found:
         return Needs("two or more recipes on one model and problem set (they differ in recipe fields of run.json)")
     panels, sentences, data = [], [], []
     for group in found[:_MOST_RUNS]:
-        ranked = sorted(group.entries, key=_place)[:_MOST_RECIPES]
-        panels += [
-            entries_panel(group.title, ranked, metric=evidence.metric, unit=evidence.unit),
-            _ceilings_panel(ranked, evidence.metric),
-        ]
+        ranked = sorted(group.entries, key=lambda e: (e.fit.rise_done < CEILING_SEEN, -e.fit.ceiling))[:_MOST_RECIPES]
+        panels += [_entries_panel(group.title, ranked, evidence), _ceilings_panel(ranked, evidence.metric)]
         top = ", ".join(f"{entry.name} {_ceiling(entry.fit)}" for entry in ranked[:4])
-        sentences.append(f"{group.title}: fitted ceilings {top}{_verdict(ranked, evidence)}")
-        data.append({"title": group.title, **entries_data(group.entries)})
+        sentences.append(f"{group.title}: fitted ceilings {top}{_comparison(ranked, evidence)}")
+        data.append({"title": group.title, **_entries_data(group.entries)})
     return Drawing(panels, sentences, {"panels": data}, columns=2)
 
 
-def _place(entry: Entry) -> tuple[bool, float]:
-    """Ceilings that were seen before those that the form of the curve guesses, high ones first."""
-    return entry.fit.rise_done < SEEN, -entry.fit.ceiling
-
-
 def _ceiling(fit: CurveFit) -> str:
-    unseen = "" if fit.rise_done >= SEEN else f", {fit.rise_done:.0%} of the rise done"
+    unseen = "" if fit.rise_done >= CEILING_SEEN else f", {fit.rise_done:.0%} of the rise done"
     return f"{value(fit.ceiling)} (95% {pair(fit.ceiling_interval())}{unseen})"
 
 
-def _verdict(ranked: Sequence[Entry], evidence: Evidence) -> str:
-    """What `isocompute compare` says of the two highest."""
+def _comparison(ranked: Sequence[_Entry], evidence: Evidence) -> str:
+    """The verdict of `isocompute compare` on the two highest."""
     try:
         sides = ranked[0].fit.curves, ranked[1].fit.curves
         result = compare(*sides, replicates=max(100, evidence.replicates // 2), seed=evidence.seed)
@@ -330,18 +331,18 @@ def _verdict(ranked: Sequence[Entry], evidence: Evidence) -> str:
     return f"; {higher[result.higher]}"
 
 
-def _ceilings_panel(ranked: Sequence[Entry], metric: str) -> Any:
+def _ceilings_panel(ranked: Sequence[_Entry], metric: str) -> Any:
     rows = []
     for entry in ranked:
         low, high = entry.fit.ceiling_interval()
-        state = "seen" if entry.fit.rise_done >= SEEN else "guessed by the form"
+        state = "seen" if entry.fit.rise_done >= CEILING_SEEN else "extrapolated"
         rows.append({"entry": entry.name, "value": entry.fit.ceiling, "low": low, "high": high, "state": state})
     return _forest(rows, f"ceiling of {metric}", "Ceilings", "whiskers: 95%; hollow: under 80% of the rise is done")
 
 
 def _forest(rows: Sequence[dict[str, Any]], axis: str, title: str, subtitle: str, even: float | None = None) -> Any:
     names = [row["entry"] for row in rows]
-    room = min(_WIDEST, math.ceil(_LETTER * max(map(len, names))))
+    room = min(300, 7 * max(map(len, names)))  # pixels a letter: a reader's font may be wider than the measured one
     y = alt.Y("entry:N", title=None, sort=names, axis=alt.Axis(labelLimit=240, minExtent=room))
     ends = [v for row in rows for v in (row["low"], row["high"])] + ([] if even is None else [even])
     pad = 0.06 * (max(ends) - min(ends)) or 0.01
@@ -356,21 +357,20 @@ def _forest(rows: Sequence[dict[str, Any]], axis: str, title: str, subtitle: str
     ]
     if even is not None:
         layers.insert(0, chart([{"value": even}]).mark_rule(color=GREY, strokeDash=[3, 3]).encode(x=x))
-    # Narrower than other panels: names of recipes take the rest.
-    width = min(200, max(140, 390 - room))
+    width = min(200, max(140, 390 - room))  # names of recipes take the rest
     return panel(*layers, title=title, subtitle=subtitle, width=width, height=max(60, 26 * len(rows)))
 
 
 def leave_one_out(evidence: Evidence) -> Drawing | Needs:
     """Recipes that differ from one reference in a single field, straightened so that the slope is the efficiency B."""
-    for group in recipe_sets(evidence):
+    for group in _recipe_sets(evidence):
         found = group.single_changes()
         if found is not None:
             return _leave_one_out(group, *found, evidence)
     return Needs("a reference recipe and runs that change one field of it each (leave-one-out), at the same Bp and n")
 
 
-def _leave_one_out(group: RecipeSet, reference: Entry, others: Sequence[Entry], evidence: Evidence) -> Drawing:
+def _leave_one_out(group: _RecipeSet, reference: _Entry, others: Sequence[_Entry], evidence: Evidence) -> Drawing:
     everyone = [reference, *others]
     reached = max(float(entry.fit.at(np.array([entry.fit.last]))[0]) for entry in everyone)
     common = max(float(np.mean([entry.fit.ceiling for entry in everyone])), reached + 1e-6)
@@ -384,7 +384,7 @@ def _leave_one_out(group: RecipeSet, reference: Entry, others: Sequence[Entry], 
         lines += [
             {"compute": float(c), "value": efficiency * float(np.log10(c / midpoint)), "entry": entry.name}
             for c in np.geomspace(entry.fit.first, entry.fit.last, 20)
-            if _STRAIGHT[0] < 1 / (1 + (midpoint / c) ** efficiency) < _STRAIGHT[1]
+            if _RISE_SHOWN[0] < 1 / (1 + (midpoint / c) ** efficiency) < _RISE_SHOWN[1]
         ]
     x = compute_axis(evidence.unit)
     y = alt.Y("value:Q", title="log10 (R − R0) / (A − R)", axis=alt.Axis(tickCount=5))
@@ -418,14 +418,14 @@ def _leave_one_out(group: RecipeSet, reference: Entry, others: Sequence[Entry], 
         "whiskers: 95%",
         even=1.0,
     )
-    said = [
+    sentences = [
         f"{row['entry']} against {reference.name}: B is {row['value']:.2f} times (95% {row['low']:.2f}–"
         f"{row['high']:.2f}), the ceiling differs by {row['ceiling_difference']:+.3f} "
         f"({row['ceiling_interval'][0]:+.3f} to {row['ceiling_interval'][1]:+.3f})"
         for row in rows
     ]
     data = {"reference": reference.name, "slope": slopes[reference.name], "common_ceiling": common, "changes": rows}
-    return Drawing([straight, ratios], said, data)
+    return Drawing([straight, ratios], sentences, data)
 
 
 def _pinned(fit: CurveFit, ceiling: float) -> tuple[float, float, float]:
@@ -442,11 +442,11 @@ def _pinned(fit: CurveFit, ceiling: float) -> tuple[float, float, float]:
     return float(efficiency), float(midpoint) * fit.unit, float(solved.base_R[0])
 
 
-def _straightened(entry: Entry, ceiling: float, base: float) -> list[dict[str, Any]]:
+def _straightened(entry: _Entry, ceiling: float, base: float) -> list[dict[str, Any]]:
     out = []
     for curve in entry.fit.curves:
         for c, v in zip(curve.compute_C, curve.values_C, strict=True):
             done = (v - base) / (ceiling - base) if ceiling > base else 0.0
-            if c > 0 and _STRAIGHT[0] < done < _STRAIGHT[1]:
+            if c > 0 and _RISE_SHOWN[0] < done < _RISE_SHOWN[1]:
                 out.append({"compute": float(c), "value": float(np.log10(done / (1 - done))), "entry": entry.name})
     return out

@@ -1,4 +1,7 @@
-"""Settings that compete on one frontier, as a panel: points, fits with 95% bands, and the frontier behind them."""
+"""Reward against compute for each n: IsoCompute figures 6, 12 to 14, 16 to 20, 22, 23 and 25.
+
+Each panel shows settings that compete on one frontier: points, fits with 95% bands, and the frontier behind them.
+"""
 
 from __future__ import annotations
 
@@ -12,53 +15,55 @@ import numpy as np
 
 from isocompute.core.curve import Curve
 from isocompute.core.formatting import number, pair, value
-from isocompute.data.conditions import Condition, algorithm, set_size
+from isocompute.data.compatible import Condition, algorithm, set_size
 from isocompute.law.fits import CurveFit
-from isocompute.law.frontier import Frontier, frontier, luck_of
+from isocompute.law.frontier import Frontier, frontier, seed_noise
 from isocompute.law.law import Law, Tradeoff
 from isocompute.law.uncertainty import around
-from isocompute.report.charts.recipes import Entry, entries_data, entries_panel
 from isocompute.report.charts.style import (
     INK,
     SIDES,
+    Drawing,
+    Needs,
     band,
     chart,
     compute_axis,
-    grid_of,
+    fit_rows,
     named_colours,
     ordered_colours,
     panel,
+    point_rows,
     thin,
+    title_of,
     unit_name,
     value_axis,
 )
 from isocompute.report.evidence import Evidence
-from isocompute.report.model import Drawing, Needs
 
 __all__ = [
     "Competition",
     "algorithms",
     "at_fixed_batch",
     "at_fixed_problems",
-    "baselines",
     "by_problems",
-    "draw_competitions",
-    "elsewhere",
     "extremely_hard",
-    "fullest",
     "fullest_tradeoff",
     "joint_frontier",
     "label",
     "mixtures",
     "models",
-    "of_fits",
     "of_tradeoff",
-    "other_sets",
+    "out_of_distribution",
     "reward_against_compute",
     "reward_panel",
     "set_sizes",
     "shades_of",
 ]
+
+_TWO_N = "runs at two or more rollouts per problem (n) with the same problems per batch"
+
+
+# Which settings compete -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,12 @@ def of_tradeoff(title: str, law: Law, tradeoff: Tradeoff) -> Competition:
     return Competition(title, law.metric, law.unit, tradeoff.fits, tradeoff.frontier, curves)
 
 
-def of_fits(title: str, evidence: Evidence, metric: str, fits: tuple[CurveFit, ...]) -> Competition:
+def _of_metric(evidence: Evidence, metric: str, fits: tuple[CurveFit, ...], *title: str) -> Competition:
     """Settings of another metric than the report's own."""
     known = evidence.curves_in(metric)
     curves = tuple(known[curve.name] for fit in fits for curve in fit.curves)
-    return Competition(title, metric, evidence.unit, fits, frontier(fits, luck_SB=luck_of(fits, seed=0)), curves)
+    front = frontier(fits, seed_noise_SB=seed_noise(fits, seed=0))
+    return Competition(title_of(*title), metric, evidence.unit, fits, front, curves)
 
 
 def by_problems(fits: Sequence[CurveFit]) -> dict[int | None, tuple[CurveFit, ...]]:
@@ -97,22 +103,223 @@ def by_problems(fits: Sequence[CurveFit]) -> dict[int | None, tuple[CurveFit, ..
     return dict(sorted(enough.items(), key=lambda item: item[0] or 0))
 
 
-def fullest(fits: Sequence[CurveFit]) -> int | None:
-    """The Bp with the most n, the smallest among equals; None where runs do not say it or none has two n."""
+def _fullest(fits: Sequence[CurveFit]) -> int | None:
+    """The Bp with the most n, the smallest among equals; None where runs do not log it or none has two n."""
     groups = by_problems(fits)
     return max(groups, key=lambda bp: len({fit.setting[1] for fit in groups[bp]}), default=None)
 
 
-def label(rollouts: int | None, name: str) -> str:
-    """What a colour stands for: n where it is known, else the run."""
-    return name if rollouts is None else f"{rollouts}"
+def fullest_tradeoff(law: Law) -> Tradeoff | None:
+    """The trade-off at the Bp with the most n; the joint one where runs do not log their Bp, None where n is one."""
+    if not by_problems(law.settings):
+        return None
+    bp = _fullest(law.settings)
+    return law.joint if bp is None else next(t for t in law.by_problems if t.value == bp)
 
 
-def draw_competitions(found: Sequence[Competition], *, bands: bool = True, leaders: bool = False) -> Drawing:
+def _other_sets(evidence: Evidence) -> list[str]:
+    """Metrics like the report's own on other problem sets: `NAME/avg@k`, or `avg@k/NAME` where logs write that."""
+    own = evidence.metric
+    bare = re.escape(re.sub(r".*?((?:avg|best|worst)@\d+).*", r"\1", own))
+    names = dict.fromkeys(name for run in evidence.runs for name in run.metrics)
+    fits = re.compile(rf"(?!exact/|train/|val/)[^/]+/{bare}|{bare}/(?!error$).+")
+    return [name for name in names if name != own and fits.fullmatch(name)]
+
+
+# Figures of one recipe ------------------------------------------------------------------------------------------------
+
+
+def reward_against_compute(evidence: Evidence) -> Drawing | Needs:
+    """Figure 6: one panel a condition, at the Bp that was run with the most n."""
+    found = [
+        of_tradeoff(title_of(condition.name, _fixed("Bp", tradeoff)), law, tradeoff)
+        for condition, law in evidence.laws()
+        if (tradeoff := fullest_tradeoff(law)) is not None
+    ]
+    return _draw(found) if found else Needs(_TWO_N)
+
+
+def at_fixed_problems(evidence: Evidence) -> Drawing | Needs:
+    """Figures 16 and 17: one panel for each Bp."""
+    found = [
+        of_tradeoff(title_of(condition.name, _fixed("Bp", t)), law, t)
+        for condition, law in evidence.laws()
+        for t in law.by_problems
+        if len(law.by_problems) > 1 and len({fit.setting[1] for fit in t.fits}) > 1
+    ]
+    return _draw(found) if found else Needs("two or more n at each of two or more problems per batch (Bp)")
+
+
+def at_fixed_batch(evidence: Evidence) -> Drawing | Needs:
+    """Figures 18 and 19: one panel for each batch size B, where Bp and n trade off."""
+    found = [
+        of_tradeoff(title_of(condition.name, _fixed("B", t)), law, t)
+        for condition, law in evidence.laws()
+        for t in law.by_batch
+        if len({fit.setting[1] for fit in t.fits}) > 1
+    ]
+    most = max((len(c.fits) for c in found), default=0)
+    found = [c for c in found if len(c.fits) >= min(3, most)]
+    needs = "runs with the same batch size B = Bp · n and different n, counted in rollouts"
+    return _draw(found) if found else Needs(needs)
+
+
+def joint_frontier(evidence: Evidence) -> Drawing | Needs:
+    """Figure 22: all (Bp, n) compete; the frontier says which of them leads where."""
+    found = []
+    for condition, law in evidence.laws():
+        bps, ns = (set(axis) for axis in zip(*(fit.setting for fit in law.settings), strict=True))
+        if all(None not in axis and len(axis) > 1 for axis in (bps, ns)) and law.unit != "steps":
+            found.append(of_tradeoff(title_of(condition.name), law, law.joint))
+    if not found:
+        return Needs("runs at two or more Bp and two or more n of one recipe, counted in rollouts, tokens or GPU-hours")
+    return _draw(found, bands=False, leaders=True)
+
+
+def extremely_hard(evidence: Evidence) -> Drawing | Needs:
+    """Figure 20: coverage (best@k) and sharpening (worst@k) on problems that the base model never solves."""
+    hardest = [c for c in evidence.conditions if "extremely" in str(c.ingredient("problems")).lower()]
+    metrics = [m for m in (evidence.sibling("best"), evidence.sibling("worst")) if m is not None]
+    shown = [(condition, metric) for condition in hardest for metric in metrics]
+    found = _in_metrics(evidence, shown, unnamed="extremely hard")
+    if not found:
+        return Needs(
+            "runs at two or more n on problems that the base model never solves in 128 samples "
+            "(set = 'extremely_hard'), with best@k and worst@k"
+        )
+    return _draw(found)
+
+
+def out_of_distribution(evidence: Evidence) -> Drawing | Needs:
+    """Figure 23: the same runs on problems they were not trained for."""
+    metrics = _other_sets(evidence)
+    found = _in_metrics(evidence, [(condition, metric) for metric in metrics for condition in evidence.conditions])
+    if not metrics:
+        return Needs("an evaluation on another problem set during training (a metric such as aime/avg@4)")
+    return _draw(found) if found else Needs(f"{_TWO_N}, with the metric {metrics[0]}")
+
+
+def _in_metrics(evidence: Evidence, shown: Sequence[tuple[Condition, str]], *, unnamed: str = "") -> list[Competition]:
+    """Other metrics of conditions, at the Bp with the most n."""
+    out = []
+    for condition, metric in shown:
+        fits = evidence.fits(condition, metric=metric)
+        groups = by_problems(fits)
+        if groups:
+            out.append(_of_metric(evidence, metric, groups[_fullest(fits)], condition.name or unnamed, metric))
+    return out
+
+
+def _fixed(symbol: str, tradeoff: Tradeoff) -> str:
+    return "" if tradeoff.value is None else f"{symbol} = {tradeoff.value}"
+
+
+# Conditions that differ in one thing ----------------------------------------------------------------------------------
+
+
+def models(evidence: Evidence) -> Drawing | Needs:
+    """Figure 12: reward against compute for each base model."""
+    return _by(
+        evidence,
+        lambda condition: condition.ingredient("model"),
+        "",
+        "runs at two or more n on each of two or more base models (model in run.json)",
+        apart_from=lambda condition: condition.rest("model"),
+    )
+
+
+def set_sizes(evidence: Evidence) -> Drawing | Needs:
+    """Figure 13: reward against compute for each size D of the training set."""
+
+    def apart_from_size(condition: Condition) -> str:
+        """Also apart from the set's name, where its source or mixture identifies it."""
+        known = condition.ingredient("problem_set.source") or condition.ingredient("world.mixture")
+        names = ("problems", "problem_set.set", "world.set") if known else ()
+        return condition.rest("world.size", "problem_set.size", *names)
+
+    needs = "runs at two or more n on each of two or more sizes of the training set (problems.size in a study)"
+    return _by(evidence, set_size, "D = ", needs, apart_from=apart_from_size)
+
+
+def algorithms(evidence: Evidence) -> Drawing | Needs:
+    """Figure 25: reward against compute for each algorithm."""
+    return _by(
+        evidence,
+        algorithm,
+        "",
+        "runs at two or more n with each of two or more algorithms (recipe.loss and recipe.advantage: GRPO, PPO, "
+        "CISPO, …)",
+        apart_from=lambda condition: condition.rest("recipe."),
+    )
+
+
+def _by(
+    evidence: Evidence,
+    of: Callable[[Condition], Any],
+    symbol: str,
+    needs: str,
+    *,
+    apart_from: Callable[[Condition], str],
+) -> Drawing | Needs:
+    """Panels of the conditions that differ in one thing alone: those with the same text of all that is `apart_from` it.
+
+    Where several conditions have one value of it, the one that is most like the others represents it.
+    """
+    groups: dict[str, dict[Any, Competition]] = {}
+    for condition, law in sorted(evidence.laws(), key=lambda item: item[0].changes):
+        which, tradeoff = of(condition), fullest_tradeoff(law)
+        if which is not None and tradeoff is not None:
+            name = f"{symbol}{which}".rsplit("/", 1)[-1]
+            title = condition.name if name in condition.name else title_of(condition.name, name)
+            group = groups.setdefault(apart_from(condition), {})
+            group.setdefault(which, of_tradeoff(title, law, tradeoff))
+    found = [
+        competition
+        for group in groups.values()
+        if len(group) > 1
+        for _, competition in sorted(group.items(), key=lambda item: f"{item[0]}".zfill(12))
+    ]
+    return _draw(found) if found else Needs(needs)
+
+
+def mixtures(evidence: Evidence) -> Drawing | Needs:
+    """Figure 14: a row for each training set, a column for each evaluation, a small and a large n in each."""
+    trained = list(dict.fromkeys(str(condition.ingredient("problems")) for condition in evidence.conditions))
+    others = {metric.split("/")[0]: metric for metric in _other_sets(evidence) if not metric.startswith("ood/")}
+    evaluated = list(dict.fromkeys([*others, *(name for name in trained if name in others)]))
+    if len(trained) < 2 or not others:
+        return Needs(
+            "runs on two or more training mixtures, each evaluated on sets of several difficulties "
+            "(problems.out_of_distribution in a study: metrics such as hard/avg@4)"
+        )
+    found = []
+    for condition in evidence.conditions:
+        for name in evaluated:
+            # A set's own validation problems stand under the plain name.
+            metric = evidence.metric if name == condition.ingredient("problems") else others[name]
+            fits = evidence.fits(condition, metric=metric)
+            groups = by_problems(fits)
+            if groups:
+                ordered = sorted(groups[_fullest(fits)], key=lambda fit: fit.setting[1] or 0)
+                title = f"trained on {condition.name}, evaluated on {name}"
+                found.append(_of_metric(evidence, metric, (ordered[0], ordered[-1]), title))
+    if not found:
+        return Needs("runs at two or more n on each training mixture")
+    return replace(_draw(found), columns=len(evaluated))
+
+
+# The panel ------------------------------------------------------------------------------------------------------------
+
+
+def _draw(found: Sequence[Competition], *, bands: bool = True, leaders: bool = False) -> Drawing:
     """Panels with one scale of colours, a caption and the numbers."""
     shades = shades_of([fit for c in found for fit in c.fits])
     panels = [reward_panel(c, shades=shades, bands=bands, leaders=leaders) for c in found]
-    sentences = [f"{c.title}: {_sentence(c)}" for c in found] if len(found) <= 4 else [_summary(found)]
+    sentences = [f"{c.title}: {_sentence(c)}" for c in found]
+    if len(found) > 4:
+        ends = [(c.title, c.fits[int(c.frontier.best_C[-1])], float(c.frontier.values_C[-1])) for c in found]
+        leading = ", ".join(f"{title}: {_name(fit, 'n = ')} ({value(v)})" for title, fit, v in ends)
+        sentences = [f"Leading at the largest compute, with the value reached there: {leading}"]
     return Drawing(panels, sentences, {"panels": [_data(c) for c in found]})
 
 
@@ -123,19 +330,14 @@ def reward_panel(c: Competition, *, shades: Sequence[str], bands: bool = True, l
     mine = shades_of(c.fits)
     colour = ordered_colours("n", "n", shades, mine) if known else named_colours("n", "run", shades, shown=mine)
     grey = 0 if known else len(set(mine) & set(shades[len(SIDES) :]))
-    place = {shade: i for i, shade in enumerate(shades)}
-    lines, areas = [], []
-    for fit in sorted(c.fits, key=lambda fit: -place[_shade(fit)]):  # grey ones behind the others
-        name = _name(fit)
-        for x_, v, low, high in zip(*grid_of(fit), strict=True):
-            lines.append({"compute": float(x_), "value": float(v), "n": _shade(fit), "setting": name})
-            areas.append({"compute": float(x_), "low": low, "high": high, "n": _shade(fit), "setting": name})
-    points = [
-        {"compute": float(x_), "value": float(v), "n": label(curve.rollouts_per_problem, curve.name)}
-        for curve in sorted(c.curves, key=lambda curve: -place[label(curve.rollouts_per_problem, curve.name)])
-        for x_, v in zip(curve.compute_C, curve.values_C, strict=True)
-        if x_ > 0
+    place = {shade: -i for i, shade in enumerate(shades)}  # grey ones behind the others
+    lines = [
+        row
+        for fit in sorted(c.fits, key=lambda fit: place[_shade(fit)])
+        for row in fit_rows(fit, n=_shade(fit), setting=_name(fit))
     ]
+    named = [(label(curve.rollouts_per_problem, curve.name), curve) for curve in c.curves]
+    points = [row for n, curve in sorted(named, key=lambda item: place[item[0]]) for row in point_rows(curve, n=n)]
     edge = [
         {"compute": float(x_), "value": float(v)}
         for x_, v in zip(c.frontier.compute_C, c.frontier.values_C, strict=True)
@@ -144,7 +346,7 @@ def reward_panel(c: Competition, *, shades: Sequence[str], bands: bool = True, l
     which = alt.Detail("setting:N")
     layers = [chart(edge).mark_line(color=INK, strokeWidth=6, opacity=0.16).encode(x=x, y=y)]
     if bands:
-        layers.append(band(x, y, areas, colour).encode(detail=which))
+        layers.append(band(x, y, lines, colour).encode(detail=which))
     layers += [
         chart(thin(points)).mark_circle(size=11, opacity=0.5).encode(x=x, y=y, color=colour),
         chart(lines)
@@ -159,11 +361,13 @@ def reward_panel(c: Competition, *, shades: Sequence[str], bands: bool = True, l
 
 def _leaders(c: Competition, x: alt.X, y: alt.Y) -> list[Any]:
     """Where the lead on the frontier changes: a dot, and the (Bp, n) that leads from there on."""
+    front = c.frontier
+    begin = {"compute": float(front.compute_C[0]), "value": float(front.values_C[0])}
     rows: list[dict[str, Any]] = [
-        {"compute": float(c.frontier.compute_C[0]), "value": float(c.frontier.values_C[0]), "name": _first(c)},
-        *({"compute": s.compute, "value": s.value, "name": _name(c.fits[s.after])} for s in c.frontier.switches),
+        {**begin, "name": _name(c.fits[int(front.best_C[0])])},
+        *({"compute": s.compute, "value": s.value, "name": _name(c.fits[s.after])} for s in front.switches),
     ]
-    ends = [*(row["compute"] for row in rows[1:]), float(c.frontier.compute_C[-1])]
+    ends = [*(row["compute"] for row in rows[1:]), float(front.compute_C[-1])]
     # Leads of a moment are left without a name: they are noise where curves lie on each other.
     lasting = [row for row, end in zip(rows, ends, strict=True) if end > 1.5 * row["compute"]]
     named: list[dict[str, Any]] = []
@@ -175,48 +379,25 @@ def _leaders(c: Competition, x: alt.X, y: alt.Y) -> list[Any]:
     dots = chart(lasting or rows).mark_point(color=INK, size=26, filled=True, opacity=1).encode(x=x, y=y)
     first = named[:1] if named and named[0] is rows[0] else []
     later = named[len(first) :]
-    text = []
-    if first:
-        text.append(chart(first).mark_text(color=INK, align="left", dx=4, dy=-9))
-    if later:
-        text.append(chart(later).mark_text(color=INK, align="right", dx=-4, dy=-9))
+    text = [chart(first).mark_text(color=INK, align="left", dx=4, dy=-9)] if first else []
+    text += [chart(later).mark_text(color=INK, align="right", dx=-4, dy=-9)] if later else []
     return [dots, *(mark.encode(x=x, y=y, text="name:N") for mark in text)]
-
-
-def _first(c: Competition) -> str:
-    return _name(c.fits[int(c.frontier.best_C[0])])
 
 
 def _sentence(c: Competition) -> str:
     """Who leads first and last, where the lead changes, and what is reached."""
     front = c.frontier
     begin, end = (c.fits[int(i)] for i in (front.best_C[0], front.best_C[-1]))
-    last = float(front.compute_C[-1])
     interval = around(float(front.values_C[-1]), front.values_BC[:, -1])
-    crossings = [s for s in front.switches if s.crosses]
+    crossings = [number(s.compute) for s in front.switches if s.crosses]
     lead = (
-        f"{_called(begin)} leads at small and at large budgets"
+        f"{_name(begin, 'n = ')} leads at small and at large budgets"
         if begin is end
-        else f"the lead passes from {_called(begin)} to {_called(end)}"
+        else f"the lead passes from {_name(begin, 'n = ')} to {_name(end, 'n = ')}"
     )
-    places = ", ".join(number(s.compute) for s in crossings)
-    at = f" (crossing{'s' * (len(crossings) > 1)} at {places})" if 0 < len(crossings) <= 5 else ""
+    at = f" (crossing{'s' * (len(crossings) > 1)} at {', '.join(crossings)})" if 0 < len(crossings) <= 5 else ""
     reached = f"{c.metric} {value(float(front.values_C[-1]))} (95% {pair(interval)})"
-    return f"{lead}{at}, which reaches {reached} at {number(last)} {unit_name(c.unit)}"
-
-
-def _summary(shown: Sequence[Competition]) -> str:
-    """Many panels in one sentence: who leads at the end of each."""
-    ends = [(c.title, c.fits[int(c.frontier.best_C[-1])], float(c.frontier.values_C[-1])) for c in shown]
-    parts = ", ".join(f"{title}: {_called(fit)} ({value(v)})" for title, fit, v in ends)
-    return f"Leading at the largest compute, with the value reached there: {parts}"
-
-
-def _called(fit: CurveFit) -> str:
-    problems, rollouts = fit.setting
-    if rollouts is None:
-        return fit.curves[0].name
-    return f"n = {rollouts}" if problems is None else f"{problems} × {rollouts}"
+    return f"{lead}{at}, which reaches {reached} at {number(float(front.compute_C[-1]))} {unit_name(c.unit)}"
 
 
 def _data(c: Competition) -> dict[str, Any]:
@@ -234,7 +415,20 @@ def _data(c: Competition) -> dict[str, Any]:
             }
             for curve in c.curves
         ],
-        "fits": [_fit_data(fit) for fit in c.fits],
+        "fits": [
+            {
+                "problems_per_batch": fit.setting[0],
+                "rollouts_per_problem": fit.setting[1],
+                "runs": [curve.name for curve in fit.curves],
+                "form": fit.family.name,
+                "base": fit.base,
+                "ceiling": fit.ceiling,
+                "ceiling_interval": list(fit.ceiling_interval()),
+                "rise_done": fit.rise_done,
+                "parameters": fit.parameters(),
+            }
+            for fit in c.fits
+        ],
         "switches": [
             {
                 "compute": s.compute,
@@ -248,25 +442,17 @@ def _data(c: Competition) -> dict[str, Any]:
     }
 
 
-def _fit_data(fit: CurveFit) -> dict[str, Any]:
-    return {
-        "problems_per_batch": fit.setting[0],
-        "rollouts_per_problem": fit.setting[1],
-        "runs": [curve.name for curve in fit.curves],
-        "form": fit.family.name,
-        "base": fit.base,
-        "ceiling": fit.ceiling,
-        "ceiling_interval": list(fit.ceiling_interval()),
-        "rise_done": fit.rise_done,
-        "parameters": fit.parameters(),
-    }
-
-
-def _name(fit: CurveFit) -> str:
+def _name(fit: CurveFit, symbol: str = "") -> str:
+    """Bp × n; n alone, after a symbol for a sentence, where Bp is unknown, and the run where n is."""
     problems, rollouts = fit.setting
     if rollouts is None:
         return fit.curves[0].name
-    return f"{rollouts}" if problems is None else f"{problems} × {rollouts}"
+    return f"{symbol}{rollouts}" if problems is None else f"{problems} × {rollouts}"
+
+
+def label(rollouts: int | None, name: str) -> str:
+    """What a colour represents: n where it is known, else the run."""
+    return name if rollouts is None else f"{rollouts}"
 
 
 def _shade(fit: CurveFit) -> str:
@@ -277,270 +463,3 @@ def shades_of(fits: Sequence[CurveFit]) -> list[str]:
     """The domain of the colours: every n, small ones first, or every run, the one that reached highest first."""
     ordered = sorted(fits, key=lambda fit: (fit.setting[1] or 0, -float(fit.at(np.array([fit.last]))[0])))
     return list(dict.fromkeys(_shade(fit) for fit in ordered))
-
-
-# Reward against compute for each n (IsoCompute figures 6, 16 to 20, 22 and 23).
-
-_TWO_N = "runs at two or more rollouts per problem (n) with the same problems per batch"
-
-
-def fullest_tradeoff(law: Law) -> Tradeoff | None:
-    """The trade-off at the Bp with the most n; the joint one where runs do not say their Bp, None where n is one."""
-    groups = by_problems(law.settings)
-    if not groups:
-        return None
-    bp = fullest(law.settings)
-    return law.joint if bp is None else next(t for t in law.by_problems if t.value == bp)
-
-
-def reward_against_compute(evidence: Evidence) -> Drawing | Needs:
-    """Figure 6: one panel a condition, at the Bp that was run with the most n."""
-    found = []
-    for condition, law in evidence.laws():
-        tradeoff = fullest_tradeoff(law)
-        if tradeoff is not None:
-            found.append(of_tradeoff(_title(condition.name, "Bp", tradeoff.value), law, tradeoff))
-    return draw_competitions(found) if found else Needs(_TWO_N)
-
-
-def at_fixed_problems(evidence: Evidence) -> Drawing | Needs:
-    """Figures 16 and 17: one panel for each Bp."""
-    found = [
-        of_tradeoff(_title(condition.name, "Bp", t.value), law, t)
-        for condition, law in evidence.laws()
-        for t in law.by_problems
-        if len(law.by_problems) > 1 and len({fit.setting[1] for fit in t.fits}) > 1
-    ]
-    return draw_competitions(found) if found else Needs("two or more n at each of two or more problems per batch (Bp)")
-
-
-def at_fixed_batch(evidence: Evidence) -> Drawing | Needs:
-    """Figures 18 and 19: one panel for each batch size B, where Bp and n trade off."""
-    found = [
-        of_tradeoff(_title(condition.name, "B", t.value), law, t)
-        for condition, law in evidence.laws()
-        for t in law.by_batch
-        if len({fit.setting[1] for fit in t.fits}) > 1
-    ]
-    most = max((len(c.fits) for c in found), default=0)
-    found = [c for c in found if len(c.fits) >= min(3, most)]
-    return (
-        draw_competitions(found)
-        if found
-        else Needs("runs with the same batch size B = Bp · n and different n, counted in rollouts")
-    )
-
-
-def joint_frontier(evidence: Evidence) -> Drawing | Needs:
-    """Figure 22: all (Bp, n) compete; the frontier says which of them leads where."""
-    found = [
-        of_tradeoff(condition.name or "all runs", law, law.joint)
-        for condition, law in evidence.laws()
-        if _both_vary(law) and law.unit != "steps"
-    ]
-    if not found:
-        return Needs("runs at two or more Bp and two or more n of one recipe, counted in rollouts, tokens or GPU-hours")
-    return draw_competitions(found, bands=False, leaders=True)
-
-
-def extremely_hard(evidence: Evidence) -> Drawing | Needs:
-    """Figure 20: coverage (best@k) and sharpening (worst@k) on problems that the base model never solves."""
-    found = []
-    for condition in evidence.conditions:
-        if "extremely" not in str(condition.ingredient("problems")).lower():
-            continue
-        for metric in filter(None, (evidence.sibling("best"), evidence.sibling("worst"))):
-            fits = evidence.fits(condition, metric=metric)
-            groups = by_problems(fits)
-            if groups:
-                title = f"{condition.name or 'extremely hard'} · {metric}"
-                found.append(of_fits(title, evidence, metric, groups[fullest(fits)]))
-    if not found:
-        return Needs(
-            "runs at two or more n on problems that the base model never solves in 128 samples "
-            "(set = 'extremely_hard'), with best@k and worst@k"
-        )
-    return draw_competitions(found)
-
-
-def elsewhere(evidence: Evidence) -> Drawing | Needs:
-    """Figure 23: the same runs on problems they were not trained for."""
-    metrics = other_sets(evidence)
-    found = []
-    for metric in metrics:
-        for condition in evidence.conditions:
-            fits = evidence.fits(condition, metric=metric)
-            groups = by_problems(fits)
-            if groups:
-                title = f"{condition.name} · {metric}".strip(" ·")
-                found.append(of_fits(title, evidence, metric, groups[fullest(fits)]))
-    if not metrics:
-        return Needs("an evaluation on another problem set during training (a metric such as aime/avg@4)")
-    return draw_competitions(found) if found else Needs(f"{_TWO_N}, with the metric {metrics[0]}")
-
-
-def other_sets(evidence: Evidence) -> list[str]:
-    """Metrics like the report's own on other problem sets: `NAME/avg@k`, or `avg@k/NAME` where logs write that."""
-    bare = re.sub(r".*?((?:avg|best|worst)@\d+).*", r"\1", evidence.metric)
-    own = evidence.metric
-    names = dict.fromkeys(name for run in evidence.runs for name in run.metrics)
-    fits = re.compile(rf"(?!exact/|train/|val/)[^/]+/{re.escape(bare)}|{re.escape(bare)}/(?!error$).+")
-    return [name for name in names if name != own and fits.fullmatch(name)]
-
-
-def _title(condition: str, symbol: str, fixed: int | None) -> str:
-    return " · ".join(filter(None, (condition, f"{symbol} = {fixed}" if fixed is not None else ""))) or "all runs"
-
-
-def _both_vary(law: Law) -> bool:
-    settings = {fit.setting for fit in law.settings}
-    return all(None not in axis and len(axis) > 1 for axis in map(set, zip(*settings, strict=True)))
-
-
-# Conditions side by side that differ in one thing: the model, the set's size, the training mixture, the algorithm, the
-# baseline (IsoCompute figures 12, 13, 14, 25 and 26).
-
-_BASELINE = "recipe.baseline_rollouts"
-
-
-def models(evidence: Evidence) -> Drawing | Needs:
-    """Figure 12: reward against compute for each base model."""
-    return _by(
-        evidence,
-        lambda condition: condition.ingredient("model"),
-        "",
-        "runs at two or more n on each of two or more base models (model in run.json)",
-        apart_from=lambda condition: condition.rest("model"),
-    )
-
-
-def set_sizes(evidence: Evidence) -> Drawing | Needs:
-    """Figure 13: reward against compute for each size D of the training set."""
-    return _by(
-        evidence,
-        set_size,
-        "D = ",
-        "runs at two or more n on each of two or more sizes of the training set (problems.size in a study)",
-        apart_from=_set_of_any_size,
-    )
-
-
-def algorithms(evidence: Evidence) -> Drawing | Needs:
-    """Figure 25: reward against compute for each algorithm."""
-    return _by(
-        evidence,
-        algorithm,
-        "",
-        "runs at two or more n with each of two or more algorithms (recipe.loss and recipe.advantage: GRPO, PPO, "
-        "CISPO, …)",
-        apart_from=lambda condition: condition.rest("recipe."),
-    )
-
-
-def _set_of_any_size(condition: Condition) -> str:
-    """All but the size of the set, and but its name where its source or mixture says what it is."""
-    sizes = ("world.size", "problem_set.size")
-    said = condition.ingredient("problem_set.source") or condition.ingredient("world.mixture")
-    return condition.rest(*sizes, *(("problems", "problem_set.set", "world.set") if said else ()))
-
-
-def _by(
-    evidence: Evidence,
-    of: Callable[[Condition], Any],
-    symbol: str,
-    needs: str,
-    *,
-    apart_from: Callable[[Condition], str],
-) -> Drawing | Needs:
-    """Panels of the conditions that differ in one thing alone: those with the same text of all that is `apart_from` it.
-
-    Where several conditions have one value of it, the one that is most like the others stands for it.
-    """
-    groups: dict[str, dict[Any, Competition]] = {}
-    for condition, law in sorted(evidence.laws(), key=lambda item: item[0].changes):
-        which, tradeoff = of(condition), fullest_tradeoff(law)
-        if which is not None and tradeoff is not None:
-            name = f"{symbol}{which}".rsplit("/", 1)[-1]
-            title = condition.name if name in condition.name else f"{condition.name} · {name}".strip(" ·")
-            group = groups.setdefault(apart_from(condition), {})
-            group.setdefault(which, of_tradeoff(title, law, tradeoff))
-    found = [
-        contest
-        for group in groups.values()
-        if len(group) > 1
-        for _, contest in sorted(group.items(), key=lambda item: f"{item[0]}".zfill(12))
-    ]
-    return draw_competitions(found) if found else Needs(needs)
-
-
-def mixtures(evidence: Evidence) -> Drawing | Needs:
-    """Figure 14: a row for each training set, a column for each evaluation, a small and a large n in each."""
-    trained = list(dict.fromkeys(str(condition.ingredient("problems")) for condition in evidence.conditions))
-    others = {metric.split("/")[0]: metric for metric in other_sets(evidence) if not metric.startswith("ood/")}
-    evaluated = list(dict.fromkeys([*others, *(name for name in trained if name in others)]))
-    if len(trained) < 2 or not others:
-        return Needs(
-            "runs on two or more training mixtures, each evaluated on sets of several difficulties "
-            "(problems.out_of_distribution in a study: metrics such as hard/avg@4)"
-        )
-    found = []
-    for condition in evidence.conditions:
-        for name in evaluated:
-            # A set's own validation problems stand under the plain name.
-            metric = evidence.metric if name == condition.ingredient("problems") else others[name]
-            two = _small_and_large(evidence.fits(condition, metric=metric))
-            if two:
-                found.append(of_fits(f"trained on {condition.name}, evaluated on {name}", evidence, metric, two))
-    if not found:
-        return Needs("runs at two or more n on each training mixture")
-    return replace(draw_competitions(found), columns=len(evaluated))
-
-
-def _small_and_large(fits: Sequence[CurveFit]) -> tuple[CurveFit, ...]:
-    groups = by_problems(fits)
-    if not groups:
-        return ()
-    ordered = sorted(groups[fullest(fits)], key=lambda fit: fit.setting[1] or 0)
-    return ordered[0], ordered[-1]
-
-
-def baselines(evidence: Evidence) -> Drawing | Needs:
-    """Figure 26: a small group whose baseline is estimated on more rollouts, beside plain small and large groups."""
-    needs = Needs(
-        "runs of one Bp with a decoupled baseline (recipe.baseline_rollouts = 256 at n = 64, say), beside plain runs "
-        "of that n and of that many rollouts"
-    )
-    laws = evidence.laws()
-    plain = {c.rest(_BASELINE): law.settings for c, law in laws if not c.ingredient(_BASELINE)}
-    entries: dict[str, Entry] = {}
-    for condition, law in laws:
-        estimated = condition.ingredient(_BASELINE)
-        beside = plain.get(condition.rest(_BASELINE), ())
-        for fit in law.settings if estimated else ():
-            bp, n = fit.setting
-            same = [other for other in beside if other.setting in ((bp, n), (bp, estimated))]
-            if same and not entries:
-                entries[f"{n}/{estimated}"] = Entry(f"{n}/{estimated}", fit)
-                for other in same:
-                    name = f"{other.setting[1]}/{other.setting[1]}"
-                    entries[name] = Entry(name, other)
-    if not entries:
-        return needs
-    return _baselines(list(entries.values()), evidence)
-
-
-def _baselines(entries: Sequence[Entry], evidence: Evidence) -> Drawing:
-    at = min(entry.fit.last for entry in entries)
-    reached = {entry.name: _at(entry.fit, at) for entry in entries}
-    order = sorted(reached, key=lambda name: -reached[name][0])
-    caption = f"At {number(at)} {evidence.unit} (n trained on / n the baseline is estimated on): " + ", ".join(
-        f"{name} reaches {value(reached[name][0])} (95% {pair(reached[name][1])})" for name in order
-    )
-    shown = entries_panel("n trained on / estimated on", entries, metric=evidence.metric, unit=evidence.unit)
-    return Drawing([shown], [caption], entries_data(entries) | {"at": at, "reached": reached})
-
-
-def _at(fit: CurveFit, compute: float) -> tuple[float, tuple[float, float]]:
-    at = np.array([compute])
-    estimate = float(fit.at(at)[0])
-    return estimate, around(estimate, fit.ensemble.at(at)[:, 0])

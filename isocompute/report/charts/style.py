@@ -1,9 +1,13 @@
-"""One look for all charts: log axes, colours that survive print and colour-blindness, and the four file formats."""
+"""What all charts are built of: colours, axes, marks, panels, and the four file formats.
+
+Colours survive print and colour-blindness, and each has a counterpart for dark pages.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from isocompute.core import files
-from isocompute.core.arrays import Array
+from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.law.fits import CurveFit
 
@@ -20,34 +24,32 @@ __all__ = [
     "ACCENT",
     "BLUE",
     "DARK",
-    "FORMATS",
     "GREY",
     "HEAT",
-    "HEIGHT",
     "INK",
     "PAPER",
-    "RAMP",
     "SIDES",
     "WIDTH",
+    "Drawing",
+    "Needs",
     "band",
     "chart",
     "check_format",
     "compute_axis",
     "doubling_axis",
-    "grid_of",
+    "fit_rows",
     "named_colours",
     "ordered_colours",
-    "ordinal_colours",
     "panel",
+    "point_rows",
     "save",
     "themed",
     "thin",
+    "title_of",
     "unit_name",
     "value_axis",
 ]
 
-
-FORMATS = (".html", ".png", ".svg", ".pdf")
 INK, MUTED, GRID, AXIS, PAPER = "#1f2328", "#57606a", "#e7e9ec", "#8c959f", "#ffffff"
 ACCENT, BLUE, GREY = "#c44e00", "#2c728e", "#767676"
 RAMP = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#d8c500")
@@ -56,6 +58,9 @@ SIDES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000
 """Okabe and Ito's colours, for things without an order."""
 HEAT = ("#e3eef9", "#c6dbef", "#9dc4e3", "#6aaed6", "#3f8fc5", "#1a68ae", "#08306b")
 """Shares from nearly none to nearly all."""
+_DARK_RAMP = ("#a98bf0", "#8f94f2", "#76a5ee", "#58b6dd", "#48c3b8", "#55d197", "#86dd78", "#c2e85a", "#f2e25a")
+_DARK_SIDES = ("#57b0ea", "#ff9350", "#37cba0", "#eaa5ce", "#f7bf4f", "#a5dbfa", "#e6edf3", "#cfb07a")
+_DARK_HEAT = ("#1b2633", "#1f3b58", "#24527f", "#2f6fa8", "#4a90cc", "#7db6e6", "#cfe6fb")
 DARK = {
     INK: "#e6edf3",
     MUTED: "#a9b4bf",
@@ -64,36 +69,21 @@ DARK = {
     PAPER: "#14181d",
     ACCENT: "#ff9350",
     GREY: "#a0a7ae",
-    **dict(
-        zip(
-            RAMP,
-            ("#a98bf0", "#8f94f2", "#76a5ee", "#58b6dd", "#48c3b8", "#55d197", "#86dd78", "#c2e85a", "#f2e25a"),
-            strict=True,
-        )
-    ),
-    **dict(
-        zip(
-            SIDES,
-            ("#57b0ea", "#ff9350", "#37cba0", "#eaa5ce", "#f7bf4f", "#a5dbfa", "#e6edf3", "#cfb07a"),
-            strict=True,
-        )
-    ),
-    **dict(zip(HEAT, ("#1b2633", "#1f3b58", "#24527f", "#2f6fa8", "#4a90cc", "#7db6e6", "#cfe6fb"), strict=True)),
+    **dict(zip((*RAMP, *SIDES, *HEAT), (*_DARK_RAMP, *_DARK_SIDES, *_DARK_HEAT), strict=True)),
 }
 """What each colour of a chart becomes on a dark page."""
+WIDTH, HEIGHT = 330, 225
+"""A panel with its axis fits a telephone's width at its own size."""
+Rows = Sequence[Mapping[str, Any]]
+
+
+# Axes -----------------------------------------------------------------------------------------------------------------
+
 _WHOLE = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-6"
 _DECADES = {"condition": {"test": _WHOLE, "value": 1}, "value": 0.3}
 """Grid lines at powers of ten stand out from those between."""
-_FONT = "Helvetica, Arial, sans-serif"
-_ROOM = 10
-"""Pixels between labels and title of a y-axis: a page's reader may have a wider font than the one that was measured."""
-
-
-def ordinal_colours(count: int) -> list[str]:
-    """Dark to light along viridis."""
-    if count <= 1:
-        return [RAMP[2]]
-    return [RAMP[round(i * (len(RAMP) - 1) / (count - 1))] for i in range(count)]
+_LARGE = "abs(datum.value) >= 1e4 ? replace(format(datum.value, '.3~s'), 'G', 'B') : datum.label"
+"""Large rewards as `formatting.value` has them."""
 
 
 def unit_name(unit: str | None) -> str:
@@ -111,101 +101,6 @@ def compute_axis(unit: str | None, field: str = "compute", title: str | None = N
             format="~s", tickCount=5, grid=True, gridOpacity=_DECADES, labelOverlap="greedy", labelSeparation=8
         ),
     )
-
-
-def check_format(path: str | Path, option: str = "--chart") -> Path:
-    """Refuse a name whose ending is none of ours before any work is done."""
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise InputError(f"{option} {path}: the ending must be one of {', '.join(FORMATS)}.")
-    return path
-
-
-def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
-    """Write a chart in the format its name asks for; HTML is self-contained and needs no network."""
-    import vl_convert as vlc
-
-    path = check_format(path)
-    spec = themed(chart)
-    suffix = path.suffix.lower()
-    data: bytes
-    if suffix == ".html":
-        data = vlc.vegalite_to_html(spec, bundle=True).encode()
-    elif suffix == ".png":
-        data = vlc.vegalite_to_png(spec, scale=2.0)
-    elif suffix == ".svg":
-        data = vlc.vegalite_to_svg(spec).encode()
-    else:
-        data = vlc.vegalite_to_pdf(spec)
-    files.write_atomically(path, data)
-    return path
-
-
-def themed(chart: alt.TopLevelMixin, *, background: str | None = "white") -> dict[str, Any]:
-    """A chart's specification with our fonts and colours; for a page, without background and names for every mark."""
-    spec = chart.to_dict(validate=False)
-    config = {
-        "font": _FONT,
-        "background": background,
-        "aria": background is not None,
-        "view": {"stroke": None},
-        "axis": {
-            "labelFontSize": 11,
-            "titleFontSize": 11.5,
-            "titleFontWeight": "normal",
-            "labelColor": MUTED,
-            "titleColor": INK,
-            "gridColor": GRID,
-            "domainColor": AXIS,
-            "tickColor": AXIS,
-        },
-        "axisY": {"titlePadding": _ROOM},
-        "legend": {
-            "labelFontSize": 11,
-            "titleFontSize": 11,
-            "titleFontWeight": "normal",
-            "labelColor": INK,
-            "titleColor": INK,
-            "symbolStrokeWidth": 2.5,
-        },
-        "title": {
-            "fontSize": 12.5,
-            "fontWeight": "bold",
-            "anchor": "start",
-            "color": INK,
-            "subtitleColor": MUTED,
-            "subtitleFontSize": 11,
-        },
-        "text": {"fontSize": 10.5, "color": INK},
-    }
-    return {**spec, "config": {**spec.get("config", {}), **config}}
-
-
-# What all charts are built of: tables as marks, axes, colours by n, and panels of one size.
-
-WIDTH, HEIGHT = 330, 225
-"""A panel with its axis fits a telephone's width at its own size."""
-_BESIDE = 30
-"""At least this much of a panel's width is axis."""
-_LETTER = 6
-"""Pixels of a subtitle."""
-_LARGE = "abs(datum.value) >= 1e4 ? replace(format(datum.value, '.3~s'), 'G', 'B') : datum.label"
-"""Large rewards as `words.value` has them."""
-Rows = Sequence[Mapping[str, Any]]
-
-
-def chart(rows: Rows) -> alt.Chart:
-    """A chart of a list of rows."""
-    return alt.Chart(pl.DataFrame(list(rows), infer_schema_length=None))
-
-
-def panel(*layers: Any, title: str, subtitle: str = "", width: int = WIDTH, height: int = HEIGHT) -> Any:
-    """Layers as one panel with a heading: a title that is cut where the panel ends, and lines below it."""
-    limit = max(width, WIDTH) + _BESIDE
-    # Names of runs stay whole.
-    lines = textwrap.wrap(subtitle, limit // _LETTER, break_on_hyphens=False, break_long_words=False)
-    heading = alt.TitleParams(title, subtitle=lines or "", limit=limit)
-    return alt.layer(*layers).properties(width=width, height=height, title=heading)
 
 
 def value_axis(metric: str, field: str = "value") -> alt.Y:
@@ -226,9 +121,14 @@ def doubling_axis(field: str, title: str, values: Iterable[float]) -> alt.Y:
     )
 
 
+# Colours --------------------------------------------------------------------------------------------------------------
+
+
 def ordered_colours(field: str, title: str, domain: Sequence[str], shown: Sequence[str] | None = None) -> alt.Color:
     """Dark to light for values with an order, such as n; the legend, below the panel, lists those that are `shown`."""
-    return _colours(field, title, domain, ordinal_colours(len(domain)), shown or domain)
+    last = max(len(domain) - 1, 1)
+    ramp = [RAMP[round(i * (len(RAMP) - 1) / last)] for i in range(len(domain))] if len(domain) > 1 else [RAMP[2]]
+    return _colours(field, title, domain, ramp, shown or domain)
 
 
 def named_colours(
@@ -238,8 +138,9 @@ def named_colours(
     colours: Sequence[str] | None = None,
     shown: Sequence[str] | None = None,
 ) -> alt.Color:
-    """Distinct colours for names without an order; the names after those that there are colours for are grey and not in
-    the legend, which lists those that are `shown`.
+    """Distinct colours for names without an order; the legend lists those that are `shown`.
+
+    Names after those that there are colours for are grey and not in the legend.
     """
     if colours is None:
         colours = (*SIDES[: len(domain)], *[GREY] * (len(domain) - len(SIDES)))
@@ -271,6 +172,22 @@ def _colours(
     )
 
 
+# Marks and panels -----------------------------------------------------------------------------------------------------
+
+
+def chart(rows: Rows) -> alt.Chart:
+    """A chart of a list of rows."""
+    return alt.Chart(pl.DataFrame(list(rows), infer_schema_length=None))
+
+
+def panel(*layers: Any, title: str, subtitle: str = "", width: int = WIDTH, height: int = HEIGHT) -> Any:
+    """Layers as one panel with a heading: a title that is cut where the panel ends, and lines below it."""
+    limit = max(width, WIDTH) + 30  # pixels; the axis is at least 30 wide, a letter of the subtitle 6
+    lines = textwrap.wrap(subtitle, limit // 6, break_on_hyphens=False, break_long_words=False)  # names stay whole
+    heading = alt.TitleParams(title, subtitle=lines or "", limit=limit)
+    return alt.layer(*layers).properties(width=width, height=height, title=heading)
+
+
 def band(x: alt.X, y: alt.Y, rows: Rows, colour: Any = None, opacity: float = 0.13) -> Any:
     """The area between `low` and `high`."""
     low = y.copy(deep=True)
@@ -280,16 +197,123 @@ def band(x: alt.X, y: alt.Y, rows: Rows, colour: Any = None, opacity: float = 0.
     return area.encode(**encoding) if colour is None else area.encode(color=colour, **encoding)
 
 
-def grid_of(fit: CurveFit, *, to: float | None = None, size: int = 40) -> tuple[Array, Array, Array, Array]:
-    """A fitted curve and its 95% interval on a log grid: compute, value, low, high."""
-    last = max(to or fit.last, fit.first * 1.0001)
-    grid_C = np.geomspace(fit.first, last, size)
+def fit_rows(fit: CurveFit, *, to: float | None = None, size: int = 40, **labels: Any) -> list[dict[str, Any]]:
+    """A fitted curve with its 95% interval on a log grid: `compute`, `value`, `low`, `high`, and these labels."""
+    grid_C = np.geomspace(fit.first, max(to or fit.last, fit.first * 1.0001), size)
     values_C = fit.at(grid_C)
     low_C, high_C = np.percentile(fit.ensemble.at(grid_C), [2.5, 97.5], axis=0)
-    return grid_C, values_C, np.minimum(low_C, values_C), np.maximum(high_C, values_C)
+    return [
+        {"compute": c, "value": v, "low": min(low, v), "high": max(high, v), **labels}
+        for c, v, low, high in zip(grid_C.tolist(), values_C.tolist(), low_C.tolist(), high_C.tolist(), strict=True)
+    ]
+
+
+def point_rows(*curves: Curve, **labels: Any) -> list[dict[str, Any]]:
+    """The points of curves as `compute` and `value`, with these labels; a log axis has no place for compute 0."""
+    return [
+        {"compute": float(c), "value": float(v), **labels}
+        for curve in curves
+        for c, v in zip(curve.compute_C, curve.values_C, strict=True)
+        if c > 0
+    ]
+
+
+def title_of(*parts: str) -> str:
+    """The parts that say something, with dots between them."""
+    return " · ".join(filter(None, parts)) or "all runs"
 
 
 def thin(rows: Rows, most: int = 500) -> Rows:
     """At most this many marks, evenly: a page stays small and a printer does not choke."""
     step = -(-len(rows) // most) if rows else 1
     return rows[::step]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What a chart's function returns: panels of one size, one sentence of result, the numbers."""
+
+    panels: Sequence[Any]
+    """Altair charts. A page lets them flow, a file sets them side by side."""
+    sentences: Sequence[str]
+    """What these data show, with numbers and intervals; no full stops."""
+    data: dict[str, Any]
+    columns: int | None = None
+    """Panels side by side; where None, as many as read well."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a chart's function returns where the data do not support it: the runs or metrics that would."""
+
+    text: str
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+_FORMATS = (".html", ".png", ".svg", ".pdf")
+
+
+def check_format(path: str | Path, option: str = "--chart") -> Path:
+    """Refuse a name whose ending is none of ours before any work is done."""
+    path = Path(path)
+    if path.suffix.lower() not in _FORMATS:
+        raise InputError(f"{option} {path}: the ending must be one of {', '.join(_FORMATS)}.")
+    return path
+
+
+def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
+    """Write a chart in the format its name asks for; HTML is self-contained and needs no network."""
+    import vl_convert as vlc
+
+    path, spec = check_format(path), themed(chart)
+    render: dict[str, Callable[[], str | bytes]] = {
+        ".html": lambda: vlc.vegalite_to_html(spec, bundle=True),
+        ".png": lambda: vlc.vegalite_to_png(spec, scale=2.0),
+        ".svg": lambda: vlc.vegalite_to_svg(spec),
+        ".pdf": lambda: vlc.vegalite_to_pdf(spec),
+    }
+    data = render[path.suffix.lower()]()
+    files.write_atomically(path, data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def themed(chart: alt.TopLevelMixin, *, background: str | None = "white") -> dict[str, Any]:
+    """A chart's specification with our fonts and colours; for a page, without background and names for every mark."""
+    spec = chart.to_dict(validate=False)
+    config = {
+        "font": "Helvetica, Arial, sans-serif",
+        "background": background,
+        "aria": background is not None,
+        "view": {"stroke": None},
+        "axis": {
+            "labelFontSize": 11,
+            "titleFontSize": 11.5,
+            "titleFontWeight": "normal",
+            "labelColor": MUTED,
+            "titleColor": INK,
+            "gridColor": GRID,
+            "domainColor": AXIS,
+            "tickColor": AXIS,
+        },
+        "axisY": {"titlePadding": 10},  # a reader's font may be wider than the one measured here
+        "legend": {
+            "labelFontSize": 11,
+            "titleFontSize": 11,
+            "titleFontWeight": "normal",
+            "labelColor": INK,
+            "titleColor": INK,
+            "symbolStrokeWidth": 2.5,
+        },
+        "title": {
+            "fontSize": 12.5,
+            "fontWeight": "bold",
+            "anchor": "start",
+            "color": INK,
+            "subtitleColor": MUTED,
+            "subtitleFontSize": 11,
+        },
+        "text": {"fontSize": 10.5, "color": INK},
+    }
+    return {**spec, "config": {**spec.get("config", {}), **config}}

@@ -36,7 +36,7 @@ def test_the_table_names_what_is_needed(call: Call, sweep: Path) -> None:
     needs = "needs runs with recipe.fp32_head = true and false, all else equal"
     code, out, _ = call(sweep / "runs")
     assert code == 0
-    assert "Undecided for lack of runs; --all says what each needs" in out
+    assert "Undecided for lack of runs; --all lists what each needs" in out
     assert "fp32_head_raises_ceiling" in out
     assert needs not in out
     assert needs in call(sweep / "runs", "--all")[1]
@@ -61,7 +61,7 @@ def test_runs_without_a_common_metric_are_read_as_the_report_reads_them(call: Ca
     said = f"{tmp_path}: no metric is in all runs; taking avg@4, which 2 of 3 have."
     assert (code, err) == (0, f"warning: {said}\n")
     assert json.loads(out)["warnings"] == [{"code": "runs", "message": said}]
-    assert "read in avg@4" in call(tmp_path)[1]
+    assert "metric: avg@4" in call(tmp_path)[1]
     assert Evidence.of(tmp_path).metric == "avg@4"
     code, _, err = call(tmp_path, "--metric", "avg@1")
     assert (code, err) == (0, "")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isocompute import check_health
-from isocompute.data.logs import follow as following
+from isocompute.data import watch as following
 from tests.commands import Call
 from tests.conftest import rising, write_points
 
@@ -97,7 +97,7 @@ def test_a_run_that_nothing_can_be_said_of(call: Call, tmp_path: Path) -> None:
     code, out, _ = call(tmp_path / "short")
     assert code == 0
     assert out.startswith("unknown  short")
-    assert "1 of 14 checks could run" in out
+    assert "1 of 14 checks ran" in out
     assert call(tmp_path / "short", "--strict")[0] == 1
     write_points(tmp_path / "good", rising())
     assert "2 runs: 1 healthy, 1 unknown, 0 warning, 0 problem" in call(tmp_path)[1]

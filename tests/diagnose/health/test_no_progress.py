@@ -60,8 +60,8 @@ def test_noise_that_would_hide_a_rise_by_hand() -> None:
     """Three errors of the halves' difference are .0725 on a zigzag of ±.02 and .110 on one of ±.03 (mean move .0586); a
     tenth of the scale at a rate of a half is .1.
     """
-    assert stalled_since(_zigzag(slope=0.01, amplitude=0.02), fewest=8) == 7
-    assert stalled_since(_zigzag(slope=0.01, amplitude=0.03), fewest=8) is None
+    assert stalled_since(_zigzag(slope=0.01, amplitude=0.02), minimum=8) == 7
+    assert stalled_since(_zigzag(slope=0.01, amplitude=0.03), minimum=8) is None
 
 
 @pytest.mark.parametrize("metric", ["avg@1", "train/avg", "reward"])
