@@ -8,22 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from isocompute.core.errors import InputError
-from isocompute.trainers import writing
+from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
 from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
-from isocompute.trainers.reading import (
-    ConfigReader,
-    Keys,
-    Note,
-    Setup,
-    as_number,
-    clip_fields,
-    group_filter,
-    steps_from_epochs,
-)
+from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["ADVANTAGES", "COMMIT", "KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
+__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
 
 NAME, TITLE, VERSION = "nemo-rl", "NeMo-RL", "0.6.0"
 COMMIT = "7ea279abfbeb698b092856d0dab61e7cf39bc909"
@@ -233,10 +224,10 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         loss="cispo" if cispo else "gspo" if gspo else "reinforce" if reinforce else "clip",
         advantage=_advantage(config),
         aggregation="token" if by_token else "sequence",
-        **clip_fields(cispo, low, high),
+        **reading.clip_fields(cispo, low, high),
         ratio_anchor="trainer",
         tis_cap=_tis(config, notes),
-        zero_variance_filter=group_filter(refills, notes),
+        zero_variance_filter=reading.group_filter(refills, notes),
         max_prompt_length=prompt if prompt != total else None,
         max_response_length=response or total,
         gpus=config.gpus(gpus),
@@ -267,7 +258,7 @@ def _warmup(schedule: object) -> tuple[int | None, bool]:
         name = str(entry.get("name", "")) if isinstance(entry, dict) else ""
         kwargs = entry.get("kwargs") if isinstance(entry, dict) else None
         if name.endswith("LinearLR") and isinstance(kwargs, dict):
-            warmup = int(as_number(kwargs.get("total_iters")) or 0)
+            warmup = int(reading.as_number(kwargs.get("total_iters")) or 0)
         elif name and not name.endswith("ConstantLR"):
             constant = False
     return warmup, constant
@@ -277,7 +268,7 @@ def _steps(config: ConfigReader, batch: int | None, problems: int | None, notes:
     """The smaller of a step count and the passes over the data."""
     steps, epochs = config.integer("max_steps"), config.integer("epochs")
     if not config.has("max_steps") or (steps or 0) >= _ENDLESS:
-        return steps_from_epochs(epochs, problems, batch, notes, KEYS["epochs"])
+        return reading.steps_from_epochs(epochs, problems, batch, notes, KEYS["epochs"])
     if problems and batch and epochs and steps:
         return min(steps, epochs * (problems // batch))
     if steps and epochs and epochs < steps:

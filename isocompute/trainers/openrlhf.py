@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 
-from isocompute.trainers import writing
+from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
 from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup, group_filter, in_batches, invert
+from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["ADVANTAGES", "COMMIT", "KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
+__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
 
 NAME, TITLE, VERSION = "openrlhf", "OpenRLHF", "0.11.0"
 COMMIT = "3c3be6234e0cb353e76bb8019947db9dfe99fca7"
@@ -254,17 +254,17 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         updates_per_batch=updates,
         rollouts_per_update=train,
         staleness=1 if config.flag("asynchronous") else 0,
-        warmup_steps=in_batches(_warmup(config, optimizer_steps), updates),
+        warmup_steps=reading.in_batches(_warmup(config, optimizer_steps), updates),
         kl_coef=_kl(config, notes),
         entropy_coef=config.number("entropy_coef", "entropy_coef") or 0.0,
         loss={"ppo": "clip"}.get(loss or "", loss),
-        advantage=(invert(ADVANTAGES) | {"rloo": "group_mean"}).get(estimator or ""),
+        advantage=(reading.invert(ADVANTAGES) | {"rloo": "group_mean"}).get(estimator or ""),
         aggregation="sequence" if loss == "gspo" else "token",
         clip_low=low,
         clip_high=high,
         ratio_anchor="sampler" if to_sampler else "trainer",
         tis_cap=_tis(config, notes) if corrected and not to_sampler else None,
-        zero_variance_filter=group_filter(refills, notes),
+        zero_variance_filter=reading.group_filter(refills, notes),
         max_prompt_length=None if total is None or response is None else total - response,
         gpus=config.gpus(gpus),
     )

@@ -7,25 +7,13 @@ the latest checkpoint under `ckpt_path`, which has to be absolute: Ray's workers
 
 from __future__ import annotations
 
-from isocompute.trainers import writing
+from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
 from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
-from isocompute.trainers.reading import (
-    ConfigReader,
-    Keys,
-    Note,
-    Setup,
-    clip_fields,
-    group_filter,
-    in_batches,
-    invert,
-    steps_from_epochs,
-    times,
-)
+from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["ADVANTAGES", "AGGREGATIONS", "COMMIT", "KEYS", "LOSSES", "NAME", "TITLE", "VERSION", "export"]
-__all__ += ["matches", "read"]
+__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
 
 NAME, TITLE, VERSION = "skyrl", "SkyRL", "0.3.0"
 COMMIT = "a9564572eb8e91076be43c1bd5e4615e3de17265"
@@ -216,7 +204,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         updates = None
     steps = config.integer("update_steps")
     if steps is None:
-        steps = steps_from_epochs(config.integer("epochs"), problems, batch, notes, KEYS["epochs"])
+        steps = reading.steps_from_epochs(config.integer("epochs"), problems, batch, notes, KEYS["epochs"])
     loss = config.text("loss_type", "loss")
     cispo = loss == "cispo"
     low = config.number("clip_low", "clip_low")
@@ -232,15 +220,15 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         rollouts_per_problem=n,
         update_steps=steps,
         updates_per_batch=updates,
-        rollouts_per_update=times(mini, n),
+        rollouts_per_update=reading.times(mini, n),
         staleness=(config.integer("max_staleness", "staleness") or 0) if config.flag("fully_async") else 0,
-        warmup_steps=in_batches(config.integer("warmup_updates", "warmup_steps"), updates),
+        warmup_steps=reading.in_batches(config.integer("warmup_updates", "warmup_steps"), updates),
         kl_coef=_kl(config, notes),
         entropy_coef=config.number("entropy_coef", "entropy_coef") if has_entropy else 0.0,
-        loss=(invert(LOSSES) | {"dual_clip": "clip"}).get(loss or "", loss),
+        loss=(reading.invert(LOSSES) | {"dual_clip": "clip"}).get(loss or "", loss),
         advantage=_advantage(config),
-        aggregation=invert(AGGREGATIONS).get(reduction or "", reduction),
-        **clip_fields(cispo, low, high),
+        aggregation=reading.invert(AGGREGATIONS).get(reduction or "", reduction),
+        **reading.clip_fields(cispo, low, high),
         ratio_anchor="sampler" if to_sampler else "trainer",
         tis_cap=_tis(config),
         zero_variance_filter=_filter(config, notes),
@@ -276,5 +264,5 @@ def _tis(config: ConfigReader) -> float | None:
 
 def _filter(config: ConfigReader, notes: list[Note]) -> str:
     if config.text("dynamic_sampling") in ("filter", "replace"):
-        return group_filter(True, notes)
+        return reading.group_filter(True, notes)
     return "all" if config.flag("zero_variance_only", "zero_variance_filter") else "off"

@@ -13,13 +13,13 @@ import math
 from pathlib import PurePath
 
 from isocompute.core.errors import InputError
-from isocompute.trainers import writing
+from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
 from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup, in_batches, invert, steps_from_epochs
+from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["KEYS", "LOSS_TYPES", "NAME", "SCALES", "TITLE", "VERSION", "export", "matches", "read"]
+__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
 
 NAME, TITLE, VERSION = "trl", "TRL", "1.16.0"
 KEYS = Keys(
@@ -190,7 +190,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
     optimizer_steps = config.integer("optimizer_steps")
     if optimizer_steps is None or optimizer_steps <= 0:
         epochs = config.integer("epochs")
-        steps = steps_from_epochs(epochs, problems, problems_per_batch, notes, KEYS["epochs"])
+        steps = reading.steps_from_epochs(epochs, problems, problems_per_batch, notes, KEYS["epochs"])
     else:
         steps = None if not updates else max(1, round(optimizer_steps / updates))
     loss_type = config.text("loss_type", "loss", "aggregation")
@@ -211,7 +211,12 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         loss = loss_type
     else:
         loss = "gspo" if config.text("ratio_level") == "sequence" else "clip"
-    by_loss = invert(AGGREGATIONS) | {"cispo": "token", "bnpo": "token", "sapo": "sequence", "luspo": "sequence"}
+    by_loss = reading.invert(AGGREGATIONS) | {
+        "cispo": "token",
+        "bnpo": "token",
+        "sapo": "sequence",
+        "luspo": "sequence",
+    }
     scale = str(config.get("scale_rewards", "advantage"))
     scale = {"True": "group", "False": "none", "None": "none"}.get(scale, scale)
     total, response = config.integer("max_length"), config.integer("max_response_length")
@@ -224,9 +229,9 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         update_steps=steps,
         updates_per_batch=updates,
         rollouts_per_update=rollouts_per_update,
-        warmup_steps=in_batches(_warmup(config, optimizer_steps), updates),
+        warmup_steps=reading.in_batches(_warmup(config, optimizer_steps), updates),
         loss=loss,
-        advantage=invert(SCALES).get(scale, scale),
+        advantage=reading.invert(SCALES).get(scale, scale),
         aggregation=by_loss.get(loss_type or "", loss_type),
         clip_low=None if cispo else low,
         clip_high=None if cispo else high,

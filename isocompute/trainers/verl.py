@@ -10,24 +10,13 @@ from __future__ import annotations
 
 import shlex
 
-from isocompute.trainers import writing
+from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
 from isocompute.trainers.plan_input import Hardware, RunPlan, Share, share_out
-from isocompute.trainers.reading import (
-    ConfigReader,
-    Keys,
-    Note,
-    Setup,
-    clip_fields,
-    group_filter,
-    invert,
-    steps_from_epochs,
-    times,
-)
+from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["ADVANTAGES", "AGGREGATIONS", "KEYS", "LOSSES", "LOSS_MODES", "NAME", "TITLE", "VERSION", "export"]
-__all__ += ["matches", "read"]
+__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
 
 NAME, TITLE, VERSION = "verl", "veRL", "0.9.1"
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -220,7 +209,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         notes.append(Note("mini_batch", f"train_batch_size = {batch} is no multiple of ppo_mini_batch_size = {mini}."))
     steps = config.integer("update_steps")
     if steps is None:
-        steps = steps_from_epochs(config.integer("epochs"), problems, batch, notes, KEYS["epochs"])
+        steps = reading.steps_from_epochs(config.integer("epochs"), problems, batch, notes, KEYS["epochs"])
     loss_mode = config.text("loss_mode", "loss")
     if loss_mode not in LOSS_MODES:
         message = f"policy_loss.loss_mode = {loss_mode}: veRL {VERSION} has {', '.join(sorted(LOSS_MODES))}."
@@ -246,16 +235,16 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         rollouts_per_problem=n,
         update_steps=steps,
         updates_per_batch=updates,
-        rollouts_per_update=times(mini, n),
+        rollouts_per_update=reading.times(mini, n),
         warmup_steps=_warmup(config, steps),
         kl_coef=_kl(config, notes),
-        loss=invert(LOSSES).get(loss_mode or "", loss_mode),
+        loss=reading.invert(LOSSES).get(loss_mode or "", loss_mode),
         advantage=_advantage(config),
-        aggregation=invert(AGGREGATIONS).get(aggregation or "", aggregation),
-        **clip_fields(cispo, low, high),
+        aggregation=reading.invert(AGGREGATIONS).get(aggregation or "", aggregation),
+        **reading.clip_fields(cispo, low, high),
         ratio_anchor="sampler" if bypassed else "trainer",
         tis_cap=None if bypassed else _tis(config, notes),
-        zero_variance_filter=group_filter(config.flag("filter_groups", "zero_variance_filter"), notes),
+        zero_variance_filter=reading.group_filter(config.flag("filter_groups", "zero_variance_filter"), notes),
         epsilon=1e-8,
         gpus=config.gpus(gpus),
     )
