@@ -263,8 +263,9 @@ def _batch(
     if not accumulation or not (per_device or update):
         return None, None, None, processes
     # How often a batch is used depends on no process count, unless the generation batch alone is given.
-    if not per_generation and ((generated and processes is None) or not config.has("epochs_per_batch", "accumulation")):
-        config.assume("updates_per_batch")
+    on_default = not per_generation and (
+        (generated is not None and processes is None) or not config.has("epochs_per_batch", "accumulation")
+    )
     if generated and per_generation:
         notes.append(Note("generation_batch", "generation_batch_size and steps_per_generation exclude each other."))
     if processes is None and update is None and per_device:
@@ -288,6 +289,8 @@ def _batch(
         notes.append(Note("generation_batch", message))
         return generated, None, update, processes
     updates = (config.integer("epochs_per_batch") or 1) * generated / update
+    if updates == 1 and on_default:
+        config.assume("updates_per_batch")
     return (generated, updates, update, processes) if updates >= 1 else (update, 1, update, processes)
 
 
