@@ -119,13 +119,13 @@ def main() -> None:
         study.run(spec=top / "fast.toml", out=whole)
         begin = time.perf_counter()
         if args.on == "local":
-            told = kill_runner(spec, out, args.kills or 20, rng)
+            summary = kill_runner(spec, out, args.kills or 20, rng)
         else:
-            told = kill_nodes(spec, out, args.kills or 3, rng)
+            summary = kill_nodes(spec, out, args.kills or 3, rng)
         made, expected = points(out), points(whole)
-        same = made == expected and told["exit_code"] == 0
+        same = made == expected and summary["exit_code"] == 0
         left = sorted(path.name for path in out.rglob(".*"))
-        told |= {
+        summary |= {
             "on": args.on,
             "cells": len(expected),
             "points": sum(data.count(b"\n") for data in expected.values()),
@@ -133,9 +133,9 @@ def main() -> None:
             "left_behind": left,
             "seconds": time.perf_counter() - begin,
         }
-    print(f"{told['kills']} kills on {args.on}: {told['points']:,} points of {told['cells']} cells", end=" ")
+    print(f"{summary['kills']} kills on {args.on}: {summary['points']:,} points of {summary['cells']} cells", end=" ")
     print("identical to the byte" if same else "DIFFER")
-    print(json.dumps(told))
+    print(json.dumps(summary))
     sys.exit(0 if same and not left else 1)
 
 

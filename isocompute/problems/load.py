@@ -99,6 +99,10 @@ def load_problems(
         if verifier or question or answer or pass_rate:
             raise InputError(f"{source}: columns and verifiers are for files; this source has its own.")
         return (load_gym if kind == "gym" else load_chain)(source, size=size, seed=seed)
+    if kind != "hf" and not Path(source).exists():
+        raise InputError(
+            f"{source}: no such file; give a {', '.join(SUFFIXES)} file, gym:TASK, hf:NAME:CONFIG:SPLIT or chain:LEVEL."
+        )
     rows = _read_datasets(source) if kind == "hf" else read_rows(source)
     problems = _problems(rows, path=source, question=question, answer=answer, pass_rate=pass_rate)
     unique, duplicates = without_duplicates(problems, name=source)
@@ -182,10 +186,6 @@ def read_rows(path: str) -> list[Row]:
     """All rows of a file."""
     file = Path(path)
     suffix = file.suffix.lower()
-    if not file.exists():
-        raise InputError(
-            f"{path}: no such file; give a {', '.join(SUFFIXES)} file, gym:TASK, hf:NAME:CONFIG:SPLIT or chain:LEVEL."
-        )
     if suffix not in SUFFIXES:
         raise InputError(f"{path}: not a problem file; give one that ends on {', '.join(SUFFIXES)}.")
     try:

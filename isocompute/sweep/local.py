@@ -21,8 +21,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from threadpoolctl import threadpool_limits
-
 from isocompute.core import files
 from isocompute.core.cell import Cell
 from isocompute.core.errors import InputError
@@ -37,6 +35,8 @@ _TICK = 0.2
 _CHUNK_SECONDS = 0.1
 _LARGEST_CHUNK = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""1 in a worker until its libraries are loaded: cells fill the cores, and BLAS starts a thread a core when it loads."""
 
 
 def available_cores() -> int:
@@ -147,17 +147,20 @@ class _Pool:
 
     def _start(self, slot: int) -> _Worker:
         ours, theirs = self._context.Pipe()
+        threads = {name: os.environ.get(name) for name in _THREADS}
         process = self._context.Process(
             target=_work,
-            args=(theirs, self._engine, self._address, self._stop, self._counters, slot),
+            args=(theirs, self._engine, self._address, self._stop, self._counters, slot, threads),
             name=f"isocompute-{slot}",
             daemon=False,  # an engine may have processes of its own
         )
         # Until the worker can handle them, signals wait: a Ctrl-C while it imports would print a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
+            os.environ.update(dict.fromkeys(_THREADS, "1"))
             process.start()
         finally:
+            _restore(threads)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return _Worker(process, ours, slot)
@@ -245,7 +248,23 @@ class _SlotControl:
         self._counters[self._slot] += rollouts
 
 
-def _work(connection: Connection, engine_name: str, address: str, stop: Any, counters: Any, slot: int) -> None:
+def _restore(environment: dict[str, str | None]) -> None:
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _work(
+    connection: Connection,
+    engine_name: str,
+    address: str,
+    stop: Any,
+    counters: Any,
+    slot: int,
+    threads: dict[str, str | None],
+) -> None:
     """What a worker process does: cells in, outcomes out."""
     for number in _SIGNALS:
         # The runner decides when to stop. A handler and not SIG_IGN, which an outside trainer would inherit.
@@ -253,7 +272,7 @@ def _work(connection: Connection, engine_name: str, address: str, stop: Any, cou
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     engine = load_engine(engine_name)
-    threadpool_limits(1)  # cells fill the cores; BLAS threads beneath them would only compete for these
+    _restore(threads)  # an outside trainer gets the environment that the user started the study with
     control = _SlotControl(stop, counters, slot)
     connection.send("ready")
     while True:

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from isocompute.core.cell import Cell, Control
 from isocompute.core.errors import InputError
@@ -88,3 +89,12 @@ class FakeEngine:
         if cell.name in options.get("wait", ()):
             while not control.stopping():
                 time.sleep(0.01)
+
+
+class ThreadsEngine(FakeEngine):
+    """The same; writes down the threads of BLAS, and those that the environment gives to an outside program."""
+
+    def run(self, cell: Cell, folder: Path, control: Control) -> bool:
+        found = {library["num_threads"] for library in threadpool_info()}
+        (folder / "threads").write_text(f"{sorted(found)} {os.environ.get('OMP_NUM_THREADS')}")
+        return super().run(cell, folder, control)

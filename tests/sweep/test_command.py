@@ -18,7 +18,7 @@ from isocompute.sweep.execute import execute
 from tests.sim.helpers import Patient
 from tests.sweep.tools import ROOT, finish, start, until, write_spec
 
-TRAINER = str(ROOT / "tests" / "study" / "trainer.py")
+TRAINER = str(ROOT / "tests" / "sweep" / "trainer.py")
 COLUMNS = {"step": "global_step", "avg@4": "val/acc"}
 
 

@@ -332,3 +332,31 @@ def test_wrong_options(tmp_path: Path):
     for wrong in ({"on": "mars"}, {"on": "local=here"}, {"workers": 0}):
         with pytest.raises(InputError, match=r"--on|--workers"):
             study.run(spec=spec, out=tmp_path / "out", **wrong)
+
+
+def test_workers_have_one_thread_and_outside_programs_what_the_user_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    spec = write_spec(tmp_path / "study.toml", engine="tests.sweep.fake:ThreadsEngine")
+    assert study.run(spec=spec, out=tmp_path / "out", workers=1).finished == 4
+    assert {path.read_text() for path in tmp_path.rglob("threads")} == {"[1] 7"}
+    assert os.environ["OMP_NUM_THREADS"] == "7" and "MKL_NUM_THREADS" not in os.environ
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_runs_are_listed_with_the_n_and_updates_that_they_have(tmp_path: Path, call: Call, scheme: str):
+    """A run of 0.1 may have an n that changes and updates that the spec does not give; `run.json` knows."""
+    spec = write_spec(tmp_path / "study.toml", seeds=[0], grid={"problems_per_batch": [2], "rollouts_per_problem": [4]})
+    study.run(spec=spec, out=tmp_path / "out", workers=1)
+    path = tmp_path / "out" / "2x4-s0" / "run.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "rollouts_per_problem": None, "update_steps": 7}))
+    (row,) = call("study", "runs", f"{scheme}{tmp_path}/out", "--json").json["runs"]
+    assert (row["rollouts_per_problem"], row["update_steps"]) == (None, 7)
+    (listed,) = (line for line in call("study", "runs", tmp_path / "out").out.splitlines() if "2x4-s0" in line)
+    assert listed.split()[:4] == ["2x4-s0", "2", "–", "7"]
+    path.write_bytes(b"")  # a power cut: then as the spec has it
+    (row,) = call("study", "runs", f"{scheme}{tmp_path}/out", "--json").json["runs"]
+    assert (row["rollouts_per_problem"], row["update_steps"]) == (4, 10)
