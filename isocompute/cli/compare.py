@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from isocompute.data import RunSet
-    from isocompute.law import Comparison
+    from isocompute.law.comparison import Comparison
 
 __all__ = ["command"]
 
@@ -34,7 +34,7 @@ def command(
     from isocompute import api
 
     if chart:
-        from isocompute.report.style import check_format
+        from isocompute.report.charts.style import check_format
 
         check_format(chart)
     with options.heard() as said:
@@ -42,19 +42,10 @@ def command(
         result = api.compare(sides[0], sides[1], metric=metric, unit=unit, replicates=replicates, seed=seed)
     names = _names(a, b)
     if chart:
-        from isocompute.law.from_runs import choose_metric, choose_unit
-        from isocompute.report.charts import comparison_chart
-        from isocompute.report.style import save
+        from isocompute.report.charts.commands import comparison_chart
+        from isocompute.report.charts.style import save
 
-        save(
-            comparison_chart(
-                result,
-                metric=choose_metric(sides[0], metric),
-                unit=choose_unit(sides[0], unit),
-                names=names,
-            ),
-            chart,
-        )
+        save(comparison_chart(result, metric=result.metric, unit=result.unit, names=names), chart)
     if json:
         options.print_json(result.to_json(), said=said)
     else:
@@ -68,9 +59,9 @@ def _without(sides: list[RunSet], without: Sequence[str]) -> list[RunSet]:
     from dataclasses import replace
 
     from isocompute.core.errors import InputError
-    from isocompute.data.without import left_out
+    from isocompute.data.loading import excluded_runs
 
-    gone = left_out([run.name for side in sides for run in side], without)
+    gone = excluded_runs([run.name for side in sides for run in side], without)
     for side in sides:
         if gone.issuperset(run.name for run in side):
             raise InputError(f"--without {without[0]}: no run of {side.source} remains; leave fewer out.")
@@ -132,14 +123,14 @@ def _show(result: Comparison, name_a: str, name_b: str) -> None:
     columns = ["recipe", "form", "ceiling A", "95%", "efficiency B", "95%", "midpoint", "95%"]
     screen.print(heading(f"B and midpoint at the common ceiling {value(result.common_ceiling)}"))
     screen.print(table(columns, rows))
-    for fall in result.falls:
-        run = "" if fall.run == names[fall.side] else f" (run '{fall.run}')"
+    for collapse in result.collapses:
+        run = "" if collapse.run == names[collapse.side] else f" (run '{collapse.run}')"
         screen.print(
-            f"{names[fall.side]}{run} fell for good after {number(fall.after)} and is at {value(fall.value)}: all of "
-            "this but who is ahead now is about what came before",
+            f"{names[collapse.side]}{run} collapsed after {number(collapse.after)} and is at "
+            f"{value(collapse.value)}: all of this but who is ahead now is about what came before",
             style="yellow",
         )
-    if result.falls:
+    if result.collapses:
         now = {"same": "neither is ahead now"}.get(result.ahead_now, f"{names.get(result.ahead_now)} is ahead now")
         screen.print(now, style="yellow")
     for o in result.overtakings:

@@ -10,8 +10,8 @@ from isocompute.cli import options
 from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
-    from isocompute.law import Law
-    from isocompute.law.optimum import Optimum
+    from isocompute.law.frontier import Optimum
+    from isocompute.law.law import Law
 
 __all__ = ["command", "show"]
 
@@ -42,11 +42,11 @@ def command(
     if points not in ("all", "records"):
         raise InputError(f"--points {points}: it is 'all' or 'records'.")
     if chart:
-        from isocompute.report.style import check_format
+        from isocompute.report.charts.style import check_format
 
         check_format(chart)
     from isocompute import api
-    from isocompute.law import check_out, write_law
+    from isocompute.law.store import check_out, write_law
 
     if out:
         check_out(out)  # first: a fit takes a while
@@ -57,7 +57,7 @@ def command(
         )
     if chart:
         from isocompute.report.charts import law_chart
-        from isocompute.report.style import save
+        from isocompute.report.charts.style import save
 
         save(law_chart(law), chart)  # first: where it fails nothing is written
     if out:
@@ -72,7 +72,7 @@ def command(
 
 def show(law: Law) -> None:
     """The law on a terminal: the answer first, then what it rests on."""
-    from isocompute.cli.show import UNSEEN, ceiling, console, heading, table
+    from isocompute.cli.show import EXTRAPOLATED, ceiling, console, heading, table
     from isocompute.core.formatting import count, number, pair, value
 
     screen = console()
@@ -96,7 +96,7 @@ def show(law: Law) -> None:
     screen.print(heading(f"Curves of {law.metric}"))
     screen.print(table(columns, rows))
     if any("?" in row[4] for row in rows):
-        screen.print(UNSEEN, style="dim")
+        screen.print(EXTRAPOLATED, style="dim")
     if len(law.runs) > 60:
         screen.print(f"… and {len(law.runs) - 60} more; --json has all", style="dim")
     if law.joint.frontier.switches:
@@ -194,13 +194,13 @@ def _by_batch(law: Law) -> list[list[str]]:
 
 
 def _low(best: Optimum) -> str:
-    from isocompute.law.optimum import at_end
+    from isocompute.law.frontier import at_end
 
     return at_end(best.floor, best.floor_bound, best)
 
 
 def _high(best: Optimum) -> str:
-    from isocompute.law.optimum import at_end
+    from isocompute.law.frontier import at_end
 
     return at_end(best.ceiling, best.ceiling_bound, best)
 

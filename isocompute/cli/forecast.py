@@ -11,14 +11,13 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from isocompute.data import RunSet
-    from isocompute.law import Backtest, Forecast
+    from isocompute.law.forecasting import Backtest, Forecast
 
 __all__ = ["backtest_json", "command", "draw", "forecasts_json", "show"]
 
 _TO = "2x"
 _REASONS = 10
-"""Reasons to leave runs out that are told."""
+"""Reasons to leave runs out that are shown."""
 
 
 def command(
@@ -48,7 +47,7 @@ def command(
     from isocompute.core.errors import InputError
 
     if chart:
-        from isocompute.report.style import check_format
+        from isocompute.report.charts.style import check_format
 
         check_format(chart)
     if backtest:
@@ -63,12 +62,12 @@ def command(
             data, show_it = backtest_json(*api.backtest(loaded, metric=metric, unit=unit, level=level)), _show_backtest
         elif len(loaded) > 1:
             found = api.forecast_all(loaded, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
-            data, show_it = forecasts_json(loaded, *found, metric=metric, unit=unit), _show_all
+            data, show_it = forecasts_json(*found), _show_all
         else:
             made = api.forecast(loaded, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
-            data, show_it = made.to_json(), lambda _: show(made, **_as_read(loaded, metric=metric, unit=unit))
+            data, show_it = made.to_json(), lambda _: show(made)
     if chart:
-        draw(loaded, made, metric, unit, chart)
+        draw(made, chart)
     if json:
         options.print_json(data, said=said)
     else:
@@ -77,42 +76,28 @@ def command(
             typer.echo(f"wrote {chart}")
 
 
-def _check_backtest(said: dict[str, str | float | None]) -> None:
-    """A backtest has ends of its own, and is no one forecast."""
+def _check_backtest(options: dict[str, str | float | None]) -> None:
+    """A backtest has its own ends, and several forecasts."""
     from isocompute.core.errors import InputError
 
-    for option, value in said.items():
+    for option, value in options.items():
         if value is not None:
             why = (
                 "draws one forecast"
                 if option == "--chart"
-                else "has no say in a backtest, from half of a run to its end"
+                else "does not apply to a backtest, which goes from half of a run to its end"
             )
             raise InputError(f"{option} {why}; leave it out with --backtest.")
 
 
-def _as_read(loaded: RunSet, *, metric: str | None, unit: str | None) -> dict[str, str]:
-    """The metric and the unit that runs are read in."""
-    from isocompute.law.from_runs import choose_metric, choose_unit
-
-    return {"metric": choose_metric(loaded, metric), "unit": choose_unit(loaded, unit)}
-
-
-def forecasts_json(
-    loaded: RunSet, made: dict[str, Forecast], left_out: dict[str, str], *, metric: str | None, unit: str | None
-) -> dict[str, Any]:
-    """The keys of `forecast --json` for several runs (docs/forecasting.md)."""
-    from dataclasses import replace
-
-    rows = []
-    for name, forecast in made.items():
-        one = replace(loaded, runs=(loaded.named(name),))
-        rows.append({"run": name, **_as_read(one, metric=metric, unit=unit), **forecast.to_json()})
+def forecasts_json(made: dict[str, Forecast], left_out: dict[str, str]) -> dict[str, Any]:
+    """The keys of `forecast --json` for several runs."""
+    rows = [{"run": name, "metric": f.metric, "unit": f.unit, **f.to_json()} for name, f in made.items()]
     return {"runs": rows, "left_out": left_out}
 
 
 def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
-    """The keys of `forecast --backtest --json` (docs/forecasting.md)."""
+    """The keys of `forecast --backtest --json`."""
     import numpy as np
 
     runs = [
@@ -138,14 +123,14 @@ def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
     return out
 
 
-def show(made: Forecast, *, metric: str, unit: str) -> None:
+def show(made: Forecast) -> None:
     """The forecast on a terminal."""
-    from isocompute.cli.show import UNSEEN, ceiling, console
+    from isocompute.cli.show import EXTRAPOLATED, ceiling, console
     from isocompute.core.formatting import number, pair, value
 
     screen = console()
     screen.print(
-        f"{made.verdict}: {metric} {value(made.value)} at {number(made.at)} {unit} ({made.level:.0%}: "
+        f"{made.verdict}: {made.metric} {value(made.value)} at {number(made.at)} {made.unit} ({made.level:.0%}: "
         f"{pair(made.interval)}); now {value(made.now)}",
         style="bold",
     )
@@ -155,14 +140,14 @@ def show(made: Forecast, *, metric: str, unit: str) -> None:
         above = "; the forecast averages several forms and may lie above one's" if made.value > made.asymptote else ""
         screen.print(f"ceiling {highest} (95%: {pair(made.asymptote_interval)}), form {made.form}{above}")
         if "?" in highest:
-            screen.print(UNSEEN, style="dim")
+            screen.print(EXTRAPOLATED, style="dim")
     shares = ", ".join(f"{name} {weight:.0%}" for name, weight in made.weights.items() if weight >= 0.005)
     screen.print(f"from {made.fitted_points} points up to {number(made.fitted_until)}; weights: {shares}", style="dim")
 
 
 def _show_all(data: dict[str, Any]) -> None:
     """A line a run, the worst verdict first, and why a run has none."""
-    from isocompute.cli.show import UNSEEN, ceiling, console, heading, short, table
+    from isocompute.cli.show import EXTRAPOLATED, ceiling, console, heading, short, table
     from isocompute.core.formatting import number, pair, plural, value
     from isocompute.core.run import listing
     from isocompute.law.forecasting import VERDICTS
@@ -170,8 +155,8 @@ def _show_all(data: dict[str, Any]) -> None:
     screen = console()
     runs = data["runs"]
     counts = [(sum(r["verdict"] == verdict for r in runs), verdict) for verdict in VERDICTS]
-    told = ", ".join(f"{count} {verdict}" for count, verdict in counts if count)
-    screen.print(f"{plural(len(runs), 'run')}: {told}", style="bold")
+    counted = ", ".join(f"{count} {verdict}" for count, verdict in counts if count)
+    screen.print(f"{plural(len(runs), 'run')}: {counted}", style="bold")
     metrics, units = ({r[key] for r in runs} for key in ("metric", "unit"))
     rows = [
         [
@@ -192,7 +177,7 @@ def _show_all(data: dict[str, Any]) -> None:
     screen.print(heading(f"Forecasts{of}" + (f", compute in {next(iter(units))}" if len(units) == 1 else "")))
     screen.print(table(columns, rows))
     if any(row[-1].endswith("?") for row in rows):
-        screen.print(UNSEEN, style="dim")
+        screen.print(EXTRAPOLATED, style="dim")
     reasons: dict[str, list[str]] = {}
     for name, why in data["left_out"].items():
         reasons.setdefault(why, []).append(name)
@@ -234,20 +219,15 @@ def _show_backtest(data: dict[str, Any]) -> None:
         screen.print(f"too short and skipped: {', '.join(data['skipped'][:10])}", style="dim")
 
 
-def draw(loaded: RunSet, made: Forecast, metric: str | None, unit: str | None, chart: str) -> None:
+def draw(made: Forecast, chart: str) -> None:
     """The chart of a run's forecast, with the points that came after it where there are any."""
-    from isocompute.core.caught import quiet
-    from isocompute.data import RunWarning
-    from isocompute.law import curves_of
-    from isocompute.report.charts import forecast_chart
-    from isocompute.report.style import save
+    from dataclasses import replace
 
-    with quiet(RunWarning):  # the forecast gave them
-        (curve,), metric_name, unit_name = curves_of(loaded, metric=metric, unit=unit)
-    end = made.fitted_points
+    from isocompute.report.charts.commands import forecast_chart
+    from isocompute.report.charts.style import save
+
+    curve, end = made.curve, made.fitted_points
     later = None
     if end < len(curve.compute_C):
-        from dataclasses import replace
-
         later = replace(curve, compute_C=curve.compute_C[end:], values_C=curve.values_C[end:])
-    save(forecast_chart(curve.until(end), made, metric=metric_name, unit=unit_name, later=later), chart)
+    save(forecast_chart(curve.until(end), made, metric=made.metric, unit=made.unit, later=later), chart)

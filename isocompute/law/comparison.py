@@ -189,7 +189,7 @@ def _fit_sides(sides: Sequence[Sequence[Curve]], replicates: int, seed: int) -> 
         for curve in side:
             if len(curve.compute_C) < MINIMUM_POINTS:
                 raise InputError(
-                    f"run '{curve.name}': {len(curve.compute_C)} usable points, up to a fall for good where there is "
+                    f"run '{curve.name}': {len(curve.compute_C)} usable points, up to a collapse where there is "
                     f"one; a comparison needs {MINIMUM_POINTS}."
                 )
     upper = upper_bound(_values(sides))
@@ -426,7 +426,7 @@ def leave_one_out(
         sides[name] = tuple(curve for curve in curves if not collapsed_early(curve))
         if curves and not sides[name]:
             raise InputError(
-                f"{name or 'the whole recipe'}: every run fell for good within its first evaluations, as with a "
+                f"{name or 'the whole recipe'}: every run collapsed within its first evaluations, as with a "
                 "learning rate that is too high; there is no curve to compare."
             )
     fits = _fit_sides(list(sides.values()), replicates, seed)

@@ -291,7 +291,7 @@ def usable_curves(
     for curve in curves:
         if collapsed_early(curve):
             raise InputError(
-                f"run '{curve.name}', column '{metric}': it falls for good within its first "
+                f"run '{curve.name}', column '{metric}': it collapses within its first "
                 f"{usable_end(curve.values_C)} evaluations, before there is a curve to fit; leave it out: "
                 f"--without '{curve.name}'."
             )

@@ -367,7 +367,7 @@ def _collapsed(curve: Curve, start: int, now: float, noise: float, unit: str) ->
     if len(after_C) < 3:
         return "declining", f"its last {len(after_C)} evaluations fell after {before}, from {highest}"
     lowest = float(np.convolve(after_C, np.ones(3) / 3.0, mode="valid").min())
-    since = f"fell for good after {before}, from {highest}"
+    since = f"collapsed after {before}, from {highest}"
     if now <= lowest + 2.0 * noise:
         return "declining", f"{since}, and is at its lowest since"
     return "flat", f"{since}; part of it has come back"

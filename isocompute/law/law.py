@@ -465,14 +465,14 @@ def _notes(
     dips = [f"{run.dips} of '{run.curve.name}'" for run in runs if run.dips]
     for what, named in (
         ("evaluations far below those before and after are not in the fits", dips),
-        ("runs that fall for good, as far as they were run, are fitted up to there", fell),
+        ("runs that collapse are fitted up to there", fell),
         ("runs that broke: their later evaluations are NaN or infinite", broke),
     ):
         if named:
             more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
             out.append(f"{what}: {', '.join(named[:_NAMED])}{more}")
     return out + [
-        f"run '{each.curve.name}' fell for good within its first {usable_end(each.curve.values_C)} evaluations "
+        f"run '{each.curve.name}' collapsed within its first {usable_end(each.curve.values_C)} evaluations "
         f"({number(each.collapse_after)} {unit}), too early for a curve: left out"
         for each in early
     ]

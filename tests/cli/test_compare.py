@@ -68,7 +68,7 @@ def test_compare_on_a_terminal_names_a_run_that_fell(call: Call, sweep: Path, tm
     for point in points[15:]:
         point["avg@4"] = 0.05
     told = call("compare", sweep / "runs" / "easy-32x8", write_points(tmp_path / "fallen", points), *QUICK).out
-    assert "fallen fell for good after 38.4k and is at .050: all of this but who is ahead now" in " ".join(told.split())
+    assert "fallen collapsed after 38.4k and is at .050: all of this but who is ahead now" in " ".join(told.split())
 
 
 def test_compare_on_a_terminal_says_that_a_run_has_not_begun_to_rise(call: Call, sweep: Path, tmp_path: Path) -> None:

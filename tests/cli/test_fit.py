@@ -10,7 +10,7 @@ import pytest
 
 import isocompute
 from isocompute.cli.fit import show
-from isocompute.law import read_law
+from isocompute.law.store import read_law
 from tests.cli.tools import QUICK, RUNS, check_intervals
 from tests.commands import Call, fails
 from tests.conftest import CEILINGS, rising, write_points

@@ -171,7 +171,7 @@ def test_a_question_too_far_ahead_says_so() -> None:
 def test_a_fall_is_told_in_its_unit() -> None:
     fall = np.where(STEPS < 22, 0.6, 0.1) + 0.002 * (-1) ** STEPS
     reason = forecast(Curve("fell", STEPS * 1000, fall), 1e5, unit="rollouts").reason
-    assert reason.startswith("fell for good after 21k rollouts, from .602")
+    assert reason.startswith("collapsed after 21k rollouts, from .602")
 
 
 # The chart

@@ -220,8 +220,8 @@ def test_a_run_that_collapses_before_it_has_a_curve_is_left_out_by_name() -> Non
     lost = Curve("lost", compute, np.array([0.5, 0.505, *[0.01] * 18]), None, None)
     law = fit_law([steady, lost], metric="reward", replicates=60)
     assert [run.curve.name for run in law.runs] == ["steady"]
-    assert any("'lost' fell for good within its first 2 evaluations" in note for note in law.notes)
-    with pytest.raises(InputError, match="'lost', column 'reward': it falls for good within its first 2 evaluations"):
+    assert any("'lost' collapsed within its first 2 evaluations" in note for note in law.notes)
+    with pytest.raises(InputError, match="'lost', column 'reward': it collapses within its first 2 evaluations"):
         fit_law([lost], metric="reward", replicates=60)
 
 
@@ -230,12 +230,9 @@ def test_runs_that_fell_are_named_in_one_note() -> None:
     fallen = [noisy(f"r{i}", compute, hill(compute, 0.3, 0.5, 1e4, 2.0), noise=0.003, seed=i) for i in range(5)]
     for curve in fallen:
         curve.values_C[-4:] = 0.05
-    notes = [note for note in fit_law(fallen, metric="reward", replicates=60).notes if "fall for good" in note]
+    notes = [note for note in fit_law(fallen, metric="reward", replicates=60).notes if "collapse" in note]
     where = f"after {compute[15] / 1e3:.3g}k rollouts"
-    assert notes == [
-        "runs that fall for good, as far as they were run, are fitted up to there: "
-        f"'r0' {where}, 'r1' {where}, 'r2' {where} and 2 more"
-    ]
+    assert notes == [f"runs that collapse are fitted up to there: 'r0' {where}, 'r1' {where}, 'r2' {where} and 2 more"]
 
 
 def test_sigmoid_recovers_the_papers_parameters() -> None:
