@@ -17,11 +17,13 @@ __all__ = ["command", "explain_json"]
 
 def command(
     config: Annotated[str, typer.Argument(help="A config, script or argument list of any trainer that export knows.")],
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs it is started on, where it does not say.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs it is started on, where the config does not set them.")
+    ] = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Problems in its data, where it counts epochs.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Say what Bp, n, M, B and C a config is, whether it is on-policy, and what is odd about it."""
+    """Show which Bp, n, M, B and C a config is, whether it is on-policy, and what is unusual about it."""
     from isocompute.trainers import explain
 
     found = explain(config, gpus=gpus, problems=problems)

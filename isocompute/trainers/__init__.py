@@ -113,9 +113,9 @@ def _explain(file: ConfigFile, source: str, gpus: int | None, problems: int | No
 
 
 def read_settings(trainer: str | None, config: Mapping[str, Any]) -> tuple[Setup, list[str]] | None:
-    """What a log's config (dotted keys) sets, without the trainer's defaults, and notes on what was inferred.
+    """What a log's config (dotted keys) amounts to, and notes on what was inferred.
 
-    `None` where it is no config of a trainer here; a `trainer` that is none of them leaves it to the keys.
+    `Setup.without_defaults` is what the config itself sets. `None` where it is no config of a trainer here; a `trainer` that is none of them leaves it to the keys.
     """
 
     def value(given: Any) -> Any:
@@ -130,7 +130,7 @@ def read_settings(trainer: str | None, config: Mapping[str, Any]) -> tuple[Setup
     if module is None:
         return None
     setup, notes = module.read(file, None, None)
-    return setup.without_defaults, [note.message for note in notes if note.code == "inferred"]
+    return setup, [note.message for note in notes if note.code == "inferred"]
 
 
 def _recognise(file: ConfigFile) -> ModuleType | None:

@@ -1,4 +1,4 @@
-"""Config files as dotted settings: JSON, TOML, YAML, Python, shell scripts, override lists and logs, told by content.
+"""Config files as dotted settings: JSON, TOML, YAML, Python, shell scripts, override lists and logs, by content.
 
 Nothing is ever run or imported. A value that depends on something outside the file is unresolved, never guessed.
 """
@@ -311,7 +311,7 @@ _FLAG = re.compile(r"--?[A-Za-z]")
 _LONGEST_LINE = 20_000
 """Characters of a line with its variables filled in."""
 _LARGEST_SUM = 1e15
-"""No setting is larger; a sum that is says nothing."""
+"""No setting is larger."""
 
 
 def _shell(text: str) -> ConfigFile:

@@ -1,7 +1,7 @@
 """The configuration that a trainer prints into its own log: a dict over many lines, a command line, YAML, a dataclass.
 
-Logs lose lines, and other processes print in between, so brackets cannot be trusted to match. A pretty-printed dict
-says by its indentation what belongs to what: a key belongs to the last one above it that stands further left.
+Logs lose lines, and other processes print in between, so brackets cannot be trusted to match. The indentation of a
+pretty-printed dict can: a key belongs to the last one above it that is indented less.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 NO_CLIP = 1e9
-"""A gradient norm that is never reached: trainers disagree on how to say 'do not clip'."""
+"""A gradient norm that is never reached: trainers have different values for 'do not clip'."""
 _CRITIC = ("gae_discount", "gae_trace", "critic_learning_rate", "value_clip")
 """Fields of a setup whose advantage comes from a critic."""
 FILE_NAMES = ("model", "train_file", "val_file")
@@ -372,7 +372,7 @@ def describe(setup: Setup, title: str, warnings: Sequence[Note], unknown: Mappin
     ]
     named = {"problems_per_batch": "Bp", "rollouts_per_problem": "n", "learning_rate": "the learning rate"}
     if any(note.code == "processes" for note in warnings):
-        del named["problems_per_batch"]  # follows from a guess, which the warning says
+        del named["problems_per_batch"]  # from a guessed process count, see the warning
     missing = [named[name] for name in named if name in setup.assumed]
     if missing:
         listed = missing[0] if len(missing) == 1 else ", ".join(missing[:-1]) + " and " + missing[-1]

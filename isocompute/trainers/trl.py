@@ -274,8 +274,8 @@ def _batch(
         processes = generated // steps if generated and known else 1
         if not (known and per_generation):
             # Without a process count the file is taken at its word: on-policy where it fixes the generation batch.
-            says = f"on-policy on {processes} process(es) only" if known else "taken to run on 1 process"
-            notes.append(Note("processes", f"{says}: the file does not set how many; give --gpus."))
+            runs = f"on-policy on {processes} process(es) only" if known else "taken to run on 1 process"
+            notes.append(Note("processes", f"{runs}: the file does not set how many; give --gpus."))
             config.assume("gpus", *(() if generated else ("problems_per_batch", "rollouts_per_update")))
     if update is None:
         update = (per_device or 1) * (processes or 1) * accumulation
