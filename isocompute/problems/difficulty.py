@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ __all__ = [
     "SubsetMean",
     "choose_subsets",
     "fit_difficulty",
+    "mean_to_json",
     "mixture",
 ]
 
@@ -56,6 +58,14 @@ class SubsetMean:
     """Of the posterior means: what fresh samples would give."""
     interval: tuple[float, float]
     """95%, of the problems' true mean."""
+
+
+def mean_to_json(mean: SubsetMean | None) -> dict[str, Any]:
+    """The keys of a mean in `split --json`."""
+    if mean is None:
+        return {"size": 0, "naive_mean": None, "corrected_mean": None, "interval": None}
+    interval = list(mean.interval)
+    return {"size": mean.size, "naive_mean": mean.naive, "corrected_mean": mean.corrected, "interval": interval}
 
 
 @dataclass(frozen=True)
@@ -80,11 +90,6 @@ class Difficulty:
     def variance_D(self) -> Array:
         """Posterior variance."""
         return np.asarray(np.maximum(self.posterior_DK @ self.mixing.rate_K**2 - self.mean_D**2, 0))
-
-    @property
-    def mean_P(self) -> Array:
-        """Posterior mean of each problem."""
-        return self.mean_D[self.counts.index_P]
 
     def chance_D(self, low: float, high: float) -> Array:
         """Posterior probability of a true pass rate in [low, high]."""
@@ -135,9 +140,18 @@ def fit_difficulty(
     counts = tabulate(correct_P, samples_P)
     rate_K = rate_grid(int(counts.samples_D.max()))
     if kept is not None:
-        _check_kept(counts, kept)
+        low, high = kept
+        if not 0 <= low < high <= 1:
+            raise InputError(f"kept = {low:g}:{high:g}: give the range of measured pass rates of the filter.")
+        pairs = zip(counts.correct_D, counts.samples_D, counts.problems_D, strict=True)
+        outside = sum(int(number) for c, m, number in pairs if c not in counts_in(int(m), kept))
+        if outside:
+            raise InputError(
+                f"kept = {low:g}:{high:g}: {outside} problems have a measured pass rate outside; "
+                "widen the range or leave these problems out."
+            )
         # A rate of exactly 0 or 1 whose only count is filtered out explains nothing that is there.
-        rate_K = rate_K[(0 if kept[0] <= 0 else 1) : rate_K.size - (0 if kept[1] >= 1 else 1)]
+        rate_K = rate_K[(0 if low <= 0 else 1) : rate_K.size - (0 if high >= 1 else 1)]
     kernel_DK = np.exp(log_kernel(counts, rate_K, kept=kept))
     number_D = counts.problems_D.astype(np.float64)
     mixing = fit_mixing(kernel_DK, number_D, rate_K)
@@ -155,21 +169,6 @@ def _posterior(kernel_DK: Array, weight_K: Array) -> Array:
     """Bayes. A trace of a flat distribution gives a posterior to counts that a refit did not see."""
     joint_DK = kernel_DK * ((1 - 1e-9) * weight_K + 1e-9 / weight_K.size)
     return np.asarray(joint_DK / joint_DK.sum(axis=1, keepdims=True))
-
-
-def _check_kept(counts: Counts, kept: Kept) -> None:
-    low, high = kept
-    if not 0 <= low < high <= 1:
-        raise InputError(
-            f"kept = {low:g}:{high:g}: give the range of measured pass rates that the set was filtered to."
-        )
-    pairs = zip(counts.correct_D, counts.samples_D, counts.problems_D, strict=True)
-    outside = sum(int(number) for c, m, number in pairs if c not in counts_in(int(m), kept))
-    if outside:
-        raise InputError(
-            f"kept = {low:g}:{high:g}: {outside} problems have a measured pass rate outside; "
-            "widen the range or leave these problems out."
-        )
 
 
 def _misfit(counts: Counts, marginal_D: Array) -> float:
@@ -197,7 +196,7 @@ class Band:
     high: float
     above: bool = False
 
-    def holds(self, rate_D: Array) -> Bools:
+    def contains(self, rate_D: Array) -> Bools:
         """Whether rates lie in the band, with room for rounding: 5/16 is .3125."""
         low_D = rate_D > self.low + _ROUNDING if self.above else rate_D >= self.low - _ROUNDING
         return low_D & (rate_D <= self.high + _ROUNDING)
@@ -219,8 +218,11 @@ class Subset:
     mean: SubsetMean | None
     """None where no problem belongs to the subset."""
     in_band: float | None
-    """Posterior share of its problems whose true pass rate lies in the band (for extremely hard: that would fail 128
-    fresh samples)."""
+    """Posterior share of its problems whose true pass rate lies in the band (extremely hard: that fail 128 samples)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of a subset in `split --json`."""
+        return mean_to_json(self.mean) | {"in_band": self.in_band}
 
 
 def choose_subsets(difficulty: Difficulty, *, naive: bool = False) -> dict[str, Subset]:
@@ -230,11 +232,11 @@ def choose_subsets(difficulty: Difficulty, *, naive: bool = False) -> dict[str, 
         never = band.high == 0
         chance_D = difficulty.all_wrong_D(_FRESH_SAMPLES) if never else difficulty.chance_D(band.low, band.high)
         if naive:
-            chosen_D = band.holds(difficulty.counts.rate_D)
+            chosen_D = band.contains(difficulty.counts.rate_D)
         elif never:
             chosen_D = (chance_D >= 0.5) & (difficulty.counts.correct_D == 0)
         else:
-            chosen_D = band.holds(difficulty.mean_D)
+            chosen_D = band.contains(difficulty.mean_D)
         mean = difficulty.subset_mean(chosen_D)
         number_D = difficulty.counts.problems_D * chosen_D
         out[name] = Subset(chosen_D, mean, None if mean is None else float(number_D @ chance_D) / mean.size)
@@ -261,52 +263,37 @@ def mixture(
         raise InputError(f"mixture: the shares sum to {sum(shares.values()):g}; make them sum to 1.")
     # The subset with the fewest problems first: extremely hard ones are hard ones too, and a problem is taken once.
     order = sorted(shares, key=lambda name: len(subsets[name]))
-    if size is None:
-        size = _largest(subsets, shares, order, seed)
-    taken = _take(subsets, _sizes(shares, size), order, seed)
-    for name, wanted in _sizes(shares, size).items():
-        if len(taken[name]) < wanted:
+
+    def sizes(size: int) -> dict[str, int]:
+        """Whole numbers that sum to `size`, by largest remainder."""
+        out = {name: math.floor(share * size + _ROUNDING) for name, share in shares.items()}
+        by_remainder = sorted(shares, key=lambda name: out[name] - shares[name] * size)
+        for name in by_remainder[: size - sum(out.values())]:
+            out[name] += 1
+        return out
+
+    def take(wanted: Mapping[str, int]) -> dict[str, tuple[Problem, ...]]:
+        """That many problems of each subset, or as many as there are."""
+        taken: dict[str, tuple[Problem, ...]] = {}
+        used: set[str] = set()
+        for name in order:
+            taken[name] = draw([p for p in subsets[name] if p.id not in used], wanted[name], seed=seed)
+            used.update(problem.id for problem in taken[name])
+        return taken
+
+    if size is None:  # the largest that the subsets allow, by bisection
+        size, above = 0, sum(len(subsets[name]) for name in shares) + 1
+        while above - size > 1:
+            middle = (size + above) // 2
+            wanted = sizes(middle)
+            fits = all(len(problems) == wanted[name] for name, problems in take(wanted).items())
+            size, above = (middle, above) if fits else (size, middle)
+    wanted = sizes(size)
+    taken = take(wanted)
+    for name, number in wanted.items():
+        if len(taken[name]) < number:
             raise InputError(
-                f"mixture: {size} problems with {shares[name]:g} {name} need {wanted} of them, and "
+                f"mixture: {size} problems with {shares[name]:g} {name} need {number} of them, and "
                 f"{len(taken[name])} are there ({len(subsets[name])} in the subset); ask for fewer or another share."
             )
     return tuple(problem for name in shares for problem in taken[name])
-
-
-def _sizes(shares: Mapping[str, float], size: int) -> dict[str, int]:
-    """Whole numbers that sum to `size`, by largest remainder."""
-    out = {name: math.floor(share * size + _ROUNDING) for name, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda name: out[name] - shares[name] * size)
-    for name in by_remainder[: size - sum(out.values())]:
-        out[name] += 1
-    return out
-
-
-def _take(
-    subsets: Mapping[str, Sequence[Problem]], sizes: Mapping[str, int], order: Sequence[str], seed: int
-) -> dict[str, tuple[Problem, ...]]:
-    """That many problems of each subset, or as many as there are; a problem in two subsets goes to the smaller one."""
-    taken: dict[str, tuple[Problem, ...]] = {}
-    gone: set[str] = set()
-    for name in order:
-        left = [problem for problem in subsets[name] if problem.id not in gone]
-        taken[name] = draw(left, sizes[name], seed=seed)
-        gone.update(problem.id for problem in taken[name])
-    return taken
-
-
-def _largest(
-    subsets: Mapping[str, Sequence[Problem]], shares: Mapping[str, float], order: Sequence[str], seed: int
-) -> int:
-    """The largest mixture that the subsets allow, by bisection."""
-
-    def fits(size: int) -> bool:
-        sizes = _sizes(shares, size)
-        taken = _take(subsets, sizes, order, seed)
-        return all(len(taken[name]) == wanted for name, wanted in sizes.items())
-
-    low, high = 0, sum(len(subsets[name]) for name in shares)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low

@@ -25,9 +25,9 @@ from isocompute.problems.difficulty import (
     Band,
     Difficulty,
     Subset,
-    SubsetMean,
     choose_subsets,
     fit_difficulty,
+    mean_to_json,
     mixture,
 )
 from isocompute.problems.load import (
@@ -77,7 +77,7 @@ class Split:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `split --json` and of `difficulty.json` (docs/problems.md)."""
-        found = self.difficulty
+        found, counts = self.difficulty, self.difficulty.counts
         weight_K, rate_K = found.mixing.weight_K, found.mixing.rate_K
         support = np.flatnonzero(weight_K > 1e-6)
         return {
@@ -86,12 +86,12 @@ class Split:
             "duplicates": self.problems.duplicates,
             **self.settings,
             "level": LEVEL,
-            "all": _mean_json(found.subset_mean()),
+            "all": mean_to_json(found.subset_mean()),
             "subsets": {
                 name: {
                     "band": [BANDS[name].low, BANDS[name].high],
-                    "naive": _chosen_json(self.naive[name]),
-                    "corrected": _chosen_json(self.corrected[name]),
+                    "naive": self.naive[name].to_json(),
+                    "corrected": self.corrected[name].to_json(),
                 }
                 for name in BANDS
             },
@@ -107,35 +107,15 @@ class Split:
                 {
                     "correct": int(c),
                     "samples": int(m),
-                    "problems": int(number),
+                    "problems": int(p),
                     "naive": float(rate),
                     "corrected": float(mean),
                 }
-                for c, m, number, rate, mean in zip(
-                    found.counts.correct_D,
-                    found.counts.samples_D,
-                    found.counts.problems_D,
-                    found.counts.rate_D,
-                    found.mean_D,
-                    strict=True,
+                for c, m, p, rate, mean in zip(
+                    counts.correct_D, counts.samples_D, counts.problems_D, counts.rate_D, found.mean_D, strict=True
                 )
             ],
         }
-
-
-def _mean_json(mean: SubsetMean | None) -> dict[str, Any]:
-    if mean is None:
-        return {"size": 0, "naive_mean": None, "corrected_mean": None, "interval": None}
-    return {
-        "size": mean.size,
-        "naive_mean": mean.naive,
-        "corrected_mean": mean.corrected,
-        "interval": list(mean.interval),
-    }
-
-
-def _chosen_json(chosen: Subset) -> dict[str, Any]:
-    return _mean_json(chosen.mean) | {"in_band": chosen.in_band}
 
 
 def make_split(
@@ -177,7 +157,7 @@ def make_split(
 
 def _inside(loaded: ProblemSet, correct_P: Ints, samples_P: Ints, kept: Kept) -> tuple[ProblemSet, Ints, Ints]:
     """Without the problems that the filter should not have let through: they came by another way."""
-    inside_P = Band(*kept).holds(correct_P / samples_P)
+    inside_P = Band(*kept).contains(correct_P / samples_P)
     if inside_P.all():
         return loaded, correct_P, samples_P
     if not inside_P.any():
@@ -219,8 +199,8 @@ def _line(problem: Problem, cell: int, made: Split) -> bytes:
 
 # Counts
 
-CORRECT = ("correct", "num_correct", "n_correct", "successes", "passes")
-SAMPLES = ("samples", "num_samples", "n_samples", "total", "n")
+_CORRECT = ("correct", "num_correct", "n_correct", "successes", "passes")
+_SAMPLES = ("samples", "num_samples", "n_samples", "total", "n")
 _ROUNDING = 0.1
 """How far rate × samples may be from a whole number, for rates that were rounded to three places."""
 
@@ -249,14 +229,21 @@ def read_counts(
     """
     rows = read_rows(path)
     columns = columns_of(rows)
-    key, by_id = _key(rows, path, question)
-    correct = next((name for name in CORRECT if name in columns), None) if pass_rate is None else None
-    size = next((name for name in SAMPLES if name in columns), None)
+    key = next((name for name in IDS if name in columns), None)
+    if key is None and question not in columns and not {c.lower() for c in columns} & set(QUESTIONS):
+        key = index_column(rows)  # a row number counts only where there is no question
+    by_id = key is not None
+    if key is None:
+        known = question if question in columns else None
+        instead = ", or give the table the problems' id column (id or index, each once)"
+        key = choose_column(rows, QUESTIONS, path=path, what="question", named=known, instead=instead)
+    correct = next((name for name in _CORRECT if name in columns), None) if pass_rate is None else None
+    size = next((name for name in _SAMPLES if name in columns), None)
     rate = None if correct else choose_column(rows, RATES, path=path, what="pass rate", named=pass_rate)
     found: dict[str, tuple[int, int]] = {}
     for row in rows:
         given = row.get(key)
-        named = "" if given is None else _words(text_of(given, row, key))
+        named = "" if given is None else " ".join(text_of(given, row, key).split())
         if not named:
             raise InputError(f"{row.place}: column '{key}' is empty; say which problem the counts are of.")
         if named in found:
@@ -266,7 +253,7 @@ def read_counts(
         if not 0 <= c <= m:
             raise InputError(f"{row.place}: {c} correct of {m} samples; check the columns or say --samples.")
         found[named] = (c, m)
-    keys = [_words(problem.id if by_id else problem.question) for problem in problems]
+    keys = [" ".join((problem.id if by_id else problem.question).split()) for problem in problems]
     missing = [name for name in keys if name not in found]
     if missing:
         raise InputError(
@@ -275,23 +262,6 @@ def read_counts(
         )
     pairs = np.array([found[name] for name in keys], dtype=np.int64)
     return pairs[:, 0], pairs[:, 1]
-
-
-def _key(rows: Sequence[Row], path: str, question: str | None) -> tuple[str, bool]:
-    """The column to join by, and whether it holds ids. A row number counts only where there is no question."""
-    columns = columns_of(rows)
-    by_id = next((name for name in IDS if name in columns), None)
-    if by_id is None and question not in columns and not {c.lower() for c in columns} & set(QUESTIONS):
-        by_id = index_column(rows)
-    if by_id is not None:
-        return by_id, True
-    known = question if question in columns else None
-    instead = ", or give the table the problems' id column (id or index, each once)"
-    return choose_column(rows, QUESTIONS, path=path, what="question", named=known, instead=instead), False
-
-
-def _words(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _count(row: Row, column: str) -> int:

@@ -111,7 +111,7 @@ def test_many_samples_change_nothing() -> None:
     rng = np.random.default_rng(0)
     correct_P = rng.binomial(4096, rng.random(200))
     found = fit_difficulty(correct_P, 4096, replicates=2)
-    np.testing.assert_allclose(found.mean_P, correct_P / 4096, atol=0.02)
+    np.testing.assert_allclose(found.mean_D[found.counts.index_P], correct_P / 4096, atol=0.02)
 
 
 def test_no_success_has_an_interval() -> None:

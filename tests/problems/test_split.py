@@ -78,12 +78,12 @@ def test_the_three_ways_to_counts_agree(counted: Path, tmp_path: Path, monkeypat
     rows = dict(line.split(",")[:2] for line in (counted / "counts.csv").read_text().splitlines()[1:])
     asked = {}
 
-    def count_correct(**settings: Any) -> tuple[list[str], Any]:
+    def measure_pass_rates(**settings: Any) -> tuple[list[str], Any]:
         asked.update(settings)
         return list(rows), np.array([int(count) for count in rows.values()])
 
     engine = ModuleType("isocompute.rl.evaluation")
-    vars(engine)["count_correct"] = count_correct
+    vars(engine)["measure_pass_rates"] = measure_pass_rates
     monkeypatch.setitem(sys.modules, engine.__name__, engine)
     source = str(counted / "problems.jsonl")
     by_question = tmp_path / "by_question.jsonl"

@@ -21,13 +21,13 @@ def problems(count: int, start: int = 0) -> tuple[Problem, ...]:
 
 def test_bands_are_the_papers() -> None:
     rates = np.arange(17) / 16
-    assert np.flatnonzero(BANDS["easy"].holds(rates)).tolist() == [5, 6, 7, 8, 9]
-    assert np.flatnonzero(BANDS["hard"].holds(rates)).tolist() == [0, 1]
-    assert np.flatnonzero(BANDS["very-easy"].holds(rates)).tolist() == [10, 11, 12, 13, 14]
-    assert np.flatnonzero(BANDS["extremely-hard"].holds(rates)).tolist() == [0]
+    assert np.flatnonzero(BANDS["easy"].contains(rates)).tolist() == [5, 6, 7, 8, 9]
+    assert np.flatnonzero(BANDS["hard"].contains(rates)).tolist() == [0, 1]
+    assert np.flatnonzero(BANDS["very-easy"].contains(rates)).tolist() == [10, 11, 12, 13, 14]
+    assert np.flatnonzero(BANDS["extremely-hard"].contains(rates)).tolist() == [0]
     tenths = np.arange(11) / 10
-    assert np.flatnonzero(BANDS["easy"].holds(tenths)).tolist() == [3, 4, 5, 6]
-    assert np.flatnonzero(BANDS["very-easy"].holds(tenths)).tolist() == [7, 8, 9]
+    assert np.flatnonzero(BANDS["easy"].contains(tenths)).tolist() == [3, 4, 5, 6]
+    assert np.flatnonzero(BANDS["very-easy"].contains(tenths)).tolist() == [7, 8, 9]
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.floats(0.05, 0.95), st.integers(0, 3))
