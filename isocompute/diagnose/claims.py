@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import polars as pl
@@ -11,15 +11,7 @@ import polars as pl
 from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve, upper_bound
 from isocompute.core.run import Run, RunSet, RunWarning
-from isocompute.diagnose.optima import (
-    about_algorithms,
-    about_batches,
-    about_difficulty,
-    about_metrics,
-    about_optimum,
-    about_sizes,
-    about_units,
-)
+from isocompute.diagnose import optima
 from isocompute.diagnose.recipes import about_recipes
 from isocompute.diagnose.setups import Setup, Study, common_metric, sort_runs
 from isocompute.diagnose.verdicts import Claim, Statement, above, mean_of
@@ -37,7 +29,11 @@ def judge(runs: RunSet, *, metric: str | None = None) -> tuple[Claim, ...]:
         made = study.curves(setup.runs)
         if made is not None:
             warn_of_scales(made[0], metric=study.metric, source=runs.source)
-    return tuple(claim for about in _ABOUT for claim in about(study))
+    return tuple(
+        claim
+        for about, statements in _JUDGES
+        for claim in (list(about(study)) or [statement.lacks() for statement in statements])
+    )
 
 
 def metric_of(runs: RunSet, metric: str | None = None) -> str:
@@ -53,17 +49,28 @@ def metric_of(runs: RunSet, metric: str | None = None) -> str:
     return chosen
 
 
-# Bp against n ---------------------------------------------------------------------------------------------------------
+# Bp against n, and how evenly progress is spread ----------------------------------------------------------------------
+
+_PROBLEMS = Statement(
+    "problems_matter_less",
+    "The number of problems in a batch matters less than the number of rollouts per problem.",
+    "IsoCompute section 4.2, figure 10",
+    "runs at two or more problems_per_batch with the same n, and at two or more n with the same Bp",
+)
+_FOLD = (4, 16)
+"""The two n compared for spread differ by a factor in this range; the paper's figure has 8 and 128."""
+_PAIRS = 3
+_SPREAD = Statement(
+    "larger_n_spreads_progress",
+    "At equal compute a larger n leaves fewer problems near a pass rate of 0.",
+    "IsoCompute section 5.1, figure 11",
+    f"at least {_PAIRS} pairs of runs (Bp or seeds) whose n differ {_FOLD[0]}- to {_FOLD[1]}-fold, with "
+    "'train/pass_rates', 'train/zero_pass' or 'val/zero_pass' in their points",
+)
 
 
 def about_problems(study: Study) -> Iterator[Claim]:
-    """Bp matters less than n."""
-    statement = Statement(
-        "problems_matter_less",
-        "The number of problems in a batch matters less than the number of rollouts per problem.",
-        "IsoCompute section 4.2, figure 10",
-    )
-    found = False
+    """Bp matters less than n: the range of reward over n less that over Bp, in the widest slices."""
     for setup in study.sweeps():
         law = study.law(setup)
         slices = law.slices if law else ()
@@ -71,72 +78,43 @@ def about_problems(study: Study) -> Iterator[Claim]:
         over_bp = next((s for s in slices if s.varied == "problems_per_batch"), None)
         if law is None or over_n is None or over_bp is None:
             continue
-        found = True
         low = over_n.range_interval[0] - over_bp.range_interval[1]
         high = over_n.range_interval[1] - over_bp.range_interval[0]
-        verdict = above((low, high))
-        yield statement.judged(
-            verdict,
-            statistic={
-                "value": over_n.range - over_bp.range,
-                "unit": "reward: range over n less range over Bp",
-                "over_n": over_n.range,
-                "at_problems": over_n.fixed,
-                "n": list(over_n.settings),
-                "over_problems": over_bp.range,
-                "at_rollouts": over_bp.fixed,
-                "problems": list(over_bp.settings),
-            },
-            interval=(low, high),
-            needs="seeds: the two ranges do not differ significantly" if verdict == "undecided" else None,
-            runs=tuple(run.curve.name for run in law.runs),
-            where=study.where(setup),
-        )
-    if not found:
-        yield statement.lacks(
-            "runs at two or more problems_per_batch with the same n, and at two or more n with the same Bp"
-        )
-
-
-# How evenly progress is spread ----------------------------------------------------------------------------------------
-
-_FOLD = (4, 16)
-"""The two n compared for spread differ by a factor in this range; the paper's figure has 8 and 128."""
-_PAIRS = 3
+        statistic = {
+            "value": over_n.range - over_bp.range,
+            "unit": "reward: range over n less range over Bp",
+            "over_n": over_n.range,
+            "at_problems": over_n.fixed,
+            "n": list(over_n.settings),
+            "over_problems": over_bp.range,
+            "at_rollouts": over_bp.fixed,
+            "problems": list(over_bp.settings),
+        }
+        needs, names = "seeds: the two ranges do not differ significantly", [run.curve.name for run in law.runs]
+        where = study.where(setup)
+        yield _PROBLEMS.judged(above((low, high)), (low, high), statistic, needs=needs, runs=names, where=where)
 
 
 def about_spread(study: Study) -> Iterator[Claim]:
-    """Larger n spreads progress more evenly."""
-    statement = Statement(
-        "larger_n_spreads_progress",
-        "At equal compute a larger n leaves fewer problems near a pass rate of 0.",
-        "IsoCompute section 5.1, figure 11",
-    )
-    found = False
+    """Larger n spreads progress more evenly: pairs of runs of one Bp and seed, at equal compute."""
     for setup in study.sweeps():
         pairs = _spread_pairs(setup)
         if len(pairs) < _PAIRS:
             continue
-        found = True
         difference = mean_of([d for d, _ in pairs])
-        verdict = above(difference.interval)
-        yield statement.judged(
-            verdict,
-            statistic={
-                "value": difference.value,
-                "unit": "share of problems near 0: smaller n less larger n",
-                "pairs": len(pairs),
-                "rule": f"{difference.rule} pairs of one Bp and seed",
-            },
-            interval=difference.interval,
-            needs="more pairs: other Bp, or seeds" if verdict == "undecided" else None,
-            runs=tuple(dict.fromkeys(name for _, names in pairs for name in names)),
+        statistic = {
+            "value": difference.value,
+            "unit": "share of problems near 0: smaller n less larger n",
+            "pairs": len(pairs),
+            "rule": f"{difference.rule} pairs of one Bp and seed",
+        }
+        yield _SPREAD.judged(
+            above(difference.interval),
+            difference.interval,
+            statistic,
+            needs="more pairs: other Bp, or seeds",
+            runs=dict.fromkeys(name for _, names in pairs for name in names),
             where=study.where(setup),
-        )
-    if not found:
-        yield statement.lacks(
-            f"at least {_PAIRS} pairs of runs (Bp or seeds) whose n differ {_FOLD[0]}- to {_FOLD[1]}-fold, with "
-            "'train/pass_rates', 'train/zero_pass' or 'val/zero_pass' in their points"
         )
 
 
@@ -184,15 +162,16 @@ def _near_zero(run: Run) -> tuple[Array, Array] | None:
 # The form of the curve ------------------------------------------------------------------------------------------------
 
 _POINTS, _CURVES = 12, 5
+_FORM = Statement(
+    "sigmoid_beats_power",
+    "A sigmoid fitted to the first half of a run predicts its end better than a power law.",
+    "ScaleRL section 2.1, appendix A.4",
+    f"at least {_CURVES} runs with {_POINTS} evaluations, {_POINTS // 2} of them in the first half",
+)
 
 
 def about_form(study: Study) -> Iterator[Claim]:
     """A sigmoid extrapolates better than a power law: fit the first half of every run, predict its last tenth."""
-    statement = Statement(
-        "sigmoid_beats_power",
-        "A sigmoid fitted to the first half of a run predicts its end better than a power law.",
-        "ScaleRL section 2.1, appendix A.4",
-    )
     gains: dict[str, float] = {}
     for run in (run for setup in study.setups for run in setup.runs):
         made = study.curves([run])
@@ -200,24 +179,17 @@ def about_form(study: Study) -> Iterator[Claim]:
         if gain is not None:
             gains[run.name] = gain
     if len(gains) < _CURVES:
-        needs = f"at least {_CURVES} runs with {_POINTS} evaluations, {_POINTS // 2} of them in the first half"
-        yield statement.lacks(needs)
         return
     difference = mean_of(list(gains.values()))
-    verdict = above(difference.interval)
-    yield statement.judged(
-        verdict,
-        statistic={
-            "value": difference.value,
-            "unit": "error at the end, of the scale: power law less sigmoid",
-            "sigmoid_better": sum(gain > 0 for gain in gains.values()),
-            "curves": len(gains),
-            "rule": f"{difference.rule} runs",
-        },
-        interval=difference.interval,
-        needs="more runs, or longer ones: the errors do not differ" if verdict == "undecided" else None,
-        runs=tuple(gains),
-    )
+    statistic = {
+        "value": difference.value,
+        "unit": "error at the end, of the scale: power law less sigmoid",
+        "sigmoid_better": sum(gain > 0 for gain in gains.values()),
+        "curves": len(gains),
+        "rule": f"{difference.rule} runs",
+    }
+    needs, interval = "more runs, or longer ones: the errors do not differ", difference.interval
+    yield _FORM.judged(above(interval), interval, statistic, needs=needs, runs=gains)
 
 
 def _gain(curve: Curve, study: Study) -> float | None:
@@ -245,16 +217,17 @@ def _predict(curve: Curve, half: int, family: Family) -> float:
     return float(evaluate(family, solve(family, batch), (last_C / unit)[None])[0].mean())
 
 
-_ABOUT = (
-    about_optimum,
-    about_difficulty,
-    about_metrics,
-    about_problems,
-    about_batches,
-    about_sizes,
-    about_spread,
-    about_units,
-    about_algorithms,
-    about_recipes,
-    about_form,
+_JUDGES: tuple[tuple[Callable[[Study], Iterator[Claim]], tuple[Statement, ...]], ...] = (
+    (optima.about_optimum, (optima.RISES, optima.LEVELS_OFF)),
+    (optima.about_difficulty, ()),
+    (optima.about_metrics, ()),
+    (about_problems, (_PROBLEMS,)),
+    (optima.about_batches, (optima.FIXED_BATCH,)),
+    (optima.about_sizes, (optima.SMALL_SETS,)),
+    (about_spread, (_SPREAD,)),
+    (optima.about_units, (optima.TOKENS_AGREE,)),
+    (optima.about_algorithms, ()),
+    (about_recipes, ()),
+    (about_form, (_FORM,)),
 )
+"""Every judge, with the statements that lack runs where it yields no claim."""

@@ -6,6 +6,7 @@ which a run that learns late, or collapses, withdraws.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -309,7 +310,7 @@ def _reward(run: Run, name: str, prior: float) -> Reward | None:
 
 def _set_noise(samples: int) -> float:
     """Prior noise of a further set, of the scale: a binomial at this many samples of thirty problems, one AIME."""
-    return max(VALIDATION_NOISE, 0.5 / (30 * max(1, samples)) ** 0.5)
+    return max(VALIDATION_NOISE, 0.5 / math.sqrt(30 * max(1, samples)))
 
 
 def _other_sets(run: Run, judged: str) -> tuple[Reward, ...]:

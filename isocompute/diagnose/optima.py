@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,11 @@ from isocompute.law.law import Law, Tradeoff
 from isocompute.law.uncertainty import percentiles
 
 __all__ = [
+    "FIXED_BATCH",
+    "LEVELS_OFF",
+    "RISES",
+    "SMALL_SETS",
+    "TOKENS_AGREE",
     "about_algorithms",
     "about_batches",
     "about_difficulty",
@@ -31,11 +37,30 @@ __all__ = [
     "about_units",
 ]
 
-_MOVED = 0.5
-"""Doublings by which n* must move to count as moving, as in the law's own optimum."""
-_SAME = 1.0
-"""Doublings within which two n* count as the same."""
 _SWEEP = "runs at three or more n with one Bp and recipe, evaluated over one range of compute"
+_FIGURE_7 = "IsoCompute section 4.1, figure 7"
+RISES = Statement(
+    "optimum_rises", "The best number of rollouts per problem, n*, rises with compute.", _FIGURE_7, _SWEEP
+)
+LEVELS_OFF = Statement("optimum_saturates", "n* levels off.", _FIGURE_7, _SWEEP)
+FIXED_BATCH = Statement(
+    "fixed_batch_moves_to_n",
+    "At a fixed batch size the best allocation moves from problems to rollouts per problem as updates grow.",
+    "IsoCompute section 4.2, figure 9",
+    "runs at three or more (Bp, n) with one product Bp · n",
+)
+SMALL_SETS = Statement(
+    "small_sets_cap_n",
+    "With fewer training problems n* levels off at a smaller n.",
+    "IsoCompute section 5.2, figure 13",
+    "sweeps over n on two sizes of one problem set, with one recipe",
+)
+TOKENS_AGREE = Statement(
+    "tokens_agree",
+    "Counted in tokens, n* is what it is in rollouts, within a factor of two.",
+    "IsoCompute appendix E, figure 24",
+    "a sweep over n whose points count tokens",
+)
 
 
 # n* along compute -----------------------------------------------------------------------------------------------------
@@ -43,43 +68,23 @@ _SWEEP = "runs at three or more n with one Bp and recipe, evaluated over one ran
 
 def about_optimum(study: Study) -> Iterator[Claim]:
     """n* rises with compute, and levels off."""
-    rises = Statement(
-        "optimum_rises",
-        "The best number of rollouts per problem, n*, rises with compute.",
-        "IsoCompute section 4.1, figure 7",
-    )
-    levels = Statement("optimum_saturates", "n* levels off.", "IsoCompute section 4.1, figure 7")
-    found = False
     for setup in study.sweeps():
         law = study.law(setup)
         if law is not None and law.joint.rollouts is not None:
-            found = True
-            rise = _rises(rises, study, setup, law, law.joint)
+            rise = _rises(RISES, study, setup, law, law.joint, law.joint.rollouts)
             yield rise
-            yield _levels_off(levels, study, setup, law.joint.rollouts, rise)
-    if not found:
-        yield rises.lacks(_SWEEP)
-        yield levels.lacks(_SWEEP)
+            yield _levels_off(study, setup, law.joint.rollouts, rise)
 
 
 def about_batches(study: Study) -> Iterator[Claim]:
     """At a fixed batch size the optimum moves from problems to rollouts as updates grow."""
-    statement = Statement(
-        "fixed_batch_moves_to_n",
-        "At a fixed batch size the best allocation moves from problems to rollouts per problem as updates grow.",
-        "IsoCompute section 4.2, figure 9",
-    )
-    found = False
     for setup in study.sweeps():
         law = study.law(setup)
-        batches = [t for t in law.by_batch if t.rollouts is not None] if law else []
+        batches = [(t, t.rollouts) for t in law.by_batch if t.rollouts is not None] if law else []
         if law is not None and batches:
-            found = True
-            widest = max(batches, key=lambda t: len(t.fits))
-            claim = _rises(statement, study, setup, law, widest)
+            widest, best = max(batches, key=lambda item: len(item[0].fits))
+            claim = _rises(FIXED_BATCH, study, setup, law, widest, best)
             yield replace(claim, statistic=claim.statistic | {"batch_size": widest.value})
-    if not found:
-        yield statement.lacks("runs at three or more (Bp, n) with one product Bp · n")
 
 
 def about_algorithms(study: Study) -> Iterator[Claim]:
@@ -88,71 +93,60 @@ def about_algorithms(study: Study) -> Iterator[Claim]:
         ("rises_ppo", "PPO", "advantage", "gae"),
         ("rises_cispo", "CISPO", "loss", "cispo"),
     ):
-        statement = Statement(code, f"n* rises with compute under {name} too.", "IsoCompute appendix F, figure 25")
+        text, needs = f"n* rises with compute under {name} too.", f"a sweep over n with recipe.{key} = '{wanted}'"
+        statement = Statement(code, text, "IsoCompute appendix F, figure 25", needs)
         setup = next((s for s in study.sweeps() if s.recipe.get(key) == wanted), None)
         law = None if setup is None else study.law(setup)
         if setup is None or law is None or law.joint.rollouts is None:
-            yield statement.lacks(f"a sweep over n with recipe.{key} = '{wanted}'")
+            yield statement.lacks()
         else:
-            yield replace(_rises(statement, study, setup, law, law.joint), code=code)
+            yield replace(_rises(statement, study, setup, law, law.joint, law.joint.rollouts), code=code)
 
 
-def _rises(statement: Statement, study: Study, setup: Setup, law: Law, tradeoff: Tradeoff) -> Claim:
-    best = tradeoff.rollouts
-    assert best is not None, "the caller looks"
-    interval = best.L_interval
+def _rises(statement: Statement, study: Study, setup: Setup, law: Law, tradeoff: Tradeoff, best: Optimum) -> Claim:
+    """By doublings of n* over the range; half of one counts as moving, as in the law's own optimum."""
+    interval, moved = best.L_interval, 0.5
     lead, seeds = _final_lead(tradeoff.fits, best), min(len(fit.curves) for fit in tradeoff.fits)
     error = ONE_SEED * scale_of(np.concatenate([run.curve.values_C for run in law.runs]))
     verdict: Verdict = "undecided"
     needs: str | None = "seeds, or all n over one range of compute: the intervals allow n* to stand still"
-    if best.rises and interval[0] > _MOVED:
-        sure = seeds > 1 or lead >= error
-        verdict = "holds" if sure else "undecided"
-        needs = None if sure else f"seeds: with one, a lead under {error:.3g} is not significant (here {lead:.3f})"
-    elif interval[1] <= _MOVED:
+    if best.rises and interval[0] > moved:
+        verdict = "holds" if seeds > 1 or lead >= error else "undecided"
+        needs = f"seeds: with one, a lead under {error:.3g} is not significant (here {lead:.3f})"
+    elif interval[1] <= moved:
         needs = _at_edge(best)
         verdict = "undecided" if needs else "fails"
-    return statement.judged(
-        verdict,
-        statistic={
-            "value": best.L,
-            "unit": "doublings of n* over the range",
-            "from": best.floor,
-            "to": best.ceiling,
-            "probability": best.probability_rises,
-            "final_lead": lead,
-            "seeds": seeds,
-        },
-        interval=interval,
-        needs=needs,
-        runs=tuple(curve.name for fit in tradeoff.fits for curve in fit.curves),
-        where=study.where(setup),
-    )
+    statistic = {
+        "value": best.L,
+        "unit": "doublings of n* over the range",
+        "from": best.floor,
+        "to": best.ceiling,
+        "probability": best.probability_rises,
+        "final_lead": lead,
+        "seeds": seeds,
+    }
+    runs = [curve.name for fit in tradeoff.fits for curve in fit.curves]
+    return statement.judged(verdict, interval, statistic, needs=needs, runs=runs, where=study.where(setup))
 
 
-def _levels_off(statement: Statement, study: Study, setup: Setup, best: Optimum, rise: Claim) -> Claim:
+def _levels_off(study: Study, setup: Setup, best: Optimum, rise: Claim) -> Claim:
     verdict: Verdict = "undecided"
-    needs: str | None = "a rise of n* to level off from: seeds, or a wider range of compute"
+    needs = "a rise of n* to level off from: seeds, or a wider range of compute"
     if best.ceiling_bound == ">=":
         needs = _past_the_end(best)
     elif best.rises and not best.saturates:
         needs = "more compute: n* still rises in the last tenth of the range"
     elif best.saturates and rise.verdict == "holds":
-        sure = best.ceiling_interval[1] < best.largest
-        verdict, needs = ("holds", None) if sure else ("undecided", "seeds: the intervals allow n* to go on rising")
-    return statement.judged(
-        verdict,
-        statistic={
-            "value": best.ceiling,
-            "unit": "n at the end",
-            "largest_run": best.largest,
-            "levels_off": best.saturates,
-        },
-        interval=best.ceiling_interval,
-        needs=needs,
-        runs=rise.runs,
-        where=study.where(setup),
-    )
+        verdict = "holds" if best.ceiling_interval[1] < best.largest else "undecided"
+        needs = "seeds: the intervals allow n* to go on rising"
+    statistic = {
+        "value": best.ceiling,
+        "unit": "n at the end",
+        "largest_run": best.largest,
+        "levels_off": best.saturates,
+    }
+    where = study.where(setup)
+    return LEVELS_OFF.judged(verdict, best.ceiling_interval, statistic, needs=needs, runs=rise.runs, where=where)
 
 
 def _final_lead(fits: Sequence[CurveFit], best: Optimum) -> float:
@@ -186,30 +180,24 @@ def _past_the_end(best: Optimum) -> str:
 
 def about_difficulty(study: Study) -> Iterator[Claim]:
     """Hard problems level off at a smaller n."""
+    sides = {d: _optima(study, [s for s in study.sweeps() if study.difficulty(s) == d]) for d in ("easy", "hard")}
+    lacking = " and ".join(d for d in ("easy", "hard") if not sides[d])
     statement = Statement(
         "hard_saturates_lower",
         "On hard problems n* levels off at a smaller n than on easy ones.",
-        "IsoCompute section 4.1, figure 7",
+        _FIGURE_7,
+        f"a sweep over n on a set that is {lacking} for the model (named so, or by its pass rate)",
     )
-    sides = {d: _optima(study, [s for s in study.sweeps() if study.difficulty(s) == d]) for d in ("easy", "hard")}
-    if not sides["easy"] or not sides["hard"]:
-        lacking = " and ".join(d for d in ("easy", "hard") if not sides[d])
-        yield statement.lacks(
-            f"a sweep over n on a set that is {lacking} for the model (named so, or by its pass rate)"
-        )
+    if lacking:
+        yield statement.lacks()
         return
     (easy, n_easy), (hard, n_hard) = sides["easy"][0], sides["hard"][0]
     statistic = {"unit": "doublings, easy over hard", "easy": n_easy.ceiling, "hard": n_hard.ceiling}
-    yield _higher(statement, n_easy, n_hard, names=("easy", "hard"), statistic=statistic, runs=_names(easy, hard))
+    yield _higher(statement, n_easy, n_hard, ("easy", "hard"), statistic, _names(easy, hard))
 
 
 def about_sizes(study: Study) -> Iterator[Claim]:
     """Fewer problems cap n."""
-    statement = Statement(
-        "small_sets_cap_n",
-        "With fewer training problems n* levels off at a smaller n.",
-        "IsoCompute section 5.2, figure 13",
-    )
     alike: dict[str, list[Setup]] = {}
     for setup in study.sweeps():
         if setup.size is not None:
@@ -223,10 +211,8 @@ def about_sizes(study: Study) -> Iterator[Claim]:
                 "sizes": [small.size, large.size],
                 "optima": [n_small.ceiling, n_large.ceiling],
             }
-            names, runs = ("large", "small"), _names(small, large)
-            yield _higher(statement, n_large, n_small, names=names, statistic=statistic, runs=runs)
+            yield _higher(SMALL_SETS, n_large, n_small, ("large", "small"), statistic, _names(small, large))
             return
-    yield statement.lacks("sweeps over n on two sizes of one problem set, with one recipe")
 
 
 def _optima(study: Study, setups: Sequence[Setup]) -> list[tuple[Setup, Optimum]]:
@@ -238,10 +224,9 @@ def _higher(
     statement: Statement,
     higher: Optimum,
     lower: Optimum,
-    *,
     names: tuple[str, str],
-    statistic: dict[str, object],
-    runs: tuple[str, ...],
+    statistic: Mapping[str, Any],
+    runs: Sequence[str],
 ) -> Claim:
     """Whether one n* lies above the other, by the interval of log2 of their ratio: from the far ends of both.
 
@@ -251,7 +236,8 @@ def _higher(
     low = float(np.log2(higher.ceiling_interval[0] / lower.ceiling_interval[1]))
     high = float(np.log2(higher.ceiling_interval[1] / lower.ceiling_interval[0]))
     interval = (min(low, value), max(high, value))
-    verdict, needs = above(interval), None
+    verdict = above(interval)
+    needs = "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
     open_ends = [(lower, ">=", names[1]), (higher, "<=", names[0])]
     if verdict == "fails":
         open_ends = [(higher, ">=", names[0]), (lower, "<=", names[1])]
@@ -260,9 +246,7 @@ def _higher(
         best, bound, name = bounded
         wanted = what_to_run(best) if bound == ">=" else f"n below {best.smallest:.0f}"
         verdict, needs = "undecided", f"{wanted}, on the {name} set"
-    elif verdict == "undecided":
-        needs = "seeds, or a longer range of compute on both sets: the intervals of the two n* overlap"
-    return statement.judged(verdict, statistic={"value": value} | statistic, interval=interval, needs=needs, runs=runs)
+    return statement.judged(verdict, interval, {"value": value, **statistic}, needs=needs, runs=runs)
 
 
 # n* in two metrics, or in two units of compute ------------------------------------------------------------------------
@@ -275,41 +259,26 @@ def about_metrics(study: Study) -> Iterator[Claim]:
             f"{wants}_wants_larger_n_{difficulty}",
             f"On {difficulty} problems {wants}@k wants a larger n than {other}@k.",
             "IsoCompute section 4.1, figure 8",
+            f"a sweep over n on {difficulty} problems that logs best@k and worst@k",
         )
         setup = next((s for s in study.sweeps() if study.difficulty(s) == difficulty), None)
         prefix, _, k = study.metric.rpartition("avg@")
-        names = {kind: f"{prefix}{kind}@{k}" for kind in (wants, other)}
-        if setup is None or not all(name in run.metrics for run in setup.runs for name in names.values()):
-            yield statement.lacks(f"a sweep over n on {difficulty} problems that logs best@k and worst@k")
+        larger, smaller = (f"{prefix}{kind}@{k}" for kind in (wants, other))
+        if setup is None or not all(name in run.metrics for run in setup.runs for name in (larger, smaller)):
+            yield statement.lacks()
             continue
-        larger, smaller = (_at_the_end(study, setup, metric=names[kind]) for kind in (wants, other))
-        if larger is None or smaller is None:
-            yield statement.lacks(_SWEEP)
+        a, b = (_at_the_end(study, setup, metric=metric) for metric in (larger, smaller))
+        if a is None or b is None:
+            yield replace(statement, needs=_SWEEP).lacks()
             continue
-        value, interval = _log_ratio(larger, smaller)
-        verdict = above(interval)
-        needs = _edge(larger, smaller) or "seeds, or finer n: the two optima do not differ significantly"
-        yield statement.judged(
-            verdict,
-            statistic={
-                "value": value,
-                "unit": f"doublings, {names[wants]} over {names[other]}",
-                names[wants]: larger.n,
-                names[other]: smaller.n,
-            },
-            interval=interval,
-            needs=needs if verdict == "undecided" else None,
-            runs=_names(setup),
-        )
+        value, interval = _log_ratio(a, b)
+        statistic = {"value": value, "unit": f"doublings, {larger} over {smaller}", larger: a.n, smaller: b.n}
+        needs = _edge(a, b) or "seeds, or finer n: the two optima do not differ significantly"
+        yield statement.judged(above(interval), interval, statistic, needs=needs, runs=_names(setup))
 
 
 def about_units(study: Study) -> Iterator[Claim]:
-    """Counting compute in tokens gives the n* that rollouts give."""
-    statement = Statement(
-        "tokens_agree",
-        "Counted in tokens, n* is what it is in rollouts, within a factor of two.",
-        "IsoCompute appendix E, figure 24",
-    )
+    """Counting compute in tokens gives the n* that rollouts give, within one doubling."""
     for setup in study.sweeps():
         if any("tokens" not in run.points.columns for run in setup.runs):
             continue
@@ -317,22 +286,12 @@ def about_units(study: Study) -> Iterator[Claim]:
         if rollouts is not None and tokens is not None:
             value, interval = _log_ratio(tokens, rollouts)
             edge = _edge(tokens, rollouts)
-            verdict: Verdict = "undecided" if edge else inside(interval, _SAME + 1e-9)
-            yield statement.judged(
-                verdict,
-                statistic={
-                    "value": value,
-                    "unit": "doublings, tokens over rollouts",
-                    "rollouts": rollouts.n,
-                    "tokens": tokens.n,
-                },
-                interval=interval,
-                needs=edge or ("seeds: n* is uncertain in either unit" if verdict == "undecided" else None),
-                runs=_names(setup),
-                where=study.where(setup),
-            )
+            verdict: Verdict = "undecided" if edge else inside(interval, 1.0 + 1e-9)
+            unit = "doublings, tokens over rollouts"
+            statistic = {"value": value, "unit": unit, "rollouts": rollouts.n, "tokens": tokens.n}
+            needs, where = edge or "seeds: n* is uncertain in either unit", study.where(setup)
+            yield TOKENS_AGREE.judged(verdict, interval, statistic, needs=needs, runs=_names(setup), where=where)
             return
-    yield statement.lacks("a sweep over n whose points count tokens")
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,9 @@ __all__ = ["about_recipes"]
 
 _Test = Callable[[Mapping[str, Any]], bool]
 _LAST = 3
-_FIGURE_3 = "IsoCompute section 3, figure 3"
 _LOSS_FIELDS = ("loss", "clip_low", "clip_high", "ratio_cap", "ratio_anchor")
 _MARGIN = 0.04
 """A reward that is higher by less counts as no better, of the scale: twice ScaleRL's error."""
-_PACE = ("pipeline_steps", "off_policy_steps", "updates_per_batch")
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class _Contrast:
     fields: tuple[str, ...]
     is_a: _Test
     is_b: _Test
-    needs: str
     kind: Literal["reward", "ceiling", "speed", "no_better"]
     difficulty: Difficulty | None = None
 
@@ -61,73 +58,58 @@ def _bare(recipe: Mapping[str, Any]) -> bool:
     return recipe.get("kl_coef") == 0 and recipe.get("entropy_coef") == 0
 
 
+def _scaling(other: str) -> _Contrast:
+    text = f"A learning rate that grows with √B beats a {other} one."
+    needs = f"runs with recipe.lr_scaling = 'sqrt' and '{other}', all else equal, at a batch far from lr_batch"
+    statement = Statement(f"sqrt_beats_{other}", text, "IsoCompute section 3, figure 4", needs)
+    return _Contrast(statement, ("lr_scaling",), _is("lr_scaling", "sqrt"), _is("lr_scaling", other), "reward")
+
+
+def _regularisers(verb: str, difficulty: Difficulty) -> _Contrast:
+    text = f"KL and entropy terms {verb} on {difficulty} problems."
+    article = "an" if difficulty == "easy" else "a"
+    needs = f"runs on {article} {difficulty} set with kl_coef and entropy_coef above 0 and with both 0, all else equal"
+    statement = Statement(f"regularisers_{verb}_{difficulty}", text, "IsoCompute section 3, figure 3", needs)
+    a, b = (_regularised, _bare) if verb == "help" else (_bare, _regularised)
+    return _Contrast(statement, ("kl_coef", "entropy_coef"), a, b, "reward", difficulty)
+
+
+def _loss(name: str) -> _Contrast:
+    text = f"{name.upper()} reaches a higher ceiling than a clipped (DAPO) loss."
+    needs = f"runs with recipe.loss = '{name}' and 'clip', all else equal, long enough to near their ceilings"
+    statement = Statement(f"{name}_raises_ceiling", text, "ScaleRL section 3.2, figure 5a", needs)
+    return _Contrast(statement, _LOSS_FIELDS, _is("loss", name), _is("loss", "clip"), "ceiling")
+
+
 _CONTRASTS = (
-    *(
-        _Contrast(
-            Statement(
-                f"sqrt_beats_{other}",
-                f"A learning rate that grows with √B beats a {other} one.",
-                "IsoCompute section 3, figure 4",
-            ),
-            ("lr_scaling",),
-            _is("lr_scaling", "sqrt"),
-            _is("lr_scaling", other),
-            f"runs with recipe.lr_scaling = 'sqrt' and '{other}', all else equal, at a batch far from lr_batch",
-            "reward",
-        )
-        for other in ("constant", "linear")
-    ),
-    _Contrast(
-        Statement("regularisers_help_easy", "KL and entropy terms help on easy problems.", _FIGURE_3),
-        ("kl_coef", "entropy_coef"),
-        _regularised,
-        _bare,
-        "runs on an easy set with kl_coef and entropy_coef above 0 and with both 0, all else equal",
-        "reward",
-        "easy",
-    ),
-    _Contrast(
-        Statement("regularisers_hurt_hard", "KL and entropy terms hurt on hard problems.", _FIGURE_3),
-        ("kl_coef", "entropy_coef"),
-        _bare,
-        _regularised,
-        "runs on a hard set with kl_coef and entropy_coef above 0 and with both 0, all else equal",
-        "reward",
-        "hard",
-    ),
+    _scaling("constant"),
+    _scaling("linear"),
+    _regularisers("help", "easy"),
+    _regularisers("hurt", "hard"),
     _Contrast(
         Statement(
             "decoupled_baseline_same",
             "A baseline from more rollouts than are trained on does no better than the small n alone.",
             "IsoCompute appendix G, figure 26",
+            "runs with and without recipe.baseline_rollouts at one n, three seeds each",
         ),
         ("baseline_rollouts",),
         lambda recipe: bool(recipe.get("baseline_rollouts")),
         lambda recipe: "baseline_rollouts" in recipe and recipe["baseline_rollouts"] is None,
-        "runs with and without recipe.baseline_rollouts at one n, three seeds each",
         "no_better",
     ),
-    *(
-        _Contrast(
-            Statement(
-                f"{loss}_raises_ceiling",
-                f"{loss.upper()} reaches a higher ceiling than a clipped (DAPO) loss.",
-                "ScaleRL section 3.2, figure 5a",
-            ),
-            _LOSS_FIELDS,
-            _is("loss", loss),
-            _is("loss", "clip"),
-            f"runs with recipe.loss = '{loss}' and 'clip', all else equal, long enough to near their ceilings",
-            "ceiling",
-        )
-        for loss in ("cispo", "gspo")
-    ),
+    _loss("cispo"),
+    _loss("gspo"),
     _Contrast(
-        Statement("fp32_head_raises_ceiling", "Logits in FP32 raise the ceiling.", "ScaleRL section 3.2, figure 5b"),
+        Statement(
+            "fp32_head_raises_ceiling",
+            "Logits in FP32 raise the ceiling.",
+            "ScaleRL section 3.2, figure 5b",
+            "runs with recipe.fp32_head = true and false, all else equal, long enough to near their ceilings",
+        ),
         ("fp32_head",),
         _is("fp32_head", True),
         _is("fp32_head", False),
-        "runs with recipe.fp32_head = true and false, all else equal, long enough to near their ceilings",
         "ceiling",
     ),
     _Contrast(
@@ -135,11 +117,11 @@ _CONTRASTS = (
             "pipeline_is_faster",
             "PipelineRL gets half-way with less compute than off-policy batches.",
             "ScaleRL section 3.1, figure 4a",
+            "runs with recipe.pipeline_steps above 0 and with off_policy_steps above 1, all else equal, in GPU-hours",
         ),
-        _PACE,
+        ("pipeline_steps", "off_policy_steps", "updates_per_batch"),
         lambda recipe: bool(recipe.get("pipeline_steps")),
         lambda recipe: not recipe.get("pipeline_steps") and (recipe.get("off_policy_steps") or 1) > 1,
-        "runs with recipe.pipeline_steps above 0 and with off_policy_steps above 1, all else equal, in GPU-hours",
         "speed",
     ),
 )
@@ -150,7 +132,7 @@ def about_recipes(study: Study) -> Iterator[Claim]:
     for contrast in _CONTRASTS:
         pairs = study.pairs(contrast.fields, contrast.is_a, contrast.is_b, difficulty=contrast.difficulty)
         judged = _judge(study, contrast, list(pairs))
-        yield judged if judged is not None else contrast.statement.lacks(contrast.needs)
+        yield judged if judged is not None else contrast.statement.lacks()
 
 
 def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | None:
@@ -158,7 +140,7 @@ def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | 
     unsure: list[str] = []
     scale = 1.0
     for pair in pairs:
-        sides = [study.curves(side) for side in (pair.a, pair.b)]
+        sides = [study.curves(side) for side in pair]
         if sides[0] is None or sides[1] is None or sides[0][1] != sides[1][1]:
             continue
         a, b = sides[0][0], sides[1][0]
@@ -177,22 +159,18 @@ def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | 
     verdict: Verdict = (
         no_better(total.interval, _MARGIN * scale) if contrast.kind == "no_better" else above(total.interval)
     )
-    needs = "more seeds: the difference is not significant" if verdict == "undecided" else None
+    needs = "more seeds: the difference is not significant"
     if unsure:
         verdict, needs = "undecided", unsure[0]
     units = {"speed": "log2 of compute to half-way, the other over this", "ceiling": "ceiling, this less the other"}
-    return contrast.statement.judged(
-        verdict,
-        statistic={
-            "value": total.value,
-            "unit": units.get(contrast.kind, "reward at the end, this less the other"),
-            "rule": total.rule,
-            "allocations": len(found),
-        },
-        interval=total.interval,
-        needs=needs,
-        runs=tuple(run.name for pair, _ in found for run in (*pair.a, *pair.b)),
-    )
+    statistic = {
+        "value": total.value,
+        "unit": units.get(contrast.kind, "reward at the end, this less the other"),
+        "rule": total.rule,
+        "allocations": len(found),
+    }
+    runs = [run.name for (a, b), _ in found for run in (*a, *b)]
+    return contrast.statement.judged(verdict, total.interval, statistic, needs=needs, runs=runs)
 
 
 def _rewards_at_end(a: Sequence[Curve], b: Sequence[Curve], scale: float) -> Difference:

@@ -115,7 +115,7 @@ def downside_noise(values_T: Array, *, prior: Array | float) -> Array:
     """
     moves_T = np.diff(values_T, prepend=values_T[:1])
     falls = -moves_T[moves_T < 0]
-    before_T = np.cumsum(moves_T < 0) - (moves_T < 0)  # falls before each point
+    before_T: Ints = np.cumsum(moves_T < 0) - (moves_T < 0)  # falls before each point
     median = np.concatenate([[0.0], trailing_median(falls, MEMORY)])[before_T]
     seen_T = median / (0.6745 * math.sqrt(2.0))  # the median of |x| of a standard normal x
     count_T = np.minimum(before_T, MEMORY)
@@ -281,7 +281,7 @@ def first_drop(reward: Reward, *, tests_T: Ints) -> Drop | None:
 def _alarm(allowance: float, *, points: int, tests: int) -> float:
     """Where the sum alarms, for one false alarm in 10^5 points of noise: Siegmund's approximation (1985), inverted.
 
-    A run of over 1,000 points gets more of them in proportion, or its length alone would raise one; so do several tests.
+    A run of over 1,000 points gets more in proportion, or its length alone would raise an alarm; so do several tests.
     """
     wanted = 1e5 * tests * max(1.0, points / 1000)
     return math.log(2.0 * allowance**2 * wanted) / (2.0 * allowance) - 1.166

@@ -23,13 +23,22 @@ from isocompute.core.curve import MINIMUM_POINTS, PERCENT, Curve, scale_of
 from isocompute.core.errors import InputError, quiet
 from isocompute.core.recipe import RECIPES, Recipe
 from isocompute.core.run import Run, RunSet, RunWarning, listing
-from isocompute.data.compatible import Condition, apart_from_batch, conditions_of, ingredients, set_size, columns_in_name
+from isocompute.data.compatible import (
+    Condition,
+    apart_from_batch,
+    columns_in_name,
+    conditions_of,
+    ingredients,
+    set_size,
+)
 from isocompute.law.curves import UNITS, choose_metric, curves_of, usable_points
 from isocompute.law.law import Law, fit_law
 
 __all__ = ["REPLICATES", "Difficulty", "Pair", "Setup", "Study", "common_metric", "difficulty_of", "sort_runs"]
 
 Difficulty = Literal["easy", "hard"]
+Pair = tuple[Sequence[Run], Sequence[Run]]
+"""Runs of two recipes at one allocation."""
 REPLICATES = 200
 _HARD, _EASY = 0.0625, (0.3, 0.6)
 """The IsoCompute paper's bands of base pass rate."""
@@ -64,14 +73,6 @@ class Setup:
     def apart_from_size(self) -> str:
         """All settings but the number of problems, to compare by."""
         return _text([{k: v for k, v in self.settings.items() if not k.endswith(".size")}, self.recipe])
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two recipes that differ in the named fields alone, at one allocation."""
-
-    a: tuple[Run, ...]
-    b: tuple[Run, ...]
 
 
 @dataclass
@@ -185,9 +186,7 @@ class Study:
                 rest = [settings, {k: v for k, v in _recipe(run).items() if k not in fields}]
                 key = (_text(rest), s.problems_per_batch, s.rollouts_per_problem)
                 sides.setdefault(key, ([], []))[side].append(run)
-        for a, b in sides.values():
-            if a and b:
-                yield Pair(tuple(a), tuple(b))
+        yield from ((a, b) for a, b in sides.values() if a and b)
 
 
 def sort_runs(runs: RunSet, metric: str) -> Study:
@@ -303,7 +302,9 @@ def _by_further_keys(runs: Sequence[Run]) -> list[list[Run]]:
     A key that differs in every run, as a note, or that goes with the allocation, separates none.
     """
     known = {id(run): (*_TABLES, *ingredients(run)) for run in runs}
-    flats = [{k: v for k, v in _flat(r.settings.compared).items() if k.partition(".")[0] not in known[id(r)]} for r in runs]
+    flats = [
+        {k: v for k, v in _flat(r.settings.compared).items() if k.partition(".")[0] not in known[id(r)]} for r in runs
+    ]
     allocations = [(run.settings.problems_per_batch, run.settings.rollouts_per_problem) for run in runs]
     separating = []
     for key in sorted({key for flat in flats for key in flat}):

@@ -9,7 +9,7 @@ the other's spread stands for both, and is never taken to be less than that.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -66,29 +66,31 @@ class Claim:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a paper states, before any runs are judged."""
+    """What a paper states, and the runs that it takes to judge it."""
 
     code: str
     text: str
     source: str
+    needs: str
 
     def judged(
         self,
         verdict: Verdict,
+        interval: Interval,
+        statistic: Mapping[str, Any],
         *,
-        statistic: dict[str, Any],
-        interval: Interval | None,
-        runs: tuple[str, ...],
-        needs: str | None = None,
+        needs: str | None,
+        runs: Iterable[str],
         where: str = "",
     ) -> Claim:
-        """The claim with what was found; `where` distinguishes one setup from another."""
+        """The claim with what was found; `needs` counts where it is undecided, `where` names one of several setups."""
         code = f"{self.code}/{where}" if where else self.code
-        return Claim(code, self.text, self.source, verdict, statistic, interval, needs, runs)
+        lacking = needs if verdict == "undecided" else None
+        return Claim(code, self.text, self.source, verdict, dict(statistic), interval, lacking, tuple(runs))
 
-    def lacks(self, needs: str) -> Claim:
+    def lacks(self) -> Claim:
         """The claim where the runs that it takes are missing."""
-        return Claim(self.code, self.text, self.source, "undecided", {}, None, needs, ())
+        return Claim(self.code, self.text, self.source, "undecided", {}, None, self.needs, ())
 
 
 def above(interval: Interval) -> Verdict:

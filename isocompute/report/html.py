@@ -48,11 +48,12 @@ def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *
         tag("th", tag("button", escape(name), type="button") if sortable else escape(name), scope="col")
         for name in columns
     ]
+    number = tuple("0123456789–.-−≤≥")
     body = [
         tag(
             "tr",
             tag("th", escape(row[0]), scope="row"),
-            *(tag("td", escape(cell), class_="number" if cell.startswith(tuple("0123456789–.-−≤≥")) else None) for cell in row[1:]),
+            *(tag("td", escape(cell), class_="number" if cell.startswith(number) else None) for cell in row[1:]),
         )
         for row in rows
     ]

@@ -339,7 +339,7 @@ def test_units_that_runs_do_not_share() -> None:
     known = evidence([*runs, Run("hours", RunSettings(), hours)])
     assert known.unit == "rollouts"
     assert set(known.left_out) == {"hours"}
-    assert known.notes == ["1 of 4 runs give no curve; Methods says why."]
+    assert known.notes == ["1 of 4 runs give no curve; see Methods."]
 
 
 @pytest.mark.parametrize(("times", "names"), [((8.0, 40.0), 2), ((20.0, 70.0), 2), ((20.0, 90.0), 3)])
