@@ -29,9 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from isocompute.core.errors import InputError
-from isocompute.data.importing import write
-from isocompute.data.importing import import_logs
-from tests.data.logs.made_up import corpus
+from isocompute.data.importing import import_logs, write_runs
+from tests.data.made_up import corpus
 
 CONSTANT = 16 << 20
 JUNK = (
@@ -142,7 +141,7 @@ def main() -> None:
             try:
                 imports = import_logs(path)
                 if number % 10 == 0:
-                    write(imports, Path(folder) / "runs")
+                    write_runs(imports, Path(folder) / "runs")
                 counts[imports[0].format] += 1
             except InputError:
                 counts["refused"] += 1

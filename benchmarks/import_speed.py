@@ -91,11 +91,11 @@ CHILD = """
 import json, resource, sys, time
 began = time.perf_counter()
 from isocompute.data.importing import import_logs
-from isocompute.data.importing import summary, write
+from isocompute.data.importing import summary, write_runs
 from pathlib import Path
 imports = import_logs(sys.argv[1])
 if len(sys.argv) > 2:
-    write(imports, Path(sys.argv[2]))
+    write_runs(imports, Path(sys.argv[2]))
 (run,) = imports
 print(json.dumps({
     "seconds": round(time.perf_counter() - began, 2),

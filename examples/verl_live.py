@@ -41,7 +41,7 @@ class RunFolderLogger:
     """A logger as `Tracking` expects one."""
 
     def __init__(self, folder: str, config: dict[str, Any]) -> None:
-        from isocompute.data.logs.live import LiveRun
+        from isocompute.data.live import LiveRun
 
         self._run = LiveRun(folder, engine="verl", config=config)
         atexit.register(self._run.close)  # veRL never says that it ends

@@ -1,16 +1,16 @@
-"""`isocompute import PATH…`: any trainer's logs as runs; the format is found by content."""
+"""`isocompute import PATH…`: any trainer's logs as run folders; the format is recognised by content."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from isocompute.cli import options
 
 if TYPE_CHECKING:
-    from isocompute.data.logs import Imports
+    from isocompute.data.importing import Imports
 
 __all__ = ["command"]
 
@@ -18,49 +18,38 @@ __all__ = ["command"]
 def command(
     paths: Annotated[list[str], typer.Argument(help="Logs: files, folders, globs, - for standard input.")],
     format: Annotated[
-        str | None, typer.Option(help="Insist on a format, such as verl, trl-console, wandb, table.")
+        str | None, typer.Option(help="The format, such as verl, trl-console, wandb, table; recognised if not given.")
     ] = None,
     out: Annotated[
         str | None, typer.Option(help="Folder for the run folders; runs/ if not given. With --json only if given.")
     ] = None,
     problems_per_batch: options.Problems = None,
     rollouts_per_problem: options.Rollouts = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on as the logs grow; stop with Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Read again as the logs grow; stop with Ctrl-C.")] = False,
     json: options.Json = False,
 ) -> None:
     """Read trainers' logs into run folders: veRL, TRL, prime-rl, OpenRLHF, SkyRL, NeMo-RL, trackers, tables."""
-    from isocompute.data.logs import import_logs
-    from isocompute.data.logs.follow import follow as go_on
-    from isocompute.data.logs.importing import warn_of_names
-    from isocompute.data.logs.write import write
+    from isocompute.data.importing import import_logs, summary, warn_of_differing_names, write_runs
+    from isocompute.data.watch import watch
 
     folder = None if json and out is None else Path(out or "runs")
+    given = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
+
+    def read() -> Imports:
+        return import_logs(paths, format=format, **given)
 
     def report(imports: Imports) -> None:
-        fill = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
-        warn_of_names({item.run.name: item.overruled for item in imports}, fill)
-        written = write(imports, folder) if folder is not None else []
+        warn_of_differing_names({item.run.name: item.ignored_name for item in imports}, given)
+        written = write_runs(imports, folder) if folder is not None else []
         if json:
-            options.print_json(_json(imports))
+            options.print_json({"runs": [summary(item) for item in imports], "left_out": list(imports.left_out)})
         else:
             _show(imports, written, folder)
 
-    how: dict[str, Any] = {
-        "format": format,
-        "problems_per_batch": problems_per_batch,
-        "rollouts_per_problem": rollouts_per_problem,
-    }
     if follow:
-        go_on(paths, **how, changed=report)
+        watch(paths, read=read, changed=report)
     else:
-        report(import_logs(paths, **how))
-
-
-def _json(imports: Imports) -> dict[str, Any]:
-    """The keys of `import --json` (docs/import.md)."""
-    from isocompute.data.logs.write import summary
-
-    return {"runs": [summary(item) for item in imports], "left_out": list(imports.left_out)}
+        report(read())
 
 
 def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
@@ -90,7 +79,8 @@ def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
     for note in _notes(imports):
         screen.print(f"note: {note}", style="dim", soft_wrap=True)
     for left_out in imports.left_out[:10]:
-        screen.print(f"left out: {_first_sentence(left_out)}", style="dim", soft_wrap=True)
+        reason = left_out.split(". Looked for", 1)[0]
+        screen.print(f"left out: {reason}", style="dim", soft_wrap=True)
     if len(imports.left_out) > 10:
         screen.print(f"left out: {len(imports.left_out) - 10} more", style="dim")
     if folder is not None:
@@ -98,8 +88,8 @@ def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
 
 
 def _notes(imports: Imports) -> list[str]:
-    """A line a note, with whose it is; what the names of several runs say is one line, whatever they say."""
-    from isocompute.data.logs.importing import FROM_NAME
+    """A line per note, with its run; what the names of several runs give is one line."""
+    from isocompute.data.importing import FROM_NAME
 
     by_note: dict[str, list[str]] = {}
     in_names: dict[str, list[int]] = {}
@@ -121,12 +111,8 @@ def _notes(imports: Imports) -> list[str]:
     return lines
 
 
-def _first_sentence(text: str) -> str:
-    return text.split(". Looked for", 1)[0]
-
-
 def _main(metrics: list[str]) -> list[str]:
-    """The metrics worth a place on the screen: ours, the validation first."""
+    """The most important metrics: with names of ours, validation first."""
     ours = ("avg@", "best@", "train/avg", "value", "entropy", "kl", "response_length")
     named = [m for prefix in ours for m in metrics if (m.startswith(prefix) if "@" in prefix else m == prefix)]
     shown = list(dict.fromkeys(m for m in named if m.count("/") <= (m == "train/avg")))[:2] or metrics[:1]

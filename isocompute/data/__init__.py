@@ -9,17 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isocompute.core.run import Run, RunSet, RunWarning
-    from isocompute.core.run_settings import RunSettings
+    from isocompute.core.recorder import RunWriter
+    from isocompute.core.run import Run, RunSet, RunSettings, RunWarning
     from isocompute.data.loading import load
-    from isocompute.data.writer import RunWriter
 
 _HOMES = {
     "Run": "isocompute.core.run",
     "RunSet": "isocompute.core.run",
-    "RunSettings": "isocompute.core.run_settings",
+    "RunSettings": "isocompute.core.run",
     "RunWarning": "isocompute.core.run",
-    "RunWriter": "isocompute.data.writer",
+    "RunWriter": "isocompute.core.recorder",
     "load": "isocompute.data.loading",
 }
 

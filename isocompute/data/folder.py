@@ -1,10 +1,13 @@
-"""Reading the run folder: `run.json` (settings) and `points.jsonl` (append-only, one evaluation a line)."""
+"""Run folders: `run.json` (settings) and `points.jsonl` (append-only, one evaluation per line), read as a `Run`.
+
+A run that was resumed from a checkpoint repeats steps. Of the rows of one step the last value of each column counts,
+and rows of an abandoned branch are dropped. Tables and logs follow the same rules (data/table.py, data/rows.py).
+"""
 
 from __future__ import annotations
 
-import io
-import json
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -12,47 +15,33 @@ import polars.selectors as cs
 from pydantic import ValidationError
 
 from isocompute.core import files
-from isocompute.core.arrays import Bools
+from isocompute.core.arrays import Bools, Ints
 from isocompute.core.errors import InputError, first_wrong
-from isocompute.core.run import POINT_COLUMNS, Run, RunWarning
-from isocompute.core.run_settings import RunSettings
-from isocompute.data.bookkeeping import is_bookkeeping
-from isocompute.data.branches import left_behind
-from isocompute.data.cells import is_text, with_numbers
-from isocompute.data.finite import NON_FINITE, put_back, set_apart
-from isocompute.data.rewards import REWARDS, rank
-from isocompute.data.writer import POINTS, SETTINGS, RunWriter, whole_lines
+from isocompute.core.formatting import plural
+from isocompute.core.metric_names import REWARDS, rank
+from isocompute.core.not_numbers import is_text_column, mark_non_finite, restore_non_finite
+from isocompute.core.recorder import POINTS, SETTINGS
+from isocompute.core.run import NON_FINITE, POINT_COLUMNS, Run, RunSettings, RunWarning
+from isocompute.data.frames import parse_json_lines, with_numbers
 
 __all__ = [
-    "POINTS",
-    "SETTINGS",
-    "NoPointsError",
-    "RunWriter",
-    "parse_lines",
+    "AbandonedBranch",
+    "abandoned_branch",
+    "is_bookkeeping",
+    "merge_rows_of_steps",
     "read_run",
     "rows_of_points",
     "steps_of",
-    "tidy",
 ]
-
-_ROWS_A_STEP = 16
-"""So far on a step is said again; trainers write a handful of rows, a run is resumed a few times."""
-_SAMPLE = 100
-"""Lines that tell the columns of a file; whatever they do not tell is noticed and read the slower way."""
-
-
-class NoPointsError(InputError):
-    """A run that has not come to its first point: there is no whole line."""
-
-
-_MOST = 2**53
 
 
 def read_run(address: str, *, name: str | None = None) -> Run:
     """Read a run folder; `NoPointsError` where it has no point yet."""
     points_address = files.join(address, POINTS)
-    points = parse_lines(files.read_bytes(points_address), points_address)
-    points = with_numbers(points, text=[name for name in points.columns if not _is_measured(name)])
+    points = parse_json_lines(files.read_bytes(points_address), points_address)
+    # Digits in quotes are numbers where they count compute or a reward; elsewhere they may be anything, such as a job.
+    numeric = {c for c in points.columns if c in POINT_COLUMNS or rank(c) < len(REWARDS)}
+    points = with_numbers(points, text=[c for c in points.columns if c not in numeric or is_text_column(c)])
     settings = RunSettings()
     settings_address = files.join(address, SETTINGS)
     if files.exists(settings_address):
@@ -61,96 +50,37 @@ def read_run(address: str, *, name: str | None = None) -> Run:
         except ValidationError as error:
             where, why = first_wrong(error)
             raise InputError(f"{settings_address}: {where or 'the file'}: {why}; fix or remove it.") from error
-    points, rows = _without_left(points, points_address)
-    return Run(name or files.last_part(address), settings, tidy(points), rows_of_points(points, rows))
+    points, rows = _without_abandoned(points, points_address)
+    return Run(name or files.last_part(address), settings, merge_rows_of_steps(points), rows_of_points(points, rows))
 
 
-def _is_measured(name: str) -> bool:
-    """Whether digits in quotes are a number under this name: those of compute and rewards; a job may be anything."""
-    return not is_text(name) and (name in POINT_COLUMNS or rank(name) < len(REWARDS))
-
-
-def _are_counts(step: pl.Series) -> bool:
-    """Whether steps are whole numbers that floats tell apart."""
-    return bool(step.is_finite().all()) and bool(((step == step.round()) & (step.abs() < _MOST)).all())
-
-
-def _without_left(table: pl.DataFrame, address: str) -> tuple[pl.DataFrame, pl.Series | None]:
-    """Without what a resumed run wrote beyond the point it has come to since; the rows' places where some are gone."""
+def _without_abandoned(table: pl.DataFrame, address: str) -> tuple[pl.DataFrame, pl.Series | None]:
+    """The table without the rows of an abandoned branch; the kept rows' numbers where some are gone."""
     step = steps_of(table)
     measured = [name for name in table.columns if not is_bookkeeping(name) and name != NON_FINITE]
-    if step is None or not measured or step.is_sorted() or not _are_counts(step):
+    if step is None or not measured or step.is_sorted():
         return table, None
+    whole = step.is_finite().all() and ((step == step.round()) & (step.abs() < 2**53)).all()
     most = max(measured, key=lambda name: table[name].count())
-    left = left_behind(step.cast(pl.Int64).to_numpy(), table[most].is_not_null().to_numpy())
-    if left is None:
+    branch = abandoned_branch(step.cast(pl.Int64).to_numpy(), table[most].is_not_null().to_numpy()) if whole else None
+    if branch is None:
         return table, None
-    warnings.warn(f"{address}: {left.note}", RunWarning, stacklevel=3)
-    kept = ~pl.Series(left.rows_R)
+    warnings.warn(f"{address}: {branch.note}", RunWarning, stacklevel=3)
+    kept = ~pl.Series(branch.rows_R)
     return table.filter(kept), pl.int_range(1, table.height + 1, eager=True).filter(kept)
 
 
-def parse_lines(data: bytes, address: str) -> pl.DataFrame:
-    """A table from JSON lines, a torn last line dropped."""
-    end = whole_lines(data)
-    if not data[:end].strip():
-        raise NoPointsError(f"{address}: holds no points yet; let the run evaluate, or leave it out.")
-    if end < len(data):
-        warnings.warn(f"{address}: the last line is torn and was dropped", RunWarning, stacklevel=2)
-        data = data[:end]
-    for sample in (_SAMPLE, None):
-        try:
-            table = pl.read_ndjson(io.BytesIO(data), infer_schema_length=sample)
-        except pl.exceptions.PolarsError:
-            continue
-        if sample is None or _has_every_key(table, data):
-            return table
-    return _slowly(data, address)
-
-
-def _has_every_key(table: pl.DataFrame, data: bytes) -> bool:
-    """Whether no line had a key beyond the table's columns, which the reader would have dropped without a word.
-
-    Every key has its colon, so the colons are as many as the table's values and the nulls spelled out. Colons inside
-    strings make them too many: then the answer is no where it might be yes, never the reverse. Those of `non_finite`
-    follow an escaped quote and are known by it.
-    """
-    nulls = data.count(b":null") + data.count(b": null")
-    quoted = data.count(b'\\":') - data.count(b'\\\\":')
-    return data.count(b":") == nulls + quoted + sum(table[c].count() for c in table.columns)
-
-
-def _slowly(data: bytes, address: str) -> pl.DataFrame:
-    """Line by line, to name the line that is wrong or to read what the fast reader would not."""
-    rows = []
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{address}, line {number}: not JSON ({error}); fix or delete the line.") from error
-            if not isinstance(row, dict):
-                raise InputError(f"{address}, line {number}: not an object but {type(row).__name__}; delete the line.")
-            # A value that is itself a list or an object is no number a law could use.
-            rows.append({key: None if isinstance(value, list | dict) else value for key, value in row.items()})
-    try:
-        return pl.DataFrame(rows, infer_schema_length=None, strict=False)
-    except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
-        why = str(error).splitlines()[0]
-        raise InputError(f"{address}: a key has different kinds of values ({why}); give numbers only.") from error
-
-
-def tidy(table: pl.DataFrame) -> pl.DataFrame:
-    """One row a step in order of step, of each column the last value that a row of the step has; metrics finite."""
+def merge_rows_of_steps(table: pl.DataFrame) -> pl.DataFrame:
+    """One row per step in order of step, with the last value of each column; non-finite values are marked."""
     step = steps_of(table)
     if step is not None and step.n_unique() < table.height:
-        table = _one_row_a_step(table.sort("step", maintain_order=True))
-    table = set_apart(table, but=POINT_COLUMNS)
+        table = _last_of_each_step(table.sort("step", maintain_order=True))
+    table = mark_non_finite(table, but=POINT_COLUMNS)
     return table if step is None or table["step"].is_sorted() else table.sort("step", maintain_order=True)
 
 
 def rows_of_points(table: pl.DataFrame, rows: pl.Series | None = None) -> pl.Series | None:
-    """Where the points of `tidy(table)` stand in the file whose `rows` these are, as `Run.rows` says it."""
+    """`Run.rows` for the points of `merge_rows_of_steps(table)`, where `rows` are the table's rows in the file."""
     step = steps_of(table)
     if step is None or (step.is_sorted() and step.n_unique() == table.height):
         return rows
@@ -159,14 +89,11 @@ def rows_of_points(table: pl.DataFrame, rows: pl.Series | None = None) -> pl.Ser
     return points.sort("step").select(pl.when(pl.col("count") == 1).then("row")).to_series()
 
 
-def _one_row_a_step(cells: pl.DataFrame) -> pl.DataFrame:
-    """Rows of a step as one: a validation and a training row say different things, of which the last word counts.
-
-    A NaN cell is the word on a metric that no row of the step has a number for; one that `non_finite` names always is.
-    """
-    table = put_back(cells, but=POINT_COLUMNS)
-    numbers = put_back(cells.with_columns(cs.float().fill_nan(None)), but=POINT_COLUMNS)
-    kept = ~pl.Series(_said_again(table, numbers))
+def _last_of_each_step(cells: pl.DataFrame) -> pl.DataFrame:
+    """The last value of each column; NaN only where no row of the step has a number."""
+    table = restore_non_finite(cells, but=POINT_COLUMNS)
+    numbers = restore_non_finite(cells.with_columns(cs.float().fill_nan(None)), but=POINT_COLUMNS)
+    kept = ~pl.Series(_repeated_rows(table, numbers))
     last, number = (
         each.filter(kept).group_by("step", maintain_order=True).agg(pl.all().drop_nulls().last())
         for each in (table, numbers)
@@ -174,33 +101,32 @@ def _one_row_a_step(cells: pl.DataFrame) -> pl.DataFrame:
     return last.select(pl.coalesce(number[name], name).alias(name) for name in table.columns)
 
 
-def _said_again(table: pl.DataFrame, numbers: pl.DataFrame) -> Bools:
-    """Rows, in order of step, half of which a later row of their step says again: of a branch that a resumed run left.
+def _repeated_rows(table: pl.DataFrame, numbers: pl.DataFrame) -> Bools:
+    """Rows, in order of step, that a later row of their step repeats: one with at least half of the same columns.
 
-    The half is that of the larger row, as in imports (`logs.collect`). `numbers` is the table without its NaN, which
-    counts where each of two rows has a number that the other has not.
+    Half is counted against the larger row, as for logs (data/rows.py). `numbers` is the table without NaN. It counts
+    where each of two rows has a number that the other lacks: a training and a validation row, padded with NaN.
     """
     measured = [name for name in table.columns if not is_bookkeeping(name) and name != NON_FINITE]
     step_R = table["step"].to_numpy()
-    gone_R = np.zeros(len(step_R), dtype=np.bool_)
+    repeated_R = np.zeros(len(step_R), dtype=np.bool_)
     if not measured:
-        return gone_R
-    there_RC, number_RC = (
+        return repeated_R
+    filled_RC, number_RC = (
         np.stack([each[name].is_not_null().to_numpy() for name in measured], axis=1) for each in (table, numbers)
     )
-    for later in range(1, _ROWS_A_STEP):
+    for later in range(1, 16):  # a trainer writes a handful of rows per step, and a run is resumed a few times
         same_R = step_R[later:] == step_R[:-later]
         if not same_R.any():
             break
         a_RC, b_RC = number_RC[:-later], number_RC[later:]
-        apart_R = (a_RC & ~b_RC).any(axis=1) & (b_RC & ~a_RC).any(axis=1)
-        gone_R[:-later] |= same_R & np.where(
-            apart_R, _is_half(a_RC, b_RC), _is_half(there_RC[:-later], there_RC[later:])
-        )
-    return gone_R
+        disjoint_R = (a_RC & ~b_RC).any(axis=1) & (b_RC & ~a_RC).any(axis=1)
+        half_R = np.where(disjoint_R, _share_half(a_RC, b_RC), _share_half(filled_RC[:-later], filled_RC[later:]))
+        repeated_R[:-later] |= same_R & half_R
+    return repeated_R
 
 
-def _is_half(a_RC: Bools, b_RC: Bools) -> Bools:
+def _share_half(a_RC: Bools, b_RC: Bools) -> Bools:
     """Whether two rows share half of the larger one."""
     common_R = (a_RC & b_RC).sum(axis=1)
     half_R: Bools = (common_R > 0) & (2 * common_R >= np.maximum(a_RC.sum(axis=1), b_RC.sum(axis=1)))
@@ -211,3 +137,86 @@ def steps_of(table: pl.DataFrame) -> pl.Series | None:
     """The steps, where every row has one."""
     step = table.get_column("step", default=None)
     return step if step is not None and step.dtype.is_numeric() and not step.has_nulls() else None
+
+
+# Branches that a resumed run abandoned: what it had logged beyond the checkpoint it went back to.
+
+_MIN_REPEATED = 3
+"""Fewer repeated steps may be late rows, or those of another process."""
+_MAX_RESTARTS = 100
+"""A log that goes back more often is in another order, such as the newest row first."""
+
+
+@dataclass(frozen=True)
+class AbandonedBranch:
+    """Rows of an abandoned branch that lie beyond the end of the run as it went on."""
+
+    rows_R: Bools
+    end: int
+    """The last step of the run as it went on."""
+    steps: int
+    """How many steps these rows are; the resumed run has not reached any of them."""
+
+    @property
+    def note(self) -> str:
+        """One line for the user."""
+        return (
+            f"{plural(self.steps, 'point')} beyond step {self.end} left out: the run was resumed from an earlier "
+            "checkpoint and has not reached them again"
+        )
+
+
+def abandoned_branch(step_R: Ints, trained_R: Bools) -> AbandonedBranch | None:
+    """The rows, in the order written, beyond the last step since a restart; None where there are none.
+
+    A restart is where the rows of training (`trained_R`) go back and go on from there through steps that were logged
+    before. Late rows, rows in another order, and those of evaluations are not restarts. Nor are the rows of several
+    processes, which log nearly every step more than once.
+
+    >>> branch = abandoned_branch(np.array([1, 2, 3, 4, 5, 6, 2, 3, 4]), np.ones(9, dtype=bool))
+    >>> branch.rows_R.tolist(), branch.end, branch.steps
+    ([False, False, False, False, True, True, False, False, False], 4, 2)
+    """
+    if len(step_R) < 2:
+        return None
+    end_R = np.maximum.accumulate(step_R[::-1])[::-1]
+    before_R = np.maximum.accumulate(step_R)
+    at = np.flatnonzero(trained_R)
+    back = at[1:][(np.diff(step_R[at]) < 0) & (before_R[at[:-1]] > end_R[at[1:]])]
+    if len(back) > _MAX_RESTARTS:
+        return None
+    rows_R = np.zeros(len(step_R), dtype=np.bool_)
+    for row in back.tolist():
+        if _is_restart(step_R[at[at < row]], step_R[at[at >= row]]):
+            rows_R[:row] |= step_R[:row] > end_R[row]
+    if not rows_R.any():
+        return None
+    return AbandonedBranch(rows_R, int(step_R[~rows_R].max()), len(np.unique(step_R[rows_R])))
+
+
+def _is_restart(before: Ints, after: Ints) -> bool:
+    """Whether `after` repeats steps of `before`, most of which up to there were logged once."""
+    turns = np.flatnonzero(np.diff(after) < 0)
+    first = after[: turns[0] + 1] if len(turns) else after
+    steps, times = np.unique(before[before < first[0]], return_counts=True)
+    several = 2 * np.count_nonzero(times > 1) > len(steps)
+    return np.isin(np.unique(first), before).sum() >= _MIN_REPEATED and not several
+
+
+_BOOKKEEPING = {
+    *POINT_COLUMNS,
+    *("steps", "_step", "global_step", "iteration", "iter", "update", "batch", "epoch", "epochs", "done_frac"),
+    *("time", "timestamp", "_timestamp", "wall_time", "walltime", "runtime", "_runtime"),
+    *("elapsed", "elapsed_time", "elapsed_seconds", "epoch_time", "date"),
+    *("samples", "consumed_samples", "num_tokens", "total_tokens", "num_input_tokens_seen", "total_flos"),
+    *("lr", "learning_rate"),
+}
+
+
+def is_bookkeeping(name: str) -> bool:
+    """Whether a column says where in training a row stands (clocks, counters, learning rate), not what was measured.
+
+    >>> is_bookkeeping("training/epoch"), is_bookkeeping("_runtime"), is_bookkeeping("val_reward")
+    (True, True, False)
+    """
+    return name.rsplit("/", 1)[-1].strip().lower() in _BOOKKEEPING

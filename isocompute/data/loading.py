@@ -1,5 +1,5 @@
-"""From addresses to a `RunSet`: run folders, folders of them (studies), bare tables, single runs of either, and a
-trainer's raw logs, which are imported on the way.
+"""`load`: addresses to a `RunSet`. Reads run folders, folders of them (studies), tables, single runs of either
+(`PATH::NAME`), and trainers' raw logs, which are imported on the way.
 """
 
 from __future__ import annotations
@@ -8,34 +8,35 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
 
 from isocompute.core import files
-from isocompute.core.caught import recorded
-from isocompute.core.errors import InputError
+from isocompute.core.errors import InputError, recorded
 from isocompute.core.formatting import plural
-from isocompute.core.run import NonFiniteWarning, Run, RunSet, RunSettings, RunWarning, listing
-from isocompute.data.cells import odd_cells
-from isocompute.data.conditions import spelt
-from isocompute.data.finite import NON_FINITE, non_finite, place
-from isocompute.data.folder import POINTS, NoPointsError, read_run
-from isocompute.data.rewards import REWARDS, rank
-from isocompute.data.separators import separator_of
+from isocompute.core.metric_names import REWARDS, rank
+from isocompute.core.not_numbers import non_finite, place_of, text_cells
+from isocompute.core.recorder import POINTS
+from isocompute.core.run import NON_FINITE, NonFiniteWarning, Run, RunSet, RunWarning, listing
+from isocompute.data.columns import NO_COMPUTE
+from isocompute.data.compatible import columns_in_name
+from isocompute.data.discover import is_foreign_table
+from isocompute.data.folder import read_run
+from isocompute.data.frames import NoPointsError, separator_of
+from isocompute.data.importing import FROM_NAME, Imports, import_logs, warn_of_differing_names
+from isocompute.data.source import Log
 from isocompute.data.table import TABLE_SUFFIXES, read_table
-from isocompute.data.without import left_out
 
-__all__ = ["in_memory", "load"]
+__all__ = ["excluded_runs", "hint_for_data_in_memory", "load"]
 
-RUN_MARK = "::"
 _DEPTH = 4
-_READERS = 8
-_LAW = b'{"format": "isocompute-law"'
-_TEXT = {".csv": ",", ".tsv": "\t"}
-"""Tables as text, and what separates their cells; other separators are read as `isocompute import` reads them."""
-_WRITE = "write the table to a file, such as {}, and name that"
-_MOST_NAMED = 3
-"""Runs and metrics in the warning about values that are left out."""
+_THREADS = 8
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+"""Tables with other separators are imported as logs."""
+_MAX_NAMED = 3
+"""Runs, metrics and tables that a warning names."""
 
 
 def load(
@@ -49,20 +50,20 @@ def load(
 ) -> RunSet:
     """Read runs. `PATH::NAME` takes one run out of a folder or table, `without` leaves some out by name or pattern.
 
-    `problems_per_batch` and `rollouts_per_problem` fill in what the data do not say; they never replace what they do.
-    (The name of a log says nothing where they are given.)
+    `problems_per_batch` and `rollouts_per_problem` are used for runs that do not say them; they never replace what a
+    run says. (The name of a log does not count where they are given.)
     """
     many = _addresses(paths)
     if not many:
         raise InputError("no runs were given; name a run folder, a folder of runs, or a table.")
-    runs: dict[str, Run] = {}
     source = many[0] if len(many) == 1 else f"{len(many)} paths"
     defaults = {"problems_per_batch": problems_per_batch, "rollouts_per_problem": rollouts_per_problem}
-    asked = _Asked(columns or {}, where or {}, defaults)
-    read = [(path, run) for path in many for run in _load_one(path, asked)]
-    gone = left_out([run.name for _, run in read], [without] if isinstance(without, str) else without)
+    request = _Request(columns or {}, where or {}, defaults)
+    read = [(path, run) for path in many for run in _load_one(path, request)]
+    excluded = excluded_runs([run.name for _, run in read], [without] if isinstance(without, str) else without)
+    runs: dict[str, Run] = {}
     for path, run in read:
-        if run.name in gone:
+        if run.name in excluded:
             continue
         known = runs.get(run.name)
         if known is not None and not (known.points.equals(run.points) and known.settings == run.settings):
@@ -70,156 +71,158 @@ def load(
                 f"{path}: two different runs are named '{run.name}'; rename one, or leave one of the files out."
             )
         runs[run.name] = run
-    filled = tuple(replace(r, settings=_filled(r.settings, defaults)) for r in runs.values())
-    _tell_of_names({name: asked.overruled[name] for name in runs if name in asked.overruled}, defaults)
-    _tell_of_non_finite(filled, source)
+    filled = tuple(replace(run, settings=run.settings.filled(**defaults)) for run in runs.values())
+    warn_of_differing_names({n: request.ignored_names[n] for n in runs if n in request.ignored_names}, defaults)
+    _warn_of_non_finite(filled, source)
     return RunSet(filled, source, (columns or {}).get("value"))
 
 
-def _addresses(given: object) -> list[str]:
-    """Paths as text. A table is refused before the names of its columns are taken for paths."""
-    single = isinstance(given, str | PathLike | Mapping | RunSet) or _is_table(given)
-    many = list(given) if isinstance(given, Iterable) and not single else [given]
-    for one in many:
-        if not isinstance(one, str | PathLike):
-            remedy = in_memory(one) or "give text or a Path, or a list of those"
-            raise InputError(f"runs are named by their paths, not given as {type(one).__name__}: {remedy}.")
-    return [str(one) for one in many]
-
-
-def in_memory(given: object) -> str | None:
-    """How data that are no file come to be runs; None for what holds none."""
-    if isinstance(given, Run | RunSet):
-        return "what is loaded already is given as a RunSet, such as isocompute.RunSet((run,))"
-    if isinstance(given, Mapping):
-        return _WRITE.format('polars.DataFrame(rows).write_parquet("runs.parquet")')
-    ways = {
-        "write_parquet": 'frame.write_parquet("runs.parquet")',
-        "collect": 'frame.collect().write_parquet("runs.parquet")',
-        "to_csv": 'frame.to_csv("runs.csv", index=False)',
-    }
-    how = next((way for method, way in ways.items() if hasattr(type(given), method)), None)
-    return _WRITE.format(how) if how is not None and _is_table(given) else None
-
-
-def _is_table(given: object) -> bool:
-    """By its type: a lazy table that is asked for its columns works them out."""
-    return hasattr(type(given), "columns")
-
-
-def _tell_of_non_finite(runs: Iterable[Run], source: str) -> None:
-    """One warning for all values that are NaN or infinite: no law can use them, the other points stand."""
-    named = [
-        f"{name} = {marked.value:g} in run '{run.name}', {place(run.points, marked.row)}"
-        + (f" and {marked.rows - 1} later" if marked.rows > 1 else "")
-        for run in runs
-        for name, marked in non_finite(run.points).items()
-    ]
-    if not named:
-        return
-    more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    warnings.warn(f"{source}: left out: {'; '.join(named[:_MOST_NAMED])}{more}.", NonFiniteWarning, stacklevel=3)
-
-
-def _tell_of_names(said: Mapping[str, Mapping[str, int]], fill: Mapping[str, int | None]) -> None:
-    if said:
-        from isocompute.data.logs.importing import warn_of_names
-
-        warn_of_names(said, fill)
-
-
-def _filled(settings: RunSettings, defaults: Mapping[str, int | None]) -> RunSettings:
-    missing = {k: v for k, v in defaults.items() if v is not None and getattr(settings, k) is None}
-    return settings.model_copy(update=missing) if missing else settings
-
-
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """How runs are to be read."""
 
     columns: Mapping[str, str]
     where: Mapping[str, str]
-    fill: Mapping[str, int | None]
-    overruled: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """What names of logs said of Bp and n where `fill` stands instead, by run; found on the way."""
+    defaults: Mapping[str, int | None]
+    ignored_names: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Bp and n in the names of logs where `defaults` are used instead, by run; filled while reading."""
 
 
-def _load_one(address: str, asked: _Asked) -> list[Run]:
-    columns, where = asked.columns, asked.where
-    if RUN_MARK in address:
-        whole, name = address.split(RUN_MARK, 1)
-        return [RunSet(tuple(_load_one(whole, asked)), whole).named(name)]
+def _addresses(given: object) -> list[str]:
+    """Paths as text. A table in memory is refused before the names of its columns are taken for paths."""
+    single = isinstance(given, str | PathLike | Mapping | RunSet) or hasattr(type(given), "columns")
+    many = list(given) if isinstance(given, Iterable) and not single else [given]
+    for one in many:
+        if not isinstance(one, str | PathLike):
+            remedy = hint_for_data_in_memory(one) or "give text or a Path, or a list of those"
+            raise InputError(f"runs are named by their paths, not given as {type(one).__name__}: {remedy}.")
+    return [str(one) for one in many]
+
+
+def hint_for_data_in_memory(given: object) -> str | None:
+    """How to turn data that are not a file into runs; None where the object holds no data."""
+    if isinstance(given, Run | RunSet):
+        return "what is loaded already is given as a RunSet, such as isocompute.RunSet((run,))"
+    how = 'polars.DataFrame(rows).write_parquet("runs.parquet")' if isinstance(given, Mapping) else None
+    if hasattr(type(given), "columns"):  # asked of the type: a lazy frame computes its columns
+        ways = {
+            "write_parquet": 'frame.write_parquet("runs.parquet")',
+            "collect": 'frame.collect().write_parquet("runs.parquet")',
+            "to_csv": 'frame.to_csv("runs.csv", index=False)',
+        }
+        how = how or next((way for method, way in ways.items() if hasattr(type(given), method)), None)
+    return None if how is None else f"write the table to a file, such as {how}, and name that"
+
+
+def excluded_runs(names: Sequence[str], without: Sequence[str]) -> set[str]:
+    """The names that `--without` leaves out, by name or pattern; one that matches no run is an error.
+
+    >>> sorted(excluded_runs(["n8", "n16", "n32"], ["n8", "n3?"]))
+    ['n32', 'n8']
+    """
+    out: set[str] = set()
+    for wanted in without:
+        # A run's own name goes first: it may contain what means something in a pattern.
+        matched = {wanted} if wanted in names else {name for name in names if fnmatchcase(name, wanted)}
+        if not matched:
+            near = get_close_matches(wanted, names, n=4, cutoff=0.4)
+            raise InputError(
+                f"--without {wanted}: no run has that name; "
+                + (f"the nearest are {listing(near)}." if near else f"there are {listing(sorted(set(names)))}.")
+            )
+        out |= matched
+    if names and out.issuperset(names):
+        raise InputError(f"--without {' --without '.join(without)}: no run remains; leave fewer out.")
+    return out
+
+
+def _warn_of_non_finite(runs: Iterable[Run], source: str) -> None:
+    """One warning for all values that are NaN or infinite."""
+    named = [
+        f"{name} = {marked.value:g} in run '{run.name}', {place_of(run.points, marked.row)}"
+        + (f" and {marked.rows - 1} later" if marked.rows > 1 else "")
+        for run in runs
+        for name, marked in non_finite(run.points).items()
+    ]
+    if named:
+        more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+        warnings.warn(f"{source}: left out: {'; '.join(named[:_MAX_NAMED])}{more}.", NonFiniteWarning, stacklevel=3)
+
+
+def _load_one(address: str, request: _Request) -> list[Run]:
+    if "::" in address:
+        whole, name = address.split("::", 1)
+        return [RunSet(tuple(_load_one(whole, request)), whole).named(name)]
     if not address.strip():
         raise InputError("an empty path was given; name a run folder, a folder of runs, or a table.")
     if not files.exists(address):
         raise InputError(f"{address}: no such file or folder.")
+    where, suffix = request.where, address.lower()[-4:]
     if files.is_folder(address):
-        runs = _study(address) or _logs(
-            address, f"no run folders (with {POINTS}) in it; name the study's folder", asked
+        runs = _load_study(address) or _load_logs(
+            address, f"no run folders (with {POINTS}) in it; name the study's folder", request
         )
-        return _filter_settings(runs, where, address)
+        return _filter_by_settings(runs, where, address)
     if not address.lower().endswith(TABLE_SUFFIXES):
-        runs = _logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})", asked)
-        return _filter_settings(runs, where, address)
-    if address.lower().endswith(tuple(_TEXT)) and _separator(address) != _TEXT[address.lower()[-4:]]:
-        if columns:
+        runs = _load_logs(address, f"not a run folder and not a table ({', '.join(TABLE_SUFFIXES)})", request)
+        return _filter_by_settings(runs, where, address)
+    if suffix in _SEPARATORS and separator_of(Log.at(address).start().head, address) != _SEPARATORS[suffix]:
+        if request.columns:
             raise InputError(
                 f"{address}: --columns reads tables separated by commas (.csv) or tabs (.tsv); save it so."
             )
-        return _filter_settings(_logs(address, "not a table with our columns", asked), where, address)
-    if not columns and _is_foreign(address):
-        foreign = _foreign(address, asked)
+        return _filter_by_settings(_load_logs(address, "not a table with our columns", request), where, address)
+    if not request.columns and is_foreign_table(address):
+        foreign = _load_foreign_table(address, request)
         if foreign is not None:
-            return _filter_settings(foreign, where, address)
-    return read_table(address, columns=columns, where=where)
+            return _filter_by_settings(foreign, where, address)
+    return read_table(address, columns=request.columns, where=where)
 
 
-def _foreign(address: str, asked: _Asked) -> list[Run] | None:
-    """A table in somebody else's columns; None where `where` is about its rows and not about its runs."""
-    with recorded() as told:
+def _load_foreign_table(address: str, request: _Request) -> list[Run] | None:
+    """A table in other columns than ours; None where `where` is about its rows and not about its runs."""
+    with recorded() as caught:
         try:
-            runs = _logs(address, "not a table with our columns", asked)
+            runs = _load_logs(address, "not a table with our columns", request)
         except InputError:
-            if asked.where:
+            if request.where:
                 return None
             raise
-    if not all(any(_said(run, key) is not None for run in runs) for key in asked.where):
+    if not all(any(_setting(run, key) is not None for run in runs) for key in request.where):
         return None
-    for one in told:
+    for one in caught:
         warnings.warn(one.message, stacklevel=2)
     return runs
 
 
-def _logs(address: str, otherwise: str, asked: _Asked) -> list[Run]:
-    """A trainer's logs, as `isocompute import` reads them; `otherwise` says what the address is not."""
-    from isocompute.data.formats.layout import NO_COMPUTE
-    from isocompute.data.logs import import_logs
-    from isocompute.data.logs.importing import FROM_NAME
-
+def _load_logs(address: str, otherwise: str, request: _Request) -> list[Run]:
+    """Import a trainer's logs; `otherwise` says what else the address is not."""
     try:
-        found = import_logs(
-            address,
-            problems_per_batch=asked.fill["problems_per_batch"],
-            rollouts_per_problem=asked.fill["rollouts_per_problem"],
-        )
+        found = import_logs(address, **request.defaults)
     except InputError as error:
-        if address.lower().endswith(".json") and files.read_bytes(address).startswith(_LAW):
-            otherwise = f"a law, not runs; `isocompute plan --law {address}` plans with it"
-            raise InputError(f"{address}: {otherwise}. Name the runs that it was fitted to.") from error
+        if address.lower().endswith(".json") and files.read_bytes(address).startswith(b'{"format": "isocompute-law"'):
+            raise InputError(
+                f"{address}: a law, not runs; `isocompute plan --law {address}` plans with it. Name the runs that it "
+                "was fitted to."
+            ) from error
         raise InputError(f"{address}: {otherwise}. As a log: {error}") from error
+    for message in _import_warnings(found):
+        warnings.warn(f"{address}: {message}", RunWarning, stacklevel=2)
+    request.ignored_names.update({item.run.name: item.ignored_name for item in found})
+    return [item.run for item in found]
+
+
+def _import_warnings(found: Imports) -> Iterator[str]:
+    """What was left out of the logs, and what only their names gave."""
     tables = [why for why in found.left_out if NO_COMPUTE in why]
     if len(tables) == 1:
-        warnings.warn(f"{address}: 1 table left out: {tables[0]}", RunWarning, stacklevel=2)
+        yield f"1 table left out: {tables[0]}"
     elif tables:
-        names = listing([files.last_part(why.partition(f": {NO_COMPUTE}")[0]) for why in tables], _MOST_NAMED)
-        warnings.warn(
-            f"{address}: {len(tables)} tables without step or compute left out: {names}.", RunWarning, stacklevel=2
-        )
+        names = listing([files.last_part(why.partition(f": {NO_COMPUTE}")[0]) for why in tables], _MAX_NAMED)
+        yield f"{len(tables)} tables without step or compute left out: {names}."
     skipped = sum(item.skipped_lines for item in found)
     if skipped:
-        warnings.warn(
-            f"{address}: {plural(skipped, 'line')} that could not be read left out.", RunWarning, stacklevel=2
-        )
+        yield f"{plural(skipped, 'line')} that could not be read left out."
     guessed = [
         f"{note.removesuffix(FROM_NAME)} of '{item.run.name}'"
         for item in found
@@ -227,89 +230,67 @@ def _logs(address: str, otherwise: str, asked: _Asked) -> list[Run]:
         if note.endswith(FROM_NAME)
     ]
     if guessed:
-        more = f" and {len(guessed) - _MOST_NAMED} more" if len(guessed) > _MOST_NAMED else ""
+        more = f" and {len(guessed) - _MAX_NAMED} more" if len(guessed) > _MAX_NAMED else ""
         remedy = "say --rollouts-per-problem or --problems-per-batch" if len(found) == 1 else "rename the files"
-        warnings.warn(
-            f"{address}: {', '.join(guessed[:_MOST_NAMED])}{more} by the name alone; {remedy} where it means something "
-            "else.",
-            RunWarning,
-            stacklevel=2,
-        )
-    asked.overruled.update({item.run.name: item.overruled for item in found})
-    return [item.run for item in found]
+        yield (f"{', '.join(guessed[:_MAX_NAMED])}{more} by the name alone; {remedy} where it means something else.")
 
 
-def _separator(address: str) -> str:
-    from isocompute.data.logs.source import Log
+def _load_study(address: str) -> list[Run]:
+    """The runs of a folder, read in parallel: small local files keep one core busy each, remote ones mostly wait."""
 
-    return separator_of(Log.at(address).start().head, address)
+    def read(found: tuple[str, str]) -> Run | NoPointsError:
+        try:
+            return read_run(found[0], name=found[1])
+        except NoPointsError as error:
+            return error
 
-
-def _is_foreign(address: str) -> bool:
-    """Whether a file named like a table is a log, or a table whose columns are somebody else's."""
-    from isocompute.data.logs.detect import is_foreign_table
-
-    return is_foreign_table(address)
-
-
-def _study(address: str) -> list[Run]:
-    """The runs of a folder, read side by side: small files keep one core busy each, remote ones mostly wait."""
-    with ThreadPoolExecutor(_READERS) as pool:
-        read = list(pool.map(_read_begun, _run_folders(address, "", _DEPTH)))
-    begun = [run for run in read if isinstance(run, Run)]
-    waiting = [error for error in read if isinstance(error, NoPointsError)]
-    if waiting and not begun:
+    with ThreadPoolExecutor(_THREADS) as pool:
+        results = list(pool.map(read, _run_folders(address, "", _DEPTH)))
+    runs = [run for run in results if isinstance(run, Run)]
+    waiting = [error for error in results if isinstance(error, NoPointsError)]
+    if waiting and not runs:
         raise waiting[0]
-    if waiting:
-        # A study that is running: a cell's folder is there before its first evaluation.
-        runs = plural(len(waiting), "run")
-        warnings.warn(f"{address}: {runs} without a point yet left out", RunWarning, stacklevel=2)
-    _tell_of_text(begun, address)
-    return begun
-
-
-def _tell_of_text(runs: Sequence[Run], address: str) -> None:
-    """One warning for all columns of a study that are text because of a cell."""
-    odd: dict[str, tuple[str, int]] = {}
-    for run in runs:
-        others = [name for name in run.points.columns if name != NON_FINITE and rank(name) == len(REWARDS)]
-        for found in odd_cells(run.points, others, place=run.place):
-            first, count = odd.get(found.column, (f"{found} in run '{run.name}'", 0))
-            odd[found.column] = first, count + 1
-    if odd:
-        said = [first + (f" and in {count - 1} more" if count > 1 else "") for first, count in odd.values()]
-        more = f"; and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
-        warnings.warn(
-            f"{address}: {'; '.join(said[:_MOST_NAMED])}{more}: taken for text; fix such cells or leave them empty.",
-            RunWarning,
-            stacklevel=2,
-        )
-
-
-def _read_begun(found: tuple[str, str]) -> Run | NoPointsError:
-    address, name = found
-    try:
-        return read_run(address, name=name)
-    except NoPointsError as error:
-        return error
+    if waiting:  # a study in progress: a cell's folder is there before its first evaluation
+        count = plural(len(waiting), "run")
+        warnings.warn(f"{address}: {count} without a point yet left out", RunWarning, stacklevel=2)
+    _warn_of_text(runs, address)
+    return runs
 
 
 def _run_folders(address: str, name: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Run folders anywhere below, named by their path from the top so that equal names in two places stay apart."""
+    """Run folders anywhere below, named by their path from the top so that equal names in two places differ."""
     entries = {files.last_part(child): child for child in files.children(address)}
     if POINTS in entries:
         yield address, name or files.last_part(address)
     elif depth > 0:
-        for part, child in entries.items():
-            if not part.startswith(".") and files.is_folder(child):
-                yield from _run_folders(child, f"{name}/{part}".strip("/"), depth - 1)
+        for entry, child in entries.items():
+            if not entry.startswith(".") and files.is_folder(child):
+                yield from _run_folders(child, f"{name}/{entry}".strip("/"), depth - 1)
 
 
-def _filter_settings(runs: list[Run], where: Mapping[str, str], address: str) -> list[Run]:
-    """Runs whose `run.json`, or whose name where a table's row was named by its columns, says so."""
+def _warn_of_text(runs: Sequence[Run], address: str) -> None:
+    """One warning for all columns of a study that are text because of a cell; the fit checks rewards itself."""
+    odd: dict[str, tuple[str, int]] = {}
+    for run in runs:
+        columns = [name for name in run.points.columns if name != NON_FINITE and rank(name) == len(REWARDS)]
+        for found in text_cells(run.points, columns, place=run.place):
+            first, count = odd.get(found.column, (f"{found} in run '{run.name}'", 0))
+            odd[found.column] = first, count + 1
+    if odd:
+        named = [first + (f" and in {count - 1} more" if count > 1 else "") for first, count in odd.values()]
+        more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+        warnings.warn(
+            f"{address}: {'; '.join(named[:_MAX_NAMED])}{more}: taken for text; fix such cells or leave them empty.",
+            RunWarning,
+            stacklevel=2,
+        )
+
+
+def _filter_by_settings(runs: list[Run], where: Mapping[str, str], address: str) -> list[Run]:
+    """Runs whose `run.json`, or whose name where it spells out a table's columns, has these values."""
     for key, wanted in where.items():
-        values = [_said(run, key) for run in runs]
-        kept = [run for run, value in zip(runs, values, strict=True) if _same(value, wanted)]
+        values = [_setting(run, key) for run in runs]
+        kept = [run for run, value in zip(runs, values, strict=True) if _equal(value, wanted)]
         if not kept:
             there = sorted({value for value in values if value is not None})
             raise InputError(
@@ -319,15 +300,17 @@ def _filter_settings(runs: list[Run], where: Mapping[str, str], address: str) ->
     return runs
 
 
-def _said(run: Run, key: str) -> str | None:
-    """What a run says of a key; `recipe.learning_rate` is the field of a table in its settings."""
+def _setting(run: Run, key: str) -> str | None:
+    """A run's setting as text; `recipe.learning_rate` is a field of a table in it."""
     value: object = run.settings.model_dump()
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return dict(spelt(run.name)).get(key) if value is None else _text(value)
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    if value is None:
+        return dict(columns_in_name(run.name)).get(key)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _same(value: str | None, wanted: str) -> bool:
+def _equal(value: str | None, wanted: str) -> bool:
     """Equal as text or as numbers: 1e-6 is 0.000001."""
     if value is None or value == wanted:
         return value == wanted
@@ -335,7 +318,3 @@ def _same(value: str | None, wanted: str) -> bool:
         return float(value) == float(wanted)
     except ValueError:
         return False
-
-
-def _text(value: object) -> str | None:
-    return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)

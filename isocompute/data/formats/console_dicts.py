@@ -8,16 +8,15 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from isocompute.data.logs.base import NO_MATCH, Match
-from isocompute.data.logs.collect import Sink
-from isocompute.data.logs.literals import LiteralError, balanced_end, parse, scalars
-from isocompute.data.logs.source import Log, Sample, strip
-from isocompute.trainers.printed import ConfigWatch, process_of
+from isocompute.data.literals import LiteralError, balanced_end, flatten, parse
+from isocompute.data.rows import NO_MATCH, Match, Sink
+from isocompute.data.source import Log, Sample
+from isocompute.trainers.printed import ConfigWatch, process_of, strip
 
 __all__ = ["OpenRLHF", "PipelineRL", "SkyRL"]
 
-_MOST_LINES = 3000
-_LONGEST = 1 << 20
+_MAX_LINES = 3000
+_MAX_SIZE = 1 << 20
 
 
 class _StepAndDict:
@@ -30,7 +29,7 @@ class _StepAndDict:
     _keys: ClassVar[re.Pattern[str]]
 
     def sniff(self, sample: Sample) -> Match:
-        """Such a dict with the trainer's own keys."""
+        """Such dicts with the trainer's own keys."""
         rows = sum(
             1 for _, row in self._rows((line, line) for line in sample.lines) if row and any(map(self._keys.match, row))
         )
@@ -54,24 +53,26 @@ class _StepAndDict:
                 watch = None
 
     def _rows(self, lines: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        """Step and dict from (raw line, cleaned line); None for a dict that is torn or not readable."""
         step, depth, process = 0, 0, b""
-        held: list[str] = []
+        pieces: list[str] = []
         size = 0
-        waiting = False
-        for raw, text in lines:
+        waiting = False  # for the dict of the last step
+        for raw, cleaned in lines:
+            text = cleaned
             match = self._line.search(text) if self._mark in text else None
             if match:
-                if held:
-                    yield step, None  # torn: the next one begins before it ended
-                held, depth, size = [], 0, 0
+                if pieces:
+                    yield step, None  # the next one begins before this one ended
+                pieces, depth, size = [], 0, 0
                 step, process, waiting = int(match["step"]), process_of(raw), True
-                text = text[match.end() :]  # noqa: PLW2901 - the rest of it
+                text = text[match.end() :]
             elif not waiting or process_of(raw) != process:
                 continue
-            text = text.strip()  # noqa: PLW2901 - the same line, trimmed
+            text = text.strip()
             if not text:
                 continue
-            if not held:
+            if not pieces:
                 if not text.startswith(b"{"):
                     waiting = not match and waiting and text.startswith(b"\\")
                     continue
@@ -79,16 +80,16 @@ class _StepAndDict:
                 waiting = False
                 continue
             piece = text.decode(errors="replace")
-            held.append(piece)
+            pieces.append(piece)
             size += len(piece)
             depth = balanced_end(max(depth, 0), piece)
             if depth == -1:
-                yield step, _dict("\n".join(held))
-                held, waiting = [], False
-            elif len(held) > _MOST_LINES or size > _LONGEST:
+                yield step, _dict("\n".join(pieces))
+                pieces, waiting = [], False
+            elif len(pieces) > _MAX_LINES or size > _MAX_SIZE:
                 yield step, None
-                held, waiting = [], False
-        if held:
+                pieces, waiting = [], False
+        if pieces:
             yield step, None
 
 
@@ -97,7 +98,7 @@ def _dict(text: str) -> dict[str, Any] | None:
         value = parse(text)
     except LiteralError:
         return None
-    return scalars(value) if isinstance(value, dict) else None
+    return flatten(value) if isinstance(value, dict) else None
 
 
 class OpenRLHF(_StepAndDict):

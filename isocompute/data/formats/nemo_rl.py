@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from isocompute.data.logs.base import NO_MATCH, Match
-from isocompute.data.logs.collect import Rows, Sink
-from isocompute.data.logs.literals import as_number
-from isocompute.data.logs.source import Log, Sample, strip
-from isocompute.trainers.printed import ConfigWatch
+from isocompute.data.literals import as_number
+from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
+from isocompute.data.source import Log, Sample
+from isocompute.trainers.printed import ConfigWatch, strip
 
 __all__ = ["NemoRL"]
 

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 
 from isocompute.core.errors import InputError
 from isocompute.data.formats.jsonl import step_of
-from isocompute.data.logs.base import NO_MATCH, Match
-from isocompute.data.logs.collect import Sink
-from isocompute.data.logs.literals import scalars
-from isocompute.data.logs.source import Log, Sample
+from isocompute.data.literals import flatten
+from isocompute.data.rows import NO_MATCH, Match, Sink
+from isocompute.data.source import Log, Sample
 
 __all__ = ["Trackio"]
 
@@ -57,7 +56,7 @@ def _read(base: sqlite3.Connection, sink: Sink) -> None:
     base.text_factory = lambda data: data.decode(errors="replace")
     for name, step, text in base.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id"):
         rows = sink.run(str(name))
-        row = scalars(_object(text))
+        row = flatten(_object(text))
         number = step_of({**row, "_step": row.get("_step", step)})
         metrics = {k: v for k, v in row.items() if not k.endswith("global_step") and k not in ("step", "_step")}
         if number is None or not rows.add_mapping(number, metrics):
@@ -65,7 +64,7 @@ def _read(base: sqlite3.Connection, sink: Sink) -> None:
     if base.execute("SELECT name FROM sqlite_master WHERE name = 'configs'").fetchone():
         for name, text in base.execute("SELECT run_name, config FROM configs"):
             if str(name) in sink.runs:
-                sink.run(str(name)).found(scalars(_object(text), separator="."))
+                sink.run(str(name)).found(flatten(_object(text), separator="."))
 
 
 def _object(text: Any) -> dict[str, Any]:
