@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -22,7 +23,7 @@ from isocompute.planner.decide import Plan, decide
 from isocompute.planner.law import PlanningLaw, planning_law
 from isocompute.planner.published import entries, published
 from isocompute.planner.regime import Diagnosis, diagnose
-from isocompute.planner.request import PlanRequest, parse_budget
+from isocompute.planner.request import UNITS, PlanRequest, option_of, parse_budget
 from isocompute.report.charts.style import ACCENT, BLUE, GREY, band, chart, compute_axis, panel, value_axis
 from isocompute.web.results import Results, Scope, replicates_option
 from isocompute.web.source import Source, command_line
@@ -31,7 +32,6 @@ __all__ = ["STUDY", "PlanQuery", "Planner", "as_parameters", "band_chart", "plan
 
 STUDY = "study"
 """The name of the law that is fitted to the runs being served."""
-_SUFFIXES = {"rollouts": "", "tokens": "tok", "gpu_hours": "h"}
 _BAND_BUDGETS = 25
 _BAND_RANGE = 4.0
 """The band goes so far beyond the law's range, as forecasts and comparisons do."""
@@ -42,7 +42,7 @@ Amount = Annotated[float, Field(gt=0, le=1e12)]
 
 
 class PlanQuery(BaseModel):
-    """The options of `isocompute plan`, with the same names; options that name files are the command's alone."""
+    """The options of `isocompute plan` as a query; options that name files are the command's alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,6 +67,18 @@ class PlanQuery(BaseModel):
     rollouts_per_second: Amount | None = None
     price_per_gpu_hour: Amount | None = None
     extrapolate: bool = False
+
+    def request(self) -> PlanRequest:
+        """The request, of any budget where none is given."""
+        if (self.stable_low is None) != (self.stable_high is None):
+            raise InputError("a range of stable Bp has two ends; give both stable_low and stable_high, or neither.")
+        return PlanRequest.of(
+            budget=self.budget or "1",
+            batch_size=self.batch,
+            rollouts_per_problem=self.n or None,
+            stable_problems=None if self.stable_low is None else (self.stable_low, self.stable_high),
+            **self.model_dump(include=PlanRequest.model_fields.keys() - {"budget", "law"}),
+        )
 
 
 _OTHER_PARAMETERS = {
@@ -108,35 +120,24 @@ class Planner:
         query: PlanQuery,
         *,
         law: PlanningLaw,
+        scope: Scope | None = None,
         diagnosis: Diagnosis | None = None,
         fresh: bool = True,
-        scope: Scope | None = None,
         replicates: int | None = None,
     ) -> None:
         self.law, self.fresh = law, fresh
-        self._query, self._diagnosis, self._scope, self._replicates = query, diagnosis, scope, replicates
-        if (query.stable_low is None) != (query.stable_high is None):
-            raise InputError("a range of stable Bp has two ends; give both stable_low and stable_high, or neither.")
-        given = query.model_dump(exclude={"law", "budget", "part", "batch", "n", "stable_low", "stable_high"})
-        self._request = PlanRequest.of(
-            **given,
-            budget=query.budget or law.last,
-            batch_size=query.batch,
-            rollouts_per_problem=query.n or None,
-            stable_problems=(query.stable_low, query.stable_high) if query.stable_low and query.stable_high else None,
-        )
+        self._scope, self._diagnosis, self._replicates = scope, diagnosis, replicates
+        self._request = query.request()
         self._prices = prices(
             Hardware.of(self._request),
+            law_runs=None if scope is None else scope.runs,
             law_gpu_hours_per_rollout=law.gpu_hours_per_rollout,
             law_response_tokens=law.response_tokens,
             law_source=law.rate_source,
         )
+        self.budget = query.budget or self._half_of_range()
 
-    @property
-    def budget(self) -> str:
-        """The budget asked for, or half of what the law was measured up to."""
-        if self._query.budget:
-            return self._query.budget
+    def _half_of_range(self) -> str:
         # Where rollouts do not convert to the law's unit, the error is about the law, not a budget that nobody gave.
         self._prices.rates(1, 1).amount(1.0, self.law.unit)
         return self._in_unit(float(f"{self.law.last / 2:.2g}"))
@@ -150,10 +151,8 @@ class Planner:
         """The plan at each of a row of budgets over the law's range and beyond, where they buy one."""
         rows = []
         for compute in np.geomspace(self.law.first, _BAND_RANGE * self.law.last, _BAND_BUDGETS):
-            try:
+            with suppress(InputError):
                 rows.append(self.row(self._in_unit(float(f"{compute:.4g}"))))
-            except InputError:
-                continue
         return rows
 
     def row(self, budget: str) -> dict[str, Any]:
@@ -173,39 +172,28 @@ class Planner:
         }
 
     def _in_unit(self, amount: float) -> str:
-        return f"{amount:.10g}{_SUFFIXES.get(self.law.unit, '')}"
+        suffix = next((suffix for suffix, unit in UNITS.items() if unit == self.law.unit), "")
+        return f"{amount:.10g}{suffix}"
 
     @property
     def command(self) -> str:
         """The command that prints the same plan; two where only `fit` has the options to read the runs in this way."""
-        q = self._query
-        law, first = q.law, ""
-        fitting: dict[str, Any] = {"metric": q.metric, "replicates": self._replicates}
+        given: dict[str, Any] = {
+            option_of(name).removeprefix("--"): value
+            for name, field in PlanRequest.model_fields.items()
+            if (value := getattr(self._request, name)) != field.default
+        }
+        if self._request.stable_problems is not None:
+            given["stable-problems"] = "{}-{}".format(*self._request.stable_problems)
+        law, first = self.law.name, ""
         if self._scope is not None:
-            law = self._scope.address
+            law, fitting = self._scope.address, {"metric": given.get("metric"), "replicates": self._replicates}
             if self._scope.command("plan") is not None:
-                fitting |= self._scope.options.given
+                given |= {**self._scope.options.given, **fitting}
             else:
                 law, first = "law.json", f"{self._scope.command('fit', **fitting, out='law.json')} && "
-                fitting = {}
-        same = q.model_dump(
-            include={
-                *("difficulty", "problems", "problems_per_batch", "batch", "max_batch", "truncated", "gpus"),
-                *("response_tokens", "rollouts_per_second", "price_per_gpu_hour", "extrapolate"),
-            }
-        )
-        return first + command_line(
-            "plan",
-            options={
-                "budget": self.budget,
-                "law": law,
-                **fitting,
-                **same,
-                "n": self._request.rollouts_per_problem,
-                "stable_problems": None if q.stable_low is None else f"{q.stable_low}-{q.stable_high}",
-                "min_updates": q.min_updates if q.min_updates > 1 else None,
-            },
-        )
+                given["metric"] = None
+        return first + command_line("plan", options=given | {"budget": self.budget, "law": law})
 
 
 def planner(results: Results, query: PlanQuery) -> Planner:
@@ -218,23 +206,18 @@ def planner(results: Results, query: PlanQuery) -> Planner:
         raise InputError(refused)
     law = results.law(scope)
     fitted = law.value
+    source = f"fitted to {plural(len(fitted.runs), 'run')}"
     try:
-        planning = planning_law(
-            fitted,
-            name=scope.address,
-            source=f"fitted to {plural(len(fitted.runs), 'run')}",
-            problems_per_batch=query.problems_per_batch,
-        )
+        planning = planning_law(fitted, name=scope.address, source=source, problems_per_batch=query.problems_per_batch)
     except InputError as error:
         raise InputError(why_no_plan(scope.runs, results.source) or str(error)) from error
-    metric = results.evidence(scope).metric
-    diagnosis = results.cached("limit", scope, lambda: diagnose(scope.runs, metric=metric))
+    diagnosis = results.cached("limit", scope, lambda: diagnose(scope.runs, metric=fitted.metric))
     return Planner(
         query,
         law=planning,
+        scope=scope,
         diagnosis=diagnosis.value,
         fresh=law.fresh and diagnosis.fresh,
-        scope=scope,
         replicates=replicates_option(fitted.replicates),
     )
 
