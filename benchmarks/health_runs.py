@@ -24,7 +24,7 @@ from isocompute.core.curve import scale_of
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings
 from isocompute.diagnose.health import Health, check
-from isocompute.diagnose.series import Series, series_of, trailing_mean
+from isocompute.diagnose.series import Series, series_of, trailing
 from isocompute.law.curves import choose_metric
 
 FEWEST = 4
@@ -44,7 +44,7 @@ def fall_of(series: Series) -> Fall | None:
     values = series.values_T
     last = max(1, len(values) // 10)
     width = max(1 if len(values) < 6 else 3, last)
-    level = trailing_mean(values, width)
+    level = trailing(np.mean, values, width)
     at = width - 1 + int(level[width - 1 :].argmax())
     top = at + 1 - width + int(values[at + 1 - width : at + 1].argmax()) if width <= 3 else at
     best, end = float(level[at]), float(values[-last:].mean())

@@ -27,8 +27,7 @@ from isocompute.diagnose.series import (
     series_of,
     sets_logged,
     stalled_since,
-    trailing_mean,
-    trailing_median,
+    trailing,
 )
 
 __all__ = [
@@ -189,13 +188,13 @@ def check_progress(signals: Signals) -> list[Detection] | None:
     if not any(len(reward.series) >= MINIMUM_FOR_PROGRESS for reward in rewards):
         return None
     stuck = _constant(rewards[-1])  # training's where it is logged: it makes the gradient
-    stalled = stuck or _standstill(signals)
+    stalled = stuck or _stalled(signals)
     if stalled is None or (stalled.severity == "warning" and check_reward_fall(signals)):
         return []
     return [stalled]
 
 
-def _standstill(signals: Signals) -> Detection | None:
+def _stalled(signals: Signals) -> Detection | None:
     rewards = signals.rewards
     if any(has_risen(reward.series.values_T) for reward in rewards):
         return None
@@ -253,14 +252,7 @@ def _level(value: float) -> str:
 
 
 def drift_check(
-    name: str,
-    label: str,
-    *,
-    up: bool,
-    warning: float,
-    problem: float | None,
-    floor: float = 0.0,
-    smooth: int = 1,
+    name: str, label: str, *, up: bool, warning: float, problem: float | None, floor: float = 0.0, smooth: int = 1
 ) -> CheckFunction:
     """A check for a series that drifts while the reward gains nothing.
 
@@ -277,7 +269,7 @@ def drift_check(
             return None
         sign = 1.0 if up else -1.0
         logs_T = np.log(np.maximum(series.values_T, max(floor, 1e-12)))
-        before_T, now_T = trailing_median(logs_T, DRIFT_REFERENCE_POINTS), trailing_median(logs_T, smooth)
+        before_T, now_T = trailing(np.median, logs_T, DRIFT_REFERENCE_POINTS), trailing(np.median, logs_T, smooth)
         noise_T = downside_noise(sign * logs_T, prior=batch_noise(signals.run.settings.problems_per_batch))
         found: dict[int, Detection] = {}  # what shows at one point is one finding, the worst
         marks: tuple[tuple[float | None, Severity, Ints, str], ...] = (
@@ -340,7 +332,7 @@ def check_zero_variance(signals: Signals) -> list[Detection] | str | None:
     low_K = np.arange(BINS) / BINS
     edge_K = np.where(low_K < 0.5, low_K, low_K + 1.0 / BINS)
     zero_variance_K = edge_K**n + (1.0 - edge_K) ** n
-    mean_T = trailing_mean(series.values_T, WINDOW)
+    mean_T = trailing(np.mean, series.values_T, WINDOW)
     rows = sorted(rates)
     last_T = np.searchsorted(rows, series.row_T, side="right") - 1
     for t in range(WINDOW - 1, len(series)):
@@ -360,7 +352,8 @@ def check_polarisation(signals: Signals) -> list[Detection] | None:
     if len(rows) < 2:
         return None
     first = rates[rows[0]]
-    lowest, before = BINS // 20, float(first.share_K[: BINS // 20].sum())
+    lowest = BINS // 20
+    before = float(first.share_K[:lowest].sum())
     for row in rows[1:]:
         now = rates[row]
         share = float(now.share_K[:lowest].sum())
@@ -391,7 +384,7 @@ def _share_error(share: float, inverse_count: float) -> float:
 
 def _first_above(series: Series, mark: float, *, window: int = WINDOW) -> int | None:
     """The first point from which the mean of the last `window` lies above a mark; a full window is needed."""
-    above_T = trailing_mean(series.values_T, window) > mark
+    above_T = trailing(np.mean, series.values_T, window) > mark
     above_T[: window - 1] = False
     return int(above_T.argmax()) if above_T.any() else None
 
@@ -429,7 +422,7 @@ def check_spikes(signals: Signals) -> list[Detection] | None:
     if series is None:
         return None
     logs_T = np.log(np.maximum(series.values_T, 1e-12))
-    before_T = trailing_median(logs_T, SPIKE_WINDOW)
+    before_T = trailing(np.median, logs_T, SPIKE_WINDOW)
     high = first + np.flatnonzero(logs_T[first:] - before_T[first - 1 : -1] >= math.log(SPIKE_FACTOR))
     spikes: list[int] = []
     for t in map(int, high):

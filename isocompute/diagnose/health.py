@@ -69,13 +69,9 @@ class Health:
     checks: tuple[Check, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data: `run`, `verdict`, `findings`, `checks[{code, metrics, ran, needs}]`."""
-        return {
-            "run": self.run,
-            "verdict": self.verdict,
-            "findings": [finding.to_json() for finding in self.findings],
-            "checks": [asdict(check) | {"metrics": list(check.metrics)} for check in self.checks],
-        }
+        """As plain data, the keys as here."""
+        checks = [asdict(check) | {"metrics": list(check.metrics)} for check in self.checks]
+        return asdict(self) | {"findings": [asdict(finding) for finding in self.findings], "checks": checks}
 
 
 class _Spec(NamedTuple):

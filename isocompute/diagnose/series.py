@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -36,26 +37,19 @@ __all__ = [
     "series_of",
     "sets_logged",
     "stalled_since",
-    "trailing_mean",
-    "trailing_median",
+    "trailing",
 ]
-
-MEMORY = 100
-"""Moves that the noise is estimated from: a run's noise changes as it learns."""
-PRIOR_WEIGHT = 4.0
-"""Moves that the prior noise counts for: a handful of points cannot say how noisy they are."""
 
 VALIDATION_NOISE = 0.02
 """Prior noise of an evaluation, of the scale: ScaleRL's error, and that of some 600 samples."""
-LEVEL_ERROR, LEVEL_POINTS = 0.02, (3, 20)
-"""A level is the mean of as many last values as bring its error to this share of the scale, within these limits."""
+LEVEL_POINTS = (3, 20)
+"""A level is the mean of as many last values as bring its error to .02 of the scale, within these limits."""
 
 
 MINIMUM_FOR_PROGRESS = 8
 """Evaluations before which a slow start is no standstill."""
 MINIMUM_TRAINING_BATCHES = 40
 """The same of batches, of which a run has many more: two full levels."""
-RISE_SIGMAS = 3.0
 
 
 # Series ---------------------------------------------------------------------------------------------------------------
@@ -88,17 +82,8 @@ def series_of(run: Run, name: str, *, minimum: int = 1) -> Series | None:
     return Series(name, row_T, np.asarray(values[row_T], dtype=np.float64)) if len(row_T) >= minimum else None
 
 
-def trailing_mean(values_T: Array, width: int) -> Array:
-    """Mean of the last `width` values, fewer at the start."""
-    return _trailing(values_T, width, np.mean)
-
-
-def trailing_median(values_T: Array, width: int) -> Array:
-    """Median of the last `width` values, fewer at the start."""
-    return _trailing(values_T, width, np.median)
-
-
-def _trailing(values_T: Array, width: int, summary: Callable[..., Array]) -> Array:
+def trailing(summary: Callable[..., Any], values_T: Array, width: int) -> Array:
+    """A summary, such as `np.mean`, of the last `width` values at every point; of fewer at the start."""
     head = [float(summary(values_T[: t + 1])) for t in range(min(width - 1, len(values_T)))]
     if len(values_T) < width:
         return np.array(head)
@@ -111,15 +96,15 @@ def downside_noise(values_T: Array, *, prior: Array | float) -> Array:
 
     A series that rises falls by noise alone, so the size of its falls is noise, whatever its slope and curvature; the
     median makes it blind to the rare true fall. Negate a series that is expected to fall. Entry t uses the moves before
-    t, the last `MEMORY` of them, shrunk towards the prior standard deviation.
+    t, the last `100` of them, shrunk towards the prior standard deviation.
     """
     moves_T = np.diff(values_T, prepend=values_T[:1])
     falls = -moves_T[moves_T < 0]
     before_T: Ints = np.cumsum(moves_T < 0) - (moves_T < 0)  # falls before each point
-    median = np.concatenate([[0.0], trailing_median(falls, MEMORY)])[before_T]
+    median = np.concatenate([[0.0], trailing(np.median, falls, 100)])[before_T]
     seen_T = median / (0.6745 * math.sqrt(2.0))  # the median of |x| of a standard normal x
-    count_T = np.minimum(before_T, MEMORY)
-    variance_T = (PRIOR_WEIGHT * np.square(prior) + count_T * seen_T**2) / (PRIOR_WEIGHT + count_T)
+    count_T = np.minimum(before_T, 100)
+    variance_T = (4.0 * np.square(prior) + count_T * seen_T**2) / (4.0 + count_T)
     return np.asarray(np.sqrt(variance_T))
 
 
@@ -163,8 +148,8 @@ def reward_of(series: Series, *, prior: float, floor: float = 0.0) -> Reward:
     fewest, most = LEVEL_POINTS
     scale_T = binomial_scale(values_T, rate_T=np.maximum.accumulate(values_T))
     noise_T = np.maximum(downside_noise(values_T, prior=prior * scale_T), floor * scale_T)
-    width_T = np.clip(np.ceil((noise_T / (LEVEL_ERROR * scale_T)) ** 2), fewest, most)
-    means = {int(w): trailing_mean(values_T, int(w)) for w in np.unique(width_T)}
+    width_T = np.clip(np.ceil((noise_T / (0.02 * scale_T)) ** 2), fewest, most)
+    means = {int(w): trailing(np.mean, values_T, int(w)) for w in np.unique(width_T)}
     level_T = np.array([means[int(w)][t] for t, w in enumerate(width_T)])
     count_T = np.arange(1, len(values_T) + 1)
     # The mean of fewer values than it takes is no level to drop from, but of a quiet series its lower bound is.
@@ -237,16 +222,13 @@ def present_level(curve: Curve) -> float:
 # Rewards that drop, overfit or never rise -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Drop:
-    """A drop of the reward, at the point where it showed."""
+class Drop(NamedTuple):
+    """A drop of the reward, at the point of the series where it showed."""
 
     at: int
-    """Index in the series."""
     best: float
     best_at: int
-    now: float
-    """Mean since the drop began."""
+    now: float  # mean since the drop began
 
 
 def first_drop(reward: Reward, *, tests_T: Ints) -> Drop | None:
@@ -318,7 +300,7 @@ def has_risen(values_T: Array) -> bool:
         return False
     total_T = np.concatenate([[0.0], np.cumsum(values_T - values_T[0])])
     noise_T = _noise_of_moves(values_T)
-    asked_T = np.sqrt(RISE_SIGMAS**2 + 2.0 * np.log(np.arange(1, count + 1) / MINIMUM_FOR_PROGRESS).clip(0.0))
+    asked_T = np.sqrt(3.0**2 + 2.0 * np.log(np.arange(1, count + 1) / MINIMUM_FOR_PROGRESS).clip(0.0))
     for power in range(int(math.log2(count - 1)) + 1):
         part = 2**power
         end_T = np.arange(max(part + 1, MINIMUM_FOR_PROGRESS), count + 1)  # how many values are seen
@@ -342,7 +324,7 @@ def stalled_since(values_T: Array, *, minimum: int) -> int | None:
     error_T = _noise_of_moves(values_T) * 2.0 / np.sqrt(count_T)
     mean_T = np.cumsum(values_T / count_T[-1]) * (count_T[-1] / count_T)
     matters_T = 0.1 * binomial_scale(values_T, rate_T=mean_T)
-    enough_T = (count_T >= minimum) & (RISE_SIGMAS * error_T <= matters_T)
+    enough_T = (count_T >= minimum) & (3.0 * error_T <= matters_T)
     return int(enough_T.argmax()) if enough_T.any() else None
 
 

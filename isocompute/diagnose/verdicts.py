@@ -60,8 +60,7 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, the keys as here."""
-        interval = None if self.interval is None else list(self.interval)
-        return asdict(self) | {"interval": interval, "runs": list(self.runs)}
+        return asdict(self) | {"interval": self.interval and list(self.interval), "runs": list(self.runs)}
 
 
 @dataclass(frozen=True)

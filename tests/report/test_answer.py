@@ -97,7 +97,7 @@ def unnamed(scale: float, **settings: str) -> Run:
 @pytest.mark.parametrize("scale", [100.0, 20.0])
 def test_runs_on_different_scales_that_do_not_say_what_they_are(scale: float) -> None:
     known = evidence([unnamed(1.0), unnamed(scale)])
-    assert "runs that say their problem set and model" in missing("recipes", known)
+    assert "runs that name their problem set and model" in missing("recipes", known)
     answer = only(known)
     assert (answer.best, answer.outlook) == (None, None)
     assert "Best so far" not in answer.headline
