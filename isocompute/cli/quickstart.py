@@ -97,7 +97,7 @@ def command(
 
 def _rollouts(option: str, text: str, *, least: int) -> int:
     """An option's rollouts, spelled as `plan` reads a budget."""
-    from isocompute.planner.budget import Budget, parse_budget
+    from isocompute.planner.request import Budget, parse_budget
 
     try:
         asked = parse_budget(text)
@@ -125,7 +125,7 @@ def _sweep(folder: Path, name: str, *, budget: int, seed: int, workers: int | No
         typer.echo(f"error: the {name} sweep did not finish: {first[0]} {first[1]}; run the command again.", err=True)
         raise typer.Exit(1)
     if result.stopped or (result.interrupted and name != _SETS[-1]):
-        typer.echo(f"stopped in the {name} sweep; the same command goes on from here.", err=True)
+        typer.echo(f"stopped in the {name} sweep; the same command resumes from here.", err=True)
         raise typer.Exit(STOPPED)
     rate = result.new_rollouts / max(result.seconds, 1e-9)
     cells = f"{result.cells} cells" if not result.skipped else f"{result.cells} cells, {result.skipped} done before"
@@ -161,7 +161,7 @@ def _json(laws: dict[tuple[str, str], Law], plan_for: float) -> dict[str, Any]:
 
 def _plan(name: str, law: Law, plan_for: float) -> dict[str, Any]:
     """What `isocompute plan` says of the same runs."""
-    from isocompute.planner.api import plan
+    from isocompute.api import plan
 
     found = plan(budget=plan_for, law=law)
     chosen, ranked = found.allocation, found.chosen.ranked

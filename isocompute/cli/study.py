@@ -33,7 +33,7 @@ def run(
     fork: Annotated[bool, typer.Option("--fork", help="Start a new folder NAME-2, NAME-3, … beside it.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Run what is left of a study; the same command goes on after a stop, a crash or a kill."""
+    """Run what is left of a study; the same command resumes after a stop, a crash or a kill."""
     from isocompute import sweep as study
 
     with watched(quiet=json) as report:
@@ -50,7 +50,7 @@ def watched(*, quiet: bool) -> Iterator[Report]:
         with display(quiet=quiet) as report:
             yield report
     except KeyboardInterrupt:
-        typer.echo("stopped at once; the same command goes on from the last checkpoints.", err=True)
+        typer.echo("stopped at once; the same command resumes from the last checkpoints.", err=True)
         raise typer.Exit(STOPPED) from None
 
 
@@ -98,7 +98,7 @@ def _show_result(result: Result) -> None:
         typer.echo(f"{len(result.failed)} failed; running the study again tries them again:")
         _show_errors(list(result.failed.items()))
     if result.stopped:
-        typer.echo("stopped; the same command goes on from here.")
+        typer.echo("stopped; the same command resumes from here.")
 
 
 def _show_errors(errors: list[tuple[str, str]]) -> None:

@@ -31,7 +31,7 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any field: recipe.learning_rate=3e-4. May be repeated.")
     ] = None,
-    out: Annotated[str, typer.Option(help="Folder of the run; the same command goes on after a stop.")] = "train",
+    out: Annotated[str, typer.Option(help="Folder of the run; the same command resumes it after a stop.")] = "train",
     json: options.Json = False,
 ) -> None:
     """Train a model by reinforcement learning, evaluate it on the way, and write the run and the weights."""
@@ -58,19 +58,19 @@ def command(
             raise InputError(f"--set {name}={value}: name a table and its field, such as {_TABLES[0]}.{field or name}.")
         overrides[table] = {**overrides.get(table, {}), field: options.plain_value(value)}
     stop = _StopOnInterrupt()
-    told = _Lines(quiet=json)
+    lines = _Lines(quiet=json)
     with stop:
-        result = train(read_train_spec(spec, overrides), out=out, on_point=told, stopping=stop.asked)
+        result = train(read_train_spec(spec, overrides), out=out, on_point=lines, stopping=stop.asked)
     if json:
         options.print_json(result_json(result))
     else:
         _show(result)
     if result.diverged is not None:
-        text = f"error: {result.diverged}; {result.model} holds the last good weights. Lower the learning rate."
+        text = f"error: {result.diverged}; {result.model} has the last good weights. Lower the learning rate."
         typer.echo(text, err=True)
         raise typer.Exit(1)
     if not result.finished:
-        typer.echo("stopped; the same command goes on from here.", err=True)
+        typer.echo("stopped; the same command resumes from here.", err=True)
         raise typer.Exit(STOPPED)
 
 

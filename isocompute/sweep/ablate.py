@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomlkit
 
-from isocompute.core.cell import MeasuringEngine, evaluation_steps
+from isocompute.core.allocation import MeasuringEngine, evaluation_steps
 from isocompute.core.curve import MINIMUM_POINTS
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import LEAVE_ONE_OUT

@@ -28,11 +28,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.core import files
-from isocompute.core.cell import Cell, Control
+from isocompute.core.allocation import Cell, Control
 from isocompute.core.errors import InputError, first_wrong
-from isocompute.core.lock import LockGuard, LostError, process_start
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
-from isocompute.core.recorder import POINTS, Recorder, RunWriter
+from isocompute.core.recorder import POINTS, LockGuard, LostError, Recorder, RunWriter, process_start
 from isocompute.core.run import RunSettings
 from isocompute.data.literals import flatten
 

@@ -1,7 +1,7 @@
 """One cell, wherever it runs: load the engine, lock the cell's folder, run it, and say how it ended.
 
 Both runners call `execute` inside a worker. It never raises for what an engine does: a crash becomes `error.txt` and a
-failed outcome, so that the other cells go on.
+failed outcome, and the other cells run on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from zipfile import BadZipFile
 import numpy as np
 
 from isocompute.core import files
-from isocompute.core.cell import Cell, Control, Engine
+from isocompute.core.allocation import Cell, Control, Engine
 from isocompute.core.errors import InputError
-from isocompute.core.lock import RUNNING
-from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, SETTINGS, appended
+from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, RUNNING, SETTINGS, appended
 from isocompute.sweep import remote
 from isocompute.sweep.lock import STALE_SECONDS, LockedError, locked
 
@@ -177,7 +176,7 @@ def _attempt(engine: Engine, cell: Cell, folder: Path, control: Control) -> Outc
             (folder / name).unlink(missing_ok=True)
         _drop_unsound(folder)
         done = engine.run(cell, folder, control)
-    except Exception as error:  # an engine may raise anything; the other cells go on
+    except Exception as error:  # an engine may raise anything; the other cells run on
         cause = _unwritable(error, folder)
         if cause is not None:
             return Outcome(cell.name, "unwritable", f"{folder}: {cause.strerror or cause}")
@@ -253,7 +252,7 @@ def write_error(folder: Path, error: BaseException) -> None:
     text = _message(error)
     if lines:
         text += "\n\nTraceback, last lines:\n" + "\n".join(lines[-_TRACE_LINES:])
-    with suppress(OSError):  # the outcome tells the runner all the same
+    with suppress(OSError):  # the outcome has the message, too
         (folder / ERROR).write_text(text + "\n")
 
 

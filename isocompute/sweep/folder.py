@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isocompute.core import files
-from isocompute.core.cell import SPEED_ONLY, Cell
+from isocompute.core.allocation import SPEED_ONLY, Cell
 from isocompute.core.errors import InputError
-from isocompute.core.lock import RUNNING
-from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, SETTINGS
+from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, RUNNING, SETTINGS
 from isocompute.sweep import remote
 from isocompute.sweep.execute import Outcome, json_object
 from isocompute.sweep.lock import is_locked, locked_folder
@@ -60,31 +59,31 @@ class CellStatus:
     cell: Cell
     state: State
     rollouts: int
-    """Rollouts behind its last point; when it is finished, all that it made."""
+    """Rollouts at its last point; when it is finished, all of them."""
     error: str | None = None
     """What went wrong and its last lines, of a failed cell."""
     last: Mapping[str, Any] | None = None
-    """Its last point, where it was asked for."""
+    """Its last point, with `points`."""
     settings: Mapping[str, Any] | None = None
-    """Its `run.json`, where its last point was asked for; None before there is one."""
+    """Its `run.json`, with `points`; None before there is one."""
     summary: Mapping[str, Any] | None = None
     """Its `finished.json`, of a finished cell."""
 
     @property
     def total(self) -> int:
-        """Rollouts that it will have made in the end: those it may make; of a finished cell, those it made."""
+        """Rollouts at its end: its budget; of a finished cell, those it made."""
         return self.rollouts if self.state == "finished" else self.cell.compute
 
     @property
     def rollouts_per_problem(self) -> int | None:
-        """n as its run has it, None where that changes on the way; as the spec has it before there is a run."""
+        """n of its run, else of the spec; None where it changes on the way, as in some studies of 0.1."""
         if self.settings is None:
             return self.cell.rollouts_per_problem
         return _whole(self.settings.get("rollouts_per_problem"))
 
     @property
     def update_steps(self) -> int:
-        """M as its run has it, else as the spec; of a cell that ended early, the updates it made."""
+        """M of its run, else of the spec; of a cell that ended early, the updates it made."""
         early = self.summary is not None and any(name in self.summary for name in _EARLY)
         made = _whole((self.last or {}).get("step")) if early else None
         planned = _whole((self.settings or {}).get("update_steps"))
@@ -154,7 +153,7 @@ class StudyFolder:
         return folder
 
     def create(self) -> None:
-        """Make the folder; one that holds something else is refused, so that no foreign file is ever touched."""
+        """Make the folder; refuse one with something else in it, so that no foreign file is ever touched."""
         if files.exists(self.address) and not files.is_folder(self.address):
             raise InputError(f"{self.address}: there is a file of that name; give another --out.")
         if files.exists(self.address) and not files.exists(self.at(SPEC)):
@@ -168,14 +167,14 @@ class StudyFolder:
                 raise InputError(f"{self.address}: cannot be made ({error.strerror}); give another --out.") from error
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the study: a second runner would start the same cells."""
+        """Lock the study: a second runner would start the same cells."""
         return locked_folder(self.address, RUNNER, doing="the study is being run", instead=f"give {_ELSEWHERE}")
 
     def adopt(self, spec: StudySpec, data: bytes) -> None:
         """Make this the study's spec, unless what it has already computed depends on something that changed."""
         new = _identity(spec)
         if files.exists(self.at(IDENTITY)):
-            old = self._begun_with()
+            old = self._stored_identity()
             self._refuse_moving(old, new)
             for table in _MAY_GROW:
                 before = old.setdefault(table, {})  # studies begun before there were variants have none
@@ -191,20 +190,18 @@ class StudyFolder:
         self._write(IDENTITY, json.dumps(new, indent=1).encode() + b"\n")
         self._write(SPEC, data)
 
-    def _begun_with(self) -> dict[str, Any]:
+    def _stored_identity(self) -> dict[str, Any]:
         """What the existing points depend on."""
         identity = json_object(files.read_bytes(self.at(IDENTITY)))
         if identity is None or not isinstance(identity.get("problems"), dict):
             raise InputError(
-                f"{self.at(IDENTITY)}: damaged, so nobody can say whether the cells are of this spec; put it back, or "
+                f"{self.at(IDENTITY)}: damaged, so it is unknown whether the cells are of this spec; put it back, or "
                 f"give {_ELSEWHERE}."
             )
         return identity
 
     def _refuse_moving(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """A first variant or a name for the only set moves every cell: all would be run again, and what there is be
-        taken for further seeds.
-        """
+        """Refuse a first variant, or a name for the only set: they move every cell to another folder."""
         for what, before, after in (
             ("variants", bool(old.get("variants")), bool(new["variants"])),
             ("a name of its problem set (`set`)", "" not in old["problems"], "" not in new["problems"]),
@@ -316,7 +313,7 @@ class _RemoteCell:
             return (
                 files.read_bytes(files.join(self._address, f"{self._name}/{name}"))[-tail:] if self.has(name) else b""
             )
-        # A summary that is there and cannot be read for a moment says nothing, and the cell is finished all the same.
+        # A cell whose summary is there, but cannot be read for a moment, is finished all the same.
         unread = b"{}" if name == FINISHED and self.has(name) else b""
         return self._data.get(f"{self._name}/{name}", unread)
 
@@ -356,7 +353,7 @@ def _rollouts(cell: Cell, last: Mapping[str, Any] | None) -> int:
         return 0
 
 
-# How far a study is while it runs, and how it ended; the same for every runner.
+# Progress and result of a run, the same for every runner
 
 
 @dataclass(frozen=True)

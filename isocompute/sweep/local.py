@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.core import files
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
 from isocompute.sweep.execute import Outcome, execute, load_engine, write_error
 from isocompute.sweep.folder import CellStatus, Report, Result, Tally, longest_first

@@ -1,13 +1,13 @@
-"""Locks of folders: a small file names the process that works there, so that no folder is written by two.
+"""Locks of folders: a small file names the process that works there, so that two never write one folder.
 
-A lock counts while its process lives. On the same host that is known exactly: the process id with its start time. From
-another host, which may share the disk, it is known by the file's age, since every owner refreshes its locks every few
-seconds. So a killed owner needs no cleaning up, and `study status` asks nobody. An owner that was silent for too long,
-as on a host that slept, may lose its lock: it refreshes and removes only what still names it, and checks before it
-writes (`isocompute.core.lock`).
+A lock counts while its process lives. On the same host the process id with its start time decides. On another host,
+which may share the disk, the file's age decides: owners refresh their locks every few seconds. So a killed owner needs
+no cleaning up, and `study status` needs no answer from a process. An owner that was silent for too long, as on a host
+that slept, may lose its lock: it refreshes and removes only what still names it, and checks before it writes
+(`isocompute.core.recorder`).
 
-Kernel locks cannot do this: they name no owner, and not every shared disk has them. At a remote address nothing is
-atomic. Of two that take a lock within one second both pass, and the first to write finds that it has lost it.
+The kernel's locks alone name no owner, and not every shared disk has them. At a remote address nothing is atomic: of
+two processes that take a lock within one second both pass, and the first to write finds that it has lost it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from isocompute.core import files
 from isocompute.core.errors import InputError
-from isocompute.core.lock import LostError, Owner, parse_owner, process_start, read_owner, this_process
+from isocompute.core.recorder import LostError, Owner, parse_owner, process_start, read_owner, this_process
 from isocompute.sweep import remote
 
 __all__ = ["BEAT_SECONDS", "STALE_SECONDS", "LockedError", "is_locked", "locked", "locked_folder"]
@@ -81,9 +81,9 @@ def locked(address: str, *, patience: float = 0.0) -> Iterator[Callable[[], None
 
 @contextmanager
 def locked_folder(address: str, name: str, *, doing: str, instead: str) -> Iterator[None]:
-    """Make a folder and hold the lock file `name` in it.
+    """Make a folder and hold the lock file `name` in it, or raise `InputError`.
 
-    Refuse where another process has it (what that is `doing`, and what to do `instead`) or nothing can be written.
+    Its message says what another process is `doing` there, and what to do `instead`.
     """
     with ExitStack() as stack:
         try:
@@ -167,7 +167,7 @@ class _LocalFile:
 
 
 class _RemoteFile:
-    """A lock at an fsspec address. It holds the time of its last refresh, since not every system dates its files."""
+    """A lock at an fsspec address. It has the time of its last refresh in it: not every system dates its files."""
 
     wait_seconds = 1.0
     _one_at_a_time = threading.Lock()

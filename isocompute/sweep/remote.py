@@ -2,7 +2,7 @@
 
 Files go up in the order that keeps every moment resumable: points before the checkpoint that counts them, and
 `finished.json` last. An object store replaces an object whole or not at all. Where a system leaves half a checkpoint,
-the cell starts over; where it leaves half of the points that a checkpoint counts, the cell fails and says so.
+the cell starts over; where it leaves half of the points that a checkpoint counts, the cell fails with that message.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from isocompute.core.cell import Control
+from isocompute.core.allocation import Control
 from isocompute.core.errors import InputError
-from isocompute.core.lock import RUNNING
-from isocompute.core.recorder import CHECKPOINT, FINISHED, POINTS
+from isocompute.core.recorder import CHECKPOINT, FINISHED, POINTS, RUNNING
 
 __all__ = ["listing", "read_all", "remove", "scratch", "write"]
 

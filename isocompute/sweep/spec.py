@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from isocompute.core import files
-from isocompute.core.allocation import Allocation, grid
-from isocompute.core.cell import Cell, Engine
+from isocompute.core.allocation import Allocation, Cell, Engine, grid
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import sampled_per_problem
 from isocompute.sweep.execute import check_name
@@ -36,7 +35,7 @@ __all__ = [
 SPEC, IDENTITY, RUNNER = "study.toml", "identity.json", "runner.json"
 """Files of a study's folder, beside the folders of its sets, variants and cells."""
 _MOST = 2**53
-"""Of anything that is counted: beyond it a float no longer tells two whole numbers apart."""
+"""The largest count: beyond it, neighbouring whole numbers are the same float."""
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FOLDER_RULE = f"use letters, digits, '.', '_' and '-', and none of {SPEC}, {IDENTITY}, {RUNNER}"
 
@@ -45,7 +44,7 @@ def _names_folder(name: Any) -> bool:
     """Whether a folder of the study may have this name."""
     if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
         return False
-    return name.casefold() not in (SPEC, IDENTITY, RUNNER)  # not every disk tells capitals apart
+    return name.casefold() not in (SPEC, IDENTITY, RUNNER)  # not every disk distinguishes capitals
 
 
 def _whole(value: Any) -> Any:

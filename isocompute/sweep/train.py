@@ -14,11 +14,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from isocompute.core import files
-from isocompute.core.cell import SPEED_ONLY, Cell
+from isocompute.core.allocation import SPEED_ONLY, Cell
 from isocompute.core.errors import InputError, first_wrong
-from isocompute.core.lock import RUNNING, LostError
 from isocompute.core.recipe import sampled_per_problem
-from isocompute.core.recorder import CHECKPOINT, FINISHED
+from isocompute.core.recorder import CHECKPOINT, FINISHED, RUNNING, LostError
 from isocompute.sweep.execute import is_finished, summary_at
 from isocompute.sweep.lock import locked_folder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isocompute.cli import quickstart
-from isocompute.law import read_law
+from isocompute.law.store import read_law
 from tests.cli.tools import QUICK
 from tests.commands import Call, fails
 
@@ -86,7 +86,7 @@ def test_a_quickstart_that_is_interrupted_does_not_begin_the_next_sweep(
     monkeypatch.setattr(study, "run", run)
     result = call("quickstart", "--out", tmp_path / "q", "--budget", "1M")
     assert (result.code, result.out) == (130, "")
-    assert result.err == "stopped in the easy sweep; the same command goes on from here.\n"
+    assert result.err == "stopped in the easy sweep; the same command resumes from here.\n"
     assert swept == ["easy"]
 
 

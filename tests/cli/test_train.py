@@ -14,7 +14,7 @@ import pytest
 
 import isocompute.rl.loop as training_module
 from isocompute.core.errors import InputError
-from isocompute.core.lock import Owner, process_start, this_process
+from isocompute.core.recorder import Owner, process_start, this_process
 from isocompute.sweep.train import TrainSpec, train
 from tests.commands import Call, fails
 from tests.sweep.tools import ROOT, finish, until
@@ -170,7 +170,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path,
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)
     assert code == 130, err
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
     assert (out / "checkpoint.npz").exists() and not (out / "finished.json").exists()
     assert call("train", *options, "--out", out, "--json").json["finished"]
     assert call("train", *options, "--out", tmp_path / "whole", "--json").json["finished"]

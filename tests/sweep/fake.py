@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from isocompute.core.cell import Cell, Control
+from isocompute.core.allocation import Cell, Control
 from isocompute.core.errors import InputError
 from isocompute.core.recorder import Recorder
 from isocompute.core.run import RunSettings

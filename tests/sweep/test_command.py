@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isocompute import sweep as study
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
 from isocompute.core.run import RunSettings
 from isocompute.sweep.command import CommandEngine, LogTail, PointsFile

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from isocompute.core.cell import Cell
-from isocompute.core.lock import LostError, Owner, process_start, this_process
-from isocompute.core.recorder import CHECKPOINT
+from isocompute.core.allocation import Cell
+from isocompute.core.recorder import CHECKPOINT, LostError, Owner, process_start, this_process
 from isocompute.sweep import lock, remote
 from isocompute.sweep.execute import Outcome, execute
 from isocompute.sweep.folder import Progress, StudyFolder, Tally

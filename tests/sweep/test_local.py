@@ -240,7 +240,7 @@ def test_ctrl_c_writes_checkpoints_and_the_study_goes_on(tmp_path: Path, whole: 
     process.send_signal(number)
     code, text, err = finish(process)
     assert (code, "Traceback" in err) == (130, False)
-    assert "stopped; the same command goes on" in text
+    assert "stopped; the same command resumes" in text
     assert states(out) == {"2x2-s0": "stopped", "2x2-s1": "stopped", "2x4-s0": "waiting", "2x4-s1": "waiting"}
     assert (out / "2x2-s0" / "checkpoint.npz").exists()
     # Step 3, where they waited, lies behind the checkpoint: a run from the start would wait for ever.

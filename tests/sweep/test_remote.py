@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from isocompute import sweep as study
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
 from isocompute.core.recorder import CHECKPOINT
 from isocompute.sweep import lock
