@@ -30,7 +30,7 @@ import isocompute
 from isocompute import InputError
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
-from isocompute.planner.law import load_law
+from isocompute.planner.law import planning_law
 
 METRICS = ("avg@4", "worst@4", "best@4")
 HALVINGS, POINTS, REPLICATES = 6, 5, 300
@@ -67,7 +67,7 @@ def planned(curves: list[Curve], budget: float, end: float, metric: str) -> int 
     if len(tried) < 2:
         return None
     try:
-        law = load_law(fit_law(begun, metric=metric, unit="rollouts", replicates=REPLICATES))
+        law = planning_law(fit_law(begun, metric=metric, unit="rollouts", replicates=REPLICATES))
     except InputError:
         return None
     plan = isocompute.plan(budget=budget, law=law, rollouts_per_problem=tried, extrapolate=True)

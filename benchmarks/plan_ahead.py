@@ -37,7 +37,7 @@ from isocompute.core.curve import Curve
 from isocompute.data import load
 from isocompute.law.curves import curves_of
 from isocompute.law.law import Law, fit_law
-from isocompute.planner.law import load_law
+from isocompute.planner.law import planning_law
 
 LEVEL, REPLICATES, POINTS = 0.8, 300, 5
 SHARES = (1.0, 0.25)
@@ -106,7 +106,7 @@ class Found:
 
     def add(self, law: Law, budget: float, true: Mapping[Setting, float]) -> None:
         """Every setting of the law: the error as a share of the rise, and whether intervals held."""
-        planning = load_law(law)
+        planning = planning_law(law)
         keys = [key for key in planning.model.settings() if key in true]
         bp_A, n_A = np.array(keys, dtype=np.float64).T
         values_AB = planning.values(bp_A, n_A, np.full(len(keys), budget))

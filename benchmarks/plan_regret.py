@@ -53,9 +53,9 @@ from isocompute.core.curve import Curve
 from isocompute.data import load
 from isocompute.law.curves import curves_of
 from isocompute.law.law import fit_law
-from isocompute.planner.api import next_cells
 from isocompute.planner.decide import Plan
-from isocompute.planner.law import load_law
+from isocompute.planner.law import planning_law
+from isocompute.planner.next_runs import next_cells
 
 PILOT = 1 / 16
 """Share of the budget to which every cell is run before `--next` is asked."""
@@ -142,7 +142,7 @@ def setting(plan: Plan) -> Setting:
 
 def plan_curves(curves: list[Curve], budget: int) -> Plan:
     law = fit_law(curves, metric="avg@4", unit="rollouts", replicates=NEXT_REPLICATES)
-    return isocompute.plan(budget=budget, law=load_law(law), extrapolate=True)
+    return isocompute.plan(budget=budget, law=planning_law(law), extrapolate=True)
 
 
 def ask_next(folder: Path, true: Truth, budget: int) -> Asked:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from isocompute.api import (
         ablate,
         backtest,
+        backtest_plans,
         check_health,
         compare,
         fit,
@@ -32,14 +33,13 @@ if TYPE_CHECKING:
     from isocompute.core.errors import InputError
     from isocompute.data import Run, RunSet, RunSettings, RunWriter, load
     from isocompute.data.importing import import_logs
-    from isocompute.planner.backtest import backtest_plans
     from isocompute.report.page import write_report
     from isocompute.trainers import explain, export_plan
 
 _HOMES = {
     "ablate": "isocompute.api",
     "backtest": "isocompute.api",
-    "backtest_plans": "isocompute.planner.backtest",
+    "backtest_plans": "isocompute.api",
     "check_health": "isocompute.api",
     "compare": "isocompute.api",
     "fit": "isocompute.api",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,10 +15,13 @@ import numpy as np
 
 from isocompute.core import files
 from isocompute.core.curve import MINIMUM_POINTS, Curve
-from isocompute.core.errors import InputError, recorded
+from isocompute.core.errors import InputError, quiet, recorded
+from isocompute.core.formatting import plural
 from isocompute.core.run import listing
 from isocompute.data import Run, RunSet, RunWarning, load
-from isocompute.data.compatible import conditions_of, warn_of_several
+from isocompute.data.compatible import Condition, conditions_of, warn_of_several
+from isocompute.data.loading import hint_for_data_in_memory
+from isocompute.data.pass_rates import read_base_rates
 from isocompute.law.comparison import Comparison
 from isocompute.law.comparison import compare as _compare
 from isocompute.law.curves import DEFAULT_BIN, choose_metric, curves_of, warn_of_scales
@@ -25,10 +29,19 @@ from isocompute.law.forecasting import LEVEL, VERDICTS, Backtest, Forecast
 from isocompute.law.forecasting import backtest as _backtest
 from isocompute.law.forecasting import forecast as _forecast
 from isocompute.law.law import Law, fit_law
+from isocompute.law.store import StoredLaw, is_law_file, read_law
 from isocompute.law.uncertainty import check_replicates
-from isocompute.planner.api import plan
+from isocompute.planner.backtest import PlanTest, backtest_sweep
+from isocompute.planner.cost.prices import Hardware, prices
+from isocompute.planner.decide import Plan, decide
+from isocompute.planner.law import PlanningLaw, planning_law
+from isocompute.planner.published import entries, published
+from isocompute.planner.regime import diagnose
+from isocompute.planner.request import PlanRequest
+from isocompute.planner.warnings import BaseRates
 from isocompute.problems.difficulty import REPLICATES
 from isocompute.problems.load import load_problems
+from isocompute.problems.pass_rates import infer_samples, latent_pass_rates
 from isocompute.problems.split import Split, counts_from_rates, make_split, read_counts, write_split
 
 if TYPE_CHECKING:  # what one command needs takes the others seconds to load
@@ -45,6 +58,7 @@ __all__ = [
     "ablate",
     "analyse_ablation",
     "backtest",
+    "backtest_plans",
     "check_health",
     "compare",
     "fit",
@@ -115,12 +129,12 @@ def forecast(
             f"forecast takes one run, these are {len(runs)}: name one as PATH::NAME, of {names}, or use forecast_all."
         )
     _check_level(level)
-    (curve,), _, unit = curves_of(runs, metric=metric, unit=unit)
+    (curve,), metric, unit = curves_of(runs, metric=metric, unit=unit)
     seen = _until(curve, fit_until)
     made = _forecast(seen, target(to, float(seen.compute_C[-1])), level=level, unit=unit)
     from isocompute.diagnose.series import present_level
 
-    return replace(made, now=present_level(seen))
+    return replace(made, now=present_level(seen), curve=curve, metric=metric, unit=unit)
 
 
 def forecast_all(
@@ -142,25 +156,18 @@ def forecast_all(
     _check_level(level)
     made: dict[str, Forecast] = {}
     left_out: dict[str, str] = {}
-    with _each_once():
+    with recorded(RunWarning) as caught:
         for run in loaded:
             try:
                 one = replace(loaded, runs=(run,))
                 made[run.name] = forecast(one, to=to, fit_until=fit_until, metric=metric, unit=unit, level=level)
             except InputError as error:
                 left_out[run.name] = str(error)
+    for warning in {str(warning.message): warning for warning in caught}.values():  # each once, not for every run
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if not made:
         raise InputError(next(iter(left_out.values())))
     return dict(sorted(made.items(), key=lambda item: VERDICTS.index(item[1].verdict))), left_out
-
-
-@contextmanager
-def _each_once() -> Iterator[None]:
-    """What is said of many runs in the same words is said once."""
-    with recorded(RunWarning) as caught:
-        yield
-    for warning in {str(warning.message): warning for warning in caught}.values():
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def _check_level(level: float) -> None:
@@ -225,6 +232,201 @@ def _values(run: Run, metric: str) -> int:
     return len(values) if values is not None and values.n_unique() > 1 else 0
 
 
+def plan(**arguments: Any) -> Plan:
+    """From a law and a budget to an allocation, a recipe, a cost and how certain that is.
+
+    The arguments are the fields of `PlanRequest`, which are the options of `isocompute plan`:
+
+{fields}
+
+    >>> chosen = plan(budget="2e6", law="isocompute/bp32-easy").allocation
+    >>> chosen.problems_per_batch, chosen.rollouts_per_problem, chosen.update_steps
+    (32, 256, 244)
+    """
+    request = PlanRequest.of(**arguments)
+    check_replicates(request.replicates)
+    law, runs = _planning_law(request)
+    diagnosis = None
+    if runs is not None:
+        with quiet(RunWarning):  # the law has warned of its runs
+            diagnosis = diagnose(runs, metric=law.metric)
+    timed = request.timed_runs
+    costs = prices(
+        Hardware.of(request),
+        runs=load(timed) if isinstance(timed, str | Path) else timed,
+        law_runs=runs,
+        law_gpu_hours_per_rollout=law.gpu_hours_per_rollout,
+        law_response_tokens=law.response_tokens,
+        law_source=law.rate_source,
+    )
+    made = decide(law=law, request=request, prices=costs, rates=_base_rates(request), diagnosis=diagnosis)
+    price = request.price_per_gpu_hour
+    if price is not None and made.prices.cost(made.allocation)["money"] is None:
+        own = "" if request.gpus else ", --gpus 8 alone where the law's runs log seconds"
+        raise InputError(
+            f"--price-per-gpu-hour {price:g}: a price needs a throughput, and none is known; say "
+            f"--rollouts-per-second 12 --gpus 8, --throughput-from RUNS{own}, or --model and --gpu to model one."
+        )
+    return made
+
+
+def _with_fields(function: Callable[..., Plan]) -> None:
+    """Give `plan` the signature and the argument list of its request."""
+    fields = PlanRequest.model_fields
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.is_required() else field.default,
+                annotation=field.annotation,
+            )
+            for name, field in fields.items()
+        ],
+        return_annotation=Plan,
+    )
+    listed = "\n".join(f"    {name}: {field.description}" for name, field in fields.items())
+    function.__doc__ = (function.__doc__ or "").replace("{fields}", listed)
+
+
+_with_fields(plan)
+
+
+def _planning_law(request: PlanRequest) -> tuple[PlanningLaw, RunSet | None]:
+    """The law that a request names, and the runs that it was fitted to here."""
+    source, bp, seed = request.law, request.problems_per_batch, request.seed
+    if isinstance(source, PlanningLaw):
+        return source, None
+    if isinstance(source, Law | StoredLaw):
+        name = "law" if isinstance(source, Law) else "law.json"
+        return planning_law(source, name=name, problems_per_batch=bp, seed=seed), None
+    if isinstance(source, str | Path):
+        name = str(source)
+        named = "/" in name and name.split("/", 1)[0] in ("isocompute", "scalerl") and not files.exists(name)
+        if named or name in {entry.name for entry in entries()}:
+            return published(name, replicates=request.replicates, seed=seed), None
+        if name == "simulate" and not files.exists(name):
+            raise InputError(
+                "--law simulate: it is gone: on a language model its n had a rank correlation of -.76 with the best n; "
+                "start from a published law (`isocompute plan --laws`) and run a few n."
+            )
+        if not files.exists(name):
+            raise InputError(
+                f"--law {name}: neither a file or folder nor a published law; `isocompute plan --laws` lists those, "
+                "`isocompute fit RUNS --out law.json` writes one."
+            )
+        if is_law_file(name):
+            _refuse_without_draws(name)
+            return planning_law(read_law(name), name=name, problems_per_batch=bp, seed=seed), None
+        try:
+            source = load(name)
+        except InputError as error:
+            if not name.lower().endswith(".json"):
+                raise
+            raise InputError(
+                f"--law {name}: neither a law, as isocompute fit RUNS --out law.json writes it, nor runs; {error}"
+            ) from error
+    if not isinstance(source, RunSet):
+        remedy = hint_for_data_in_memory(source) or "isocompute.load reads runs"
+        raise InputError(
+            f"a law is given as a name, a path, a Law or a RunSet, not as {type(source).__name__}: {remedy}."
+        )
+    metric = choose_metric(source, request.metric)
+    runs, chosen = _leading_condition(source, metric=metric)
+    curves, metric, unit = curves_of(runs, metric=metric)
+    warn_of_scales(curves, metric=metric, source=runs.source)
+    law = fit_law(curves, metric=metric, unit=unit, replicates=request.replicates, seed=seed)
+    fitted = f"fitted to {plural(len(curves), 'run')}{chosen}"
+    return planning_law(law, name=runs.source, source=fitted, problems_per_batch=bp, seed=seed), runs
+
+
+def _leading_condition(runs: RunSet, *, metric: str) -> tuple[RunSet, str]:
+    """The runs that one plan can be made of, and in words what was left out.
+
+    Of runs on two problem sets the easier one would win, of two models the better one: that is refused. Of several
+    recipes the one that reached highest is planned with.
+    """
+    found = conditions_of(runs)
+    if len(found) < 2:
+        return runs, ""
+    key = next((key for condition in found for key in condition.labels if not key.startswith("recipe.")), None)
+    if key is not None:
+        names = [f"'{c.name}' ({len(c.runs)})" for c in found[:4]]
+        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+        raise InputError(
+            f"--law {runs.source}: its runs are of {len(found)} conditions, {', '.join(names)}{more}, whose rewards do "
+            f"not compare; name one: its own folder, or --where {key}=…"
+        )
+
+    def reached(condition: Condition) -> float:
+        """The highest end of a run."""
+        ends = [run.points[metric].drop_nulls().tail(3) for run in condition.runs if metric in run.points.columns]
+        return max((float(np.mean(end.to_numpy())) for end in ends if len(end)), default=-np.inf)
+
+    best = max(found, key=reached)
+    return best.runs, f" with {best.recipe_name}, which reached highest of {len(found)} recipes"
+
+
+def _refuse_without_draws(name: str) -> None:
+    """A law that was printed, or stripped of its replicates, has no uncertainty."""
+    try:
+        data = json.loads(files.read_bytes(name))
+    except ValueError:
+        return  # read_law says what is wrong with it
+    if not isinstance(data, dict):
+        return
+    settings = data.get("settings")
+    printed = "curves" in data and settings is None
+    stripped = isinstance(settings, list) and any(isinstance(s, dict) and "ensemble" not in s for s in settings)
+    if printed or stripped:
+        raise InputError(
+            f"--law {name}: a law without uncertainty ({'what fit --json prints' if printed else 'no replicates'}); "
+            f"write it with isocompute fit RUNS --out {name}."
+        )
+
+
+def _base_rates(request: PlanRequest) -> BaseRates | None:
+    given = request.pass_rates
+    if given is None:
+        return None
+    if isinstance(given, str | Path):
+        rates_P = read_base_rates(str(given), column=request.pass_rate_column)
+    else:
+        rates_P = np.asarray(given, dtype=np.float64)
+        if rates_P.ndim != 1 or not len(rates_P) or not ((rates_P >= 0) & (rates_P <= 1)).all():
+            raise InputError("pass_rates: give a list of numbers in [0, 1].")
+    return BaseRates(rates_P, latent_pass_rates(rates_P), infer_samples(rates_P))
+
+
+def backtest_plans(
+    runs: RunSet | str | Path,
+    *,
+    metric: str | None = None,
+    budget: float | None = None,
+    replicates: int = 1000,
+    seed: int = 0,
+) -> tuple[list[PlanTest], str]:
+    """Plans from an eighth of a finished sweep's compute, and what they lost; also the metric.
+
+    For one budget, or for several up to the largest that two settings reach.
+
+    >>> tests, metric = backtest_plans("runs")
+    >>> max(test.planned.regret for test in tests if test.planned)  # what following the plans would have lost
+    """
+    check_replicates(replicates)
+    runs = load(runs) if isinstance(runs, str | Path) else runs
+    metric = choose_metric(runs, metric)
+    runs, chosen = _leading_condition(runs, metric=metric)
+    if chosen:
+        warnings.warn(f"{runs.source}: plans are tested on {len(runs)} of its runs{chosen}.", RunWarning, stacklevel=2)
+    curves, metric, _ = curves_of(runs, metric=metric, unit="rollouts")
+    warn_of_scales(curves, metric=metric, source=runs.source)
+    tests = backtest_sweep(
+        curves, source=runs.source, metric=metric, budget=budget, replicates=replicates, seed=seed
+    )
+    return tests, metric
+
+
 def compare(
     a: Source,
     b: Source,
@@ -257,7 +459,8 @@ def compare(
                 stacklevel=2,
             )
     warn_of_scales([*curves_a, *curves_b], metric=metric_a, source=" and ".join(side.source for side in sides))
-    return _compare(curves_a, curves_b, replicates=replicates, seed=seed)
+    made = _compare(curves_a, curves_b, replicates=replicates, seed=seed)
+    return replace(made, metric=metric_a, unit=unit_a)
 
 
 def check_health(runs: Source, *, paths: Sequence[str] = ()) -> tuple[Health, ...]:

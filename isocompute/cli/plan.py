@@ -1,13 +1,22 @@
-"""`isocompute plan`: from a law and a budget to an allocation, a recipe, a cost and how sure that is."""
+"""`isocompute plan`: from a law and a budget to an allocation, a recipe, a cost and how certain that is.
+
+The options are the fields of `PlanRequest`, besides those that pick runs, propose runs or test plans.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 import typer
 
 from isocompute.cli import options
 from isocompute.core.errors import InputError
+from isocompute.planner.request import PlanRequest, option_of
 
 if TYPE_CHECKING:
     from isocompute.data import RunSet
@@ -16,146 +25,58 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_OF_BACKTEST = ("budget", "law", "metric", "problems_per_batch", "replicates", "seed")
+"""Fields of a request that `--backtest` reads."""
+
 
 def command(
-    budget: Annotated[
-        str | None, typer.Option(help="2e6 (rollouts), 3e9tok (tokens), 500h (GPU-hours) or $2000.")
-    ] = None,
-    law: Annotated[str | None, typer.Option(help="A published law's name, a law.json, or runs to fit.")] = None,
     where: options.Where = None,
     without: options.Without = None,
     laws: Annotated[bool, typer.Option("--laws", help="List the published laws.")] = False,
-    metric: Annotated[str | None, typer.Option(help="avg@k, best@k or worst@k; the law's own by default.")] = None,
-    difficulty: Annotated[str | None, typer.Option(help="easy or hard: decides KL and entropy.")] = None,
-    pass_rates: Annotated[
-        str | None, typer.Option(help="Per-problem pass rates of the base model: CSV, JSONL, parquet, JSON or text.")
-    ] = None,
-    pass_rate_column: Annotated[str | None, typer.Option(help="Their column, where it is not plain.")] = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="D: problems in your training set.")] = None,
-    problems_per_batch: Annotated[
-        int | None, typer.Option(min=1, help="Hold Bp: the choice is n against updates.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Hold B = Bp · n: the choice is Bp against n.")] = None,
-    n: Annotated[str | None, typer.Option("--n", help="Allowed n, such as 8,16,32.")] = None,
-    stable_problems: Annotated[str | None, typer.Option(help="Range of Bp that is stable, such as 32-256.")] = None,
-    max_batch: Annotated[int | None, typer.Option(min=1, help="Largest B = Bp · n the hardware takes.")] = None,
-    min_updates: Annotated[int, typer.Option(min=1, help="Fewest updates.")] = 1,
-    lr_anchor: Annotated[str | None, typer.Option(help="A learning rate that works and its batch: 1e-6@1024.")] = None,
-    truncated: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of the base model's responses that are cut off.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs; a batch must divide by them.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU by name, such as H200, for the cost model.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model's folder or config.json, for the cost model.")] = None,
-    prompt_tokens: Annotated[float | None, typer.Option(help="Tokens of a prompt, on average.")] = None,
-    response_tokens: Annotated[float | None, typer.Option(help="Tokens of a response, on average.")] = None,
-    rollouts_per_second: Annotated[
-        float | None, typer.Option(help="Measured throughput, on all GPUs, training included.")
-    ] = None,
-    throughput_from: Annotated[str | None, typer.Option(help="Runs that log seconds: take the throughput.")] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Money for one GPU-hour.")] = None,
-    extrapolate: Annotated[bool, typer.Option("--extrapolate", help="Plan far outside the law's range.")] = False,
     next_: Annotated[int | None, typer.Option("--next", min=1, help="Propose this many cells to run next.")] = None,
     out: Annotated[str | None, typer.Option(help="Where --next writes its study; next.toml by default.")] = None,
     backtest: Annotated[
         bool, typer.Option("--backtest", help="Instead: plan each budget of --law RUNS from an eighth of it.")
     ] = False,
-    replicates: options.Replicates = 1000,
-    seed: options.Seed = 0,
     json: options.Json = False,
+    **given: Any,
 ) -> None:
-    """Spend a budget: how many problems, rollouts and updates, which recipe, what to expect and how sure that is."""
+    """Spend a budget: how many problems, rollouts and updates, which recipe, what to expect and how certain that is."""
+    fields = PlanRequest.model_fields
+    given = {name: value for name, value in given.items() if value is not None and value != fields[name].default}
     if backtest:
-        _refuse_others(
-            {
-                "--laws": laws,
-                "--difficulty": difficulty,
-                "--pass-rates": pass_rates,
-                "--pass-rate-column": pass_rate_column,
-                "--problems": problems,
-                "--batch": batch,
-                "--n": n,
-                "--stable-problems": stable_problems,
-                "--max-batch": max_batch,
-                "--min-updates": min_updates > 1,
-                "--lr-anchor": lr_anchor,
-                "--truncated": truncated is not None,
-                "--gpus": gpus,
-                "--gpu": gpu,
-                "--model": model,
-                "--prompt-tokens": prompt_tokens is not None,
-                "--response-tokens": response_tokens is not None,
-                "--rollouts-per-second": rollouts_per_second is not None,
-                "--throughput-from": throughput_from,
-                "--price-per-gpu-hour": price_per_gpu_hour is not None,
-                "--extrapolate": extrapolate,
-                "--next": next_,
-                "--out": out,
-            }
-        )
-        _backtest(law, budget, metric, problems_per_batch, where, without, replicates, seed, json)
+        others = [option_of(name) for name in given if name not in _OF_BACKTEST]
+        others += [option for option, value in (("--laws", laws), ("--next", next_), ("--out", out)) if value]
+        if others:
+            raise InputError(
+                f"{others[0]} does not go with --backtest, which tests plans among the runs' own settings."
+            )
+        _backtest(given, where, without, json)
         return
     if out is not None and next_ is None:
         raise InputError(f"--out {out}: it is where --next writes its study; say --next 4 too, or leave it out.")
     if laws:
         _laws(json)
         return
-    if budget is None or law is None:
-        lacking = "--budget 2e6" if budget is None else "--law NAME"
-        raise InputError(
-            f"plan needs a budget and a law; say {lacking} (`isocompute plan --laws` lists published ones)."
-        )
-    if prompt_tokens is not None and model is None and gpu is None:
-        raise InputError(
-            f"--prompt-tokens {prompt_tokens:g}: the cost model alone counts them; say --model config.json, --gpu H200 "
-            "and --gpus 8 too, or leave it out."
-        )
+    for name, example in (("budget", "2e6"), ("law", "NAME")):
+        if name not in given:
+            raise InputError(
+                f"plan needs a budget and a law; say --{name} {example} (`isocompute plan --laws` lists published "
+                "ones)."
+            )
     from isocompute import api
 
-    study = out or "next.toml"
-    with options.heard() as said:
-        plan = api.plan(
-            budget=budget,
-            law=_picked(law, where, without) if where or without else law,
-            metric=metric,
-            difficulty=difficulty,
-            pass_rates=pass_rates,
-            pass_rate_column=pass_rate_column,
-            problems=problems,
-            problems_per_batch=problems_per_batch,
-            batch_size=batch,
-            rollouts_per_problem=_whole_numbers(n),
-            stable_problems=_range(stable_problems),
-            max_batch=max_batch,
-            min_updates=min_updates,
-            lr_anchor=lr_anchor,
-            truncated=truncated,
-            gpus=gpus,
-            gpu=gpu,
-            model=model,
-            prompt_tokens=prompt_tokens,
-            response_tokens=response_tokens,
-            rollouts_per_second=rollouts_per_second,
-            timed_runs=throughput_from,
-            price_per_gpu_hour=price_per_gpu_hour,
-            extrapolate=extrapolate,
-            replicates=replicates,
-            seed=seed,
-        )
-    if price_per_gpu_hour is not None and plan.prices.cost(plan.allocation)["money"] is None:
-        own = "" if gpus else ", --gpus 8 alone where the law's runs log seconds"
-        raise InputError(
-            f"--price-per-gpu-hour {price_per_gpu_hour:g}: a price needs a throughput, and none is known; say "
-            f"--rollouts-per-second 12 --gpus 8, --throughput-from RUNS{own}, or --model and --gpu to model one."
-        )
-    proposals = _propose(plan, next_, law, study, seed) if next_ else []
+    law, study = str(given["law"]), out or "next.toml"
+    with options.heard() as warned:
+        plan = api.plan(**given | {"law": _picked(law, where, without)})
+    proposals = _propose(plan, next_, law, study, given.get("seed", 0)) if next_ else []
     if json:
-        from isocompute.planner.decide import proposal_to_json
+        from isocompute.planner.next_runs import proposal_to_json
 
-        extra: dict[str, Any] = {"next": [proposal_to_json(p) for p in proposals]} if next_ else {}
+        extra: dict[str, Any] = {}
         if next_:
-            extra["study"] = study if proposals else None
-        options.print_json(plan.to_json() | extra, said=said)
+            extra = {"next": [proposal_to_json(p) for p in proposals], "study": study if proposals else None}
+        options.print_json(plan.to_json() | extra, said=warned)
         return
     from isocompute.cli.plan_display import show, show_next
 
@@ -164,74 +85,69 @@ def command(
         show_next(proposals, study, asked=next_)
 
 
-def _refuse_others(given: dict[str, object]) -> None:
-    """A test of plans under constraints would be one of other plans: what does not count is not taken."""
-    for name, said in given.items():
-        if said:
-            raise InputError(f"{name} does not go with --backtest, which tests plans among the runs' own settings.")
+def _request_options() -> list[inspect.Parameter]:
+    """The fields of a request as Typer's parameters."""
+    out = []
+    for name, field in PlanRequest.model_fields.items():
+        text = field.description or ""
+        option = typer.Option(option_of(name), help=f"{text[:1].upper()}{text[1:]}.")
+        kind = _plain(field.annotation)
+        default = field.default if kind is bool or isinstance(field.default, int) else None
+        annotation: Any = Annotated[kind if default is not None else kind | None, option]
+        out.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+    return out
 
 
-def _backtest(
-    law: str | None,
-    budget: str | None,
-    metric: str | None,
-    problems_per_batch: int | None,
-    where: list[str] | None,
-    without: list[str] | None,
-    replicates: int,
-    seed: int,
-    json: bool,
-) -> None:
-    from isocompute.cli.plan_backtest import budget_of, show_tests, tests_to_json
+def _plain(annotation: Any) -> Any:
+    """The type that a terminal gives: int, float, bool, else text."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = get_args(annotation)[0]
+    return annotation if annotation in (int, float, bool) else str
+
+
+def _with_request(function: Any) -> None:
+    own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    of_request = _request_options()
+    function.__signature__ = inspect.Signature([*of_request[:2], *own[:3], *of_request[2:], *own[3:]])
+
+
+_with_request(command)
+
+
+def _backtest(given: Mapping[str, Any], where: list[str] | None, without: list[str] | None, json: bool) -> None:
+    from isocompute import api
+    from isocompute.cli.plan_display import budget_of, show_tests, tests_to_json
     from isocompute.core import files
     from isocompute.law.store import is_law_file
-    from isocompute.planner.backtest import backtest_plans
 
-    rollouts = budget_of(budget)
+    rollouts, law = budget_of(given.get("budget")), given.get("law")
     if law is None or is_law_file(law) or not files.exists(law):
         what = "say which" if law is None else f"{law} is no folder or table that is there"
         if law is not None and is_law_file(law):
             what = f"{law} is a law, not runs"
         raise InputError(f"--backtest: it plans finished runs anew; {what}: --law RUNS, those of a sweep.")
-    with options.heard() as said:
-        runs = options.load_runs([law], None, where, problems_per_batch, without=without)
-        tests, metric = backtest_plans(runs, metric=metric, budget=rollouts, replicates=replicates, seed=seed)
+    rest = {name: given[name] for name in ("metric", "replicates", "seed") if name in given}
+    with options.heard() as warned:
+        runs = options.load_runs([law], None, where, given.get("problems_per_batch"), without=without)
+        tests, metric = api.backtest_plans(runs, budget=rollouts, **rest)
     if json:
-        options.print_json(tests_to_json(tests, law=law, metric=metric), said=said)
+        options.print_json(tests_to_json(tests, law=law, metric=metric), said=warned)
     else:
         show_tests(tests, law=law, metric=metric)
 
 
-def _picked(law: str, where: list[str] | None, without: list[str] | None) -> RunSet:
-    """Those of the runs that --where keeps and --without does not leave out."""
+def _picked(law: str, where: list[str] | None, without: list[str] | None) -> str | RunSet:
+    """The law as given, or those of its runs that --where keeps and --without does not leave out."""
+    if not where and not without:
+        return law
     from isocompute.core import files
     from isocompute.law.store import is_law_file
 
     if is_law_file(law) or not files.exists(law):
-        said = f"--where {where[0]}" if where else f"--without {(without or [''])[0]}"
-        raise InputError(f"{said}: it picks among runs, and --law {law} is none; leave it out.")
+        option = f"--where {where[0]}" if where else f"--without {(without or [''])[0]}"
+        raise InputError(f"{option}: it picks among runs, and --law {law} is none; leave it out.")
     return options.load_runs([law], None, where, without=without)
-
-
-def _whole_numbers(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        values = [0]
-    if min(values) < 1:
-        raise InputError(f"--n {text}: give whole numbers of at least 1, such as 8,16,32.")
-    return values
-
-
-def _range(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    low, dash, high = text.partition("-")
-    if not (dash and low.strip().isdecimal() and high.strip().isdecimal() and int(low) >= 1):
-        raise InputError(f"--stable-problems {text}: give the smallest and the largest Bp, such as 32-256.")
-    return int(low), int(high)
 
 
 def _laws(json: bool) -> None:
@@ -239,45 +155,20 @@ def _laws(json: bool) -> None:
     from isocompute.planner.published import entries
 
     if json:
-        options.print_json(
-            {
-                "laws": [
-                    {
-                        "name": e.name,
-                        "title": e.title,
-                        "source": e.source,
-                        "setup": e.setup,
-                        "metric": e.metric,
-                        "unit": e.unit,
-                        "range": list(e.range),
-                        "uncertainty": e.uncertainty,
-                    }
-                    for e in entries()
-                ]
-            }
-        )
-        return
-    show_laws(entries())
+        options.print_json({"laws": [asdict(entry) | {"range": list(entry.range)} for entry in entries()]})
+    else:
+        show_laws(entries())
 
 
 def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Proposal]:
     """The cells of `--next`, written as a study where there are any."""
-    from pathlib import Path
-
     from isocompute.core import files
-    from isocompute.planner.api import next_cells
-    from isocompute.planner.next_runs import next_recipe, seeds_of, study_for, study_text
+    from isocompute.planner.next_runs import next_cells, next_study
 
     proposals = next_cells(plan, count)
     if proposals:
-        text = study_text(
-            proposals,
-            before=study_for(plan, law),
-            recipe=next_recipe(plan),
-            seed=seed,
-            seen=seeds_of(plan),
-            why=f"What to run to plan {plan.budget} better (law: {plan.law.name}); `isocompute study run {out}`.",
-        )
+        why = f"What to run to plan {plan.budget} better (law: {plan.law.name}); `isocompute study run {out}`."
+        text = next_study(plan, proposals, before=study_of(law), seed=seed, why=why)
         data, path = text.encode(), Path(out)
         if path.exists() and not (path.is_file() and path.read_bytes() == data):
             raise InputError(
@@ -286,3 +177,18 @@ def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Prop
             )
         files.write_atomically(path, data)
     return proposals
+
+
+def study_of(source: str) -> dict[str, Any] | None:
+    """The spec of the study that a folder of runs is, or None where it is none."""
+    import tomllib
+
+    from isocompute.core import files
+    from isocompute.sweep.spec import parse_spec
+
+    path = files.join(source, "study.toml")
+    if not files.is_folder(source) or not files.exists(path):
+        return None
+    data = files.read_bytes(path)
+    seeds = parse_spec(data, name=path).seeds  # says what is wrong with it
+    return {**tomllib.loads(data.decode()), "seeds": seeds}

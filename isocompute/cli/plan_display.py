@@ -1,23 +1,29 @@
-"""How a plan looks on a terminal: the answer first, then what it rests on and what to be careful about."""
+"""How a plan looks on a terminal: the answer first, then what it rests on and its warnings; and tests of plans."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from isocompute.cli.show import console, heading, table
+from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, plural, thousands, value
+from isocompute.planner.backtest import AHEAD
 
 if TYPE_CHECKING:
     from isocompute.core.allocation import Allocation
+    from isocompute.planner.backtest import PlanTest, Reached
     from isocompute.planner.decide import Plan
     from isocompute.planner.next_runs import Proposal
     from isocompute.planner.published import Entry
 
-__all__ = ["show", "show_laws", "show_next"]
+__all__ = ["budget_of", "show", "show_laws", "show_next", "show_tests", "tests_to_json"]
 
 
 def show(plan: Plan) -> None:
-    """The plan on a terminal: the answer, then what it rests on and what to be careful about."""
+    """The plan on a terminal."""
     screen = console()
     a, ranked = plan.allocation, plan.chosen.ranked
     second = plan.alternatives[0] if plan.alternatives else None
@@ -46,7 +52,7 @@ def show(plan: Plan) -> None:
         screen.print(f" {line}")
     ties = [o for o in (plan.chosen, *plan.alternatives) if o.ranked.ties]
     if len(ties) > 1:
-        fell = any(o.fallen is not None and o.fallen.fallen for o in ties)
+        collapsed = any(o.collapses is not None and o.collapses.collapsed for o in ties)
         rows = [
             [
                 _cell(o.allocation),
@@ -54,13 +60,13 @@ def show(plan: Plan) -> None:
                 pair(o.ranked.interval),
                 value(o.ranked.probability_best),
                 value(o.ranked.regret),
-                *([str(o.fallen or "")] if fell else []),
+                *([str(o.collapses or "")] if collapsed else []),
                 "cheapest to run" if o.cheapest else "",
             ]
             for o in ties
         ]
         screen.print(heading("Within one standard error"))
-        heads = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["runs that fell"] if fell else []), ""]
+        heads = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["collapsed runs"] if collapsed else []), ""]
         screen.print(table(heads, rows))
     screen.print(heading("Recipe"))
     for part in plan.recipe.lines:
@@ -72,7 +78,7 @@ def show(plan: Plan) -> None:
     for line in _mix(plan):
         screen.print(f" {line}")
     for warning in plan.warnings:
-        screen.print(f" Careful: {warning.message}", style="yellow")
+        screen.print(f" Warning: {warning.message}", style="yellow")
 
 
 def _cell(a: Allocation) -> str:
@@ -92,9 +98,9 @@ def _recipe(plan: Plan) -> list[str]:
 
 
 def _mix(plan: Plan) -> list[str]:
-    """The pass rates that were given: bands that add up to all problems, and groups that will teach nothing."""
+    """The pass rates that were given: bands that add up to all problems, and zero-variance groups."""
     mix = plan.mix
-    if mix is None or plan.zero_variance is None or plan.zero_variance_behind is None:
+    if mix is None or plan.zero_variance is None:
         return []
     unsolved = f" (never solved: {mix.shares['unsolved']:.0%} of the set)" if mix.shares["unsolved"] else ""
     bands = [
@@ -102,11 +108,11 @@ def _mix(plan: Plan) -> list[str]:
         for name, share in mix.shares.items()
         if name != "unsolved"
     ]
-    even, behind = (f"{share:.0%}" for share in (plan.zero_variance, plan.zero_variance_behind))
-    fewer = "" if behind == even else f", {behind} by the rates behind these samples"
+    measured, latent = (f"{share:.0%}" for share in plan.zero_variance)
+    fewer = "" if latent == measured else f", {latent} by the rates behind these samples"
     return [
         f"your {thousands(mix.problems, 'problem')}: mean pass rate {value(mix.mean)}; {', '.join(bands)}",
-        f"groups all right or all wrong at n = {plan.allocation.rollouts_per_problem}: {even} at the start{fewer}",
+        f"zero-variance groups at n = {plan.allocation.rollouts_per_problem}: {measured} at the start{fewer}",
     ]
 
 
@@ -149,7 +155,7 @@ def show_next(proposals: list[Proposal], out: str, *, asked: int) -> None:
     screen.print(heading("What to run next"))
     screen.print(table(["Bp × n × M", "rollouts", "expected gain", "for each 1M rollouts"], rows))
     if len(proposals) < asked:
-        why = "no other n of this Bp may well be the best (in a tenth of the law's members) and tell more"
+        why = "no other n of this Bp may well be the best (in a tenth of the law's draws) and tell more"
         screen.print(f" {len(proposals)} of {asked}: {why}", style="dim")
     screen.print(f"wrote {out}: isocompute study run {out}")
 
@@ -163,3 +169,78 @@ def show_laws(entries: list[Entry]) -> None:
         screen.print(f"  {e.title}; {e.metric}, {number(e.range[0])}–{number(e.range[1])} {unit}")
         screen.print(f"  {e.setup}; {e.source}", style="dim")
     screen.print("\nTheir intervals are ours, the papers print none: `--laws --json` says for each how.")
+
+
+def budget_of(text: str | None) -> float | None:
+    """`--budget`, which here is in the rollouts that the runs have used."""
+    if text is None:
+        return None
+    try:
+        rollouts = float(text)
+    except ValueError:
+        rollouts = 0.0
+    if not 0 < rollouts < float("inf"):
+        raise InputError(f"--budget {text}: with --backtest give rollouts that the runs have used, such as 2e5.")
+    return rollouts
+
+
+def tests_to_json(tests: list[PlanTest], *, law: str, metric: str) -> dict[str, Any]:
+    """The keys of `plan --backtest --json` (docs/planning.md)."""
+    return {
+        "law": law,
+        "metric": metric,
+        "ahead": AHEAD,
+        "tests": [
+            {
+                "budget": test.budget,
+                "settings": [asdict(one) for one in test.settings],
+                "left_out": [list(one) for one in test.left_out],
+                "best": asdict(test.best),
+                "planned": {
+                    "problems_per_batch": test.planned_setting[0],
+                    "rollouts_per_problem": test.planned_setting[1],
+                    "value": None if test.planned is None else test.planned.value,
+                    "regret": None if test.planned is None else test.planned.regret,
+                    "error": test.error,
+                },
+                "leader": asdict(test.leader),
+            }
+            for test in tests
+        ],
+    }
+
+
+def show_tests(tests: list[PlanTest], *, law: str, metric: str) -> None:
+    """A line for every budget, and what plans lost beside what following the leader would have."""
+    screen = console()
+    screen.print(heading(f"Plans from an eighth of the compute, on {law} ({metric})"))
+    rows = [
+        [
+            number(test.budget),
+            f"{len(test.settings)} of {len(test.settings) + len(test.left_out)}",
+            _setting(test.best),
+            value(test.best.value),
+            " × ".join(map(str, test.planned_setting)),
+            _lost(test.planned) + ("" if test.error is None else f" ± {test.error:.4f}"),
+            _setting(test.leader),
+            _lost(test.leader),
+        ]
+        for test in tests
+    ]
+    columns = ["C", "settings", "best at C", metric, "planned", "lost", "leader at C/8", "lost"]
+    screen.print(table(columns, rows))
+    judged = [(test.planned.regret, test.leader.regret) for test in tests if test.planned is not None]
+    for name, lost in zip(("Plans", "Leaders at C/8"), zip(*judged, strict=True), strict=False):
+        screen.print(f"{name} lost {np.mean(lost):.4f} in the mean, {max(lost):.4f} at most.")
+    gone = sorted({one for test in tests for one in test.left_out})
+    if gone:
+        listed = ", ".join(" × ".join(map(str, one)) for one in gone)
+        screen.print(f"Not compared where more than a quarter of the runs end before C: {listed}.")
+
+
+def _setting(reached: Reached) -> str:
+    return f"{reached.problems_per_batch} × {reached.rollouts_per_problem}"
+
+
+def _lost(reached: Reached | None) -> str:
+    return "not run" if reached is None else f"{reached.regret:.4f}"

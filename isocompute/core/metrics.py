@@ -19,7 +19,7 @@ import numpy.typing as npt
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 
-__all__ = ["Estimate", "avg_at_k", "best_at_k", "mean_with_error", "worst_at_k"]
+__all__ = ["Estimate", "avg_at_k", "best_at_k", "mean_with_error", "worst_at_k", "zero_variance_share"]
 
 
 @dataclass(frozen=True)
@@ -114,3 +114,13 @@ def _all_from(hits_P: Array, m_P: Array, k: int) -> Array:
     i_K = np.arange(k, dtype=np.float64)
     ratios_PK = np.maximum(hits_P[..., None] - i_K, 0.0) / (m_P[..., None] - i_K)
     return np.asarray(ratios_PK.prod(axis=-1), dtype=np.float64)
+
+
+def zero_variance_share(rates_P: Array, rollouts_per_problem: int) -> float:
+    """Expected share of zero-variance groups, whose n rollouts all score the same: p^n + (1 - p)^n, averaged.
+
+    >>> round(zero_variance_share(np.array([0.5]), 2), 3)
+    0.5
+    """
+    n = rollouts_per_problem
+    return float(np.mean(rates_P**n + (1.0 - rates_P) ** n))

@@ -1,4 +1,4 @@
 """From a law and a budget to an allocation, a recipe and a cost.
 
-The folder is not called `plan` because `isocompute.plan` is the function, and Python gives one name to one of the two.
+The folder is not called `plan` because `isocompute.plan` is the function.
 """

@@ -1,35 +1,32 @@
-"""How good plans would have been on a finished sweep: cut every run at C/8, fit, plan C, and look what came of it.
+"""How good plans would have been on a finished sweep: cut every run at C/8, fit, plan C, and compare with what came.
 
 What a setting has reached by C is its best level up to C (the paper's "highest reward achievable with at most C"), mean
-over its seeds. The best of many noisy evaluations is too good, and the better the oftener a run was evaluated, so the
-level is that of a curve fitted to the run up to its best three evaluations in a row. Settings take part of whose runs
-three in four go to C; one that ended before, as a diverged run does, counts with the best it had. The plan chooses
-among those of them that had begun at C/8. Of several recipes the one that reached highest is planned with, which at C/8
-nobody could know.
+over its seeds. The best of many noisy evaluations is biased upwards, so the level is that of a curve fitted to the run
+up to its best three evaluations in a row. Settings take part if three in four of their runs go to C; a run that ended
+before counts with the best it had. The plan chooses among the settings that had begun at C/8. Of several recipes the
+one that reached highest is planned with, which at C/8 nobody could know.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
-from isocompute.core.caught import quiet
 from isocompute.core.curve import MINIMUM_POINTS, Curve
-from isocompute.core.errors import InputError
-from isocompute.data import RunSet, RunWarning, load
+from isocompute.core.errors import InputError, quiet
 from isocompute.law.collapse import collapsed_early
 from isocompute.law.curves import MAXIMUM_POINTS
 from isocompute.law.fits import fit_groups
 from isocompute.law.law import Law, fit_law
-from isocompute.law.uncertainty import check_replicates
-from isocompute.planner.law import load_law
+from isocompute.planner.cost.prices import Hardware, Prices
+from isocompute.planner.decide import decide
+from isocompute.planner.law import planning_law
+from isocompute.planner.request import Budget, PlanRequest
 
-__all__ = ["AHEAD", "PlanTest", "Reached", "backtest_curves", "backtest_plans", "halved_budgets"]
+__all__ = ["AHEAD", "PlanTest", "Reached", "backtest_curves", "backtest_sweep", "halved_budgets"]
 
 AHEAD = 8.0
 """A law of the first 1/AHEAD of the compute plans the whole."""
@@ -74,50 +71,35 @@ class PlanTest:
     """The setting that led at C/8 by the fitted curves: what somebody would have run who does not plan."""
 
 
-def backtest_plans(
-    runs: RunSet | str | Path,
+def backtest_sweep(
+    curves: Sequence[Curve],
     *,
-    metric: str | None = None,
+    source: str,
+    metric: str,
     budget: float | None = None,
     replicates: int = 1000,
     seed: int = 0,
-) -> tuple[list[PlanTest], str]:
-    """Plans for one budget, or for several up to the largest that two settings reach; and the metric.
-
-    >>> tests, metric = backtest_plans("runs")
-    >>> max(test.planned.regret for test in tests if test.planned)  # what following the plans would have lost
-    """
-    from isocompute.law.curves import choose_metric, curves_of, warn_of_scales
-    from isocompute.planner.one_condition import one_condition
-
-    check_replicates(replicates)
-    runs = load(runs) if isinstance(runs, str | Path) else runs
-    metric = choose_metric(runs, metric)
-    runs, chosen = one_condition(runs, metric=metric)
-    if chosen:
-        warnings.warn(f"{runs.source}: plans are tested on {len(runs)} of its runs{chosen}.", RunWarning, stacklevel=2)
-    curves, metric, _ = curves_of(runs, metric=metric, unit="rollouts")
-    warn_of_scales(curves, metric=metric, source=runs.source)
+) -> list[PlanTest]:
+    """Plans for one budget, or for several up to the largest that two settings reach."""
     curves = [replace(c, compute_C=c.compute_C[c.compute_C > 0], values_C=c.values_C[c.compute_C > 0]) for c in curves]
-    told = [curve for curve in curves if curve.rollouts_per_problem]
-    if len({curve.setting for curve in told}) < 2:
-        raise InputError(f"{runs.source}: plans are tested on a sweep, runs of several n (or Bp); give those.")
-    known = [curve for curve in told if curve.problems_per_batch]
-    if len(known) < len(told):
-        raise InputError(f"{runs.source}: a plan needs Bp, which its runs do not all say; give --problems-per-batch.")
-    ends = _ends(known)
-    budgets = [budget] if budget else halved_budgets(known)
-    if budgets[0] > _reach(ends) * _SLACK:
+    with_n = [curve for curve in curves if curve.rollouts_per_problem]
+    if len({curve.setting for curve in with_n}) < 2:
+        raise InputError(f"{source}: plans are tested on a sweep, runs of several n (or Bp); give those.")
+    known = [curve for curve in with_n if curve.problems_per_batch]
+    if len(known) < len(with_n):
+        raise InputError(f"{source}: a plan needs Bp, which its runs do not all say; give --problems-per-batch.")
+    budgets, far = [budget] if budget else halved_budgets(known), _reach(_ends(known))
+    if budgets[0] > far * _SLACK:
         raise InputError(
-            f"--budget {budgets[0]:g}: only one setting goes so far, or none; two go to {_reach(ends):,.0f} rollouts."
+            f"--budget {budgets[0]:g}: only one setting goes so far, or none; two go to {far:,.0f} rollouts."
         )
     tests = backtest_curves(known, budgets, metric=metric, replicates=replicates, seed=seed)
     if not tests:
         raise InputError(
-            f"{runs.source}: at an eighth of {budgets[0]:,.0f} rollouts fewer than two settings have {_POINTS} "
+            f"{source}: at an eighth of {budgets[0]:,.0f} rollouts fewer than two settings have {_POINTS} "
             "evaluations; give runs that are longer, or evaluated more often."
         )
-    return tests, metric
+    return tests
 
 
 def halved_budgets(curves: Sequence[Curve], count: int = _HALVINGS) -> list[float]:
@@ -143,7 +125,7 @@ def backtest_curves(
         if law is None:
             continue
         truth = {key: float(np.mean(values)) for key, values in seeds.items()}
-        chosen, best = _planned(law, budget, seed=seed), max(truth, key=lambda key: truth[key])
+        chosen, best = _planned(law, budget), max(truth, key=lambda key: truth[key])
         at = {key: Reached(*key, value, truth[best] - value) for key, value in truth.items()}
         led = max(law.settings, key=lambda fit: float(fit.at(np.array([budget / AHEAD]))[0])).setting
         out.append(
@@ -174,12 +156,14 @@ def _has_begun(curve: Curve) -> bool:
     return len(curve.compute_C) >= _POINTS and bool(np.ptp(curve.values_C)) and not collapsed_early(curve)
 
 
-def _planned(law: Law, budget: float, *, seed: int) -> Setting:
+def _planned(law: Law, budget: float) -> Setting:
     """What the law plans, with the n that were run."""
-    from isocompute.planner.api import plan
-
     rollouts = sorted({int(fit.setting[1] or 0) for fit in law.settings})
-    chosen = plan(budget=budget, law=load_law(law), rollouts_per_problem=rollouts, extrapolate=True, seed=seed)
+    chosen = decide(
+        law=planning_law(law),
+        request=PlanRequest(budget=Budget(budget, "rollouts"), rollouts_per_problem=tuple(rollouts), extrapolate=True),
+        prices=Prices(Hardware()),
+    )
     return chosen.allocation.problems_per_batch, chosen.allocation.rollouts_per_problem
 
 

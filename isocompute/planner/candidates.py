@@ -1,15 +1,18 @@
-"""The allocations a budget and its constraints allow: every (Bp, n) of a grid with as many updates as fit.
+"""Which allocations a plan compares: every (Bp, n) that the law answers for, the constraints allow and the budget pays.
 
-M = ⌊C / (Bp · n)⌋, so an allocation never exceeds the budget and no integer M uses more of it. The three modes of the
-IsoCompute paper are three choices of what is held: Bp (section 4.1), B = Bp · n (4.2), or nothing (4.3).
+M = ⌊C / (Bp · n)⌋, so an allocation never exceeds the budget and no larger M fits it. The three modes of the IsoCompute
+paper differ in what is fixed: Bp (section 4.1), B = Bp · n (4.2), or nothing (4.3).
+
+Curves of one Bp say little about another. Figure 10 of the paper varies Bp at n = 16: 1.9 points on the easy set (n:
+9.2), 2.2 on the hard set (n: 3.1). So a law of one Bp answers for others within a factor of `NEAR_PROBLEMS`, with the
+spread of that figure in its draws.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 
 import numpy as np
 
@@ -17,48 +20,40 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number
-from isocompute.planner.budget import Budget
 from isocompute.planner.cost.prices import Prices
-from isocompute.planner.decide import Ranked
-from isocompute.planner.extrapolation import SAME, Curves, centred, held
+from isocompute.planner.extrapolation import SAME, centered, clip_keeping_mean
 from isocompute.planner.law import OWN, OptimumOnly, PlanningLaw
-from isocompute.planner.warnings import SMALL_SET, SMALL_SET_ROLLOUTS, Warned
+from isocompute.planner.request import Budget, PlanRequest
+from isocompute.planner.warnings import SMALL_SET, SMALL_SET_ROLLOUTS, PlanWarning
 
 __all__ = [
-    "Constraints",
     "FAR",
+    "Constraints",
     "allocations",
-    "allowed_rollouts",
-    "asked_settings",
     "begun",
+    "candidate_settings",
     "columns",
     "figure_10",
-    "hold_to_set",
-    "left_out_rollouts",
-    "only_problems",
     "planned_range",
-    "problems_between",
     "range_warnings",
-    "setting_warnings",
-    "started",
+    "small_set_limit",
     "values",
 ]
 
-
-def allowed_rollouts(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """The n of `Constraints` from one number or several.
-
-    >>> allowed_rollouts(32), allowed_rollouts([16, 8, 16]), allowed_rollouts(None)
-    ((32,), (8, 16), None)
-    """
-    if given is None:
-        return None
-    return tuple(sorted(set(given))) if isinstance(given, Iterable) else (given,)
+NEAR_PROBLEMS = 8
+"""A law of one Bp answers for others up to this many times smaller or larger."""
+FAR = 10.0
+"""A budget this many times outside a law's range is refused unless asked for."""
+LARGE_SET = 5000
+"""A law of this many problems was not measured on a small set."""
+_COMPUTES = 256
+_TOGETHER = 1.25
+"""Settings whose first points are within this factor begin together."""
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """What an allocation must keep to; None where nothing is asked."""
+    """What an allocation must satisfy; None where nothing is asked."""
 
     problems_per_batch: int | None = None
     """Fixed Bp: the trade-off is n against M."""
@@ -66,16 +61,21 @@ class Constraints:
     """Fixed B: the trade-off is Bp against n."""
     rollouts_per_problem: tuple[int, ...] | None = None
     """Allowed n."""
-    problems_range: tuple[int, int] | None = None
+    stable_problems: tuple[int, int] | None = None
     """Smallest and largest stable Bp."""
     max_batch: int | None = None
     min_updates: int = 1
     gpus: int | None = None
     """A batch must divide evenly over them."""
     problems: int | None = None
-    """D: a batch holds no problem twice."""
+    """D: a batch contains no problem twice."""
     most_rollouts: int | None = None
-    """The largest n on so few problems (`plan.small_sets`)."""
+    """The largest n on so few problems (`small_set_limit`)."""
+
+    @classmethod
+    def of(cls, request: PlanRequest) -> Constraints:
+        """The constraints among a request's fields."""
+        return cls(**request.model_dump(include=set(cls.__dataclass_fields__) - {"most_rollouts"}))
 
     @property
     def mode(self) -> str:
@@ -84,198 +84,21 @@ class Constraints:
             return "batch"
         return "n" if self.problems_per_batch is not None else "joint"
 
-    def check(self) -> None:
-        """Refuse invalid constraints, and those that exclude each other whatever the law and the budget."""
-        self._check_numbers()
-        bp, b = self.problems_per_batch, self.batch_size
-        if b and self.max_batch and b > self.max_batch:
-            raise InputError(f"--batch {b} with --max-batch {self.max_batch}: raise --max-batch to {b}.")
-        if self.problems_range and self.problems_range[0] > self.problems_range[1]:
-            low, high = self.problems_range
-            raise InputError(f"--stable-problems {low}-{high}: the range is empty; say {high}-{low}.")
-        if bp and self.problems_range and not self.problems_range[0] <= bp <= self.problems_range[1]:
-            low, high = self.problems_range
-            raise InputError(
-                f"--problems-per-batch {bp} with --stable-problems {low}-{high}: say --problems-per-batch "
-                f"{min(max(bp, low), high)}."
-            )
-
-    def _check_numbers(self) -> None:
-        """The command line asks for whole numbers of at least 1; from Python anything can come."""
-        single = {
-            "--problems-per-batch": (self.problems_per_batch, 32),
-            "--batch": (self.batch_size, 8192),
-            "--max-batch": (self.max_batch, 8192),
-            "--min-updates": (self.min_updates, 1),
-            "--gpus": (self.gpus, 8),
-            "--problems": (self.problems, 6000),
-        }
-        for option, (value, example) in single.items():
-            if value is not None and not _counts(value):
-                raise InputError(f"{option} {value}: give a whole number of at least 1, such as {example}.")
-        wanted, span = self.rollouts_per_problem, self.problems_range
-        if wanted is not None and not (wanted and all(map(_counts, wanted))):
-            listed = ",".join(map(str, wanted)) or "of nothing"
-            raise InputError(f"--n {listed}: give whole numbers of at least 1, such as 8,16,32.")
-        if span is not None and not all(map(_counts, span)):
-            listed = "-".join(map(str, span))
-            raise InputError(f"--stable-problems {listed}: give the smallest and the largest Bp, such as 32-256.")
-
-    def broken_by(self, bp: int, n: int) -> list[str]:
-        """The constraints that (Bp, n) breaks, as the options that say them."""
-        b, low, high = bp * n, *(self.problems_range or (1, bp))
-        wanted = self.rollouts_per_problem
-        held = {
+    def violated_by(self, bp: int, n: int) -> list[str]:
+        """The constraints that (Bp, n) violates, as the options that set them."""
+        b, (low, high) = bp * n, self.stable_problems or (1, bp)
+        allowed = self.rollouts_per_problem
+        satisfied = {
             f"--problems-per-batch {self.problems_per_batch}": self.problems_per_batch in (None, bp),
             f"--batch {self.batch_size}": self.batch_size in (None, b),
-            f"--n {','.join(map(str, wanted or ()))}": wanted is None or n in wanted,
+            f"--n {','.join(map(str, allowed or ()))}": allowed is None or n in allowed,
             f"--stable-problems {low}-{high}": low <= bp <= high,
             f"--max-batch {self.max_batch}": self.max_batch is None or b <= self.max_batch,
             f"--gpus {self.gpus}": self.gpus is None or b % self.gpus == 0,
             f"--problems {self.problems}": (self.problems is None or bp <= self.problems)
             and (self.most_rollouts is None or n <= self.most_rollouts),
         }
-        return [option for option, kept in held.items() if not kept]
-
-
-def _counts(value: object) -> bool:
-    return isinstance(value, Integral) and int(value) >= 1
-
-
-def allocations(
-    *,
-    budget: float | Callable[[int, int], float],
-    settings: Sequence[tuple[int, int]],
-    constraints: Constraints | None = None,
-    asked: Budget | None = None,
-    least: float = 0.0,
-    most: float = math.inf,
-    problems_between: tuple[int, int] | None = None,
-) -> list[Allocation]:
-    """The allocations of a grid of (Bp, n) that keep to the constraints, with the most updates the budget allows.
-
-    `budget` is in rollouts; a function of (Bp, n) where GPU-hours or money buy more rollouts in one batch than another.
-    The rest is for the messages, so that what they suggest works: `asked` is the budget as the user has it, `least` and
-    `most` the rollouts that the law plans without being asked to extrapolate, `problems_between` the Bp that it answers
-    for without having run them.
-
-    >>> allocations(budget=2e6, settings=[(32, 256), (32, 512)], constraints=Constraints(max_batch=8192))
-    [Allocation(problems_per_batch=32, rollouts_per_problem=256, update_steps=244)]
-    """
-    held = constraints or Constraints()
-    held.check()
-    total = _whole(budget)
-    pairs = sorted(set(settings))
-    able = [pair for pair in pairs if not held.broken_by(*pair)]
-    if not able:
-        raise InputError(_nothing_left(pairs, held, problems_between))
-    out = [Allocation(bp, n, total(bp, n) // (bp * n)) for bp, n in able]
-    out = [a for a in out if a.update_steps >= held.min_updates]
-    if out:
-        return out
-    bp, n = min(able, key=lambda pair: pair[0] * pair[1])
-    b, have = bp * n, total(bp, n)
-    exact = float(budget(bp, n) if callable(budget) else budget)
-    asked = asked or Budget(exact, "rollouts")
-    buys = f"{asked}" if asked.unit == "rollouts" else f"{asked} ({have:,} rollouts)"
-    enough = asked.times(max(held.min_updates * b, least) / exact)
-    enough += " with --extrapolate" if held.min_updates * b > most else ""
-    if have < b:
-        raise InputError(
-            f"--budget: {buys} is under one batch of {bp} × {n} = {b:,} rollouts; the smallest that works is {enough}"
-            + ("." if have < least else _also(pairs, held, have))
-        )
-    fewer = "" if have < least else f"say --min-updates {have // b} or "
-    raise InputError(
-        f"--min-updates {held.min_updates} with a budget of {buys} leaves no batch of {bp} × {n} = {b:,}, the smallest "
-        f"there is: {fewer}raise the budget to {enough}."
-    )
-
-
-def _whole(budget: float | Callable[[int, int], float]) -> Callable[[int, int], int]:
-    """The budget of a setting in whole rollouts; one that a conversion left a hair below a whole number is that."""
-
-    def whole(rollouts: float) -> int:
-        return int(rollouts + min(1e-12 * rollouts, 0.25))
-
-    if callable(budget):
-        return lambda bp, n: whole(budget(bp, n))
-    return lambda _bp, _n: whole(budget)
-
-
-def _also(pairs: Sequence[tuple[int, int]], held: Constraints, total: int) -> str:
-    smaller = [pair for pair in pairs if pair[0] * pair[1] * held.min_updates <= total]
-    if not smaller:
-        return "."
-    bp, n = max(smaller, key=lambda pair: pair[0] * pair[1])
-    return f"; without {' and '.join(held.broken_by(bp, n))}, {bp} × {n} would fit."
-
-
-def _nothing_left(pairs: Sequence[tuple[int, int]], held: Constraints, between: tuple[int, int] | None) -> str:
-    """Which constraints contradict the law or each other, and the changes that let the nearest setting through."""
-    bp, n = min(pairs, key=lambda pair: _distance(pair, held))
-    broken = held.broken_by(bp, n)
-    names = sorted({text for pair in pairs for text in held.broken_by(*pair)[:1]} | set(broken))
-    changes = {
-        "--problems-per-batch": f"--problems-per-batch {bp}",
-        "--batch": f"--batch {bp * n}",
-        "--n": f"--n {n}",
-        "--stable-problems": f"a --stable-problems with {bp} in it",
-        "--max-batch": f"--max-batch {bp * n}",
-        "--gpus": f"--gpus {_divisor(bp * n, held.gpus or 1)}",
-        "--problems": f"at least {bp} problems",
-    }
-    needed = " and ".join(changes[option.split()[0]] for option in broken)
-    other = None
-    if broken == [f"--gpus {held.gpus}"]:
-        other = _divided(bp, n, held, between)
-    elif broken == [f"--problems {held.problems}"]:
-        other = _smaller(n, held, between)
-    instead = "" if other is None else f", or {other} × {n} with --problems-per-batch {other}"
-    return f"no setting of the law keeps to {' and '.join(names)}; {bp} × {n} would with {needed}{instead}."
-
-
-def _divisor(b: int, wanted: int) -> int:
-    """The number of GPUs that divides a batch and is nearest to the one wanted, in ratio."""
-    return min((d for d in range(1, b + 1) if b % d == 0), key=lambda d: abs(math.log(d / wanted)))
-
-
-def _divided(bp: int, n: int, held: Constraints, between: tuple[int, int] | None) -> int | None:
-    """The nearest Bp that the law answers for and that makes a batch of this n divide by the GPUs."""
-    gpus = held.gpus or 1
-    low, high = between or (bp, bp)
-    odd = gpus // math.gcd(gpus, n)
-    sizes = [odd * 2**k for k in range(high.bit_length()) if low <= odd * 2**k <= high]
-    kept = [x for x in sizes if not replace(held, problems_per_batch=x).broken_by(x, n)]
-    return min(kept, key=lambda x: abs(math.log(x / bp)), default=None)
-
-
-def _smaller(n: int, held: Constraints, between: tuple[int, int] | None) -> int | None:
-    """The largest Bp that the law answers for and that the set fills."""
-    low, high = between or (1, 0)
-    sizes = range(min(high, held.problems or 0), low - 1, -1)
-    return next((x for x in sizes if not replace(held, problems_per_batch=x).broken_by(x, n)), None)
-
-
-def _distance(pair: tuple[int, int], held: Constraints) -> tuple[int, float]:
-    """How many constraints a setting breaks, then how many times its Bp, n and batch are off those asked for."""
-    bp, n = pair
-    low, high = held.problems_range or (1, bp)
-    most = min(high, held.problems or high)
-    off = abs(math.log(bp / (held.problems_per_batch or min(max(bp, low), max(most, 1)))))
-    off += min(abs(math.log(n / wanted)) for wanted in held.rollouts_per_problem or (n,))
-    b = bp * n
-    off += abs(math.log(b / (held.batch_size or min(b, held.max_batch or b))))
-    return len(held.broken_by(bp, n)), off
-
-
-# Which settings a law is asked about, at which compute, and what stands in for a Bp that was not run.
-
-NEAR_PROBLEMS = 8
-"""A law of one Bp answers for others up to this many times smaller or larger."""
-_LOOKS = 256
-_TOGETHER = 1.25
-"""Settings whose first points are this many times apart begin together."""
+        return [option for option, ok in satisfied.items() if not ok]
 
 
 @dataclass(frozen=True)
@@ -296,15 +119,9 @@ def figure_10(law: PlanningLaw) -> Sensitivity | None:
     return _FIGURE_10.get(law.difficulty or "") if law.name.startswith("isocompute/") else None
 
 
-def only_problems(law: PlanningLaw) -> int | None:
-    """The Bp of a law of one Bp."""
-    found = {bp for bp, _ in law.model.settings()}
-    return next(iter(found)) if len(found) == 1 else None
-
-
 def problems_between(law: PlanningLaw) -> tuple[int, int] | None:
     """The range of Bp that a law answers for besides those it has; None where it has only those."""
-    only, found = only_problems(law), [bp for bp, _ in law.model.settings()]
+    only, found = law.only_problems_per_batch(), [bp for bp, _ in law.model.settings()]
     if law.batch_size is not None:
         return None
     if only is not None:
@@ -312,76 +129,183 @@ def problems_between(law: PlanningLaw) -> tuple[int, int] | None:
     return (min(found), max(found)) if law.model.interpolates() else None
 
 
-def asked_settings(law: PlanningLaw, held: Constraints) -> list[tuple[int, int]]:
-    """The law's settings, and those that were asked for and that it answers for without having run them."""
+def candidate_settings(law: PlanningLaw, constraints: Constraints) -> tuple[list[tuple[int, int]], list[PlanWarning]]:
+    """The law's settings and those asked for that it interpolates; a warning names the n that it does not cover."""
     known = law.model.settings()
-    if law.batch_size is not None:
-        return known
-    problems, rollouts = {bp for bp, _ in known}, {n for _, n in known}
-    bp, wanted = held.problems_per_batch or _stable(problems, held), held.rollouts_per_problem or ()
-    between = problems_between(law)
-    if bp and bp not in problems and between and only_problems(law) is not None:
-        if not between[0] <= bp <= between[1]:
-            raise InputError(_too_far(law, bp, between, held))
-        known, problems = [(bp, n) for _, n in known], {bp}
-    if law.model.interpolates():
-        more = {n for n in wanted if min(rollouts) <= n <= max(rollouts)} - rollouts
-        other = {bp} - problems if bp and between and between[0] <= bp <= between[1] else set()
-        biggest = law.max_batch or max(bp * n for bp, n in known)
-        if more or other:
-            known = [(x, n) for x in sorted(problems | other) for n in sorted(rollouts | more) if x * n <= biggest]
-        if held.batch_size is not None and held.batch_size <= biggest:
-            known = sorted({*known, *_of_batch(held.batch_size, problems | other, rollouts | more)})
-    return known
-
-
-def _stable(problems: set[int], held: Constraints) -> int | None:
-    """The Bp that a range of stable ones asks for where the law has none in it: the nearest of its ends."""
-    if held.problems_range is None:
-        return None
-    low, high = held.problems_range
-    if low > high or any(low <= bp <= high for bp in problems):
-        return None
-    return low if min(problems) < low else high
-
-
-def _of_batch(batch: int, problems: set[int], rollouts: set[int]) -> list[tuple[int, int]]:
-    """Settings of one batch with a Bp or an n of the law and the other between those it has: Bp against n at fixed B
-    needs several, and a grid of both need not have them.
-    """
-    low, high = min(problems), max(problems)
-    least, most = min(rollouts), max(rollouts)
-    by_problems = [(bp, batch // bp) for bp in problems if batch % bp == 0 and least <= batch // bp <= most]
-    by_rollouts = [(batch // n, n) for n in rollouts if batch % n == 0 and low <= batch // n <= high]
-    return by_problems + by_rollouts
-
-
-def left_out_rollouts(law: PlanningLaw, held: Constraints, settings: Sequence[tuple[int, int]]) -> list[Warned]:
-    """Say which n were asked for that the law knows nothing about; `settings` are those it was asked about."""
-    known = {n for _, n in settings}
-    missing = [n for n in held.rollouts_per_problem or () if n not in known]
+    rollouts, wanted = {n for _, n in known}, constraints.rollouts_per_problem or ()
+    found = known if law.batch_size is not None else _with_asked(law, constraints)
+    missing = [n for n in wanted if n not in {n for _, n in found}]
     if not missing:
-        return []
-    listed, there = (", ".join(map(str, each)) for each in (missing, sorted({n for _, n in law.model.settings()})))
-    return [
-        Warned("n_not_in_law", f"n = {listed} of --n was left out: {law.name} says nothing of it; it has n = {there}")
-    ]
+        return found, []
+    listed, there = (", ".join(map(str, each)) for each in (missing, sorted(rollouts)))
+    message = f"n = {listed} of --n was left out: {law.name} says nothing of it; it has n = {there}"
+    return found, [PlanWarning("n_not_in_law", message)]
 
 
-def _too_far(law: PlanningLaw, bp: int, between: tuple[int, int], held: Constraints) -> str:
+def _with_asked(law: PlanningLaw, constraints: Constraints) -> list[tuple[int, int]]:
+    known = law.model.settings()
+    problems, rollouts = {bp for bp, _ in known}, {n for _, n in known}
+    bp = constraints.problems_per_batch
+    stable, between = constraints.stable_problems, problems_between(law)
+    if bp is None and stable and not any(stable[0] <= each <= stable[1] for each in problems):
+        bp = stable[0] if min(problems) < stable[0] else stable[1]  # the end nearest to the law's
+    if bp and bp not in problems and between and law.only_problems_per_batch() is not None:
+        if not between[0] <= bp <= between[1]:
+            raise InputError(_too_far(law, bp, between, constraints))
+        known, problems = [(bp, n) for _, n in known], {bp}
+    if not law.model.interpolates():
+        return known
+    more = {n for n in constraints.rollouts_per_problem or () if min(rollouts) <= n <= max(rollouts)} - rollouts
+    other = {bp} - problems if bp and between and between[0] <= bp <= between[1] else set()
+    biggest = law.max_batch or max(bp * n for bp, n in known)
+    if more or other:
+        known = [(x, n) for x in sorted(problems | other) for n in sorted(rollouts | more) if x * n <= biggest]
+    b = constraints.batch_size
+    if b is None or b > biggest:
+        return known
+    # Bp against n at one B needs several settings of that B, and a grid of both need not have them.
+    problems, rollouts = problems | other, rollouts | more
+    by_problems = [(x, b // x) for x in problems if b % x == 0 and min(rollouts) <= b // x <= max(rollouts)]
+    by_rollouts = [(b // n, n) for n in rollouts if b % n == 0 and min(problems) <= b // n <= max(problems)]
+    return sorted({*known, *by_problems, *by_rollouts})
+
+
+def _too_far(law: PlanningLaw, bp: int, between: tuple[int, int], constraints: Constraints) -> str:
     instead = (
         f"run Bp = {bp} and fit it"
         if figure_10(law) is None
         else f"--law isocompute/joint-{law.difficulty}, which has Bp from 32 to 1,024"
     )
     nearest = min(max(bp, between[0]), between[1])
-    said, say = f"--problems-per-batch {bp}", f"--problems-per-batch {nearest}"
-    if held.problems_per_batch is None and held.problems_range is not None:
-        said, say = "--stable-problems {}-{}".format(*held.problems_range), f"a --stable-problems with {nearest} in it"
+    asked, say = f"--problems-per-batch {bp}", f"--problems-per-batch {nearest}"
+    if constraints.problems_per_batch is None and constraints.stable_problems is not None:
+        asked = "--stable-problems {}-{}".format(*constraints.stable_problems)
+        say = f"a --stable-problems with {nearest} in it"
     return (
-        f"{said}: {law.name} is of Bp = {only_problems(law)} and answers for {between[0]} to {between[1]}; say {say}, "
-        f"or {instead}."
+        f"{asked}: {law.name} is of Bp = {law.only_problems_per_batch()} and answers for {between[0]} to {between[1]}; "
+        f"say {say}, or {instead}."
     )
+
+
+def small_set_limit(
+    law: PlanningLaw, constraints: Constraints, settings: Sequence[tuple[int, int]]
+) -> tuple[Constraints, list[PlanWarning]]:
+    """A small training set caps n (IsoCompute figure 13): on 500 of the paper's problems n = 512 overfits.
+
+    A law that was published for thousands of problems does not know that, so its larger n are left out on a small set,
+    unless they are asked for by name or no smaller n is among the `settings`.
+    """
+    foreign = law.setup != OWN and (law.problems or 0) >= LARGE_SET
+    small = constraints.problems is not None and constraints.problems <= SMALL_SET
+    able = {n for bp, n in settings if not constraints.violated_by(bp, n)}
+    dropped = {n for n in able if n > SMALL_SET_ROLLOUTS}
+    if not (foreign and small and dropped and able - dropped) or constraints.rollouts_per_problem is not None:
+        return constraints, []
+    message = (
+        f"{constraints.problems:,} problems: n above {SMALL_SET_ROLLOUTS} is left out, since on 500 the paper's "
+        f"frontier ends there and n = 512 overfits (figure 13); ask for it with --n {max(able)}"
+    )
+    return replace(constraints, most_rollouts=SMALL_SET_ROLLOUTS), [PlanWarning("small_set", message)]
+
+
+def allocations(
+    *,
+    budget: float | Callable[[int, int], float],
+    settings: Sequence[tuple[int, int]],
+    constraints: Constraints | None = None,
+    asked: Budget | None = None,
+    least: float = 0.0,
+    most: float = math.inf,
+    problems_between: tuple[int, int] | None = None,
+) -> list[Allocation]:
+    """The allocations among these (Bp, n) that satisfy the constraints, with the most updates the budget allows.
+
+    `budget` is in rollouts; a function of (Bp, n) where GPU-hours or money buy more rollouts in one batch than another.
+    The rest makes the suggestions of error messages work: `asked` is the budget as given, `least` and `most` the
+    rollouts that the law plans without extrapolating, `problems_between` the Bp that it interpolates.
+
+    >>> allocations(budget=2e6, settings=[(32, 256), (32, 512)], constraints=Constraints(max_batch=8192))
+    [Allocation(problems_per_batch=32, rollouts_per_problem=256, update_steps=244)]
+    """
+    c = constraints or Constraints()
+
+    def total(bp: int, n: int) -> int:
+        rollouts = float(budget(bp, n) if callable(budget) else budget)
+        return int(rollouts + min(1e-12 * rollouts, 0.25))  # a conversion may leave it a hair below a whole number
+
+    pairs = sorted(set(settings))
+    able = [pair for pair in pairs if not c.violated_by(*pair)]
+    if not able:
+        raise InputError(_nothing_left(pairs, c, problems_between))
+    out = [Allocation(bp, n, total(bp, n) // (bp * n)) for bp, n in able]
+    out = [a for a in out if a.update_steps >= c.min_updates]
+    if out:
+        return out
+    bp, n = min(able, key=lambda pair: pair[0] * pair[1])
+    b, have = bp * n, total(bp, n)
+    exact = float(budget(bp, n) if callable(budget) else budget)
+    asked = asked or Budget(exact, "rollouts")
+    buys = f"{asked}" if asked.unit == "rollouts" else f"{asked} ({have:,} rollouts)"
+    enough = asked.times(max(c.min_updates * b, least) / exact)
+    enough += " with --extrapolate" if c.min_updates * b > most else ""
+    if have < b:
+        smaller = [pair for pair in pairs if pair[0] * pair[1] * c.min_updates <= have and have >= least]
+        also = ""
+        if smaller:
+            x, y = max(smaller, key=lambda pair: pair[0] * pair[1])
+            also = f"; without {' and '.join(c.violated_by(x, y))}, {x} × {y} would fit"
+        raise InputError(
+            f"--budget: {buys} is under one batch of {bp} × {n} = {b:,} rollouts; the smallest that works is {enough}"
+            f"{also}."
+        )
+    fewer = "" if have < least else f"say --min-updates {have // b} or "
+    raise InputError(
+        f"--min-updates {c.min_updates} with a budget of {buys} leaves no batch of {bp} × {n} = {b:,}, the smallest "
+        f"there is: {fewer}raise the budget to {enough}."
+    )
+
+
+def _nothing_left(pairs: Sequence[tuple[int, int]], c: Constraints, between: tuple[int, int] | None) -> str:
+    """Which constraints contradict the law or each other, and the changes that let the nearest setting through."""
+
+    def distance(pair: tuple[int, int]) -> tuple[int, float]:
+        """How many constraints it violates, then how many times its Bp, n and batch are off those asked for."""
+        bp, n = pair
+        low, high = c.stable_problems or (1, bp)
+        most = min(high, c.problems or high)
+        off = abs(math.log(bp / (c.problems_per_batch or min(max(bp, low), max(most, 1)))))
+        off += min(abs(math.log(n / wanted)) for wanted in c.rollouts_per_problem or (n,))
+        off += abs(math.log(bp * n / (c.batch_size or min(bp * n, c.max_batch or bp * n))))
+        return len(c.violated_by(bp, n)), off
+
+    bp, n = min(pairs, key=distance)
+    b, gpus, violated = bp * n, c.gpus or 1, c.violated_by(bp, n)
+    names = sorted({text for pair in pairs for text in c.violated_by(*pair)[:1]} | set(violated))
+    divisors = [d for d in range(1, b + 1) if b % d == 0] if f"--gpus {gpus}" in violated else [1]
+    changes = {
+        "--problems-per-batch": f"--problems-per-batch {bp}",
+        "--batch": f"--batch {b}",
+        "--n": f"--n {n}",
+        "--stable-problems": f"a --stable-problems with {bp} in it",
+        "--max-batch": f"--max-batch {b}",
+        "--gpus": f"--gpus {min(divisors, key=lambda d: abs(math.log(d / gpus)))}",
+        "--problems": f"at least {bp} problems",
+    }
+    needed = " and ".join(changes[option.split()[0]] for option in violated)
+    # Another Bp that the law answers for: one that the GPUs divide, or the largest that the set fills.
+    low, high = between or (bp, bp)
+    others: list[int] = []
+    if violated == [f"--gpus {c.gpus}"]:
+        odd = gpus // math.gcd(gpus, n)
+        others = [odd * 2**k for k in range(high.bit_length()) if low <= odd * 2**k <= high]
+    elif violated == [f"--problems {c.problems}"] and between:
+        others = list(range(low, min(high, c.problems or 0) + 1))
+    others = [x for x in others if not replace(c, problems_per_batch=x).violated_by(x, n)]
+    instead = ""
+    if others:
+        x = min(others, key=lambda x: abs(math.log(x / bp)))
+        instead = f", or {x} × {n} with --problems-per-batch {x}"
+    return f"no setting of the law keeps to {' and '.join(names)}; {bp} × {n} would with {needed}{instead}."
 
 
 def columns(law: PlanningLaw, prices: Prices, targets: Sequence[Allocation]) -> tuple[Array, Array, Array]:
@@ -393,74 +317,39 @@ def columns(law: PlanningLaw, prices: Prices, targets: Sequence[Allocation]) -> 
 
 
 def values(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-    """Allocations × members; where the law's only Bp stands in for another, with what that may change."""
+    """Allocations × draws; where the law's only Bp stands in for another, with the spread of figure 10."""
     own_A = _own(law, problems_A)
     values_AB = law.values(own_A, rollouts_A, compute_A)
     foreign_A = own_A != problems_A
     if not (law.bounded and foreign_A.any()):
         return values_AB
     spread = (figure_10(law) or _FIGURE_10["hard"]).problems_spread  # the wider of the two for other laws
-    effect_B = spread * centred(np.random.default_rng(10), (1, values_AB.shape[1]))[0]
-    return held(values_AB + foreign_A[:, None] * effect_B, 0.0, 1.0)
+    effect_B = spread * centered(np.random.default_rng(10), (1, values_AB.shape[1]))[0]
+    return clip_keeping_mean(values_AB + foreign_A[:, None] * effect_B, 0.0, 1.0)
 
 
 def begun(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-    """Which allocations the law says anything about at so little compute; where it is none, the settings that begin
-    first, give or take a quarter: before that, values are where fits of different n happen to meet the axis.
+    """Which allocations the law covers at so little compute; if none, the settings that begin first, within a quarter.
+
+    Before a setting's first point, its value is where the fit happens to meet the axis.
     """
-    begun_A = started(law, problems_A, rollouts_A, compute_A)
-    for compute in np.geomspace(compute_A.max(), max(law.last, compute_A.max()), _LOOKS):
+
+    def covered(compute_A: Array) -> Array:
+        return law.model.begun(_own(law, problems_A), rollouts_A, compute_A).astype(np.bool_)
+
+    begun_A = covered(compute_A)
+    for compute in np.geomspace(compute_A.max(), max(law.last, compute_A.max()), _COMPUTES):
         if begun_A.any():
             break
-        if started(law, problems_A, rollouts_A, np.full(len(begun_A), compute)).any():
-            begun_A = started(law, problems_A, rollouts_A, np.full(len(begun_A), _TOGETHER * compute))
+        if covered(np.full(len(begun_A), compute)).any():
+            begun_A = covered(np.full(len(begun_A), _TOGETHER * compute))
     return begun_A
-
-
-def started(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-    """Which allocations the law says anything about."""
-    return law.model.begun(_own(law, problems_A), rollouts_A, compute_A).astype(np.bool_)
 
 
 def _own(law: PlanningLaw, problems_A: Array) -> Array:
     """A law of one Bp answers with that one."""
-    only = only_problems(law)
+    only = law.only_problems_per_batch()
     return problems_A if only is None else np.full(len(problems_A), float(only))
-
-
-# A small training set caps n: IsoCompute figure 13.
-
-LARGE_SET = 5000
-"""A law of this many problems was not measured on a small set."""
-
-
-def hold_to_set(
-    law: PlanningLaw, held: Constraints, settings: Sequence[tuple[int, int]]
-) -> tuple[Constraints, list[Warned]]:
-    """The constraints with the largest n that the set allows, and the warning that names what is left out.
-
-    n that are asked for by name stay, and so does everything where a smaller n is in none of the `settings` left.
-    """
-    foreign = law.setup != OWN and (law.problems or 0) >= LARGE_SET
-    small = held.problems is not None and held.problems <= SMALL_SET
-    able = {n for bp, n in settings if not held.broken_by(bp, n)}
-    dropped = {n for n in able if n > SMALL_SET_ROLLOUTS}
-    if not (foreign and small and dropped and able - dropped) or held.rollouts_per_problem is not None:
-        return held, []
-    warned = Warned(
-        "small_set",
-        f"{held.problems:,} problems: n above {SMALL_SET_ROLLOUTS} is left out, since on 500 the paper's frontier ends "
-        f"there and n = 512 overfits (figure 13); ask for it with --n {max(able)}",
-    )
-    return replace(held, most_rollouts=SMALL_SET_ROLLOUTS), [warned]
-
-
-# How far a law carries along compute: what is outside its range, what is too far, and what is then expected.
-
-FAR = 10.0
-"""A budget this many times outside a law's range is refused unless asked for."""
-_ENDED = 2.0
-"""A setting whose own runs end this many times before what the law covers is extrapolated, though the law is not."""
 
 
 def planned_range(law: PlanningLaw, prices: Prices, *, extrapolate: bool = False) -> tuple[float, float]:
@@ -475,74 +364,36 @@ def planned_range(law: PlanningLaw, prices: Prices, *, extrapolate: bool = False
 
 def range_warnings(
     law: PlanningLaw, budget: Budget, prices: Prices, targets: Sequence[Allocation], extrapolate: bool
-) -> list[Warned]:
-    """Refuse what is far outside the law's range, say what is outside."""
+) -> list[PlanWarning]:
+    """Refuse a budget far outside the law's range, warn of one outside it."""
     rates = [prices.rates(a.problems_per_batch, a.rollouts_per_problem) for a in targets]
     most = max(r.rollouts(budget) * law.per_rollout(r) for r in rates)
     times = law.outside(most)
     unit = law.unit.replace("gpu_hours", "GPU-hours")
     span = f"{number(law.first)}–{number(law.last)} {unit}"
-    told = f"{number(most)} {unit}"
+    given = f"{number(most)} {unit}"
     if law.unit == "gpu_hours" and law.gpu_hours_per_rollout is not None and law.setup != OWN:
-        # What the budget buys, on the machines that the law was measured on: not the hours that a user has.
-        told = f"{budget} buys rollouts that took {told} on the machines of {law.name}'s paper, which"
-    far = max(times, 1 / times) > FAR * (1 + 1e-6)  # the budget that the message names is not far
+        # What the budget buys, on the machines that the law was measured on: not the user's hours.
+        given = f"{budget} buys rollouts that took {given} on the machines of {law.name}'s paper, which"
+    far, factor = max(times, 1 / times) > FAR * (1 + 1e-6), max(times, 1 / times)
+    off = f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
+    off += f" times {'above' if times > 1 else 'below'}"
     if far and not extrapolate:
         nearest = law.last * FAR if times > 1 else law.first / FAR
         raise InputError(
-            f"--budget: {told} is {_times(times)} the range of {law.name}, {span}; plan for at "
+            f"--budget: {given} is {off} the range of {law.name}, {span}; plan for at "
             f"{'most' if times > 1 else 'least'} --budget {budget.times(nearest / most, at_most=times > 1)}, or say "
             "--extrapolate."
         )
-    if 1 / SAME <= times <= SAME:
+    if factor <= SAME:
         return []
-    return [
-        Warned(
-            "far_extrapolation" if far else "extrapolation",
-            f"{told} is {_times(times)} the range of {law.name}, {span}: {_outside(law, times > 1)}",
+    basis = "the expectation rests on the form of the curves and the trend at their ends, not on data"
+    if isinstance(law.model, OptimumOnly):
+        made = (
+            "stays at the law's last point"
+            if times > 1
+            else "follows, down to the base, the slope of the law's first two points"
         )
-    ]
-
-
-def setting_warnings(
-    law: PlanningLaw, targets: Sequence[Allocation], compute_A: Sequence[float], ranking: Sequence[Ranked]
-) -> list[Warned]:
-    """Say where the chosen setting's own runs end long before the budget while others of the law go on.
-
-    `compute_A` are the targets' computes in the law's unit. The choice stays: the members' drift has counted that.
-    """
-    if not isinstance(law.model, Curves):
-        return []
-    last_A = [law.model.last(only_problems(law) or a.problems_per_batch, a.rollouts_per_problem) for a in targets]
-    chosen = ranking[0].index
-    a, compute, last = targets[chosen], compute_A[chosen], last_A[chosen]
-    if last == 0.0 or min(compute, law.last) <= _ENDED * last:
-        return []
-    unit = law.unit.replace("gpu_hours", "GPU-hours")
-    seen = [targets[r.index] for r in ranking if r.ties and compute_A[r.index] <= SAME * last_A[r.index]]
-    other = "nothing within one error of it was run that far"
-    if seen:
-        b = seen[0]
-        other = f"{b.problems_per_batch} × {b.rollouts_per_problem}, within one error of it, was run that far"
-    return [
-        Warned(
-            "extrapolated_setting",
-            f"{a.problems_per_batch} × {a.rollouts_per_problem} was run to {number(last)} {unit}; its value at "
-            f"{number(compute)}, {compute / last:.2g} times that, is extrapolated; {other}",
-        )
-    ]
-
-
-def _outside(law: PlanningLaw, beyond: bool) -> str:
-    """What an expectation outside the range is made of."""
-    if not isinstance(law.model, OptimumOnly):
-        return "the expectation rests on the form of the curves and the trend at their ends, not on data"
-    made = "stays at" if beyond else "follows, down to the base, the slope of"
-    points = "the law's last point" if beyond else "the law's first two points"
-    return f"the expectation {made} {points}, less sure with each doubling of compute"
-
-
-def _times(times: float) -> str:
-    factor = max(times, 1 / times)
-    text = f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
-    return f"{text} times {'above' if times > 1 else 'below'}"
+        basis = f"the expectation {made}, less certain with each doubling of compute"
+    code = "far_extrapolation" if far else "extrapolation"
+    return [PlanWarning(code, f"{given} is {off} the range of {law.name}, {span}: {basis}")]

@@ -1,7 +1,8 @@
-"""Choosing an allocation under a law's uncertainty: expected value, chance to be the best, regret.
+"""`decide`: a law and a budget in, a plan out: allocation, recipe, expected reward, cost, alternatives, warnings.
 
-Everything is a function of `values_AB`, the value of every allocation (rows) under every member of the law's ensemble
-(columns). Members are draws of one law, so a column compares allocations under the same law.
+Allocations are compared under the same draws of the law. Everything shown comes from `values_AB`, the value of every
+allocation (rows) in every draw (columns): the expected value with its interval, the probability of being the best, and
+the regret against the chosen allocation.
 """
 
 from __future__ import annotations
@@ -19,76 +20,69 @@ from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, plural, thousands, value
 from isocompute.law.uncertainty import percentiles
-from isocompute.planner.budget import Budget
 from isocompute.planner.candidates import (
     Constraints,
     allocations,
-    asked_settings,
     begun,
+    candidate_settings,
     columns,
     figure_10,
-    hold_to_set,
-    left_out_rollouts,
-    only_problems,
     planned_range,
     problems_between,
     range_warnings,
-    setting_warnings,
+    small_set_limit,
     values,
 )
+from isocompute.planner.collapse import CollapseRate
 from isocompute.planner.cost.prices import Prices
+from isocompute.planner.extrapolation import SAME, Curves
 from isocompute.planner.law import OWN, PlanningLaw
-from isocompute.planner.next_runs import Proposal
-from isocompute.planner.published import law_advice, way_to_find_out
-from isocompute.planner.recipe import PAPER_ANCHOR, AdvisedRecipe, Anchor, advise_recipe
-from isocompute.planner.regime import ADVICE, Diagnosis, assumed_regime
-from isocompute.planner.stability import Fallen, fall_warnings
+from isocompute.planner.published import law_warnings, way_to_find_out
+from isocompute.planner.recipe import AdvisedRecipe, advise_recipe
+from isocompute.planner.regime import ADVICE, Diagnosis
+from isocompute.planner.request import Anchor, Budget, PlanRequest
 from isocompute.planner.warnings import (
+    BaseRates,
     Mix,
-    Warned,
+    PlanWarning,
     classify,
-    data_advice,
+    data_warnings,
     enough_updates,
     epochs_of,
-    metric_advice,
-    run_advice,
-    zero_variance_behind,
-    zero_variance_share,
+    metric_warnings,
+    run_warnings,
 )
 
-__all__ = [
-    "Assumed",
-    "LEVEL",
-    "Option",
-    "Plan",
-    "Ranked",
-    "TOLERANCE",
-    "make_plan",
-    "plan_to_json",
-    "proposal_to_json",
-    "rank",
-]
-
+__all__ = ["LEVEL", "AssumedRegime", "Option", "Plan", "Ranked", "decide", "plan_to_json", "rank"]
 
 LEVEL = 0.8
-"""Share that the interval of an expected value holds."""
+"""Coverage of the interval of an expected value."""
 TOLERANCE = 5e-4
 """Expected values that differ by less count as equal: no evaluation could tell them apart."""
+_METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
+_LIKELY = 0.5
+"""Probability from which the chosen setting is more likely the best than not."""
+_LONG_RUN = Allocation(1, 1, 10**6)
+"""A run whose warm-up is not shortened."""
+_SHOWN = 8
+"""Alternatives of a plan."""
+_ENDED = 2.0
+"""A setting whose own runs end this many times before the law's range is extrapolated, though the law is not."""
+_COMPUTES = 32
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """One allocation (an index) as the ensemble sees it."""
+    """One allocation (an index) under the draws of the law."""
 
     index: int
     value: float
-    """Of the allocation by itself."""
     interval: tuple[float, float]
     probability_best: float
     regret: float
     """Expected loss against the chosen allocation; 0 for the chosen one."""
     standard_error: float
-    """Of that loss: its standard deviation over the ensemble, and between seeds where the ensemble does not show it."""
+    """Of that loss: its standard deviation over the draws, seed effects included."""
 
     @property
     def ties(self) -> bool:
@@ -123,18 +117,6 @@ def rank(values_AB: Array, *, with_seeds_AB: Array | None = None, tolerance: flo
     ]
 
 
-# A law and a budget in, a plan out: allocation, recipe, expected reward, cost, alternatives, warnings.
-
-_METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
-_LOOKS = 32
-_LIKELY = 0.5
-"""Probability from which the chosen setting is more likely the best than not."""
-_LONG = 10**6
-"""Updates of a run whose warm-up is not shortened."""
-_SHOWN = 8
-"""Alternatives of a plan."""
-
-
 @dataclass(frozen=True)
 class Option:
     """An allocation as the law ranks it."""
@@ -145,13 +127,13 @@ class Option:
     """On the wall clock, where the throughput is known."""
     cheapest: bool
     """The cheapest to run of those within one standard error of the best, the best included."""
-    fallen: Fallen | None = None
-    """How many of the user's runs of the setting had fallen for good by this compute; None where none were run."""
+    collapses: CollapseRate | None = None
+    """Of the user's runs of the setting, by this compute; None where none were run."""
 
 
 @dataclass(frozen=True)
-class Assumed:
-    """The limit that the plan takes the setup to be up against (`plan.limits`)."""
+class AssumedRegime:
+    """The limit that the plan takes the setup to be up against (`planner.regime`)."""
 
     regime: str | None
     reason: str
@@ -174,33 +156,29 @@ class Plan:
     anchor: Anchor
     difficulty: str | None
     mix: Mix | None
-    zero_variance: float | None
-    """Expected share of groups that are all right or all wrong at the chosen n, at the start, by the given rates."""
-    zero_variance_behind: float | None
-    """The same by the rates behind them, where they were measured with few samples."""
+    zero_variance: tuple[float, float] | None
+    """Expected share of zero-variance groups at the chosen n, at the start: by the measured and by the latent rates."""
     prices: Prices
-    warnings: tuple[Warned, ...]
-    regime: Assumed
+    warnings: tuple[PlanWarning, ...]
+    regime: AssumedRegime
     targets: tuple[Allocation, ...]
     """All allocations that were compared, in the order of `values_AB`."""
     values_AB: Array
-    """What each is worth under every member of the law."""
+    """What each is worth in every draw."""
 
     def __repr__(self) -> str:
         a, ranked, other = self.allocation, self.chosen.ranked, self.cheapest.allocation
-        cheaper = f"{other.problems_per_batch} × {other.rollouts_per_problem} × {other.update_steps}"
         return (
             f"Plan({plural(a.problems_per_batch, 'problem')} × {plural(a.rollouts_per_problem, 'rollout')} × "
             f"{plural(a.update_steps, 'update')} = "
             f"{number(a.compute)} rollouts; expect {self.law.metric} {value(ranked.value)} ({pair(ranked.interval)}, "
             f"{LEVEL:.0%}); best of {len(self.targets)} with probability {ranked.probability_best:.2f}"
-            + ("" if self.stands_out else f"; cheapest within one error of it: {cheaper}")
+            + ("" if self.stands_out else f"; cheapest within one error of it: {_name(other)} × {other.update_steps}")
             + f"; law: {self.law.name}; {plural(len(self.warnings), 'warning')})"
         )
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `plan --json` (docs/planning.md)."""
-
         return plan_to_json(self)
 
     @property
@@ -208,121 +186,108 @@ class Plan:
         """The chosen one."""
         return self.chosen.allocation
 
+    @property
+    def problems(self) -> int | None:
+        """D: problems of the training set, as given or as many as there are pass rates."""
+        return self.constraints.problems or (self.mix.problems if self.mix else None)
+
     def epochs(self, allocation: Allocation) -> float | None:
         """Passes over the training set; None where its size is unknown."""
         return None if self.problems is None else epochs_of(allocation, self.problems)
-
-    @property
-    def problems(self) -> int | None:
-        """D: problems of the training set, as said or as many as there are pass rates."""
-        return self.constraints.problems or (self.mix.problems if self.mix else None)
-
-    @property
-    def stands_out(self) -> bool:
-        """Whether to name the chosen setting and not the cheapest within one error of it: it is the cheapest itself, or
-        the other is expected to lose more than seeds differ by. Where the members
-        show what seeds do, "within one error" has counted that, and the chosen one has to be more likely the best than
-        not.
-        """
-        if self.chosen.cheapest:
-            return True
-        pair_of = [option.allocation for option in (self.chosen, self.cheapest)]
-        if any(self.law.seed_spread(a.problems_per_batch, a.rollouts_per_problem) > 0.0 for a in pair_of):
-            return self.cheapest.ranked.regret > self.law.seed_error
-        return self.chosen.ranked.probability_best >= _LIKELY
 
     @property
     def cheapest(self) -> Option:
         """The cheapest to run of those within one standard error of the chosen one."""
         return next((option for option in (self.chosen, *self.alternatives) if option.cheapest), self.chosen)
 
+    @property
+    def stands_out(self) -> bool:
+        """Whether to name the chosen setting rather than the cheapest within one error of it.
 
-def make_plan(
+        With one seed a setting, the cheapest must be expected to lose more than the least significant difference. With
+        several, "within one error" has counted the seeds, and the chosen one must be more likely the best than not.
+        """
+        if self.chosen.cheapest:
+            return True
+        both = [option.allocation for option in (self.chosen, self.cheapest)]
+        if any(self.law.seed_deviation(a.problems_per_batch, a.rollouts_per_problem) > 0.0 for a in both):
+            return self.cheapest.ranked.regret > self.law.seed_error
+        return self.chosen.ranked.probability_best >= _LIKELY
+
+
+def decide(
     *,
     law: PlanningLaw,
-    budget: Budget,
+    request: PlanRequest,
     prices: Prices,
-    constraints: Constraints | None = None,
-    metric: str | None = None,
-    difficulty: str | None = None,
-    rates_P: Array | None = None,
-    truncated: float | None = None,
-    anchor: Anchor = PAPER_ANCHOR,
-    extrapolate: bool = False,
+    rates: BaseRates | None = None,
     diagnosis: Diagnosis | None = None,
 ) -> Plan:
-    """Choose among all allocations that the budget and the constraints allow, under every member of the law."""
-    held = constraints or Constraints()
-    mix = None if rates_P is None else classify(rates_P)
-    difficulty = difficulty or (mix.difficulty if mix else law.difficulty)
-    metric = metric or law.metric
-    if law.setup != OWN and metric != law.metric and not _METRIC.fullmatch(metric):
-        raise InputError(f"--metric {metric}: {law.name} is a law of {law.metric}; say avg@k, best@k or worst@k.")
-    if law.setup == OWN and metric != law.metric:
-        raise InputError(
-            f"--metric {metric}: {law.name} is a law of {law.metric}; fit the runs with --metric {metric}."
-        )
-    advise = partial(
-        advise_recipe,
-        difficulty=difficulty,
-        anchor=anchor,
-        own=law.recipe,
-        runs=law.runs_recipe,
-    )
-    prices = prices.of_recipe(advise(allocation=Allocation(1, 1, 1)).recipe)  # whatever the batch
-    settings = asked_settings(law, held)
-    held, small = hold_to_set(law, held, settings)
-    least, most = planned_range(law, prices, extrapolate=extrapolate)
+    """Choose among all allocations that the request's budget and constraints allow, under every draw of the law."""
+    budget, constraints, anchor = request.budget, Constraints.of(request), request.lr_anchor
+    mix = None if rates is None else classify(rates.measured_P)
+    difficulty = request.difficulty or (mix.difficulty if mix else law.difficulty)
+    metric = _checked_metric(law, request.metric)
+    advise = partial(advise_recipe, difficulty=difficulty, anchor=anchor, own=law.recipe, runs=law.runs_recipe)
+    long_recipe = advise(allocation=_LONG_RUN).recipe
+    prices = prices.of_recipe(long_recipe)
+
+    # Candidates: what the law answers for, the constraints allow and the budget pays.
+    settings, not_in_law = candidate_settings(law, constraints)
+    constraints, small_set = small_set_limit(law, constraints, settings)
+    least, most = planned_range(law, prices, extrapolate=request.extrapolate)
     targets = allocations(
         budget=lambda bp, n: prices.rates(bp, n).rollouts(budget),
         settings=settings,
-        constraints=held,
+        constraints=constraints,
         asked=budget,
         least=least,
         most=most,
         problems_between=problems_between(law),
     )
-    warnings = (
-        small + left_out_rollouts(law, held, settings) + range_warnings(law, budget, prices, targets, extrapolate)
-    )
+    outside = range_warnings(law, budget, prices, targets, request.extrapolate)
     targets = [a for a, kept in zip(targets, begun(law, *columns(law, prices, targets)), strict=True) if kept]
+
+    # The ranking, under every draw.
     grid = columns(law, prices, targets)
     values_AB = values(law, *grid)
-    seen_AB = law.with_seeds(values_AB, [(a.problems_per_batch, a.rollouts_per_problem) for a in targets])
-    ranking = rank(values_AB, with_seeds_AB=seen_AB)
-    warnings += setting_warnings(law, targets, grid[2].tolist(), ranking)
-    fallen_A = [
-        law.fallen(a.problems_per_batch, a.rollouts_per_problem, c) for a, c in zip(targets, grid[2], strict=True)
-    ]
-    warnings += fall_warnings(targets, fallen_A, ranking, unit=law.unit)
-    long_run = advise(allocation=Allocation(1, 1, _LONG)).recipe
-    options = _options(ranking, targets, fallen_A, prices, budget, enough_updates(long_run.warmup_steps))
-    chosen = options[0]
-    recipe = advise(allocation=chosen.allocation)
-    a = chosen.allocation
+    keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in targets]
+    ranking = rank(values_AB, with_seeds_AB=law.with_seeds(values_AB, keys))
+    collapses_A = [law.collapse_rate(*key, compute) for key, compute in zip(keys, grid[2].tolist(), strict=True)]
+    options = _options(ranking, targets, collapses_A, prices, budget, enough_updates(long_recipe.warmup_steps))
+    chosen, a = options[0], options[0].allocation
     rollouts = prices.rates(a.problems_per_batch, a.rollouts_per_problem).rollouts(budget)
-    warnings += _law_warnings(law, held, chosen, targets, rollouts)
-    warnings += law_advice(law, difficulty=difficulty, anchor_given=anchor.given, mean_rate=mix.mean if mix else None)
-    warnings += run_advice(
-        chosen.allocation,
-        problems=held.problems or (mix.problems if mix else None),
-        warmup_steps=recipe.recipe.warmup_steps,
-    )
-    warnings += data_advice(
-        allocation=chosen.allocation,
-        mix=mix,
-        difficulty=difficulty,
-        rates_P=rates_P,
-        truncated=truncated,
-        filtered=recipe.recipe.zero_variance_filter != "off",
-    )
-    warnings += metric_advice(metric, difficulty, law_metric=law.metric)
-    warnings += [*prices.warnings, *prices.doubts(chosen.allocation)]
+    recipe = advise(allocation=a)
+    warnings = [
+        *small_set,
+        *not_in_law,
+        *outside,
+        *_extrapolated_setting(law, targets, grid[2].tolist(), ranking),
+        *_collapse_warnings(targets, collapses_A, ranking, unit=law.unit),
+        *_choice_warnings(law, constraints, chosen, targets, rollouts),
+        *law_warnings(law, difficulty=difficulty, anchor_given=anchor.given, mean_rate=mix.mean if mix else None),
+        *run_warnings(
+            a,
+            problems=constraints.problems or (mix.problems if mix else None),
+            warmup_steps=recipe.recipe.warmup_steps,
+        ),
+        *data_warnings(
+            allocation=a,
+            mix=mix,
+            difficulty=difficulty,
+            rates=rates,
+            truncated=request.truncated,
+            filtered=recipe.recipe.zero_variance_filter != "off",
+        ),
+        *metric_warnings(metric, difficulty, law_metric=law.metric),
+        *prices.warnings,
+        *prices.doubts(a),
+    ]
     return Plan(
         law=law,
         budget=budget,
         budget_rollouts=rollouts,
-        constraints=held,
+        constraints=constraints,
         metric=metric,
         chosen=chosen,
         alternatives=_shown(options),
@@ -330,47 +295,58 @@ def make_plan(
         anchor=anchor,
         difficulty=difficulty,
         mix=mix,
-        zero_variance=None if rates_P is None else zero_variance_share(rates_P, a.rollouts_per_problem),
-        zero_variance_behind=None if rates_P is None else zero_variance_behind(rates_P, a.rollouts_per_problem),
+        zero_variance=None if rates is None else rates.zero_variance(a.rollouts_per_problem),
         prices=prices,
         warnings=tuple(warnings),
-        regime=_assumed(law, diagnosis),
+        regime=_assumed_regime(law, diagnosis),
         targets=tuple(targets),
         values_AB=values_AB,
     )
 
 
+def _checked_metric(law: PlanningLaw, metric: str | None) -> str:
+    metric = metric or law.metric
+    if law.setup == OWN and metric != law.metric:
+        raise InputError(
+            f"--metric {metric}: {law.name} is a law of {law.metric}; fit the runs with --metric {metric}."
+        )
+    if metric != law.metric and not _METRIC.fullmatch(metric):
+        raise InputError(f"--metric {metric}: {law.name} is a law of {law.metric}; say avg@k, best@k or worst@k.")
+    return metric
+
+
 def _options(
     ranking: Sequence[Ranked],
     targets: Sequence[Allocation],
-    fallen_A: Sequence[Fallen | None],
+    collapses_A: Sequence[CollapseRate | None],
     prices: Prices,
     budget: Budget,
     enough: int,
 ) -> list[Option]:
-    """Cheapest: the fewest GPU-hours, or the fewest updates (each syncs the weights once) where no throughput is known
-    or the budget is one of time or money, which all allocations spend but for rounding.
+    """The ranking with prices. The cheapest has the fewest GPU-hours, or the fewest updates (each syncs the weights
+    once) where no throughput is known or the budget is one of time or money, which all allocations spend but for
+    rounding.
     """
     priced = [(r, targets[r.index]) for r in ranking]
     costs = [prices.cost(a) for _, a in priced]
     timed = budget.unit not in ("gpu_hours", "money")
-    ties = [i for i, (r, _) in enumerate(priced) if r.ties]
 
     def price(i: int) -> tuple[float, int]:
         known = costs[i]["gpu_hours"]
         return (round(known, 6) if timed and known is not None else 0.0, priced[i][1].update_steps)
 
-    def share(i: int) -> float:
-        fallen = fallen_A[priced[i][0].index]
-        return fallen.share if fallen is not None else 0.0
+    def collapsed(i: int) -> float:
+        rate = collapses_A[priced[i][0].index]
+        return 0.0 if rate is None else rate.share
 
     def updates(i: int) -> int:
         return min(priced[i][1].update_steps, enough)
 
-    # What fell more often than the chosen setting, or makes too few updates to learn much, is no way to save.
-    sound = [i for i in ties if share(i) <= share(0) and updates(i) >= updates(0)]
+    # A setting that collapses more often than the chosen one, or makes too few updates, saves nothing.
+    ties = [i for i, (r, _) in enumerate(priced) if r.ties]
+    sound = [i for i in ties if collapsed(i) <= collapsed(0) and updates(i) >= updates(0)]
     cheapest = min(sound, key=price)
-    return [Option(a, r, costs[i]["seconds"], i == cheapest, fallen_A[r.index]) for i, (r, a) in enumerate(priced)]
+    return [Option(a, r, costs[i]["seconds"], i == cheapest, collapses_A[r.index]) for i, (r, a) in enumerate(priced)]
 
 
 def _shown(options: Sequence[Option]) -> tuple[Option, ...]:
@@ -380,95 +356,131 @@ def _shown(options: Sequence[Option]) -> tuple[Option, ...]:
     return shown[: _SHOWN - len(left_out)] + left_out
 
 
-def _assumed(law: PlanningLaw, diagnosis: Diagnosis | None) -> Assumed:
+def _assumed_regime(law: PlanningLaw, diagnosis: Diagnosis | None) -> AssumedRegime:
     """What the runs show, or what the law's n* suggests where there are none to look at."""
     if diagnosis is not None:
         found = diagnosis.regime
-        return Assumed(found, ADVICE[found] if found else "no limit stands out in the runs", diagnosis)
+        return AssumedRegime(found, ADVICE[found] if found else "no limit stands out in the runs", diagnosis)
     known = law.model.settings()
     if len({n for _, n in known}) < 2:
-        return Assumed(None, "the law knows one n: there is nothing to compare")
-    bp_A = np.array([float(bp) for bp, _ in known])
-    n_A = np.array([float(n) for _, n in known])
-    grid_C = np.geomspace(law.first, law.last, _LOOKS)
+        return AssumedRegime(None, "the law knows one n: there is nothing to compare")
+    bp_A, n_A = np.array(known, dtype=np.float64).T
+    grid_C = np.geomspace(law.first, law.last, _COMPUTES)
     begun_C = [bool(law.model.begun(bp_A, n_A, np.full(len(known), c)).all()) for c in grid_C]
     low = float(grid_C[begun_C.index(True)]) if any(begun_C) else law.last
     ranked = [rank(law.values(bp_A, n_A, np.full(len(known), c))) for c in (low, law.last)]
     early, late = (n_A[each[0].index] for each in ranked)
-    told_apart = not any(r.ties for r in ranked[1][1:] if n_A[r.index] <= early)
-    return Assumed(*assumed_regime("rises" if late > early and told_apart else "flat"))
+    if late > early and not any(r.ties for r in ranked[1][1:] if n_A[r.index] <= early):
+        reason = "n* rises with compute; without runs, noise, interference and data cannot be told apart"
+        return AssumedRegime("noise", reason)
+    return AssumedRegime("updates", "n* does not rise with compute: more updates win")
 
 
-def _law_warnings(
-    law: PlanningLaw, held: Constraints, chosen: Option, targets: Sequence[Allocation], budget: float
-) -> list[Warned]:
+def _extrapolated_setting(
+    law: PlanningLaw, targets: Sequence[Allocation], compute_A: Sequence[float], ranking: Sequence[Ranked]
+) -> list[PlanWarning]:
+    """Warn where the chosen setting's own runs end long before the budget while others of the law go on.
+
+    `compute_A` are the targets' computes in the law's unit. The extrapolation noise has counted that.
+    """
+    if not isinstance(law.model, Curves):
+        return []
+    only = law.only_problems_per_batch()
+    last_A = [law.model.last(only or a.problems_per_batch, a.rollouts_per_problem) for a in targets]
+    chosen = ranking[0].index
+    compute, last = compute_A[chosen], last_A[chosen]
+    if last == 0.0 or min(compute, law.last) <= _ENDED * last:
+        return []
+    seen = [targets[r.index] for r in ranking if r.ties and compute_A[r.index] <= SAME * last_A[r.index]]
+    other = "nothing within one error of it was run that far"
+    if seen:
+        other = f"{_name(seen[0])}, within one error of it, was run that far"
+    return [
+        PlanWarning(
+            "extrapolated_setting",
+            f"{_name(targets[chosen])} was run to {number(last)} {law.unit.replace('gpu_hours', 'GPU-hours')}; its "
+            f"value at {number(compute)}, {compute / last:.2g} times that, is extrapolated; {other}",
+        )
+    ]
+
+
+def _collapse_warnings(
+    targets: Sequence[Allocation], collapses_A: Sequence[CollapseRate | None], ranking: Sequence[Ranked], *, unit: str
+) -> list[PlanWarning]:
+    """Warn that runs of the chosen setting collapsed before the budget's compute, and name a setting whose did not."""
+    mine = collapses_A[ranking[0].index]
+    if mine is None or mine.first is None:
+        return []
+    share = "" if mine.plain else f" ({mine.share:.0%} by this compute, each run counted as far as it went)"
+    steady = "no setting within one error of it was stable in all its runs"
+    for r in ranking[1:]:
+        other = collapses_A[r.index]
+        if r.ties and other is not None and other.collapsed == 0:
+            stable = "its one run" if other.runs == 1 else f"all its {other.runs} runs"
+            steady = f"{_name(targets[r.index])} (−{value(r.regret)}), within one error of it, was stable in {stable}"
+            break
+    return [
+        PlanWarning(
+            "falls",
+            f"{mine.collapsed} of {mine.runs} runs of {_name(targets[ranking[0].index])} collapsed{share}, the first "
+            f"after {number(mine.first)} {unit.replace('gpu_hours', 'GPU-hours')}: what is expected is of the best "
+            f"checkpoint, so keep checkpoints and watch the run (`isocompute health`); {steady}",
+        )
+    ]
+
+
+def _choice_warnings(
+    law: PlanningLaw, constraints: Constraints, chosen: Option, targets: Sequence[Allocation], budget: float
+) -> list[PlanWarning]:
+    """What the choice rests on: interpolation, one candidate, the edge of the grid, a law of another setup."""
     out = []
-    known = law.model.settings()
-    rollouts = {n for _, n in known}
-    a = chosen.allocation
-    own = only_problems(law)
+    known, own = law.model.settings(), law.only_problems_per_batch()
+    rollouts, a = {n for _, n in known}, chosen.allocation
     if own is not None and a.problems_per_batch != own:
-        seen = figure_10(law)
-        why = (
-            ""
-            if seen is None
-            else (
+        seen, why = figure_10(law), ""
+        if seen is not None:
+            why = (
                 f" (Bp moved the reward by {100 * seen.problems_range:.1f} points where n moved it by "
                 f"{100 * seen.rollouts_range:.1f}, {law.difficulty} set: IsoCompute figure 10)"
             )
-        )
         wider = "the interval is wider for it" if law.bounded else "the interval does not count that"
-        out.append(
-            Warned(
-                "problems_not_in_law",
-                f"Bp = {a.problems_per_batch} was not run; the law's {own} stands in and {wider}{why}",
-            )
-        )
+        message = f"Bp = {a.problems_per_batch} was not run; the law's {own} stands in and {wider}{why}"
+        out.append(PlanWarning("problems_not_in_law", message))
     elif (a.problems_per_batch, a.rollouts_per_problem) not in known:
-        out.append(
-            Warned(
-                "interpolated",
-                f"{a.problems_per_batch} × {a.rollouts_per_problem} was not run; its value is interpolated between the "
-                "law's settings",
-            )
-        )
+        message = f"{_name(a)} was not run; its value is interpolated between the law's settings"
+        out.append(PlanWarning("interpolated", message))
     if law.unit == "gpu_hours" and law.gpu_hours_per_rollout is None:
         out.append(
-            Warned(
+            PlanWarning(
                 "foreign_gpu_hours",
                 f"{law.name} counts GPU-hours of its paper's machines; yours are taken to do as much in an hour",
             )
         )
     if len(targets) == 1:
-        out.append(Warned("no_choice", "one allocation is left: nothing was compared"))
+        out.append(PlanWarning("no_choice", "one allocation is left: nothing was compared"))
     elif len(rollouts) > 1 and a.rollouts_per_problem in (min(rollouts), max(rollouts)):
         edge = "smallest" if a.rollouts_per_problem == min(rollouts) else "largest"
-        out.append(Warned("edge", f"n = {a.rollouts_per_problem} is the {edge} of the law: the best may lie beyond it"))
+        message = f"n = {a.rollouts_per_problem} is the {edge} of the law: the best may lie beyond it"
+        out.append(PlanWarning("edge", message))
     if law.setup != OWN:
-        out.append(
-            Warned(
-                "foreign_law",
-                f"this law was measured on {law.setup}"
-                + (
-                    "; yours may differ"
-                    if held.problems is None
-                    else f"; yours has {thousands(held.problems, 'problem')}"
-                )
-                + f": {way_to_find_out(law, budget)}",
-            )
-        )
+        problems = constraints.problems
+        yours = "yours may differ" if problems is None else f"yours has {thousands(problems, 'problem')}"
+        message = f"this law was measured on {law.setup}; {yours}: {way_to_find_out(law, budget)}"
+        out.append(PlanWarning("foreign_law", message))
     return out
 
 
-# A plan as JSON: the keys are those of `isocompute plan --json` (docs/planning.md).
+def _name(a: Allocation) -> str:
+    return f"{a.problems_per_batch} × {a.rollouts_per_problem}"
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """One object with everything a trainer's config or another program needs."""
-    law = plan.law
+    """The keys of `isocompute plan --json`: everything a trainer's config or another program needs."""
+    law, mix = plan.law, plan.mix
+    measured, latent = plan.zero_variance or (None, None)
     return {
-        **_option(plan, plan.chosen),
-        "alternatives": [_option(plan, option) for option in plan.alternatives],
+        **_option_to_json(plan, plan.chosen),
+        "alternatives": [_option_to_json(plan, option) for option in plan.alternatives],
         "warnings": [{"code": w.code, "message": w.message} for w in plan.warnings],
         "cost": plan.prices.cost(plan.allocation),
         "law": {
@@ -495,13 +507,13 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         },
         "difficulty": plan.difficulty,
         "mix": None
-        if plan.mix is None
+        if mix is None
         else {
-            "problems": plan.mix.problems,
-            "mean": plan.mix.mean,
-            **plan.mix.shares,
-            "zero_variance": plan.zero_variance,
-            "zero_variance_behind": plan.zero_variance_behind,
+            "problems": mix.problems,
+            "mean": mix.mean,
+            **mix.shares,
+            "zero_variance": measured,
+            "zero_variance_behind": latent,
         },
         "recipe": plan.recipe.recipe.model_dump(),
         "recipe_lines": [
@@ -511,22 +523,16 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _option(plan: Plan, option: Option) -> dict[str, Any]:
-    a, ranked = option.allocation, option.ranked
-    advice = (
-        plan.recipe
-        if option is plan.chosen
-        else advise_recipe(
-            allocation=a,
-            difficulty=plan.difficulty,
-            anchor=plan.anchor,
-            own=plan.law.recipe,
-            runs=plan.law.runs_recipe,
+def _option_to_json(plan: Plan, option: Option) -> dict[str, Any]:
+    a, ranked, law, collapses = option.allocation, option.ranked, plan.law, option.collapses
+    advice = plan.recipe
+    if option is not plan.chosen:
+        advice = advise_recipe(
+            allocation=a, difficulty=plan.difficulty, anchor=plan.anchor, own=law.recipe, runs=law.runs_recipe
         )
-    )
     recipe = advice.recipe
     return {
-        **_allocation(a),
+        **allocation_to_json(a),
         "epochs": plan.epochs(a),
         "learning_rate": advice.learning_rate,
         "warmup_steps": recipe.warmup_steps,
@@ -534,7 +540,7 @@ def _option(plan: Plan, option: Option) -> dict[str, Any]:
         "entropy_coef": recipe.entropy_coef,
         "temperature": recipe.temperature,
         "expected": {
-            "metric": plan.law.metric,
+            "metric": law.metric,
             "value": ranked.value,
             "interval": list(ranked.interval),
             "level": LEVEL,
@@ -544,25 +550,22 @@ def _option(plan: Plan, option: Option) -> dict[str, Any]:
         "within_one_error": ranked.ties,
         "cheapest": option.cheapest,
         "falls": None
-        if (fell := option.fallen) is None
-        else {"runs": fell.runs, "fallen": fell.fallen, "share": fell.share, "interval": list(fell.interval())},
+        if collapses is None
+        else {
+            "runs": collapses.runs,
+            "fallen": collapses.collapsed,
+            "share": collapses.share,
+            "interval": list(collapses.interval()),
+        },
     }
 
 
-def _allocation(a: Allocation) -> dict[str, Any]:
+def allocation_to_json(a: Allocation) -> dict[str, Any]:
+    """An allocation's keys in `plan --json`."""
     return {
         "problems_per_batch": a.problems_per_batch,
         "rollouts_per_problem": a.rollouts_per_problem,
         "update_steps": a.update_steps,
         "batch_size": a.batch_size,
         "compute": a.compute,
-    }
-
-
-def proposal_to_json(proposal: Proposal) -> dict[str, Any]:
-    """A cell of `plan --next`."""
-    return {
-        **_allocation(proposal.allocation),
-        "gain": proposal.gain,
-        "gain_per_million": proposal.gain_per_million,
     }

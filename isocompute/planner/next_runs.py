@@ -1,69 +1,72 @@
-"""Which cells to run next: the ones whose results would improve the decision most for each rollout spent.
+"""Which cells to run next, and the study that runs them: `plan --next`.
 
-A candidate is a setting run to some compute. Its result is a noisy look at the law; the ensemble says how that look
-moves the expected value of every allocation at the target budget. With the ensemble's means m, covariance and an
-observation noise σ, the expectation after the look is
+A candidate is a setting run to some compute. Its result is a noisy observation; the draws of the law say how it moves
+the expected value of every allocation at the budget. With means m, covariance over the draws and observation noise σ,
+the expectation after observing e is
 
     m_a + z · cov(a, e) / √(var(e) + σ²),   z standard normal,
 
-and the value of the look is the expected rise of the best of them, E[max_a] - max_a m_a (the knowledge gradient for
-correlated beliefs: Frazier, Powell and Dayanik 2009). Further cells are added greedily, with the covariance that is
-left after the ones before. The looks are jointly Gaussian by assumption; the ensemble is only used for its moments.
+and the value of the observation is the expected rise of the best of them, E[max_a] - max_a m_a (the knowledge gradient
+for correlated beliefs: Frazier, Powell and Dayanik 2009). Further cells are added greedily, with the covariance that is
+left. Observations are jointly Gaussian by assumption; only the moments of the draws are used.
 
-Only settings that may well be the best are looked at (`contenders`). What a look at another would tell of them rests on
-how members differ between settings, which beyond the data is mostly a tilt along log n: by that alone the ends of n are
-worth most, and they tell less of its middle than it says.
+Only settings that may well be the best are candidates. What others would tell of these rests on how draws differ
+between settings, which past the data is mostly a tilt along log n: by that alone the ends of n would be worth most.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, time
 from typing import Any
 
 import numpy as np
+import tomlkit
 
-from isocompute.core import files
 from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve
+from isocompute.core.errors import InputError
 from isocompute.core.recipe import make_recipe
-from isocompute.planner.decide import Plan
+from isocompute.law.uncertainty import seed_deviation
+from isocompute.planner.candidates import columns, values
+from isocompute.planner.cost.prices import Rates
+from isocompute.planner.decide import Plan, allocation_to_json
 from isocompute.planner.extrapolation import Curves
-from isocompute.planner.recipe import ANCHOR, Anchor, RunsRecipe, anchored
+from isocompute.planner.recipe import RATE_FIELDS, RunsRecipe, anchored
+from isocompute.planner.request import Anchor
 
 __all__ = [
     "Proposal",
-    "SHARES",
     "candidate_cells",
     "common_targets",
-    "contenders",
+    "kept_study",
+    "likely_best",
+    "next_cells",
     "next_recipe",
+    "next_study",
+    "proposal_to_json",
     "propose",
-    "seeds_of",
-    "study_for",
-    "study_of",
-    "study_text",
 ]
-
 
 SHARES = (0.5, 1.0)
 """Candidates run a setting to these shares of the budget. Shorter runs are cheap and say little of its end: with
-eighths and quarters of it among them, decisions end where they would without (docs/plan_quality.md)."""
+eighths and quarters among them, decisions end where they would without (docs/plan_quality.md)."""
 _CHANCE = 0.1
-"""Of being the best, from which on a setting is looked at."""
-_DRAWS = 1024
-_NOTHING = 1e-5
-"""An expected gain so small is none."""
+"""Probability of being the best from which on a setting is a candidate."""
+_NOISE = 0.003
+"""The least difference between two runs of one cell, seeds and evaluation together."""
+_NORMAL_DRAWS = 1024
+_NEGLIGIBLE = 1e-5
+"""An expected gain this small is none."""
 _SAME = 1e-9
 _LEVELS = 8
 """Numbers of rollouts that are tried as those of a study."""
 _WORTH = 1.5
 """A candidate goes at least this much further than the setting's last evaluation, which may lie before its end."""
+_FIELDS = ("problems_per_batch", "rollouts_per_problem", "update_steps", "learning_rate", "seed", "folder")
+"""What a trainer has to know of a cell, by the names of the command engine."""
+_TABLES = ("problems", "recipe", "evaluation", "resources", "engine_options")
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,51 @@ class Proposal:
     """The same for each million rollouts of the cell."""
 
 
+def proposal_to_json(proposal: Proposal) -> dict[str, Any]:
+    """A cell of `plan --next --json`."""
+    gains = {"gain": proposal.gain, "gain_per_million": proposal.gain_per_million}
+    return allocation_to_json(proposal.allocation) | gains
+
+
+def next_cells(plan: Plan, count: int) -> list[Proposal]:
+    """The `count` cells whose results would improve this plan's decision most for each rollout they cost.
+
+    Where the budget buys different settings different numbers of rollouts, the cells of the most valuable study.
+    """
+    law, model = plan.law, plan.law.model
+    if not isinstance(model, Curves):
+        raise InputError(
+            f"--next: {law.name} knows where n* is, not what single settings reach, so it cannot say what a run "
+            "would teach; use a law of curves, such as isocompute/bp32-easy or your own runs."
+        )
+
+    def rates(a: Allocation) -> Rates:
+        return plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem)
+
+    def with_seeds(settings: Sequence[Allocation]) -> Array:
+        """Values in every draw, with the effect of the one seed that a setting has: another seed shows it."""
+        own_AB = values(law, *columns(law, plan.prices, settings))
+        keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in settings]
+        return np.asarray(own_AB + law.seed_draws(keys, own_AB.shape[1]))
+
+    values_AB = with_seeds(plan.targets)
+    studies: list[list[Proposal]] = []
+    for group in common_targets(plan.targets, [rates(target).rollouts(plan.budget) for target in plan.targets]):
+        cells = candidate_cells(model, group, per_unit=lambda a: law.per_rollout(rates(a)))
+        if not cells:
+            continue
+        cells = likely_best(cells, plan.targets, values_AB)
+        noise = float(np.hypot(max(_NOISE, model.noise()), seed_deviation(law.seed_error)))
+        observed_EB = with_seeds(cells)
+        studies.append(propose(values_AB=values_AB, observed_EB=observed_EB, cells=cells, count=count, noise=noise))
+    return max(studies, key=lambda proposals: sum(p.gain for p in proposals), default=[])
+
+
 def common_targets(targets: Sequence[Allocation], bought: Sequence[float]) -> list[list[Allocation]]:
     """The targets in groups that go to the same rollouts, as the cells of a study do.
 
-    `bought` are the rollouts that the budget buys at each target. Where they are the same, so are the targets. Hours or
-    money buy more of them at one setting than at another: then, for some of these numbers from the smallest to the
-    largest, there is a group of all that can pay it.
+    `bought` are the rollouts that the budget buys at each target. Hours or money buy more of them at one setting than
+    at another: then there is a group for some of these numbers, of all targets that can pay it.
     """
     if max(bought) <= min(bought) * (1 + _SAME):
         return [list(targets)]
@@ -116,31 +158,29 @@ def candidate_cells(
     return out
 
 
-def contenders(cells: Sequence[Allocation], targets: Sequence[Allocation], values_AB: Array) -> list[Allocation]:
-    """The cells of settings that are the best of all targets under a tenth of the members; all where there is none."""
+def likely_best(cells: Sequence[Allocation], targets: Sequence[Allocation], values_AB: Array) -> list[Allocation]:
+    """The cells of settings that are the best of all targets in a tenth of the draws; all where there is none."""
     best_A = np.bincount(values_AB.argmax(axis=0), minlength=len(targets)) >= _CHANCE * values_AB.shape[1]
     among = {(targets[a].problems_per_batch, targets[a].rollouts_per_problem) for a in np.flatnonzero(best_A).tolist()}
     return [cell for cell in cells if (cell.problems_per_batch, cell.rollouts_per_problem) in among] or list(cells)
 
 
 def propose(
-    *, values_AB: Array, looks_EB: Array, cells: Sequence[Allocation], count: int, noise: float, seed: int = 0
+    *, values_AB: Array, observed_EB: Array, cells: Sequence[Allocation], count: int, noise: float, seed: int = 0
 ) -> list[Proposal]:
     """The best `count` cells, in order, that share one Bp and one compute (so that they are one study).
 
-    `values_AB` are the allocations to decide between at the budget, `looks_EB` what each cell would show, both under
-    every member of the ensemble.
+    `values_AB` are the allocations to decide between at the budget, `observed_EB` what each cell would show, both in
+    every draw.
     """
     settings = len(values_AB)
-    both_QB = np.concatenate([values_AB, looks_EB])
-    mean_A = values_AB.mean(axis=1)
-    covariance_QQ = np.cov(both_QB)
-    known_AZ = np.zeros((settings, _DRAWS))
+    mean_A, covariance_QQ = values_AB.mean(axis=1), np.cov(np.concatenate([values_AB, observed_EB]))
+    known_AZ = np.zeros((settings, _NORMAL_DRAWS))
     rng = np.random.default_rng(seed)
     left = list(range(len(cells)))
     out: list[Proposal] = []
     while left and len(out) < count:
-        z_Z = rng.standard_normal(_DRAWS // 2)
+        z_Z = rng.standard_normal(_NORMAL_DRAWS // 2)
         z_Z = np.concatenate([z_Z, -z_Z])
         so_far = float((mean_A[:, None] + known_AZ).max(axis=0).mean())
         best: tuple[float, float, int, Array] | None = None
@@ -152,12 +192,12 @@ def propose(
             rate = gain / cells[e].compute
             if best is None or rate > best[0]:
                 best = (rate, gain, e, moved_AZ)
-        if best is None or best[1] <= _NOTHING:
+        if best is None or best[1] <= _NEGLIGIBLE:
             break
         rate, gain, e, known_AZ = best
         q = settings + e
-        look_Q = covariance_QQ[:, q] / np.sqrt(covariance_QQ[q, q] + noise**2)
-        covariance_QQ = covariance_QQ - np.outer(look_Q, look_Q)
+        observed_Q = covariance_QQ[:, q] / np.sqrt(covariance_QQ[q, q] + noise**2)
+        covariance_QQ = covariance_QQ - np.outer(observed_Q, observed_Q)
         out.append(Proposal(cells[e], gain, rate * 1e6))
         left = [i for i in left if i != e and _one_study(cells[i], cells[e])]
     return out
@@ -170,61 +210,66 @@ def _one_study(cell: Allocation, first: Allocation) -> bool:
     return cell.problems_per_batch == first.problems_per_batch and same and other
 
 
-# `plan --next` as a `study.toml`: the proposed cells as a grid at one budget, on the engine of the law's runs.
+def next_study(
+    plan: Plan, proposals: Sequence[Proposal], *, before: Mapping[str, Any] | None, seed: int, why: str
+) -> str:
+    """A `study.toml` with the proposed cells as a grid at one budget.
 
-_TOLD = ("problems_per_batch", "rollouts_per_problem", "update_steps", "learning_rate", "seed", "folder")
-"""What a trainer has to know of a cell, by the names of the command engine."""
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-"""A name that TOML takes without quotes."""
-_TABLES = ("problems", "recipe", "evaluation", "resources", "engine_options")
+    `before` is the study that made the law's runs: its engine, problem sets and recipe are kept, as far as the law was
+    fitted to them. Without one, the trainer's command is left open. A seed that was run already is not run again.
+    """
+    cells = [p.allocation for p in proposals]
+    document = tomlkit.document()
+    for line in why.splitlines():
+        document.add(tomlkit.comment(line))
+    if before is None:
+        document.add(
+            tomlkit.comment("No study made the law's runs: put your trainer's command and log here (docs/study.md).")
+        )
+        spec: dict[str, Any] = {
+            "engine": "command",
+            "recipe": next_recipe(plan),
+            "engine_options": {
+                "command": ["python", "train.py", *(f"--{name}={{{name}}}" for name in _FIELDS)],
+                "logs": {"path": "{folder}/metrics.jsonl", "format": "jsonl"},
+            },
+        }
+    else:
+        spec = kept_study(plan, before)
+    curves = _curves(plan)
+    taken = {*spec.get("seeds", []), *(curve.seed for curve in curves if curve.seed is not None)}
+    document.update({"engine": spec["engine"], "seeds": [seed if seed not in taken else max(taken) + 1]})
+    document.update({name: _without_none(spec[name]) for name in _TABLES if spec.get(name)})
+    document["grid"] = {
+        "problems_per_batch": sorted({c.problems_per_batch for c in cells}),
+        "rollouts_per_problem": sorted({c.rollouts_per_problem for c in cells}),
+    }
+    document["budget"] = {"rollouts": max(c.compute for c in cells)}
+    return tomlkit.dumps(document)
 
 
-def study_of(source: str) -> dict[str, Any] | None:
-    """The spec of the study that a folder of runs is, or None where it is none."""
-    path = files.join(source, "study.toml")
-    if not files.is_folder(source) or not files.exists(path):
-        return None
-    from isocompute.sweep.spec import parse_spec
-
-    data = files.read_bytes(path)
-    seeds = parse_spec(data, name=path).seeds  # says what is wrong with it
-    return {**tomllib.loads(data.decode()), "seeds": seeds}
-
-
-def seeds_of(plan: Plan) -> set[int]:
-    """Those of the runs that the law was fitted to, where they say them."""
+def _curves(plan: Plan) -> list[Curve]:
     model = plan.law.model
-    curves = [curve for fit in model.fits for curve in fit.curves] if isinstance(model, Curves) else []
-    return {curve.seed for curve in curves if curve.seed is not None}
+    return [curve for fit in model.fits for curve in fit.curves] if isinstance(model, Curves) else []
 
 
-def study_for(plan: Plan, source: str) -> dict[str, Any] | None:
-    """The study that a folder of runs is, with those of its tables that the plan's law was fitted to."""
-    study = study_of(source)
-    if study is None or not isinstance(plan.law.model, Curves):
-        return study
-    curves = [curve for fit in plan.law.model.fits for curve in fit.curves]
-    kept = _kept(study, curves, plan.law.runs_recipe)
-    return kept | {"recipe": _with_anchor(kept["recipe"], plan.anchor)}
-
-
-def _kept(study: Mapping[str, Any], curves: Sequence[Curve], runs: RunsRecipe | None) -> dict[str, Any]:
-    """A study with the problem sets of these runs alone, and with their variant as its recipe."""
+def kept_study(plan: Plan, study: Mapping[str, Any]) -> dict[str, Any]:
+    """A study with the problem sets and the variant of its recipe that the law was fitted to."""
+    curves, runs = _curves(plan), plan.law.runs_recipe
+    if not curves:
+        return dict(study)
     tables = study.get("problems", [])
     tables = [tables] if isinstance(tables, Mapping) else tables
     sets = {curve.recipe_fields.get("problems") for curve in curves}
     tables = [table for table in tables if table.get("set") in sets] or tables
-    every = study.get("variants", {})  # each in the folder of its name, the recipe itself in another
-    used = [every.get(name, {}) for name in sorted({curve.name.partition("/")[0] for curve in curves})]
+    variants = study.get("variants", {})  # each in the folder of its name, the recipe itself in another
+    used = [variants.get(name, {}) for name in sorted({curve.name.partition("/")[0] for curve in curves})]
     recipes = [{**study.get("recipe", {}), **variant.get("recipe", {})} for variant in used]
     recipe = recipes[0]
     if any(other != recipe for other in recipes) and runs is not None:  # in rates that follow the batch
-        recipe = _of_runs(runs)
-    return {
-        **study,
-        "problems": [{**table, **used[0].get("problems", {})} for table in tables],
-        "recipe": recipe,
-    }
+        recipe = _recipe_table(runs)
+    problems = [{**table, **used[0].get("problems", {})} for table in tables]
+    return {**study, "problems": problems, "recipe": _with_anchor(recipe, plan.anchor)}
 
 
 def next_recipe(plan: Plan) -> dict[str, Any]:
@@ -232,18 +277,17 @@ def next_recipe(plan: Plan) -> dict[str, Any]:
     with as far as they say and agree, or the paper's.
     """
     runs = plan.law.runs_recipe
+    own: Mapping[str, Any] = {"name": f"isocompute-{plan.difficulty or 'easy'}"}
     if plan.law.recipe is not None:
-        own = dict(plan.law.recipe)
+        own = plan.law.recipe
     elif runs is not None and runs.fields:
-        own = _of_runs(runs)
-    else:
-        own = {"name": f"isocompute-{plan.difficulty or 'easy'}"}
+        own = _recipe_table(runs)
     return _with_anchor(own, plan.anchor)
 
 
-def _of_runs(runs: RunsRecipe) -> dict[str, Any]:
+def _recipe_table(runs: RunsRecipe) -> dict[str, Any]:
     plain = make_recipe({}).model_dump()
-    kept = {key: value for key, value in runs.fields.items() if value != plain[key] or key in ANCHOR}
+    kept = {key: value for key, value in runs.fields.items() if value != plain[key] or key in RATE_FIELDS}
     own = {key: "none" if value is None else value for key, value in kept.items()}
     return {"name": "grpo", **own}  # `grpo` is what a recipe without a name is
 
@@ -252,69 +296,8 @@ def _with_anchor(recipe: Mapping[str, Any], anchor: Anchor) -> dict[str, Any]:
     return {**recipe, **anchored(anchor)} if anchor.given else dict(recipe)
 
 
-def study_text(
-    proposals: Sequence[Proposal],
-    *,
-    before: Mapping[str, Any] | None,
-    recipe: Mapping[str, Any],
-    seed: int,
-    why: str,
-    seen: Collection[int] = (),
-) -> str:
-    """The file. `before` is the study whose engine and tables are kept; without one, the command is left open.
-
-    A seed that was `seen`, or is the study's, is not run again: the next one is.
-    """
-    cells = [p.allocation for p in proposals]
-    spec = dict(before or {})
-    lines = [f"# {line}" for line in why.splitlines()]
-    if before is None:
-        lines += ["# No study made the law's runs: put your trainer's command and log here (docs/study.md)."]
-        spec = {
-            "engine": "command",
-            "recipe": dict(recipe),
-            "engine_options": {
-                "command": ["python", "train.py", *(f"--{name}={{{name}}}" for name in _TOLD)],
-                "logs": {"path": "{folder}/metrics.jsonl", "format": "jsonl"},
-            },
-        }
-    taken = {*spec.get("seeds", []), *seen}
-    fresh = seed if seed not in taken else max(taken) + 1
-    lines += [f"engine = {json.dumps(spec['engine'])}", f"seeds = [{fresh}]", ""]
-    for name in _TABLES:
-        if spec.get(name):
-            lines += _table(name, spec[name])
-    lines += [
-        "[grid]",
-        f"problems_per_batch = {json.dumps(sorted({c.problems_per_batch for c in cells}))}",
-        f"rollouts_per_problem = {json.dumps(sorted({c.rollouts_per_problem for c in cells}))}",
-        "",
-        "[budget]",
-        f"rollouts = {max(c.compute for c in cells)}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _table(name: str, table: Any) -> list[str]:
-    if isinstance(table, list):
-        return [line for each in table for line in [f"[[{name}]]", *_fields(each), ""]]
-    return [f"[{name}]", *_fields(table), ""]
-
-
-def _fields(table: Mapping[str, Any]) -> list[str]:
-    return [f"{_key(key)} = {_value(value)}" for key, value in table.items() if value is not None]
-
-
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else json.dumps(name)
-
-
-def _value(value: Any) -> str:
-    """JSON's strings, finite numbers, booleans and lists are TOML's too; tables are written inline."""
+def _without_none(value: Any) -> Any:
+    """TOML has no null."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    if isinstance(value, date | time):
-        return value.isoformat()
-    return str(value) if isinstance(value, float) else json.dumps(value)
+        return {key: _without_none(each) for key, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value

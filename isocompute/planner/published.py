@@ -1,7 +1,8 @@
-"""Published laws by name: small files of parameters with their source, made into ensembles.
+"""Published laws by name, and how far one is from the user's setup.
 
-None of the papers prints an error on its curves. What stands in for it is written in each file (`uncertainty`), is our
-choice, and is named wherever an interval from it is shown.
+A law is a small file of parameters with their source (`laws/`), made into draws. None of the papers prints an error on
+its curves. What stands in for it is written in each file (`uncertainty`), is our choice, and is named wherever an
+interval from it is shown.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from isocompute.law.fits import CurveFit, Ensemble
 from isocompute.planner.candidates import FAR
 from isocompute.planner.extrapolation import Curves
 from isocompute.planner.law import OptimumOnly, PlanningLaw, is_rate
-from isocompute.planner.warnings import Warned
+from isocompute.planner.warnings import PlanWarning
 
-__all__ = ["Entry", "entries", "law_advice", "published", "siblings", "way_to_find_out"]
-
+__all__ = ["Entry", "entries", "law_warnings", "published", "siblings", "way_to_find_out"]
 
 _BEFORE = 2.0
 """Figure 6 draws a curve from where it takes the lead; its form is trusted down to half of that."""
 _KMAX = max(len(family.parameters) for family in FAMILIES)
+_OTHER_BASE = 0.05
+"""A base model that is this much better or worse at the set is another one than the law's."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,9 @@ def _data() -> dict[str, dict[str, Any]]:
 
 def entries() -> list[Entry]:
     """All published laws, with source and validity range."""
+    same = ("name", "title", "source", "setup", "metric", "unit")
     return [
-        Entry(
-            law["name"],
-            law["title"],
-            law["source"],
-            law["setup"],
-            law["metric"],
-            law["unit"],
-            _range(law),
-            law["uncertainty"]["text"],
-        )
+        Entry(**{key: law[key] for key in same}, range=_range(law), uncertainty=law["uncertainty"]["text"])
         for law in _data().values()
     ]
 
@@ -79,11 +73,8 @@ def siblings(name: str, difficulty: str | None) -> list[str]:
     ['isocompute/bp32-hard', 'isocompute/joint-hard']
     """
     family = name.partition("/")[0]
-    return [
-        law["name"]
-        for law in _data().values()
-        if law["name"].startswith(f"{family}/") and law["difficulty"] == difficulty
-    ]
+    laws = (law for law in _data().values() if law["name"].startswith(f"{family}/"))
+    return [law["name"] for law in laws if law["difficulty"] == difficulty]
 
 
 def _range(law: dict[str, Any]) -> tuple[float, float]:
@@ -93,15 +84,13 @@ def _range(law: dict[str, Any]) -> tuple[float, float]:
 
 
 def published(name: str, *, replicates: int = 1000, seed: int = 0) -> PlanningLaw:
-    """A published law with its ensemble.
+    """A published law with its draws.
 
     >>> law = published("isocompute/bp32-easy", replicates=100)
     >>> law.metric, law.unit, law.model.settings()
     ('avg@4', 'rollouts', [(32, 8), (32, 32), (32, 128), (32, 256), (32, 512)])
     """
     if name not in _data():
-        import difflib
-
         near = difflib.get_close_matches(name.lower(), _data(), n=1, cutoff=0.3)
         raise InputError(
             f"--law {name}: no such published law{f'; did you mean {near[0]}?' if near else ';'} `isocompute plan "
@@ -109,26 +98,16 @@ def published(name: str, *, replicates: int = 1000, seed: int = 0) -> PlanningLa
         )
     law = _data()[name]
     rng = np.random.default_rng([seed, 2603])
-    model = _curves(law, replicates, rng) if law["kind"] == "curves" else _optimum(law, replicates, rng)
     first, last = _range(law)
+    same = ("name", "source", "setup", "metric", "unit", "difficulty", "problems")
+    optional = ("max_batch", "batch_size", "response_tokens", "gpu_hours_per_rollout", "rate_source", "recipe")
     return PlanningLaw(
-        name=name,
-        source=law["source"],
-        setup=law["setup"],
-        metric=law["metric"],
-        unit=law["unit"],
+        **{key: law[key] for key in same},
+        **{key: law[key] for key in optional if key in law},
         first=first,
         last=last,
         uncertainty=law["uncertainty"]["text"],
-        model=model,
-        difficulty=law["difficulty"],
-        problems=law["problems"],
-        max_batch=law.get("max_batch"),
-        batch_size=law.get("batch_size"),
-        response_tokens=law.get("response_tokens"),
-        gpu_hours_per_rollout=law.get("gpu_hours_per_rollout"),
-        rate_source=law.get("rate_source", ""),
-        recipe=law.get("recipe"),
+        model=_curves(law, replicates, rng) if law["kind"] == "curves" else _optimum(law, replicates, rng),
         bounded=is_rate(law["metric"]),
     )
 
@@ -138,8 +117,8 @@ def _level(spec: dict[str, float], value: float) -> float:
     return float(spec["sd"]) if "sd" in spec else float(np.sqrt(value * (1.0 - value) / spec["samples"]))
 
 
-def _centred(rng: np.random.Generator, size: int) -> Array:
-    """Standard normal draws in pairs ±z: their mean is zero, so the ensemble does not move the published curve."""
+def _centered(rng: np.random.Generator, size: int) -> Array:
+    """Standard normal draws in pairs ±z: their mean is zero, so the draws do not move the published curve."""
     half = rng.standard_normal((size + 1) // 2)
     return rng.permutation(np.concatenate([half, -half])[:size])
 
@@ -158,13 +137,11 @@ def _curve(name: str, s: dict[str, Any], doubt: dict[str, Any], replicates: int,
             for parameter, in_compute in zip(family.parameters, family.compute_like, strict=True)
         ]
     )
-    spread_K = np.array(
-        [doubt["log_compute"] if in_compute else doubt["log_efficiency"] for in_compute in family.compute_like]
-    )
+    spread_K = [doubt["log_compute"] if in_compute else doubt["log_efficiency"] for in_compute in family.compute_like]
     theta_BK = np.zeros((replicates, _KMAX))
     for k in range(len(theta_K)):
-        theta_BK[:, k] = theta_K[k] + spread_K[k] * _centred(rng, replicates)
-    shift_B = _level(doubt["level"], s["ceiling"]) * _centred(rng, replicates)
+        theta_BK[:, k] = theta_K[k] + spread_K[k] * _centered(rng, replicates)
+    shift_B = _level(doubt["level"], s["ceiling"]) * _centered(rng, replicates)
     empty = np.empty(0)
     return CurveFit(
         curves=(Curve(name, empty, empty, s["problems_per_batch"], s["rollouts_per_problem"]),),
@@ -189,8 +166,7 @@ def _curve(name: str, s: dict[str, Any], doubt: dict[str, Any], replicates: int,
 
 
 def _optimum(law: dict[str, Any], replicates: int, rng: np.random.Generator) -> OptimumOnly:
-    doubt = law["uncertainty"]
-    batch = law.get("batch_size")
+    doubt, batch = law["uncertainty"], law.get("batch_size")
     grid = tuple(
         (bp, n)
         for bp in law["problems_per_batch"]
@@ -204,49 +180,45 @@ def _optimum(law: dict[str, Any], replicates: int, rng: np.random.Generator) -> 
         grid=grid,
         frontier=[(c, r) for c, r in law["frontier"]],
         base=law["base"],
-        shift_B=doubt["doublings"] * _centred(rng, replicates),
-        cost_B=law["curvature"] * np.exp(doubt["log_curvature"] * _centred(rng, replicates)),
-        level_B=_level(law["level"], last) * _centred(rng, replicates),
+        shift_B=doubt["doublings"] * _centered(rng, replicates),
+        cost_B=law["curvature"] * np.exp(doubt["log_curvature"] * _centered(rng, replicates)),
+        level_B=_level(law["level"], last) * _centered(rng, replicates),
         problems_effect={
-            bp: doubt["problems_effect"] * _centred(rng, replicates) for bp in sorted({bp for bp, _ in grid})
+            bp: doubt["problems_effect"] * _centered(rng, replicates) for bp in sorted({bp for bp, _ in grid})
         },
     )
 
 
-# How far a law is from the user's setup: its difficulty, its recipe, and the command that finds out more.
-
-_OTHER_BASE = 0.05
-"""A base model that is this much better or worse at the set is not the law's."""
-
-
-def law_advice(
+def law_warnings(
     law: PlanningLaw, *, difficulty: str | None, anchor_given: bool, mean_rate: float | None = None
-) -> list[Warned]:
-    """A law of another difficulty or base than the user's; a learning rate that is not of the law's runs."""
+) -> list[PlanWarning]:
+    """A law of another difficulty or base model than the user's; a learning rate that is not of the law's runs."""
     out = []
     base = _base(law)
     if mean_rate is not None and base is not None and abs(mean_rate - base) > _OTHER_BASE:
         out.append(
-            Warned(
+            PlanWarning(
                 "base_differs",
                 f"the expectation is of the law's own set, where the base model is at {base:.2f}; at yours it is at "
                 f"{mean_rate:.2f}: take the allocation, not the reward",
             )
         )
     if law.difficulty and difficulty and law.difficulty != difficulty:
-        near = _sibling(law.name, difficulty)
-        use = f"use --law {near}" if near else f"none of {law.name.partition('/')[0]}'s laws is of a {difficulty} set"
+        wanted, of = law.name.replace("easy", difficulty).replace("hard", difficulty), siblings(law.name, difficulty)
+        near = difflib.get_close_matches(wanted, of, n=1, cutoff=0.0)
+        family = law.name.partition("/")[0]
+        use = f"use --law {near[0]}" if near else f"none of {family}'s laws is of a {difficulty} set"
         out.append(
-            Warned(
+            PlanWarning(
                 "difficulty_differs",
-                f"the law is of {_a(law.difficulty)} set, yours is {difficulty}: n* and the reward differ between the "
-                f"two; {use}",
+                f"the law is of {'an' if law.difficulty == 'easy' else 'a'} {law.difficulty} set, yours is "
+                f"{difficulty}: n* and the reward differ between the two; {use}",
             )
         )
     runs = law.runs_recipe
     if runs is not None and "learning_rate" not in runs.fields and not anchor_given:
         out.append(
-            Warned(
+            PlanWarning(
                 "anchor_unknown",
                 "the learning rate is scaled from the paper's 1e-06 at a batch of 1,024 (Qwen2.5-7B-Instruct); "
                 f"{runs.why_not('learning_rate')}: say --lr-anchor RATE@BATCH",
@@ -265,33 +237,21 @@ def _base(law: PlanningLaw) -> float | None:
 
 
 def way_to_find_out(law: PlanningLaw, rollouts: float) -> str:
-    """How to see whether a published law holds elsewhere; one of a single setting has no run to propose."""
+    """How to see whether a published law holds elsewhere, with the command as it is typed.
+
+    In rollouts, so that the command needs no throughput; a law of a single setting has no run to propose.
+    """
     known = law.model.settings()
     if len(known) == 1:
         bp, n = known[0]
         return f"it knows {bp} × {n} alone; run other n or Bp on yours (`isocompute study`) and plan with --law RUNS"
-    return f"run a few of its settings on yours; {_next_command(law, rollouts)} says which it is least sure of"
-
-
-def _next_command(law: PlanningLaw, rollouts: float) -> str:
-    """A command that proposes runs, as it is typed; in rollouts, so that it needs no throughput."""
-    name = law.name
-    if law.runs_recipe is not None:
-        return "this command with --next 4"
-    if not isinstance(law.model, Curves):  # it knows n* alone: a law of curves proposes runs
-        curves = [s for s in siblings(name, law.difficulty) if isinstance(published(s, replicates=2).model, Curves)]
-        name = difflib.get_close_matches(name, curves, n=1, cutoff=0.0)[0]
-        law = published(name, replicates=2)
-    within = law.outside(rollouts * (law.gpu_hours_per_rollout or 1.0 if law.unit == "gpu_hours" else 1.0))
-    far = " --extrapolate" if not 1 / FAR < within < FAR else ""
-    return f"`isocompute plan --budget {int(rollouts)} --law {name} --next 4{far}`"
-
-
-def _sibling(name: str, difficulty: str) -> str | None:
-    """The published law of the other difficulty that is most like this one."""
-    wanted = name.replace("easy", difficulty).replace("hard", difficulty)
-    return next(iter(difflib.get_close_matches(wanted, siblings(name, difficulty), n=1, cutoff=0.0)), None)
-
-
-def _a(word: str) -> str:
-    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+    command, name = "this command with --next 4", law.name
+    if law.runs_recipe is None:
+        if not isinstance(law.model, Curves):  # it knows n* alone: a law of curves proposes runs
+            curves = [s for s in siblings(name, law.difficulty) if isinstance(published(s, replicates=2).model, Curves)]
+            name = difflib.get_close_matches(name, curves, n=1, cutoff=0.0)[0]
+            law = published(name, replicates=2)
+        within = law.outside(rollouts * (law.gpu_hours_per_rollout or 1.0 if law.unit == "gpu_hours" else 1.0))
+        far = " --extrapolate" if not 1 / FAR < within < FAR else ""
+        command = f"`isocompute plan --budget {int(rollouts)} --law {name} --next 4{far}`"
+    return f"run a few of its settings on yours; {command} says which it is least sure of"

@@ -1,6 +1,18 @@
-"""What a setup can be up against, and what to do about it: the words in which a plan and a diagnosis speak of it.
+"""Which limit a setup is up against, read off its runs: updates, gradient noise, interference, data or coverage.
 
-How a limit is read off runs is in `regime`, which loads the table library that runs are read with; a plan need not.
+Each limit is one statistic in units of reward, measured at the end of the runs on the setting that leads there, with
+an interval and a verdict:
+
+| limit | statistic | supported when |
+| --- | --- | --- |
+| updates | lead of the smallest n over the best larger one, for each halving | the lead is above `LEAD` |
+| noise | lead of the best larger n over the smallest | it is above `LEAD` |
+| interference | problems given up: rise of the share near a pass rate of 0 (IsoCompute fig. 11) | above `MATERIAL` |
+| data | growth of the gap between training and held-out reward | above `MATERIAL` |
+| coverage | share of problems without any success | above a half |
+
+Supported: the whole interval lies above the mark. Of several, coverage is named where it holds (without successes there
+is nothing to learn from), else the one with most reward at stake.
 """
 
 from __future__ import annotations
@@ -21,23 +33,29 @@ from isocompute.law.collapse import collapsed_early
 from isocompute.law.curves import choose_metric, curves_of, settings_of, usable_curves
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import EARLY_FACTOR, seed_noise
-from isocompute.law.student import widening
-from isocompute.law.uncertainty import around, basic
+from isocompute.law.uncertainty import around, basic, t_over_normal
 from isocompute.planner.law import leading_recipe
 
 __all__ = [
     "ADVICE",
+    "REGIMES",
     "Diagnosis",
     "Finding",
-    "REGIMES",
     "Regime",
     "Sweep",
     "Verdict",
-    "assumed_regime",
     "by_rollouts",
     "diagnose",
 ]
 
+LEAD = 0.005
+"""A lead between two n that counts: the bin in which the IsoCompute paper counts rewards as equal."""
+MATERIAL = 0.02
+"""Problems given up, or gap, that counts."""
+_MOST = 0.5
+_LAST = 3
+_REPLICATES = 400
+_Estimate = tuple[float, tuple[float, float]]
 
 Regime = Literal["updates", "noise", "interference", "data", "coverage"]
 Verdict = Literal["yes", "no", "unclear", "unknown"]
@@ -78,25 +96,6 @@ class Diagnosis:
             "advice": ADVICE[self.regime] if self.regime else None,
             "findings": [asdict(f) | {"interval": list(f.interval) if f.interval else None} for f in self.findings],
         }
-
-
-def assumed_regime(direction: str) -> tuple[Regime, str]:
-    """The limit that a law alone suggests, where there are no runs to look at, with the reason."""
-    if direction == "rises":
-        return "noise", "n* rises with compute; without runs, noise, interference and data cannot be told apart"
-    return "updates", "n* does not rise with compute: more updates win"
-
-
-# Which limit a setup is up against, from its runs: updates, gradient noise, interference, data or coverage.
-
-LEAD = 0.005
-"""A lead between two n that counts: the bin in which the IsoCompute paper counts rewards as equal."""
-MATERIAL = 0.02
-"""Problems given up, or gap, that counts."""
-_MOST = 0.5
-_LAST = 3
-_REPLICATES = 400
-_Estimate = tuple[float, tuple[float, float]]
 
 
 def diagnose(runs: RunSet, *, metric: str | None = None) -> Diagnosis:
@@ -162,8 +161,8 @@ def _leading(runs: RunSet, sweep: Sweep | None) -> list[Run]:
 def by_rollouts(sweep: Sweep | None) -> tuple[Finding, Finding]:
     """Updates and noise: which n leads at the largest compute that all settings have.
 
-    That the smallest leads all others is seldom luck; that one of several others leads it often is, and has to hold
-    against the choice of the best of them and against other seeds.
+    The best of several larger n is chosen among noisy values, so its lead must hold against that choice and other
+    seeds.
     """
     fits = sweep.fits if sweep else ()
     compute = min((f.last for f in fits), default=0.0)
@@ -317,5 +316,5 @@ def _over_seeds(runs: Sequence[Run], read: Callable[[Run], tuple[float, float]])
     half = 1.96 * float(np.sqrt((error_R**2).sum())) / len(value_R)
     if len(value_R) > 1:
         spread = float(value_R.std(ddof=1)) / float(np.sqrt(len(value_R)))
-        half = max(half, 1.96 * widening(len(value_R) - 1) * spread)
+        half = max(half, 1.96 * t_over_normal(len(value_R) - 1) * spread)
     return value, (value - half, value + half)

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import altair as alt
@@ -18,14 +18,14 @@ from isocompute.core.formatting import plural
 from isocompute.core.run import RunSet
 from isocompute.data.compatible import conditions_of
 from isocompute.law.curves import choose_unit
-from isocompute.planner.cost.prices import Hardware, prices
+from isocompute.planner.cost.prices import Hardware, Prices, prices
 from isocompute.planner.decide import Plan, decide
 from isocompute.planner.law import PlanningLaw, planning_law
 from isocompute.planner.published import entries, published
 from isocompute.planner.regime import Diagnosis, diagnose
 from isocompute.planner.request import UNITS, PlanRequest, option_of, parse_budget
 from isocompute.report.charts.style import ACCENT, BLUE, GREY, band, chart, compute_axis, panel, value_axis
-from isocompute.web.results import Results, Scope, replicates_option
+from isocompute.web.results import Results, Scope
 from isocompute.web.source import Source, command_line
 
 __all__ = ["STUDY", "PlanQuery", "Planner", "as_parameters", "band_chart", "planner", "why_no_plan"]
@@ -35,7 +35,10 @@ STUDY = "study"
 _BAND_BUDGETS = 25
 _BAND_RANGE = 4.0
 """The band goes so far beyond the law's range, as forecasts and comparisons do."""
-_EXAMPLE_BP, _EXAMPLE_N = 32, 8
+_EXAMPLES: dict[str, tuple[Any, str]] = {
+    "problems_per_batch": (32, "problems per batch (Bp)"),
+    "rollouts_per_problem": (8, "rollouts per problem (n)"),
+}
 _NAMED = 4
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Amount = Annotated[float, Field(gt=0, le=1e12)]
@@ -112,40 +115,32 @@ def as_parameters(text: str) -> str:
     return "`".join(parts)
 
 
+@dataclass(frozen=True)
 class Planner:
     """One law under one set of constraints: plans for any budget."""
 
-    def __init__(
-        self,
-        query: PlanQuery,
-        *,
-        law: PlanningLaw,
-        scope: Scope | None = None,
-        diagnosis: Diagnosis | None = None,
-        fresh: bool = True,
-        replicates: int | None = None,
-    ) -> None:
-        self.law, self.fresh = law, fresh
-        self._scope, self._diagnosis, self._replicates = scope, diagnosis, replicates
-        self._request = query.request()
-        self._prices = prices(
-            Hardware.of(self._request),
-            law_runs=None if scope is None else scope.runs,
-            law_gpu_hours_per_rollout=law.gpu_hours_per_rollout,
-            law_response_tokens=law.response_tokens,
-            law_source=law.rate_source,
-        )
-        self.budget = query.budget or self._half_of_range()
+    law: PlanningLaw
+    request: PlanRequest
+    prices: Prices
+    given_budget: str | None
+    scope: Scope | None = None
+    """The runs that the law was fitted to."""
+    diagnosis: Diagnosis | None = None
+    fresh: bool = True
 
-    def _half_of_range(self) -> str:
+    @property
+    def budget(self) -> str:
+        """The budget asked for, or half of what the law was measured up to."""
+        if self.given_budget:
+            return self.given_budget
         # Where rollouts do not convert to the law's unit, the error is about the law, not a budget that nobody gave.
-        self._prices.rates(1, 1).amount(1.0, self.law.unit)
+        self.prices.rates(1, 1).amount(1.0, self.law.unit)
         return self._in_unit(float(f"{self.law.last / 2:.2g}"))
 
     def plan(self, budget: str) -> Plan:
         """What `isocompute plan` finds for this budget."""
-        request = self._request.model_copy(update={"budget": parse_budget(budget)})
-        return decide(law=self.law, request=request, prices=self._prices, diagnosis=self._diagnosis)
+        request = self.request.model_copy(update={"budget": parse_budget(budget)})
+        return decide(law=self.law, request=request, prices=self.prices, diagnosis=self.diagnosis)
 
     def band(self) -> list[dict[str, Any]]:
         """The plan at each of a row of budgets over the law's range and beyond, where they buy one."""
@@ -159,7 +154,7 @@ class Planner:
         """The plan for a budget as a row of the band."""
         option = self.plan(budget).chosen
         a = option.allocation
-        rates = self._prices.rates(a.problems_per_batch, a.rollouts_per_problem)
+        rates = self.prices.rates(a.problems_per_batch, a.rollouts_per_problem)
         return {
             "budget": budget,
             "compute": rates.amount(a.compute, self.law.unit),
@@ -181,45 +176,48 @@ class Planner:
         given: dict[str, Any] = {
             option_of(name).removeprefix("--"): value
             for name, field in PlanRequest.model_fields.items()
-            if (value := getattr(self._request, name)) != field.default
+            if (value := getattr(self.request, name)) != field.default
         }
-        if self._request.stable_problems is not None:
-            given["stable-problems"] = "{}-{}".format(*self._request.stable_problems)
+        if self.request.stable_problems is not None:
+            given["stable-problems"] = "{}-{}".format(*self.request.stable_problems)
         law, first = self.law.name, ""
-        if self._scope is not None:
-            law, fitting = self._scope.address, {"metric": given.get("metric"), "replicates": self._replicates}
-            if self._scope.command("plan") is not None:
-                given |= {**self._scope.options.given, **fitting}
+        if self.scope is not None:
+            law = self.scope.address
+            if self.scope.command("plan") is not None:
+                given |= self.scope.options.given
             else:
-                law, first = "law.json", f"{self._scope.command('fit', **fitting, out='law.json')} && "
-                given["metric"] = None
+                fitting = {name: given.pop(name, None) for name in ("metric", "replicates")}
+                law, first = "law.json", f"{self.scope.command('fit', **fitting, out='law.json')} && "
         return first + command_line("plan", options=given | {"budget": self.budget, "law": law})
 
 
 def planner(results: Results, query: PlanQuery) -> Planner:
     """The planner of a request."""
-    if query.law != STUDY:
-        return Planner(query, law=_published(query.law))
-    scope = results.scope(query.part, query.metric)
-    refused = _several_conditions(scope.runs, results.source)
-    if refused is not None:
-        raise InputError(refused)
-    law = results.law(scope)
-    fitted = law.value
-    source = f"fitted to {plural(len(fitted.runs), 'run')}"
-    try:
-        planning = planning_law(fitted, name=scope.address, source=source, problems_per_batch=query.problems_per_batch)
-    except InputError as error:
-        raise InputError(why_no_plan(scope.runs, results.source) or str(error)) from error
-    diagnosis = results.cached("limit", scope, lambda: diagnose(scope.runs, metric=fitted.metric))
-    return Planner(
-        query,
-        law=planning,
-        scope=scope,
-        diagnosis=diagnosis.value,
-        fresh=law.fresh and diagnosis.fresh,
-        replicates=replicates_option(fitted.replicates),
+    request, scope, diagnosis, fresh = query.request(), None, None, True
+    if query.law == STUDY:
+        scope = results.scope(query.part, query.metric)
+        refused = _several_conditions(scope.runs, results.source)
+        if refused is not None:
+            raise InputError(refused)
+        found = results.law(scope)
+        fitted, source = found.value, f"fitted to {plural(len(found.value.runs), 'run')}"
+        try:
+            law = planning_law(fitted, name=scope.address, source=source, problems_per_batch=query.problems_per_batch)
+        except InputError as error:
+            raise InputError(why_no_plan(scope.runs, results.source) or str(error)) from error
+        request = request.model_copy(update={"replicates": fitted.replicates})
+        limits = results.cached("limit", scope, lambda: diagnose(scope.runs, metric=fitted.metric))
+        diagnosis, fresh = limits.value, found.fresh and limits.fresh
+    else:
+        law = _published(query.law)
+    costs = prices(
+        Hardware.of(request),
+        law_runs=None if scope is None else scope.runs,
+        law_gpu_hours_per_rollout=law.gpu_hours_per_rollout,
+        law_response_tokens=law.response_tokens,
+        law_source=law.rate_source,
     )
+    return Planner(law, request, costs, query.budget, scope, diagnosis, fresh)
 
 
 @functools.cache
@@ -246,18 +244,13 @@ def _missing_settings(runs: RunSet, source: Source) -> str | None:
     except InputError as error:
         return str(error)
     enough = all if in_steps else any
-    has_bp = enough(run.settings.problems_per_batch is not None for run in runs)
-    has_n = enough(run.settings.rollouts_per_problem is not None for run in runs)
-    if has_bp and has_n:
+    missing = [name for name in _EXAMPLES if not enough(getattr(run.settings, name) is not None for run in runs)]
+    if not missing:
         return None
-    options = source.options
-    if not has_bp:
-        options = replace(options, problems_per_batch=_EXAMPLE_BP)
-    if not has_n:
-        options = replace(options, rollouts_per_problem=_EXAMPLE_N)
-    words = ["their problems per batch (Bp)"] * (not has_bp) + ["their rollouts per problem (n)"] * (not has_n)
+    words = " and ".join(f"their {_EXAMPLES[name][1]}" for name in missing)
+    options = replace(source.options, **{name: _EXAMPLES[name][0] for name in missing})
     return (
-        f"These runs do not say {' and '.join(words)}, and no plan can be made without. "
+        f"These runs do not say {words}, and no plan can be made without. "
         f"Start the app again with your numbers: `{command_line('web', source.address, options=options.given)}`"
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.data import Run, RunSet, RunSettings
 from isocompute.sim import SimEngine
 from tests.sim.helpers import Patient

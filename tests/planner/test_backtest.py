@@ -182,7 +182,7 @@ def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
     path = sweep(tmp_path / "sweep.csv")
     fails(call("--law", "isocompute/bp32-easy", "--backtest"), "it plans finished runs anew")
     fails(call("--backtest"), "say which: --law RUNS")
-    for option in (("--n", "8"), ("--next", "2"), ("--schedule",), ("--max-batch", "64"), ("--out", "x.toml")):
+    for option in (("--n", "8"), ("--next", "2"), ("--max-batch", "64"), ("--out", "x.toml")):
         fails(call("--law", path, "--backtest", *option), f"{option[0]} does not go with --backtest")
     fails(call("--law", path, "--backtest", "--budget", "$20"), "give rollouts that the runs have used")
     fails(call("--law", path, "--backtest", "--budget", "9e9"), "two go to 400,000 rollouts")

@@ -15,9 +15,9 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import make_recipe
 from isocompute.data import Run, RunSettings
-from isocompute.planner.budget import Budget
 from isocompute.planner.cost.hardware import check_training_memory, find_gpu
 from isocompute.planner.cost.prices import Hardware, prices
+from isocompute.planner.request import Budget, PlanRequest
 from tests.planner.test_cost import QWEN_7B
 
 QWEN = {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944} | {
@@ -56,7 +56,7 @@ def test_two_throughputs_are_refused(hardware: Hardware) -> None:
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 0.0, -1.0])
 def test_numbers_are_finite_and_above_0(name: str, value: float) -> None:
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')} .*: give a finite number above 0"):
-        prices(Hardware(gpus=8, **{name: value}))
+        PlanRequest.of(budget=1e6, gpus=8, **{name: value})
 
 
 def test_times_at_another_response_length() -> None:
@@ -200,7 +200,7 @@ def test_another_models_runs_do_not_show_that_training_fits(hardware: Hardware, 
 @pytest.mark.parametrize("value", [1e308, 1e-320])
 def test_numbers_that_make_no_finite_cost_are_refused(name: str, value: float) -> None:
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')} .*: no run has that; give a number from 1e-12"):
-        prices(Hardware(gpus=8, **{name: value}))
+        PlanRequest.of(budget=1e6, gpus=8, model="m", gpu="H100", **{name: value})
 
 
 def test_a_unit_that_nobody_knows_is_not_money() -> None:

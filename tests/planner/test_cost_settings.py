@@ -11,9 +11,9 @@ import pytest
 import isocompute
 from isocompute.core.allocation import Allocation
 from isocompute.data import Run, RunSettings
-from isocompute.planner.budget import Budget
 from isocompute.planner.cost.prices import Hardware, Prices, prices
 from isocompute.planner.cost.throughput import Throughput, TimedSettings
+from isocompute.planner.request import Budget
 from tests.conftest import rising, write_points
 
 STEP = 55.2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isocompute.core.errors import InputError
-from isocompute.planner.warnings import read_pass_rates
+from isocompute.data.pass_rates import read_base_rates
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from isocompute.planner.warnings import read_pass_rates
 )
 def test_read(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    assert read_pass_rates(str(tmp_path / name)).tolist() == [0.1, 0.5, 1.0]
+    assert read_base_rates(str(tmp_path / name)).tolist() == [0.1, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -57,39 +57,39 @@ def test_read(tmp_path: Path, name: str, text: str) -> None:
 def test_refused(tmp_path: Path, name: str, text: str, says: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=says):
-        read_pass_rates(str(tmp_path / name))
+        read_base_rates(str(tmp_path / name))
 
 
 def test_a_blank_table_is_said_before_its_column(tmp_path: Path) -> None:
     (tmp_path / "blank.csv").write_text("rate,id\n,\n")
     with pytest.raises(InputError, match="the table has no rows"):
-        read_pass_rates(str(tmp_path / "blank.csv"), column="rate")
+        read_base_rates(str(tmp_path / "blank.csv"), column="rate")
 
 
 def test_a_column_named_by_a_number_is_read_when_asked_for(tmp_path: Path) -> None:
     (tmp_path / "series.csv").write_text(",0\n0,0.25\n1,0.75\n")  # what pandas writes of a series without a name
-    assert read_pass_rates(str(tmp_path / "series.csv"), column="0").tolist() == [0.25, 0.75]
+    assert read_base_rates(str(tmp_path / "series.csv"), column="0").tolist() == [0.25, 0.75]
 
 
 def test_a_column_of_exactly_that_name_goes_before_a_field_of_a_struct(tmp_path: Path) -> None:
     path = tmp_path / "rates.jsonl"
     path.write_text('{"extra_info": {"rate": 0.1}, "rate": 0.9}\n{"extra_info": {"rate": 0.2}, "rate": 0.8}\n')
-    assert read_pass_rates(str(path), column="rate").tolist() == [0.9, 0.8]
-    assert read_pass_rates(str(path), column="extra_info.rate").tolist() == [0.1, 0.2]
+    assert read_base_rates(str(path), column="rate").tolist() == [0.9, 0.8]
+    assert read_base_rates(str(path), column="extra_info.rate").tolist() == [0.1, 0.2]
 
 
 def test_a_field_of_one_struct_is_found_and_of_several_refused(tmp_path: Path) -> None:
     path = tmp_path / "rates.jsonl"
     path.write_text('{"extra_info": {"rate": 0.1}, "id": 1}\n')
-    assert read_pass_rates(str(path), column="rate").tolist() == [0.1]
+    assert read_base_rates(str(path), column="rate").tolist() == [0.1]
     path.write_text('{"extra_info": {"rate": 0.1}, "other": {"rate": 0.2}}\n')
     with pytest.raises(InputError, match=r"several fields are named 'rate'; .* one of extra_info\.rate, other\.rate"):
-        read_pass_rates(str(path), column="rate")
+        read_base_rates(str(path), column="rate")
     with pytest.raises(InputError, match=r"no column 'none'; there are extra_info\.rate, other\.rate"):
-        read_pass_rates(str(path), column="none")
+        read_base_rates(str(path), column="none")
 
 
 def test_a_column_of_lists_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "lists.jsonl").write_text('{"rates": [0.5, 1]}\n{"rates": [1]}\n')
     with pytest.raises(InputError, match="'rates' holds lists, not numbers; write one number a row"):
-        read_pass_rates(str(tmp_path / "lists.jsonl"), column="rates")
+        read_base_rates(str(tmp_path / "lists.jsonl"), column="rates")

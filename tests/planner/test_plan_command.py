@@ -126,7 +126,7 @@ def test_the_terminal_says_the_answer_first(call: Call) -> None:
         r" Expect avg@4 \.63\d \(\.\d+–\.\d+, 80%\); best of 5 with probability \.\d+; next: 32 ×", first[1]
     )
     assert first[2].startswith(" Learning rate 2.8e-06 = 1e-06 × √(8192/1024), 10 warm-up steps · KL and entropy on")
-    assert "Careful" in shown and "intervals: published without errors" in shown
+    assert "Warning" in shown and "intervals: published without errors" in shown
 
 
 def test_the_terminal_says_how_often_the_set_is_seen(call: Call) -> None:
@@ -147,7 +147,7 @@ def test_the_terminal_says_the_mix_and_how_many_groups_teach_nothing(call: Call,
         "\n your 10 problems: mean pass rate .430; 20% hard (never solved: 10% of the set), 10% between, "
         "50% easy, 20% very easy\n"
     ) in shown
-    assert "\n groups all right or all wrong at n = 8: 21% at the start\n" in shown
+    assert "\n zero-variance groups at n = 8: 21% at the start\n" in shown
     (tmp_path / "rates.txt").write_text("0\n0\n0.0625\n" * 100)
     few = call(*args).out
     told = re.search(r"at n = 8: (\d+)% at the start, (\d+)% by the rates behind these samples\n", few)

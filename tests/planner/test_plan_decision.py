@@ -16,11 +16,12 @@ from scipy import stats
 
 import isocompute
 from isocompute import InputError
-from isocompute.planner.budget import Budget, Rates, parse_budget
 from isocompute.planner.candidates import Allocation, Constraints, allocations
+from isocompute.planner.cost.prices import Rates
 from isocompute.planner.decide import rank
 from isocompute.planner.next_runs import propose
 from isocompute.planner.published import published
+from isocompute.planner.request import Budget, PlanRequest, parse_budget
 
 POWERS = [2**i for i in range(1, 12)]
 values = st.lists(st.sampled_from(POWERS), min_size=1, max_size=4, unique=True)
@@ -114,7 +115,7 @@ def test_allocations_are_the_exact_enumeration(
         gpus=gpus,
         min_updates=min_updates,
         problems=size,
-        problems_range=(low, 1024),
+        stable_problems=(low, 1024),
         rollouts_per_problem=None if n is None else tuple(n),
     )
     expected = set()
@@ -157,15 +158,12 @@ def test_a_budget_under_one_batch_names_the_smallest_that_works(budget: int, siz
 @pytest.mark.parametrize(
     ("held", "message"),
     [
-        (Constraints(batch_size=100, max_batch=64), "--max-batch to 100"),
         (Constraints(batch_size=100, problems_per_batch=32), "--batch 256"),
         (Constraints(batch_size=500, problems_per_batch=32), "--batch 512"),
         (Constraints(batch_size=100, gpus=8), "--batch 256"),
         (Constraints(rollouts_per_problem=(20,)), "--n 16"),
         (Constraints(rollouts_per_problem=(64,), max_batch=128), "32 × 8 would with --n 8 and --max-batch 256"),
         (Constraints(problems_per_batch=64, rollouts_per_problem=(4,)), "--problems-per-batch 32 and --n 8"),
-        (Constraints(problems_range=(64, 32)), "32-64"),
-        (Constraints(problems_per_batch=512, problems_range=(32, 256)), "--problems-per-batch 256"),
         (Constraints(problems_per_batch=512, problems=400), "32 × 8 would with --problems-per-batch 32"),
         (Constraints(max_batch=128), "--max-batch 256"),
         (Constraints(gpus=3), "--gpus 4"),
@@ -178,6 +176,21 @@ def test_a_budget_under_one_batch_names_the_smallest_that_works(budget: int, siz
 def test_contradictions_are_named_with_what_would_work(held: Constraints, message: str) -> None:
     with pytest.raises(InputError, match=message):
         allocations(budget=1e6, settings=[(32, 8), (32, 16)], constraints=held)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 100, "max_batch": 64}, "--max-batch to 100"),
+        ({"stable_problems": (64, 32)}, "32-64"),
+        ({"problems_per_batch": 512, "stable_problems": (32, 256)}, "--problems-per-batch 256"),
+        ({"problms": 3}, "problms: plan has no such argument; it has budget, law"),
+        ({"law": None, "budget": "two"}, "--budget two: give a positive amount"),
+    ],
+)
+def test_a_request_that_contradicts_itself_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        PlanRequest.of(**{"budget": 1e6} | given)
 
 
 NOT_COUNTS: list[tuple[dict[str, Any], str]] = [
@@ -299,7 +312,7 @@ def test_the_value_of_one_look_at_one_of_two_is_the_textbook_one() -> None:
     z = (z - z.mean()) / z.std(ddof=1)
     values_AB = np.stack([np.zeros_like(z), m + s * z])
     cells = [Allocation(1, 2, 1), Allocation(1, 4, 1)]
-    found = propose(values_AB=values_AB, looks_EB=values_AB, cells=cells, count=1, noise=noise)
+    found = propose(values_AB=values_AB, observed_EB=values_AB, cells=cells, count=1, noise=noise)
     moved = s * s / math.sqrt(s * s + noise * noise)
     expected = moved * stats.norm.pdf(m / moved) - abs(m) * stats.norm.cdf(-abs(m) / moved)
     assert found[0].allocation.rollouts_per_problem == 4
@@ -310,14 +323,14 @@ def test_what_cannot_change_the_decision_is_not_proposed() -> None:
     rng = np.random.default_rng(2)
     values_AB = np.array([[0.9], [0.1]]) + 0.001 * rng.standard_normal((2, 400))
     cells = [Allocation(1, 2, 1), Allocation(1, 4, 1)]
-    assert propose(values_AB=values_AB, looks_EB=values_AB, cells=cells, count=2, noise=0.003) == []
+    assert propose(values_AB=values_AB, observed_EB=values_AB, cells=cells, count=2, noise=0.003) == []
 
 
 def test_proposals_are_one_study() -> None:
     rng = np.random.default_rng(3)
     cells = [Allocation(bp, n, 6400 // (bp * n)) for bp in (4, 8) for n in (2, 4, 8)]
     values_AB = 0.05 * rng.standard_normal((6, 400))
-    found = propose(values_AB=values_AB, looks_EB=values_AB, cells=cells, count=3, noise=0.003)
+    found = propose(values_AB=values_AB, observed_EB=values_AB, cells=cells, count=3, noise=0.003)
     assert len(found) == 3
     assert len({p.allocation.problems_per_batch for p in found}) == 1
     assert len({p.allocation.rollouts_per_problem for p in found}) == 3

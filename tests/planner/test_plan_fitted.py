@@ -13,7 +13,7 @@ from isocompute import InputError
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
 from isocompute.planner.extrapolation import extrapolate
-from isocompute.planner.law import load_law
+from isocompute.planner.law import planning_law
 from tests.planner.made_up import columns, sweep_curves
 
 
@@ -50,7 +50,7 @@ def ends_apart() -> list[Curve]:
 
 
 def test_a_setting_that_is_expected_to_lose_more_than_seeds_differ_is_not_named() -> None:
-    law = load_law(fit_law(ends_apart(), metric="avg@4", replicates=200))
+    law = planning_law(fit_law(ends_apart(), metric="avg@4", replicates=200))
     plan = isocompute.plan(budget=5e5, law=law)
     chosen, cheapest = plan.chosen, plan.cheapest
     assert chosen.allocation.rollouts_per_problem == 32
@@ -90,7 +90,7 @@ def test_the_cheapest_is_named_where_its_own_loss_is_within_what_seeds_differ_by
 
 def test_inside_the_range_a_setting_is_its_own_curve() -> None:
     law = fit_law(sweep_curves(1e6), metric="m", replicates=100)
-    model = load_law(law).model
+    model = planning_law(law).model
     fit = law.settings[0]
     bp, n = fit.setting
     values_AB = model.values(*columns((bp or 0, n or 0, 3e5), (bp or 0, n or 0, 9e5)))
@@ -98,7 +98,7 @@ def test_inside_the_range_a_setting_is_its_own_curve() -> None:
 
 
 def test_beyond_the_range_values_are_near_the_truth_and_less_sure() -> None:
-    model = load_law(fit_law(sweep_curves(1.25e5), metric="m", replicates=200)).model
+    model = planning_law(fit_law(sweep_curves(1.25e5), metric="m", replicates=200)).model
     rows = [(bp, n, 1e6) for bp in (32, 64) for n in (8, 16, 32, 64)]
     values_AB = model.values(*columns(*rows))
     truth_A = np.array([0.3 + 0.3 / (1 + (2e4 * (n / 8) ** 0.5 / 1e6) ** 1.2) for _, n, _ in rows])
@@ -143,7 +143,7 @@ def test_last_evaluations_of_a_sweep_need_not_coincide() -> None:
 
 def test_a_setting_that_was_not_run_comes_from_the_surface() -> None:
     law = fit_law(sweep_curves(1e6), metric="m", replicates=200)
-    model = load_law(law).model
+    model = planning_law(law).model
     truth = 0.3 + 0.3 / (1 + (2e4 * (24 / 8) ** 0.5 / 5e5) ** 1.2)
     values_AB = model.values(*columns((32, 24, 5e5)))
     assert values_AB.mean() == pytest.approx(truth, abs=0.01)
@@ -166,6 +166,6 @@ def test_rates_that_follow_the_batch_are_one_recipe() -> None:
         return Curve(f"{n}-{kl}", grid_C, values_C, 32, n, 0, json.dumps(recipe, sort_keys=True))
 
     curves = [run(n, 0.0) for n in (8, 16, 32, 64)]
-    law = load_law(fit_law([*curves, run(8, 0.001)], metric="avg@4", replicates=60))
+    law = planning_law(fit_law([*curves, run(8, 0.001)], metric="avg@4", replicates=60))
     assert law.model.settings() == [(32, 8), (32, 16), (32, 32), (32, 64)]
     assert "4 of 5 settings" in law.source

@@ -11,13 +11,13 @@ import pytest
 
 import isocompute
 from isocompute import InputError
+from isocompute.cli.plan import study_of
 from isocompute.cli.plan_display import show_next
 from isocompute.core.allocation import Allocation
 from isocompute.core.recipe import learning_rate, make_recipe
 from isocompute.data import load
-from isocompute.planner.api import next_cells, stages
 from isocompute.planner.extrapolation import Curves
-from isocompute.planner.next_runs import Proposal, next_recipe, seeds_of, study_for, study_of, study_text
+from isocompute.planner.next_runs import Proposal, kept_study, next_cells, next_recipe, next_study
 from tests.conftest import rising, write_points
 from tests.planner.made_up import write_timed
 
@@ -31,18 +31,16 @@ def test_studies_keep_what_made_the_runs() -> None:
         "evaluation": {"k": [4, 8]},
     }
     cells = [Proposal(Allocation(32, n, 100), 0.01, 0.1) for n in (8, 16)]
-    spec = tomllib.loads(study_text(cells, before=before, recipe={}, seed=3, why='say "why"\ntwice'))
+    plan = isocompute.plan(budget="2e6", law="isocompute/joint-easy", replicates=60)
+    spec = tomllib.loads(next_study(plan, cells, before=before, seed=3, why='say "why"\ntwice'))
     assert spec["engine"] == "sim" and spec["seeds"] == [4]
     assert spec["problems"] == before["problems"] and spec["evaluation"] == before["evaluation"]
     assert spec["recipe"] == {"name": "grpo"}
     assert spec["grid"] == {"problems_per_batch": [32], "rollouts_per_problem": [8, 16]}
 
 
-def test_stages_and_proposals_of_a_plan() -> None:
+def test_proposals_of_a_plan() -> None:
     plan = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=200)
-    found = stages(plan)
-    assert found.compute <= 2e6
-    assert [s.rollouts_per_problem for s in found.stages] == sorted(s.rollouts_per_problem for s in found.stages)
     assert isinstance(plan.law.model, Curves)
     proposals = next_cells(plan, 3)
     assert proposals and all(p.gain > 0 and p.allocation.compute <= 2e6 for p in proposals)
@@ -107,16 +105,15 @@ def test_a_study_goes_on_with_the_variant_and_the_sets_of_the_plan(tmp_path: Pat
     source = write_study(tmp_path / "runs")
     runs = load(source, where={"problems": "easy"})
     plan = isocompute.plan(budget=8e4, law=runs, replicates=60)
-    before = study_for(plan, str(source))
+    before = study_of(str(source))
     assert before is not None
     proposals = [Proposal(Allocation(32, 8, 100), 0.01, 0.1)]
-    spec = tomllib.loads(study_text(proposals, before=before, recipe={}, seed=0, why="why"))
+    spec = tomllib.loads(next_study(plan, proposals, before=before, seed=0, why="why"))
     assert spec["recipe"] == {"name": "isocompute-easy", "learning_rate": 0.02}
     (table,) = spec["problems"]
     assert (table["set"], table["size"], table["since"], table["noise"]) == ("easy", 200, date(2026, 1, 2), np.inf)
     anchored = isocompute.plan(budget=8e4, law=runs, replicates=60, lr_anchor="3e-6@256")
-    given = study_for(anchored, str(source))
-    assert given is not None
+    given = kept_study(anchored, before)
     assert given["recipe"] == {
         "name": "isocompute-easy", "learning_rate": 3e-6, "lr_batch": 256, "lr_scaling": "sqrt"
     }  # fmt: skip
@@ -132,14 +129,11 @@ def test_a_law_without_a_study_goes_on_with_its_rate_and_a_new_seed(tmp_path: Pa
     (tmp_path / "sweep.csv").write_text("\n".join(rows) + "\n")
     plan = isocompute.plan(budget=8e4, law=tmp_path / "sweep.csv", replicates=60)
     proposals = [Proposal(Allocation(32, 8, 100), 0.01, 0.1)]
-    text = study_text(proposals, before=None, recipe=next_recipe(plan), seed=0, seen=seeds_of(plan), why="why")
+    text = next_study(plan, proposals, before=None, seed=0, why="why")
     spec = tomllib.loads(text)
     assert spec["seeds"] == [2]
     assert (spec["recipe"]["learning_rate"], spec["recipe"]["lr_batch"]) == (1e-6, 256)
     assert "\nlearning_rate = 1e-06\n" in text, "names without quotes"
-    assert tomllib.loads(study_text(proposals, before=None, recipe={"a b": {"c.d": 1}}, seed=0, why=""))["recipe"] == {
-        "a b": {"c.d": 1}
-    }
 
 
 def test_nothing_to_run_next_is_said_with_the_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,8 +155,9 @@ def test_variants_that_are_one_rate_for_each_batch_go_on_as_one_recipe(tmp_path:
             write_points(tmp_path / f"n{n}" / "easy" / f"32x{n}-s{seed}", points, recipe=recipe, **cell)
     own = VARIANTS[VARIANTS.index("[variants") : VARIANTS.index("[grid]")]
     (tmp_path / "study.toml").write_text(VARIANTS.replace(own, variants))
-    before = study_for(isocompute.plan(budget=8e4, law=tmp_path, replicates=60), str(tmp_path))
-    assert before is not None
+    study = study_of(str(tmp_path))
+    assert study is not None
+    before = kept_study(isocompute.plan(budget=8e4, law=tmp_path, replicates=60), study)
     found = make_recipe(before["recipe"])
     for n, rate in rates.items():
         assert learning_rate(found, batch_size=32 * n, step=found.warmup_steps) == pytest.approx(rate)

@@ -21,12 +21,12 @@ from isocompute.core.recipe import make_recipe
 from isocompute.data import RunWarning
 from isocompute.law.law import fit_law
 from isocompute.law.store import write_law
-from isocompute.planner.api import next_cells
-from isocompute.planner.budget import Budget, parse_budget
 from isocompute.planner.decide import Plan, plan_to_json
-from isocompute.planner.law import load_law
+from isocompute.planner.law import planning_law
+from isocompute.planner.next_runs import next_cells
 from isocompute.planner.published import published
 from isocompute.planner.recipe import runs_recipe
+from isocompute.planner.request import Budget, parse_budget
 from tests.conftest import rising, write_points
 from tests.planner.made_up import sweep_curves
 
@@ -155,7 +155,7 @@ def test_rates_stay_rates_and_points_stay_points() -> None:
     assert high.values_AB.min() >= 0 and high.values_AB.max() <= 1
     percent = [Curve(c.name, c.compute_C, 100 * c.values_C, 32, c.rollouts_per_problem) for c in curves(None, None)]
     law = fit_law(percent, metric="avg@4", replicates=60)
-    assert not load_law(law).bounded
+    assert not planning_law(law).bounded
     assert isocompute.plan(budget=5e5, law=law).chosen.ranked.value > 10
     low = published("scalerl/8b", replicates=60)
     values_AB = low.values(np.array([48.0]), np.array([16.0]), np.array([1e9]))
@@ -327,11 +327,11 @@ def test_a_setting_of_one_seed_varies_as_the_seeds_of_the_others_do(tmp_path: Pa
             write_points(tmp_path / "runs" / f"n{n}-s{seed}", points, **settings)
     law = isocompute.fit(tmp_path / "runs", replicates=100)
     write_law(law, tmp_path / "law.json")
-    spread = law.settings[2].seed_spread
+    spread = law.settings[2].seed_deviation
     assert 0.015 < spread < 0.06
     for source in (law, tmp_path / "law.json", tmp_path / "runs"):
         found = isocompute.plan(budget=60_000, law=source, replicates=100).law
-        assert [found.seed_spread(32, n) for n in (8, 16, 32)] == [0.0, 0.0, pytest.approx(spread)]
+        assert [found.seed_deviation(32, n) for n in (8, 16, 32)] == [0.0, 0.0, pytest.approx(spread)]
         assert found.seed_error == pytest.approx(1.96 * np.sqrt(2) * spread)
         assert "1 of 3 settings have one seed" in found.uncertainty
         seen_AB = found.with_seeds(np.full((2, 4000), 0.5), [(32, 16), (32, 32)])

@@ -15,7 +15,7 @@ from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings
 from isocompute.law.fits import fit_groups
-from isocompute.planner.regime import ADVICE, REGIMES, Diagnosis, Finding, Sweep, assumed_regime, by_rollouts, diagnose
+from isocompute.planner.regime import ADVICE, REGIMES, Diagnosis, Finding, Sweep, by_rollouts, diagnose
 from tests.planner.regimes import SETUPS, sweep
 
 SEEDS = 5
@@ -165,6 +165,5 @@ def test_a_diagnosis_is_plain_data() -> None:
     assert plain["regime"] is None and plain["advice"] is None
     assert [f["regime"] for f in plain["findings"]] == list(REGIMES)
     assert set(ADVICE) == set(REGIMES)
-    assert assumed_regime("rises")[0] == "noise" and assumed_regime("flat")[0] == "updates"
     with pytest.raises(InputError, match="no run has a metric 'score'"):
         diagnose(RunSet((curve(8, compute, compute / 1e6),)), metric="score")

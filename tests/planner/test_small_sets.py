@@ -8,7 +8,6 @@ import pytest
 import isocompute
 from isocompute.core.curve import Curve
 from isocompute.law.law import Law, fit_law
-from isocompute.planner.api import stages
 from tests.law.made_up import hill
 
 LARGE = 4e6
@@ -56,9 +55,7 @@ def test_n_that_is_asked_for_stays_with_the_warning() -> None:
     assert "overfits" in said(plan, "small_set") and "left out" not in said(plan, "small_set")
 
 
-def test_the_cap_holds_for_a_schedule_and_gives_way_where_nothing_else_is_left() -> None:
-    plan = isocompute.plan(budget=LARGE, law="isocompute/bp32-easy", problems=500, replicates=60)
-    assert max(stage.rollouts_per_problem for stage in stages(plan).stages) <= 256
+def test_the_cap_gives_way_where_nothing_else_is_left() -> None:
     only = isocompute.plan(
         budget=2e6, law="isocompute/batch8192-easy", problems_per_batch=16, problems=500, replicates=60
     )

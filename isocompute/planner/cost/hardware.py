@@ -14,15 +14,15 @@ from typing import Literal
 from isocompute.core.allocation import Allocation
 from isocompute.core.errors import InputError
 from isocompute.planner.cost.model import ModelShape
-from isocompute.planner.warnings import Warned
+from isocompute.planner.warnings import PlanWarning
 
 __all__ = [
+    "TRAINING_BYTES",
     "Bound",
     "Efficiency",
     "Gpu",
     "Phase",
     "StepCost",
-    "TRAINING_BYTES",
     "attended_pairs",
     "check_training_memory",
     "find_gpu",
@@ -71,7 +71,7 @@ class Gpu:
 @cache
 def gpus() -> dict[str, Gpu]:
     """The table, by name."""
-    table = tomllib.loads(files("isocompute.planner").joinpath("gpus.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(files("isocompute.planner.cost").joinpath("gpus.toml").read_text(encoding="utf-8"))
     return {
         name: Gpu(name, row["memory"] * 1e9, row["bandwidth"] * 1e9, row["peak"] * 1e12, row["source"])
         for name, row in table.items()
@@ -440,7 +440,7 @@ ON_GPU_BYTES = 2 * ELEMENT
 """What stays on the GPUs where the optimiser's state is offloaded: weights and gradient."""
 
 
-def check_training_memory(shape: ModelShape, gpu: Gpu, count: int) -> list[Warned]:
+def check_training_memory(shape: ModelShape, gpu: Gpu, count: int) -> list[PlanWarning]:
     """Refuse what does not fit even with the optimiser's state offloaded; warn of what needs that."""
     there = USABLE * gpu.memory * count
     all_of_it, least = TRAINING_BYTES * shape.parameters, ON_GPU_BYTES * shape.parameters
@@ -458,7 +458,9 @@ def check_training_memory(shape: ModelShape, gpu: Gpu, count: int) -> list[Warne
             "(--rollouts-per-second)."
         )
     return [
-        Warned("training_memory", f"{what}: offload AdamW's state, which is slower than priced here, or use {enough}")
+        PlanWarning(
+            "training_memory", f"{what}: offload AdamW's state, which is slower than priced here, or use {enough}"
+        )
     ]
 
 

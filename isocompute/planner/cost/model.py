@@ -1,4 +1,9 @@
-"""Fields of a model's `config.json`: whole numbers and lists; what is missing or wrong is named."""
+"""A model as its cost sees it, from a Hugging Face `config.json`: parameters, weights a token meets, cache of a token.
+
+Covers decoders of gated feed-forward layers, dense or mixtures of experts (`FAMILIES`), with grouped or latent
+attention, tied embeddings and sliding windows. Families are read off the modelling code of transformers 5.22;
+`tests/planner/test_cost_model_shape.py` builds each there and compares the parameter counts.
+"""
 
 from __future__ import annotations
 
@@ -12,59 +17,10 @@ from typing import Any, Literal
 from isocompute.core import files
 from isocompute.core.errors import InputError
 
-__all__ = [
-    "ALIASES",
-    "ConfigReader",
-    "FAMILIES",
-    "Family",
-    "ModelShape",
-    "mixture_layers",
-    "model_shape",
-    "read_model_shape",
-    "windowed_layers",
-]
+__all__ = ["FAMILIES", "ModelShape", "model_shape", "read_model_shape"]
 
-
-_MOST = 10**9
-"""No count of a model is larger; with larger ones costs would no longer be numbers."""
-
-
-class ConfigReader:
-    """A config by key."""
-
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self.config, self.where = config, where
-
-    def maybe(self, key: str) -> int | None:
-        """A whole number of at least 0, or None where there is none."""
-        value = self.config.get(key)
-        return None if value is None else self._whole(key, value)
-
-    def __call__(self, key: str) -> int:
-        """A whole number of at least 1 that has to be there."""
-        if self.config.get(key) is None:
-            raise InputError(f"{self.where}: the key '{key}' is missing; give the whole config.json of the checkpoint.")
-        value = self._whole(key, self.config[key])
-        if value < 1:
-            raise InputError(f"{self.where}: {key} = {value}; it must be at least 1.")
-        return value
-
-    def listed(self, key: str) -> Sequence[Any]:
-        """A list; empty where there is none."""
-        value = self.config.get(key)
-        if value is not None and not isinstance(value, list | tuple):
-            raise InputError(f"{self.where}: {key} = {value!r}; it must be a list.")
-        return value or ()
-
-    def _whole(self, key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf or int(value) != value:
-            raise InputError(f"{self.where}: {key} = {value!r}; it must be a whole number.")
-        if value > _MOST:
-            raise InputError(f"{self.where}: {key} is over {_MOST:,}, more than any model has; fix it.")
-        return int(value)
-
-
-# What the families of Hugging Face decoders do differently, as data: biases, norms, windows, where experts sit.
+_LARGEST = 10**9
+"""No count of a model is larger."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +28,7 @@ class Family:
     """How a `model_type` departs from Llama."""
 
     qkv_bias: bool | Literal["config"] = "config"
-    """Biases of q, k and v; `config`: the keys `attention_bias` or `qkv_bias` say, none by default."""
+    """Biases of q, k and v; `config`: where the keys `attention_bias` or `qkv_bias` say so."""
     output_bias: bool | Literal["config"] = "config"
     qk_norm: Literal["none", "head", "all", "config"] = "none"
     """Norms of q and k: one for each head's channels, one over all of them, or where `use_qk_norm` says so."""
@@ -81,8 +37,8 @@ class Family:
     tied: bool = False
     """Input embeddings are the output head's, where the config does not say."""
     window: Literal["none", "all", "late", "pattern"] = "none"
-    """Which layers look at the last `sliding_window` tokens only, where there is no `layer_types`: every layer with a
-    window set, those from `max_window_layers` on, or all but each `sliding_window_pattern`-th."""
+    """Layers with a sliding window where there is no `layer_types`: all, those from `max_window_layers` on, or all but
+    each `sliding_window_pattern`-th."""
     window_pattern: int = 0
     latent: bool = False
     """DeepSeek's latent attention: a low-rank cache instead of keys and values."""
@@ -90,24 +46,15 @@ class Family:
     """Keys that published configs of this family leave out."""
 
 
-_QWEN2 = Family(qkv_bias=True, output_bias=False, window="late")
-_QWEN3 = Family(qk_norm="head", window="late")
-_GLM = Family(output_bias=False)
+_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
     "mistral": Family(qkv_bias=False, output_bias=False, window="all"),
-    "qwen2": _QWEN2,
-    "qwen3": _QWEN3,
+    "qwen2": Family(qkv_bias=True, output_bias=False, window="late"),
+    "qwen3": Family(qk_norm="head", window="late"),
     "gemma": Family(tied=True),
     "gemma2": Family(tied=True, norms=4, window="pattern", window_pattern=2),
-    "gemma3": Family(
-        tied=True,
-        norms=4,
-        qk_norm="head",
-        window="pattern",
-        window_pattern=6,
-        defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208},
-    ),
+    "gemma3": Family(tied=True, norms=4, qk_norm="head", window="pattern", window_pattern=6, defaults=_GEMMA3),
     "phi3": Family(qkv_bias=False, output_bias=False, window="all"),
     "olmo2": Family(qk_norm="all"),
     "olmo3": Family(qk_norm="all", window="pattern", window_pattern=4),
@@ -117,12 +64,12 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(qkv_bias=False, output_bias=False, window="all"),
     "olmoe": Family(qk_norm="all"),
     "qwen2_moe": Family(qkv_bias=True, output_bias=False, window="late"),
-    "qwen3_moe": _QWEN3,
+    "qwen3_moe": Family(qk_norm="head", window="late"),
     "glm4_moe": Family(output_bias=False, qk_norm="config"),
     "deepseek_v2": Family(latent=True),
     "deepseek_v3": Family(latent=True),
 }
-ALIASES = {
+_ALIASES = {
     "gemma3_text": "gemma3",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
@@ -131,35 +78,6 @@ ALIASES = {
     "kimi_k2": "deepseek_v3",
 }
 """Other names of the same text decoder; vision towers are not counted."""
-
-
-def mixture_layers(get: ConfigReader, layers: int) -> int:
-    """How many layers have experts: all, every `decoder_sparse_step`-th, or those after `first_k_dense_replace`."""
-    every = get.maybe("decoder_sparse_step") or 1
-    first = min(get.maybe("first_k_dense_replace") or 0, layers)
-    dense: set[int] = {i for i in get.listed("mlp_only_layers") if isinstance(i, int) and first <= i < layers}
-    return layers // every - first // every - sum((i + 1) % every == 0 for i in dense)
-
-
-def windowed_layers(get: ConfigReader, family: Family, layers: int) -> int:
-    """How many layers look at the last `sliding_window` tokens only."""
-    if not get.maybe("sliding_window"):
-        return 0
-    kinds = get.listed("layer_types")
-    if kinds:
-        return min(sum(1 for kind in kinds if kind == "sliding_attention"), layers)
-    if family.window == "all":
-        return layers
-    if family.window == "late":
-        first = get.maybe("max_window_layers")
-        return max(0, layers - (layers if first is None else first)) if get.config.get("use_sliding_window") else 0
-    if family.window == "pattern":
-        every = get.maybe("sliding_window_pattern") or family.window_pattern
-        return layers - layers // every
-    return 0
-
-
-# A model as its cost sees it, from a Hugging Face `config.json`: parameters, weights a token meets, cache of a token.
 
 
 @dataclass(frozen=True)
@@ -206,9 +124,8 @@ def read_model_shape(path: str) -> ModelShape:
     address = files.join(path, "config.json") if files.is_folder(path) else path
     if not files.exists(address):
         raise InputError(f"{address}: no such file; give a model's config.json, or the folder that holds it.")
-    data = files.read_bytes(address)
     try:
-        config = json.loads(data)
+        config = json.loads(files.read_bytes(address))
     except ValueError as error:
         raise InputError(f"{address}: not JSON ({error}); give a model's config.json.") from error
     if not isinstance(config, dict):
@@ -227,21 +144,21 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mod
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, dict) else config
     name, family = _family(config, where)
-    get = ConfigReader({**family.defaults, **config}, where)
+    get = _Config({**family.defaults, **config}, where)
     layers, hidden, vocabulary = get("num_hidden_layers"), get("hidden_size"), get("vocab_size")
     attention = _latent_attention(get) if family.latent else _attention(get, family, hidden)
-    moe_layers = mixture_layers(get, layers) if (experts := _experts(get)) else 0
+    experts = next((get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts") if get.maybe(key)), 0)
+    moe_layers = _mixture_layers(get, layers) if experts else 0
     dense = 3 * hidden * get("intermediate_size") if moe_layers < layers else 0
     expert = 3 * hidden * (get.maybe("moe_intermediate_size") or get("intermediate_size")) if experts else 0
     per_token = min(get("num_experts_per_tok"), experts) if experts else 0
     shared = _shared_expert(get, hidden) if experts else 0
     tied = bool(config.get("tie_word_embeddings", family.tied))
     mlp_bias = 2 * get("intermediate_size") + hidden if config.get("mlp_bias") and not experts else 0
-    everywhere = (
-        attention.weights + attention.small + family.norms * hidden + mlp_bias
-    ) * layers  # what every layer has, whatever its feed-forward part
+    everywhere = (attention.weights + attention.small + family.norms * hidden + mlp_bias) * layers
     sparse = moe_layers * (experts * hidden + shared)
-    rest = everywhere + (layers - moe_layers) * dense + sparse + vocabulary * hidden * (1 if tied else 2) + hidden
+    feed_forward = (layers - moe_layers) * dense + sparse
+    rest = everywhere + feed_forward + vocabulary * hidden * (1 if tied else 2) + hidden
     return ModelShape(
         family=name,
         layers=layers,
@@ -250,10 +167,7 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mod
         tied=tied,
         parameters=rest + moe_layers * experts * expert,
         active_parameters=rest + moe_layers * per_token * expert,
-        token_weights=attention.weights * layers
-        + (layers - moe_layers) * dense
-        + sparse
-        + moe_layers * per_token * expert,
+        token_weights=attention.weights * layers + feed_forward + moe_layers * per_token * expert,
         expert_weights=moe_layers * expert,
         experts=experts,
         experts_per_token=per_token,
@@ -261,8 +175,54 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mod
         decode_pair_flops=attention.decode_pair_flops * layers,
         cache_elements=attention.cache * layers,
         window=get.maybe("sliding_window"),
-        windowed_layers=windowed_layers(get, family, layers),
+        windowed_layers=_windowed_layers(get, family, layers),
     )
+
+
+class _Config:
+    """Fields of a config; what is missing or wrong is named."""
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self.config, self.where = config, where
+
+    def __call__(self, key: str) -> int:
+        """A whole number of at least 1 that has to be there."""
+        value = self.maybe(key)
+        if value is None:
+            raise InputError(f"{self.where}: the key '{key}' is missing; give the whole config.json of the checkpoint.")
+        if value < 1:
+            raise InputError(f"{self.where}: {key} = {value}; it must be at least 1.")
+        return value
+
+    def maybe(self, key: str) -> int | None:
+        """A whole number of at least 0, or None where there is none."""
+        value = self.config.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf or int(value) != value:
+            raise InputError(f"{self.where}: {key} = {value!r}; it must be a whole number.")
+        if value > _LARGEST:
+            raise InputError(f"{self.where}: {key} is over {_LARGEST:,}, more than any model has; fix it.")
+        return int(value)
+
+    def listed(self, key: str) -> Sequence[Any]:
+        """A list; empty where there is none."""
+        value = self.config.get(key)
+        if value is not None and not isinstance(value, list | tuple):
+            raise InputError(f"{self.where}: {key} = {value!r}; it must be a list.")
+        return value or ()
+
+
+def _family(config: Mapping[str, Any], where: str) -> tuple[str, Family]:
+    kind = str(config.get("model_type"))
+    name = _ALIASES.get(kind, kind)
+    if name not in FAMILIES:
+        near = difflib.get_close_matches(name, FAMILIES, n=1, cutoff=0.0)[0]
+        raise InputError(
+            f"{where}: model_type '{kind}' is not one of {', '.join(FAMILIES)}; the nearest is '{near}': set "
+            "model_type to it where the layers are alike, or give the throughput instead."
+        )
+    return name, FAMILIES[name]
 
 
 @dataclass(frozen=True)
@@ -271,13 +231,13 @@ class _Attention:
 
     weights: int
     small: int
-    """Biases and norms: parameters that cost nothing to speak of."""
+    """Biases and norms: parameters of negligible cost."""
     cache: int
     pair_flops: int
     decode_pair_flops: int
 
 
-def _attention(get: ConfigReader, family: Family, hidden: int) -> _Attention:
+def _attention(get: _Config, family: Family, hidden: int) -> _Attention:
     """Multi-head or grouped-query attention."""
     heads = get("num_attention_heads")
     kv_heads = get.maybe("num_key_value_heads") or heads
@@ -292,11 +252,10 @@ def _attention(get: ConfigReader, family: Family, hidden: int) -> _Attention:
     small += hidden if (asked if family.output_bias == "config" else family.output_bias) else 0
     norm = ("head" if get.config.get("use_qk_norm") else "none") if family.qk_norm == "config" else family.qk_norm
     small += {"none": 0, "head": 2 * width, "all": queries + keys}[norm]
-    pair = 4 * queries
-    return _Attention(2 * hidden * (queries + keys), small, 2 * keys, pair, pair)
+    return _Attention(2 * hidden * (queries + keys), small, 2 * keys, 4 * queries, 4 * queries)
 
 
-def _latent_attention(get: ConfigReader) -> _Attention:
+def _latent_attention(get: _Config) -> _Attention:
     """DeepSeek's multi-head latent attention: the cache holds a latent and one rotary key for all heads."""
     hidden, heads = get("hidden_size"), get("num_attention_heads")
     latent, rotary = get("kv_lora_rank"), get("qk_rope_head_dim")
@@ -313,14 +272,15 @@ def _latent_attention(get: ConfigReader) -> _Attention:
     )
 
 
-def _experts(get: ConfigReader) -> int:
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if get.maybe(key):
-            return get(key)
-    return 0
+def _mixture_layers(get: _Config, layers: int) -> int:
+    """How many layers have experts: all, every `decoder_sparse_step`-th, or those after `first_k_dense_replace`."""
+    every = get.maybe("decoder_sparse_step") or 1
+    first = min(get.maybe("first_k_dense_replace") or 0, layers)
+    dense: set[int] = {i for i in get.listed("mlp_only_layers") if isinstance(i, int) and first <= i < layers}
+    return layers // every - first // every - sum((i + 1) % every == 0 for i in dense)
 
 
-def _shared_expert(get: ConfigReader, hidden: int) -> int:
+def _shared_expert(get: _Config, hidden: int) -> int:
     """Weights of the experts that every token meets, Qwen2's with a gate of their own."""
     width = get.maybe("shared_expert_intermediate_size")
     if width:
@@ -328,13 +288,19 @@ def _shared_expert(get: ConfigReader, hidden: int) -> int:
     return 3 * hidden * (get.maybe("n_shared_experts") or 0) * (get.maybe("moe_intermediate_size") or 0)
 
 
-def _family(config: Mapping[str, Any], where: str) -> tuple[str, Family]:
-    kind = str(config.get("model_type"))
-    name = ALIASES.get(kind, kind)
-    if name not in FAMILIES:
-        near = difflib.get_close_matches(name, FAMILIES, n=1, cutoff=0.0)[0]
-        raise InputError(
-            f"{where}: model_type '{kind}' is not one of {', '.join(FAMILIES)}; the nearest is '{near}': set "
-            "model_type to it where the layers are alike, or give the throughput instead."
-        )
-    return name, FAMILIES[name]
+def _windowed_layers(get: _Config, family: Family, layers: int) -> int:
+    """How many layers look at the last `sliding_window` tokens only."""
+    if not get.maybe("sliding_window"):
+        return 0
+    kinds = get.listed("layer_types")
+    if kinds:
+        return min(sum(1 for kind in kinds if kind == "sliding_attention"), layers)
+    if family.window == "all":
+        return layers
+    if family.window == "late" and get.config.get("use_sliding_window"):
+        first = get.maybe("max_window_layers")
+        return max(0, layers - (layers if first is None else first))
+    if family.window == "pattern":
+        every = get.maybe("sliding_window_pattern") or family.window_pattern
+        return layers - layers // every
+    return 0

@@ -1,14 +1,12 @@
 """What a rollout costs for each allocation, so that GPU-hours and money buy rollouts and a plan has a price.
 
 A throughput is measured (runs that log times, each Bp and n on its own), given, or modelled (the roofline of
-`plan.cost` for a model and a GPU, calibrated by timed runs where they are there too). A given one beside another is
-refused: both cannot be meant. Where the user says none, it is that of the law: its runs' times, or its published
-GPU-hours a rollout.
+`cost.hardware` for a model and a GPU, calibrated by timed runs where there are any). Where the user gives none, it is
+the law's: its runs' times, or its published GPU-hours per rollout.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,40 +19,100 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import plural
 from isocompute.core.recipe import Recipe
-from isocompute.planner.budget import Rates
-from isocompute.planner.cost.hardware import Efficiency, Gpu, StepCost, check_training_memory, find_gpu, step_cost
+from isocompute.planner.cost.hardware import (
+    Efficiency,
+    Gpu,
+    StepCost,
+    check_training_memory,
+    find_gpu,
+    step_cost,
+)
 from isocompute.planner.cost.model import ModelShape, read_model_shape
 from isocompute.planner.cost.throughput import (
     Throughput,
     TimedSettings,
     calibrate,
     gpus_of,
+    has_times,
     measure,
     measure_settings,
     modelled,
     plan_cost,
     response_lengths,
-    stretches,
 )
-from isocompute.planner.warnings import Warned
+from isocompute.planner.request import MOST_ROLLOUTS, UNITS, Budget, PlanRequest
+from isocompute.planner.warnings import PlanWarning
 
 if TYPE_CHECKING:
     from isocompute.core.run import Run
 
-__all__ = ["Hardware", "Prices", "prices"]
+__all__ = ["Hardware", "Prices", "Rates", "prices"]
 
 _PROMPT_TOKENS = 256.0
-"""Assumed where the user does not say: a mathematics problem with its instructions."""
-_LARGEST = 1e12
-"""Numbers of a setup lie between this and its inverse: beyond, what they cost is no longer a number."""
+"""Assumed by default: a mathematics problem with its instructions."""
 _SIZED = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z0-9])")
 _OTHER_LENGTH = 1.2
-"""Responses this many times longer or shorter than those that were timed do not take the same time."""
+"""Responses this many times longer or shorter than the timed ones take another time."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rollout costs here; None where it is not known."""
+
+    response_tokens: float | None = None
+    """Tokens generated for one rollout, on average."""
+    gpu_hours_per_rollout: float | None = None
+    price_per_gpu_hour: float | None = None
+
+    def rollouts(self, budget: Budget) -> float:
+        """The budget in rollouts; one that no run could spend is refused."""
+        each = self._per_rollout(budget.unit, f"--budget {budget}")
+        found = budget.amount / each
+        if not found <= MOST_ROLLOUTS * (1 + 1e-9):
+            most = Budget(MOST_ROLLOUTS * each, budget.unit).times(1.0, at_most=True)
+            raise InputError(
+                f"--budget {budget}: over {MOST_ROLLOUTS:,.0f} rollouts are more than any run makes; plan for at most "
+                f"--budget {most}."
+            )
+        return found
+
+    def amount(self, rollouts: float, unit: str) -> float:
+        """So many rollouts in another unit."""
+        return rollouts * self._per_rollout(unit, f"a law in {unit}")
+
+    def known(self, unit: str) -> bool:
+        """Whether rollouts convert to this unit."""
+        try:
+            self._per_rollout(unit, unit)
+        except InputError:
+            return False
+        return True
+
+    def _per_rollout(self, unit: str, what: str) -> float:
+        """A conversion that lacks a number names the option that gives it; none has a silent default."""
+        if unit not in (*UNITS.values(), "money"):
+            raise InputError(f"{what}: it is none of {', '.join(UNITS.values())} and money; say one of them.")
+        if unit == "rollouts":
+            return 1.0
+        if unit == "tokens":
+            if self.response_tokens is None:
+                raise InputError(f"{what}: tokens need the length of a response; say --response-tokens 1500.")
+            return self.response_tokens
+        if self.gpu_hours_per_rollout is None:
+            raise InputError(
+                f"{what}: GPU-hours need a throughput; say --rollouts-per-second 12 --gpus 8, or --model and --gpu to "
+                "model one."
+            )
+        if unit == "gpu_hours":
+            return self.gpu_hours_per_rollout
+        if self.price_per_gpu_hour is None:
+            raise InputError(f"{what}: money needs a price; say --price-per-gpu-hour 2.5.")
+        return self.gpu_hours_per_rollout * self.price_per_gpu_hour
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a user says about where the run will happen; None where they do not."""
+    """Where the run will happen; None where it is not known."""
 
     gpus: int | None = None
     gpu: str | None = None
@@ -66,6 +124,11 @@ class Hardware:
     """On all GPUs together, training included."""
     price_per_gpu_hour: float | None = None
 
+    @classmethod
+    def of(cls, request: PlanRequest) -> Hardware:
+        """The hardware among a request's fields."""
+        return cls(**request.model_dump(include=set(cls.__dataclass_fields__)))
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -75,7 +138,7 @@ class Prices:
     throughput: Throughput | None = None
     """The same for all allocations, where it is neither modelled nor known by setting."""
     timed: TimedSettings | None = None
-    """By setting, where runs that were timed say theirs."""
+    """By setting, where timed runs give their Bp and n."""
     shape: ModelShape | None = None
     gpu: Gpu | None = None
     efficiency: Efficiency | None = None
@@ -83,40 +146,13 @@ class Prices:
     response_source: str | None = None
     """Where the length of a response comes from: `given`, `measured`, `the law's runs` or `the law`."""
     reference: bool = False
-    """A reference model scores every batch (the recipe has a KL term); see `of_recipe`."""
+    """Whether a reference model scores every batch: the recipe has a KL term."""
     updates_per_batch: int = 1
-    warnings: tuple[Warned, ...] = ()
-    """What to know of these prices."""
+    warnings: tuple[PlanWarning, ...] = ()
 
     def of_recipe(self, recipe: Recipe) -> Prices:
         """The prices of training with a recipe: its KL term and its updates on each batch cost time."""
         return replace(self, reference=recipe.kl_coef > 0, updates_per_batch=recipe.updates_per_batch)
-
-    def _step(self, allocation: Allocation) -> StepCost | None:
-        if self.shape is None or self.gpu is None or self.hardware.response_tokens is None:
-            return None
-        return step_cost(
-            shape=self.shape,
-            gpu=self.gpu,
-            gpus=self.hardware.gpus or 1,
-            allocation=allocation,
-            prompt_tokens=_prompts(self.hardware),
-            response_tokens=self.hardware.response_tokens,
-            efficiency=self.efficiency,
-            scoring_passes=2 if self.reference else 1,
-            updates_per_batch=self.updates_per_batch,
-        )
-
-    def _throughput(self, allocation: Allocation, step: StepCost | None) -> Throughput | None:
-        if self.timed is not None:
-            return self.timed.at(allocation.problems_per_batch, allocation.rollouts_per_problem)
-        return self.throughput or (modelled(step) if step is not None else None)
-
-    def doubts(self, allocation: Allocation) -> list[Warned]:
-        """What to know of the time of this allocation."""
-        a = allocation
-        doubt = None if self.timed is None else self.timed.doubt(a.problems_per_batch, a.rollouts_per_problem)
-        return [] if doubt is None else [Warned("throughput_differs", doubt)]
 
     def rates(self, problems_per_batch: int, rollouts_per_problem: int) -> Rates:
         """What a rollout costs in this batch."""
@@ -130,38 +166,57 @@ class Prices:
 
     def cost(self, allocation: Allocation) -> dict[str, Any]:
         """The `cost` block of a plan; what is not known is null."""
-        step = self._step(allocation)
+        step, known = self._step(allocation), self.hardware
         throughput = self._throughput(allocation, step)
-        tokens = self.hardware.response_tokens
-        asked = self.hardware.prompt_tokens
         length = {
-            "response_tokens": tokens,
+            "response_tokens": known.response_tokens,
             "response_source": self.response_source,
-            "prompt_tokens": None if step is None else _prompts(self.hardware),
-            "prompt_source": None if step is None else "assumed" if asked is None else "given",
+            "prompt_tokens": None if step is None else step.prompt_tokens,
+            "prompt_source": None if step is None else "assumed" if known.prompt_tokens is None else "given",
         }
         if throughput is None:
-            return {
-                "seconds": None,
-                "gpu_hours": None,
-                "money": None,
-                "tokens": None if tokens is None else tokens * allocation.compute,
-                "source": None,
-                **length,
-            }
+            tokens = None if known.response_tokens is None else known.response_tokens * allocation.compute
+            block: dict[str, Any] = dict.fromkeys(("seconds", "gpu_hours", "money", "tokens", "source"))
+            return block | {"tokens": tokens} | length
         block = plan_cost(
             allocation=allocation,
             throughput=throughput,
-            gpus=self.hardware.gpus or 1,
-            response_tokens=tokens,
-            price_per_gpu_hour=self.hardware.price_per_gpu_hour,
+            gpus=known.gpus or 1,
+            response_tokens=known.response_tokens,
+            price_per_gpu_hour=known.price_per_gpu_hour,
             step=step,
         )
         if self.source:
             block["source"] = self.source
-        if self.hardware.gpus is None:  # GPU-hours are known, how many hours they take is not
+        if known.gpus is None:  # GPU-hours are known, how many hours they take is not
             block |= dict.fromkeys(("seconds", "seconds_interval", "seconds_per_step", "gpus", "rollouts_per_second"))
         return block | length
+
+    def doubts(self, allocation: Allocation) -> list[PlanWarning]:
+        """What makes the time of this allocation uncertain."""
+        a = allocation
+        doubt = None if self.timed is None else self.timed.doubt(a.problems_per_batch, a.rollouts_per_problem)
+        return [] if doubt is None else [PlanWarning("throughput_differs", doubt)]
+
+    def _step(self, allocation: Allocation) -> StepCost | None:
+        if self.shape is None or self.gpu is None or self.hardware.response_tokens is None:
+            return None
+        return step_cost(
+            shape=self.shape,
+            gpu=self.gpu,
+            gpus=self.hardware.gpus or 1,
+            allocation=allocation,
+            prompt_tokens=self.hardware.prompt_tokens or _PROMPT_TOKENS,
+            response_tokens=self.hardware.response_tokens,
+            efficiency=self.efficiency,
+            scoring_passes=2 if self.reference else 1,
+            updates_per_batch=self.updates_per_batch,
+        )
+
+    def _throughput(self, allocation: Allocation, step: StepCost | None) -> Throughput | None:
+        if self.timed is not None:
+            return self.timed.at(allocation.problems_per_batch, allocation.rollouts_per_problem)
+        return self.throughput or (modelled(step) if step is not None else None)
 
 
 def prices(
@@ -173,57 +228,45 @@ def prices(
     law_response_tokens: float | None = None,
     law_source: str = "",
 ) -> Prices:
-    """Prices from what is known: runs that log times, a given throughput, a model and a GPU, or the law's own.
+    """Prices from timed `runs`, a given throughput, a model and a GPU, or else the law's own.
 
     `law_runs` are the runs that the law was fitted to, `law_gpu_hours_per_rollout` and `law_response_tokens` what a
-    published law says; they fill in what the user does not give.
+    published law gives.
     """
+    runs = runs or ()
     _check(hardware, timed=bool(runs))
-    _one_model(runs or ())
+    _check_one_model(runs)
     measured = measure(runs, gpus=hardware.gpus) if runs else None
     found = Prices(hardware)
     for length, where in (
         (hardware.response_tokens, "given"),
         (measured.response_tokens if measured else None, "measured"),
-        (_usual_length(law_runs or ()), "the law's runs"),
+        (_median_length(law_runs or ()), "the law's runs"),
         (law_response_tokens, "the law"),
     ):
         if length is not None:
             found = replace(found, hardware=replace(hardware, response_tokens=length), response_source=where)
             break
     if hardware.model is not None and hardware.gpu is not None:
-        return _modelled(found, read_model_shape(hardware.model), find_gpu(hardware.gpu), runs or ())
+        return _modelled(found, read_model_shape(hardware.model), find_gpu(hardware.gpu), runs)
     if measured is not None:
-        return _fixed(replace(found, timed=measure_settings(runs or (), gpus=hardware.gpus)), measured)
+        return _fixed(replace(found, timed=measure_settings(runs, gpus=hardware.gpus)), measured)
     if hardware.rollouts_per_second is not None and hardware.gpus is not None:
         return _fixed(found, Throughput(hardware.rollouts_per_second / hardware.gpus, "given"))
-    if timed := _timed(law_runs or (), hardware.gpus):
-        own = all(run.settings.gpus for run in timed)
-        taken = "" if own else f", which are taken to have used {plural(hardware.gpus or 1, 'GPU')}"
+    timed = [run for run in law_runs or () if (run.settings.gpus or hardware.gpus) and has_times(run)]
+    if timed:
+        assumed = "" if all(run.settings.gpus for run in timed) else plural(hardware.gpus or 1, "GPU")
+        source = "measured on the law's runs" + (f", which are taken to have used {assumed}" if assumed else "")
         found = replace(found, timed=measure_settings(timed, gpus=hardware.gpus))
-        return _fixed(found, measure(timed, gpus=hardware.gpus), source=f"measured on the law's runs{taken}")
+        return _fixed(found, measure(timed, gpus=hardware.gpus), source=source)
     if law_gpu_hours_per_rollout is not None:
         rate = 1.0 / (3600.0 * law_gpu_hours_per_rollout)
         return _fixed(found, Throughput(rate, "given", None, law_response_tokens), source=law_source)
     return found
 
 
-def _prompts(hardware: Hardware) -> float:
-    """Tokens of a prompt for the roofline."""
-    return _PROMPT_TOKENS if hardware.prompt_tokens is None else hardware.prompt_tokens
-
-
 def _check(hardware: Hardware, *, timed: bool) -> None:
-    """Refuse invalid numbers, half a cost model, and two throughputs."""
-    for name in ("prompt_tokens", "response_tokens", "rollouts_per_second", "price_per_gpu_hour"):
-        value = getattr(hardware, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError(f"--{name.replace('_', '-')} {value:g}: give a finite number above 0.")
-        if value is not None and not 1 / _LARGEST <= value <= _LARGEST:
-            raise InputError(
-                f"--{name.replace('_', '-')} {value:g}: no run has that; give a number from {1 / _LARGEST:g} to "
-                f"{_LARGEST:g}."
-            )
+    """Refuse half a cost model, and two throughputs."""
     if (hardware.model is None) != (hardware.gpu is None):
         lacking = "--gpu H200" if hardware.gpu is None else "--model config.json"
         raise InputError(f"the cost model needs a model and a GPU; say {lacking} too, or --rollouts-per-second alone.")
@@ -238,8 +281,7 @@ def _check(hardware: Hardware, *, timed: bool) -> None:
         raise InputError("a throughput is that of a number of GPUs; say --gpus 8 too.")
 
 
-def _one_model(runs: Sequence[Run]) -> None:
-    """Times of several models are those of none."""
+def _check_one_model(runs: Sequence[Run]) -> None:
     by_name = {_last_part(run.settings.model): run.settings.model for run in runs if run.settings.model}
     if len(models := list(by_name.values())) > 1:
         named = " and ".join(models[:2]) + (f" and {len(models) - 2} more" if len(models) > 2 else "")
@@ -249,18 +291,17 @@ def _one_model(runs: Sequence[Run]) -> None:
         )
 
 
-def _is_other(said: str | None, path: str | None) -> bool:
-    """Whether the model that a run says is not the one at this path, as far as names tell: a path of which no part
-    looks like that of a model, with a size such as 7B in it, tells nothing.
+def _is_other(logged: str | None, path: str | None) -> bool:
+    """Whether a run's model is not the one at this path, as far as names tell: a path without a size such as 7B in it
+    tells nothing.
     """
-    if said is None or path is None:
+    if logged is None or path is None:
         return False
     where = str(Path(path).absolute()).lower()
-    return _SIZED.search(where) is not None and _last_part(said) not in where
+    return _SIZED.search(where) is not None and _last_part(logged) not in where
 
 
 def _last_part(model: str) -> str:
-    """A model's own name, wherever it lies."""
     return model.rstrip("/").rpartition("/")[2].lower()
 
 
@@ -274,7 +315,7 @@ def _modelled(found: Prices, shape: ModelShape, gpu: Gpu, runs: Sequence[Run]) -
     warnings = [] if fits else check_training_memory(shape, gpu, count)
     if other is not None:
         warnings.append(
-            Warned(
+            PlanWarning(
                 "other_model",
                 f"the timed runs are of {other}, the costs of --model {known.model}: it is taken to reach the same "
                 "share of the roofline",
@@ -286,7 +327,7 @@ def _modelled(found: Prices, shape: ModelShape, gpu: Gpu, runs: Sequence[Run]) -
             runs,
             shape=shape,
             gpu=gpu,
-            prompt_tokens=_prompts(known),
+            prompt_tokens=known.prompt_tokens or _PROMPT_TOKENS,
             response_tokens=known.response_tokens,
             gpus=count,
         )
@@ -294,12 +335,12 @@ def _modelled(found: Prices, shape: ModelShape, gpu: Gpu, runs: Sequence[Run]) -
 
 
 def _fixed(found: Prices, throughput: Throughput, *, source: str = "") -> Prices:
-    """A throughput that nothing models; a warning where it was timed at another response length than asked for."""
+    """A throughput that is not modelled; a warning where it was timed at another response length."""
     timed, asked = throughput.response_tokens, found.hardware.response_tokens
-    warnings: tuple[Warned, ...] = ()
+    warnings: tuple[PlanWarning, ...] = ()
     if timed and asked and max(timed / asked, asked / timed) > _OTHER_LENGTH:
         warnings = (
-            Warned(
+            PlanWarning(
                 "response_length",
                 f"the throughput is that of {timed:,.0f}-token responses and yours have {asked:,.0f}: the time of a "
                 "rollout is left as it was; --model and --gpu scale it",
@@ -308,12 +349,6 @@ def _fixed(found: Prices, throughput: Throughput, *, source: str = "") -> Prices
     return replace(found, throughput=throughput, source=source, warnings=warnings)
 
 
-def _timed(runs: Sequence[Run], gpus: int | None) -> list[Run]:
-    """Those of a law's runs that log times on a known number of GPUs; a plan does not need them, so none is refused."""
-    return [run for run in runs if (run.settings.gpus or gpus) and next(stretches(run), None) is not None]
-
-
-def _usual_length(runs: Sequence[Run]) -> float | None:
-    lengths = [response_lengths(run) for run in runs]
-    all_of_them = np.concatenate(lengths) if lengths else np.empty(0)
-    return float(np.median(all_of_them)) if len(all_of_them) else None
+def _median_length(runs: Sequence[Run]) -> float | None:
+    lengths = np.concatenate([np.empty(0), *(response_lengths(run) for run in runs)])
+    return float(np.median(lengths)) if len(lengths) else None

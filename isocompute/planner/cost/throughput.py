@@ -1,7 +1,11 @@
-"""Timed stretches of a run: so many rollouts in so many seconds, at some response length.
+"""Rollouts per second: measured on runs that log times, given by the user, or modelled; and what a run costs with them.
 
-A stretch lies between two points of a run that logs `seconds`. Logs with the phases of a step and no time of the whole
-(veRL of 2024) give one stretch a step: the sum of its phases, evaluations and checkpoints left out.
+The times of a run are read as timed intervals: so many rollouts in so many seconds. Where the model and the GPU are
+known too, the same times calibrate the roofline (`calibrate`), which then holds for other allocations, response lengths
+and numbers of GPUs.
+
+Part of a step takes as long whatever the batch, so a rollout of a small batch takes longer than one of a large batch.
+`TimedSettings` therefore keeps a throughput for each (Bp, n).
 """
 
 from __future__ import annotations
@@ -17,94 +21,83 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 from isocompute.law.uncertainty import percentiles
-from isocompute.planner.cost.hardware import Efficiency, Gpu, StepCost, step_cost
+from isocompute.planner.cost.hardware import Efficiency, Gpu, Phase, StepCost, step_cost
 from isocompute.planner.cost.model import ModelShape
 
 if TYPE_CHECKING:
     from isocompute.core.run import Run
 
 __all__ = [
-    "Stretch",
     "Throughput",
+    "TimedInterval",
     "TimedSettings",
     "calibrate",
     "gpus_of",
-    "lacking",
+    "has_times",
     "measure",
     "measure_settings",
     "modelled",
     "plan_cost",
     "response_lengths",
-    "stretches",
-    "updates_per_batch",
-    "with_reference",
+    "timed_intervals",
 ]
-
 
 _PREFIXES = ("timing/", "timing_s/")
 _ALWAYS = ("gen", "update_actor")
 _PHASES = (*_ALWAYS, "reward", "old_log_prob", "ref", "values", "adv", "update_critic")
-"""veRL's phases that follow one another in a step; others of its timings are parts of these."""
+"""veRL's phases that follow one another in a step; its other timings are parts of these."""
+_REPLICATES = 1000
+_DIFFER = 1.5
+"""Rates this many times apart say little about a setting that was not timed."""
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """What happened between two points of a run."""
+class TimedInterval:
+    """What a run did between two of its points."""
 
     rollouts: float
     seconds: float
     response_tokens: float | None
 
 
-def stretches(run: Run) -> Iterator[Stretch]:
-    """Stretches with a clock that went on; a resumed run's clock may start again."""
+def timed_intervals(run: Run) -> Iterator[TimedInterval]:
+    """Intervals in which the clock advanced; a resumed run's clock may start again.
+
+    Logs with the phases of a step and no `seconds` (veRL of 2024) give one interval per step: the sum of its phases,
+    without evaluations and checkpoints.
+    """
     seconds, rollouts = _column(run, "seconds"), _rollouts(run)
+    length = _column(run, "response_length")
     if seconds is None:
-        yield from _steps(run)
+        batch, phases = _batch_size(run), _phase_columns(run)
+        if batch is None or not phases:
+            return
+        seconds_T = np.sum(phases, axis=0)
+        for i in np.flatnonzero(np.isfinite(seconds_T) & (seconds_T > 0)).tolist():
+            known = length is not None and np.isfinite(length[i]) and length[i] > 0
+            yield TimedInterval(
+                float(batch), float(seconds_T[i]), float(length[i]) if length is not None and known else None
+            )
         return
     if rollouts is None:
         return
-    tokens, length = _column(run, "tokens"), _column(run, "response_length")
+    tokens = _column(run, "tokens")
     there = np.flatnonzero(np.isfinite(seconds) & np.isfinite(rollouts))
     for i, j in pairwise(there.tolist()):
         passed, made = float(seconds[j] - seconds[i]), float(rollouts[j] - rollouts[i])
         if passed <= 0 or made <= 0:
             continue
-        words = None
+        each = None
         if length is not None and np.isfinite(length[j]):
-            words = float(length[j])
+            each = float(length[j])
         elif tokens is not None and np.isfinite(tokens[j] - tokens[i]):
-            words = float(tokens[j] - tokens[i]) / made
-        yield Stretch(made, passed, words if words is None or words > 0 else None)
+            each = float(tokens[j] - tokens[i]) / made
+        yield TimedInterval(made, passed, each if each is None or each > 0 else None)
 
 
-def _steps(run: Run) -> Iterator[Stretch]:
-    """A stretch a step, from its phases."""
-    batch, phases = _batch_size(run), _phases(run)
-    if batch is None or not phases:
-        return
-    seconds_T = np.sum(phases, axis=0)
-    length = _column(run, "response_length")
-    for i in np.flatnonzero(np.isfinite(seconds_T) & (seconds_T > 0)).tolist():
-        known = length is not None and np.isfinite(length[i]) and length[i] > 0
-        yield Stretch(float(batch), float(seconds_T[i]), float(length[i]) if length is not None and known else None)
-
-
-def _phases(run: Run) -> list[Array]:
-    for prefix in _PREFIXES:
-        found = {name: _column(run, prefix + name) for name in _PHASES}
-        if all(found[name] is not None for name in _ALWAYS):
-            return [column for column in found.values() if column is not None]
-    return []
-
-
-def lacking(run: Run) -> str:
-    """Which of the columns that stretches need a run does not log."""
-    if _column(run, "seconds") is None and not _phases(run):
-        return "it logs no 'seconds'"
-    if (_rollouts(run) if _column(run, "seconds") is not None else _batch_size(run)) is None:
-        return "it logs 'seconds' but no 'rollouts', and does not say its Bp and n"
-    return "no two points have 'seconds' and 'rollouts'"
+def has_times(run: Run) -> bool:
+    """Whether a run has a timed interval."""
+    return next(timed_intervals(run), None) is not None
 
 
 def response_lengths(run: Run) -> Array:
@@ -113,16 +106,20 @@ def response_lengths(run: Run) -> Array:
     return np.empty(0) if length is None else length[np.isfinite(length) & (length > 0)]
 
 
-def with_reference(run: Run) -> bool:
-    """Whether a reference model scored the batches: the recipe has a KL term, or the log times such a pass."""
-    kl = (run.settings.recipe or {}).get("kl_coef")
-    return bool(kl) or any(_column(run, prefix + "ref") is not None for prefix in _PREFIXES)
+def gpus_of(run: Run, given: int | None) -> int:
+    """How many GPUs a run used: as logged, else as given."""
+    count = run.settings.gpus or given
+    if count is None:
+        raise InputError(f"run '{run.name}': its GPUs are unknown; say --gpus: how many the runs used.")
+    return count
 
 
-def updates_per_batch(run: Run) -> int:
-    """Updates on each batch, all of it every time, as this project's engines make them; 1 where a run does not say."""
-    said = (run.settings.recipe or {}).get("updates_per_batch")
-    return said if isinstance(said, int) and said > 1 else 1
+def _phase_columns(run: Run) -> list[Array]:
+    for prefix in _PREFIXES:
+        found = {name: _column(run, prefix + name) for name in _PHASES}
+        if all(found[name] is not None for name in _ALWAYS):
+            return [column for column in found.values() if column is not None]
+    return []
 
 
 def _column(run: Run, name: str) -> Array | None:
@@ -140,11 +137,6 @@ def _batch_size(run: Run) -> int | None:
 def _rollouts(run: Run) -> Array | None:
     rollouts, step, batch = _column(run, "rollouts"), _column(run, "step"), _batch_size(run)
     return step * batch if rollouts is None and step is not None and batch else rollouts
-
-
-# Rollouts a second: measured on imported runs, given by the user, or modelled; and what a run costs with them.
-
-_REPLICATES = 1000
 
 
 @dataclass(frozen=True)
@@ -170,8 +162,7 @@ class Throughput:
 
 def modelled(step: StepCost) -> Throughput:
     """The roofline's throughput; `measured` where its efficiency was."""
-    rate = step.rollouts_per_second / step.gpus
-    spread = step.efficiency.interval
+    rate, spread = step.rollouts_per_second / step.gpus, step.efficiency.interval
     return Throughput(
         rate,
         "measured" if step.efficiency.source == "measured" else "modelled",
@@ -181,21 +172,15 @@ def modelled(step: StepCost) -> Throughput:
 
 
 def measure(runs: Sequence[Run], *, gpus: int | None = None) -> Throughput:
-    """The throughput of runs that log their times: the median over stretches between points, with its interval.
+    """The throughput of runs that log their times, with its interval; `gpus` fills in what a run does not log.
 
-    A median, because a stretch may hold a pause, a restart or a long evaluation. `gpus` are those of runs that do not
-    say theirs.
+    The median over intervals, because one may contain a pause, a restart or a long evaluation.
     """
-    rates: list[float] = []
-    lengths: list[float] = []
-    for run in runs:
-        for stretch in stretches(run):
-            rates.append(stretch.rollouts / stretch.seconds / gpus_of(run, gpus))
-            if stretch.response_tokens is not None:
-                lengths.append(stretch.response_tokens)
-    if not rates:
+    timed = [(each, gpus_of(run, gpus)) for run in runs for each in timed_intervals(run)]
+    if not timed:
         raise InputError(_no_times(runs))
-    rates_S = np.array(rates)
+    rates_S = np.array([each.rollouts / each.seconds / count for each, count in timed])
+    lengths = [each.response_tokens for each, _ in timed if each.response_tokens is not None]
     return Throughput(
         float(np.median(rates_S)), "measured", _median_interval(rates_S), float(np.median(lengths)) if lengths else None
     )
@@ -216,11 +201,17 @@ def calibrate(
     and `gpus` fill in what a run does not log.
     """
     ratios: list[float] = []
-    default = Efficiency()
     for run in runs:
-        allocation = _allocation(run)
-        for stretch in stretches(run):
-            length = stretch.response_tokens or response_tokens
+        s, recipe = run.settings, run.settings.recipe or {}
+        if s.problems_per_batch is None or s.rollouts_per_problem is None:
+            raise InputError(
+                f"run '{run.name}': problems_per_batch and rollouts_per_problem are unknown; put them in run.json."
+            )
+        allocation = Allocation(s.problems_per_batch, s.rollouts_per_problem, s.update_steps or 1)
+        updates = recipe.get("updates_per_batch")
+        reference = bool(recipe.get("kl_coef")) or any(_column(run, prefix + "ref") is not None for prefix in _PREFIXES)
+        for each in timed_intervals(run):
+            length = each.response_tokens or response_tokens
             if length is None:
                 raise InputError(
                     f"run '{run.name}': it logs neither 'response_length' nor 'tokens'; give the response length."
@@ -232,13 +223,13 @@ def calibrate(
                 allocation=allocation,
                 prompt_tokens=prompt_tokens,
                 response_tokens=length,
-                scoring_passes=2 if with_reference(run) else 1,
-                updates_per_batch=updates_per_batch(run),
+                scoring_passes=2 if reference else 1,
+                updates_per_batch=updates if isinstance(updates, int) and updates > 1 else 1,
             )
-            ratios.append(step.seconds * stretch.rollouts / allocation.batch_size / stretch.seconds)
+            ratios.append(step.seconds * each.rollouts / allocation.batch_size / each.seconds)
     if not ratios:
         raise InputError(_no_times(runs))
-    ratios_S = np.array(ratios)
+    default, ratios_S = Efficiency(), np.array(ratios)
     factor = float(np.median(ratios_S))
     low, high = _median_interval(ratios_S)
     return Efficiency(
@@ -250,93 +241,24 @@ def calibrate(
     )
 
 
-def plan_cost(
-    *,
-    allocation: Allocation,
-    throughput: Throughput,
-    gpus: int,
-    response_tokens: float | None = None,
-    price_per_gpu_hour: float | None = None,
-    step: StepCost | None = None,
-) -> dict[str, Any]:
-    """The `cost` block of a plan, as JSON.
-
-    With a `step` (model and GPU known) it says what bounds a step and how long its phases take; `throughput` alone
-    (measured or given) costs the run without a reason.
-    """
-    seconds = allocation.compute / (throughput.rollouts_per_gpu_second * gpus)
-    hours = seconds * gpus / 3600.0
-    spread = None
-    if throughput.interval is not None:
-        spread = [allocation.compute / (rate * gpus) for rate in reversed(throughput.interval)]
-    tokens = response_tokens if response_tokens is not None else throughput.response_tokens
-    return {
-        "seconds": seconds,
-        "seconds_interval": spread,
-        "seconds_per_step": seconds / allocation.update_steps,
-        "gpus": gpus,
-        "gpu_hours": hours,
-        "money": None if price_per_gpu_hour is None else hours * price_per_gpu_hour,
-        "tokens": None if tokens is None else tokens * allocation.compute,
-        "rollouts_per_second": allocation.compute / seconds,
-        "source": throughput.source,
-        "bound": None if step is None else step.bound,
-        "phases": None if step is None else _phases_throughput(step),
-        "gpu": None if step is None else step.gpu.name,
-        "gpus_per_copy": None if step is None else step.gpus_per_copy,
-        "concurrent_responses": None if step is None else step.concurrent,
-        "efficiency": None
-        if step is None
-        else {
-            "prefill": step.efficiency.prefill,
-            "decode": step.efficiency.decode,
-            "training": step.efficiency.training,
-            "source": step.efficiency.source,
-        },
-    }
-
-
-def _phases_throughput(step: StepCost) -> dict[str, Any]:
-    named = {"prefill": step.prefill, "decode": step.decode, "training": step.training}
-    return {
-        name: {"seconds": phase.seconds, "limited_by": phase.limited_by, "flops": phase.flops, "bytes": phase.bytes}
-        for name, phase in named.items()
-    }
-
-
-def gpus_of(run: Run, given: int | None) -> int:
-    """How many GPUs a run used: what it says, else what the user does."""
-    count = run.settings.gpus or given
-    if count is None:
-        raise InputError(f"run '{run.name}': its GPUs are unknown; say --gpus: how many the runs used.")
-    return count
-
-
-def _allocation(run: Run) -> Allocation:
-    s = run.settings
-    if s.problems_per_batch is None or s.rollouts_per_problem is None:
-        raise InputError(
-            f"run '{run.name}': problems_per_batch and rollouts_per_problem are unknown; put them in run.json."
-        )
-    return Allocation(s.problems_per_batch, s.rollouts_per_problem, s.update_steps or 1)
-
-
 def _no_times(runs: Sequence[Run]) -> str:
+    """Which of the columns that timed intervals need the runs do not log."""
+    run = runs[0]
     others = f" (and {len(runs) - 1} more like it)" if len(runs) > 1 else ""
-    return f"run '{runs[0].name}'{others}: {lacking(runs[0])}; import logs with times, or give the throughput."
+    seconds = _column(run, "seconds")
+    lacking = "no two points have 'seconds' and 'rollouts'"
+    if seconds is None and not _phase_columns(run):
+        lacking = "it logs no 'seconds'"
+    elif (_batch_size(run) if seconds is None else _rollouts(run)) is None:
+        lacking = "it logs 'seconds' but no 'rollouts', and does not say its Bp and n"
+    return f"run '{run.name}'{others}: {lacking}; import logs with times, or give the throughput."
 
 
 def _median_interval(values_S: Array) -> tuple[float, float]:
-    """95% interval of the median over stretches."""
+    """95% interval of the median over timed intervals."""
     rng = np.random.default_rng(0)
     drawn_BS = values_S[rng.integers(0, len(values_S), size=(_REPLICATES, len(values_S)))]
     return percentiles(np.median(drawn_BS, axis=1))
-
-
-# Throughput by setting: measured where a (Bp, n) was timed, read off the timed ones by batch size where it was not.
-
-_DIFFER = 1.5
-"""Rates this many times apart say little about a setting that was not timed."""
 
 
 @dataclass(frozen=True)
@@ -346,21 +268,28 @@ class TimedSettings:
     by_setting: Mapping[tuple[int, int], Throughput]
 
     def at(self, problems_per_batch: int, rollouts_per_problem: int) -> Throughput:
-        """A setting's own throughput, or one read off the timed batches on straight lines in log batch and log rate.
+        """A setting's own throughput, else one interpolated between batch sizes, in log batch and log rate.
 
-        A batch larger than all has the rate of the largest: no faster one was seen. One smaller than all loses rate
-        along the slope from the smallest to the largest, between none and so much that its step takes as long. The
-        interval holds those of the batches on both sides; beyond them it reaches from as long a rollout as the nearest
-        batch's to as long a step.
+        A batch larger than all has the rate of the largest. One smaller than all loses rate along the slope from the
+        smallest to the largest, between none and so much that its step takes as long. The interval contains those of
+        the nearest batches; outside the timed range it goes from equal time per rollout to equal time per step.
         """
         own = self.by_setting.get((problems_per_batch, rollouts_per_problem))
         if own is not None:
             return own
+        logs: dict[int, list[float]] = {}
+        for (bp, n), timed in self.by_setting.items():
+            logs.setdefault(bp * n, []).append(float(np.log(timed.rollouts_per_gpu_second)))
+        batches_S = np.array(sorted(logs), dtype=np.float64)
+        rates_S = np.exp([np.mean(logs[b]) for b in sorted(logs)])
+        slope = 0.0
+        if len(batches_S) > 1:
+            steepness = np.log(rates_S[-1] / rates_S[0]) / np.log(batches_S[-1] / batches_S[0])
+            slope = float(np.clip(steepness, 0.0, 1.0))  # from equal time per rollout to equal time per step
         batch = problems_per_batch * rollouts_per_problem
-        batches_S, rates_S = self._by_batch()
         nearest = float(np.clip(batch, batches_S[0], batches_S[-1]))
         seen = float(np.exp(np.interp(np.log(nearest), np.log(batches_S), np.log(rates_S))))
-        rate = seen * (batch / nearest) ** _slope(batches_S, rates_S) if batch < nearest else seen
+        rate = seen * (batch / nearest) ** slope if batch < nearest else seen
         ends = [seen, rate, seen * batch / nearest]
         around = {batches_S[batches_S <= nearest].max(), batches_S[batches_S >= nearest].min()}
         for (bp, n), timed in self.by_setting.items():
@@ -369,7 +298,7 @@ class TimedSettings:
         return Throughput(rate, "measured", (min(ends), max(ends)))
 
     def doubt(self, problems_per_batch: int, rollouts_per_problem: int) -> str | None:
-        """What to know of a setting's throughput: that it was not timed, where those that were differ much."""
+        """A warning where a setting was not timed and those that were differ much."""
         if (problems_per_batch, rollouts_per_problem) in self.by_setting:
             return None
         order = sorted(self.by_setting, key=lambda setting: self.by_setting[setting].rollouts_per_gpu_second)
@@ -383,32 +312,55 @@ class TimedSettings:
             "those that were, by batch size; time a few steps of it"
         )
 
-    def _by_batch(self) -> tuple[Array, Array]:
-        """Batch sizes in order, and the rate of each: the geometric mean where several settings have it."""
-        logs: dict[int, list[float]] = {}
-        for (bp, n), timed in self.by_setting.items():
-            logs.setdefault(bp * n, []).append(float(np.log(timed.rollouts_per_gpu_second)))
-        batches = sorted(logs)
-        return np.array(batches, dtype=np.float64), np.exp([np.mean(logs[b]) for b in batches])
-
 
 def measure_settings(runs: Sequence[Run], *, gpus: int | None = None) -> TimedSettings | None:
-    """The throughput of each setting, from those of the runs that log times and say their Bp and n; None without any.
-
-    `gpus` are those of runs that do not say theirs.
-    """
+    """The throughput of each setting, from runs that log times, Bp and n; None without any."""
     grouped: dict[tuple[int, int], list[Run]] = {}
     for run in runs:
         bp, n = run.settings.problems_per_batch, run.settings.rollouts_per_problem
-        if bp and n and next(stretches(run), None) is not None:
+        if bp and n and has_times(run):
             grouped.setdefault((bp, n), []).append(run)
     if not grouped:
         return None
     return TimedSettings({setting: measure(group, gpus=gpus) for setting, group in sorted(grouped.items())})
 
 
-def _slope(batches_S: Array, rates_S: Array) -> float:
-    """By which power of the batch the rate grows, from 0 (as long a rollout) to 1 (as long a step)."""
-    if len(batches_S) < 2:
-        return 0.0
-    return float(np.clip(np.log(rates_S[-1] / rates_S[0]) / np.log(batches_S[-1] / batches_S[0]), 0.0, 1.0))
+def plan_cost(
+    *,
+    allocation: Allocation,
+    throughput: Throughput,
+    gpus: int,
+    response_tokens: float | None = None,
+    price_per_gpu_hour: float | None = None,
+    step: StepCost | None = None,
+) -> dict[str, Any]:
+    """The `cost` block of a plan, as JSON. With a `step` (model and GPU known) it says what bounds it."""
+    rate = throughput.rollouts_per_gpu_second * gpus
+    seconds, spread = allocation.compute / rate, throughput.interval
+    hours = seconds * gpus / 3600.0
+    tokens = response_tokens if response_tokens is not None else throughput.response_tokens
+    block: dict[str, Any] = {
+        "seconds": seconds,
+        "seconds_interval": None if spread is None else [allocation.compute / (r * gpus) for r in reversed(spread)],
+        "seconds_per_step": seconds / allocation.update_steps,
+        "gpus": gpus,
+        "gpu_hours": hours,
+        "money": None if price_per_gpu_hour is None else hours * price_per_gpu_hour,
+        "tokens": None if tokens is None else tokens * allocation.compute,
+        "rollouts_per_second": allocation.compute / seconds,
+        "source": throughput.source,
+    }
+    if step is None:
+        return block | dict.fromkeys(("bound", "phases", "gpu", "gpus_per_copy", "concurrent_responses", "efficiency"))
+    phases: dict[str, Phase] = {"prefill": step.prefill, "decode": step.decode, "training": step.training}
+    return block | {
+        "bound": step.bound,
+        "phases": {
+            name: {"seconds": phase.seconds, "limited_by": phase.limited_by, "flops": phase.flops, "bytes": phase.bytes}
+            for name, phase in phases.items()
+        },
+        "gpu": step.gpu.name,
+        "gpus_per_copy": step.gpus_per_copy,
+        "concurrent_responses": step.concurrent,
+        "efficiency": {name: getattr(step.efficiency, name) for name in ("prefill", "decode", "training", "source")},
+    }

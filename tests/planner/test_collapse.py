@@ -1,4 +1,4 @@
-"""Runs that fell for good: a plan expects what the best checkpoint has, and says how many runs did not hold it."""
+"""Runs that collapsed: a plan expects what the best checkpoint has, and says how many runs did not hold it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from isocompute.cli.plan_display import show
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
 from isocompute.law.store import write_law
+from isocompute.planner.collapse import Survival
 from isocompute.planner.decide import Plan, plan_to_json
-from isocompute.planner.stability import Steadiness
 
 ENDS = 1e6
 
@@ -59,8 +59,8 @@ def test_a_plan_says_how_many_runs_of_its_setting_fell_and_which_setting_held(
     assert plan.allocation.rollouts_per_problem == 8
     (said,) = [w.message for w in plan.warnings if w.code == "falls"]
     first = max(c for c in np.geomspace(4e3, ENDS, 40) if c <= 2e5)
-    assert said.startswith(f"2 of 3 runs of 32 × 8 fell for good, the first after {first / 1e3:.0f}k rollouts")
-    assert "32 × 32" in said and "held in all its 3 runs" in said
+    assert said.startswith(f"2 of 3 runs of 32 × 8 collapsed, the first after {first / 1e3:.0f}k rollouts")
+    assert "32 × 32" in said and "was stable in all its 3 runs" in said
     told = plan_to_json(plan)
     assert (told["falls"]["runs"], told["falls"]["fallen"]) == (3, 2)
     assert told["alternatives"][0]["falls"] == {
@@ -70,7 +70,7 @@ def test_a_plan_says_how_many_runs_of_its_setting_fell_and_which_setting_held(
         "interval": [0.0, pytest.approx(stats.beta(0.5, 3.5).ppf(0.9))],
     }
     show(plan)
-    assert "runs that fell" in (out := capsys.readouterr().out) and "2 of 3" in out
+    assert "collapsed runs" in (out := capsys.readouterr().out) and "2 of 3" in out
 
 
 def test_falls_are_counted_in_a_table_of_runs_too(tmp_path: Path) -> None:
@@ -105,14 +105,15 @@ def test_a_budget_that_ends_before_the_first_fall_is_not_warned_of(tmp_path: Pat
 def test_where_no_run_fell_the_table_does_not_speak_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(sweep([None, None, None]), 9e5, tmp_path)
     show(plan)
-    assert "fell" not in capsys.readouterr().out
+    assert "collapsed" not in capsys.readouterr().out
 
 
 def test_where_every_setting_fell_none_is_said_to_hold() -> None:
     curves = [run(n, seed, falls_at=3e5) for n in (8, 32) for seed in range(2)]
     plan = isocompute.plan(budget=9e5, law=fit_law(curves, metric="avg@4", replicates=100))
     (said,) = [w.message for w in plan.warnings if w.code == "falls"]
-    assert said.startswith("2 of 2 runs") and said.endswith("no setting within one error of it held in all its runs")
+    assert said.startswith("2 of 2 runs")
+    assert said.endswith("no setting within one error of it was stable in all its runs")
 
 
 def test_a_published_law_knows_no_runs() -> None:
@@ -122,15 +123,15 @@ def test_a_published_law_knows_no_runs() -> None:
 
 @pytest.mark.parametrize(("runs", "fallen"), [(3, 1), (12, 1), (16, 7)])
 def test_the_share_that_falls_has_jeffreys_interval(runs: int, fallen: int) -> None:
-    found = Steadiness((1e5,) * fallen, (1e6,) * (runs - fallen)).by(1e6)
-    assert found is not None and (found.runs, found.fallen) == (runs, fallen)
+    found = Survival((1e5,) * fallen, (1e6,) * (runs - fallen)).by(1e6)
+    assert found is not None and (found.runs, found.collapsed) == (runs, fallen)
     assert found.share == pytest.approx(fallen / runs)
     expected = stats.beta(fallen + 0.5, runs - fallen + 0.5).interval(0.8)
     assert found.interval() == pytest.approx(expected, rel=1e-9)
 
 
 def test_none_and_all_reach_to_the_end() -> None:
-    none, all_of_them = Steadiness((), (1e6,) * 4).by(1e6), Steadiness((1e5, 2e5, 2e5, 3e5), ()).by(1e6)
+    none, all_of_them = Survival((), (1e6,) * 4).by(1e6), Survival((1e5, 2e5, 2e5, 3e5), ()).by(1e6)
     assert none is not None and none.interval()[0] == 0.0
     assert all_of_them is not None and all_of_them.share == 1.0
     assert all_of_them.interval() == (pytest.approx(stats.beta(4.5, 0.5).ppf(0.1)), 1.0)
@@ -138,8 +139,8 @@ def test_none_and_all_reach_to_the_end() -> None:
 
 def test_runs_that_ended_before_a_compute_are_not_said_to_have_held_it() -> None:
     def told(fell: tuple[float, ...], held: tuple[float, ...], at: float) -> tuple[int, int, float | None] | None:
-        found = Steadiness(fell, held).by(at)
-        return None if found is None else (found.runs, found.fallen, found.first)
+        found = Survival(fell, held).by(at)
+        return None if found is None else (found.runs, found.collapsed, found.first)
 
     assert told((), (1e6, 1e6, 1e6), 1.05e6) == (3, 0, None)
     assert told((), (1e6, 1e6, 1e6), 4e6) is None
@@ -150,13 +151,13 @@ def test_runs_that_ended_before_a_compute_are_not_said_to_have_held_it() -> None
 
 def test_runs_count_as_long_as_they_were_watched() -> None:
     """Twelve seeds to 1M, of which one falls, and four to 2M, of which one falls late: by hand."""
-    found = Steadiness((7.6e5, 1.5e6), (1e6,) * 11 + (2e6,) * 3).by(2e6)
-    assert found is not None and (found.runs, found.fallen) == (16, 2)
+    found = Survival((7.6e5, 1.5e6), (1e6,) * 11 + (2e6,) * 3).by(2e6)
+    assert found is not None and (found.runs, found.collapsed) == (16, 2)
     holds = 15 / 16 * 3 / 4
     assert found.share == pytest.approx(1 - holds)
     assert found.effective == pytest.approx(3 / holds)
     assert str(found) == "2 of 16 (30%)"
-    lost = Steadiness((2e5, 5e5), (3e5, 3e5)).by(1e6)  # after 300k one run is left, and falls
+    lost = Survival((2e5, 5e5), (3e5, 3e5)).by(1e6)  # after 300k one run is left, and falls
     assert lost is not None and lost.share == 1.0 and lost.effective == pytest.approx(1 / (3 / 4))
 
 
@@ -166,7 +167,7 @@ def test_the_share_is_not_biased_by_runs_that_end_in_good_health() -> None:
     watched_R = np.where(np.arange(4000) % 4 == 0, 2e6, 1e6)
     falls_R = rng.exponential(2e6 / -np.log(1 - 0.36), 4000)
     fell, held = falls_R[falls_R < watched_R], watched_R[falls_R >= watched_R]
-    found = Steadiness(tuple(sorted(fell.tolist())), tuple(sorted(held.tolist()))).by(2e6)
+    found = Survival(tuple(sorted(fell.tolist())), tuple(sorted(held.tolist()))).by(2e6)
     assert found is not None and found.share == pytest.approx(0.36, abs=0.03)
     low, high = found.interval()
     assert low < found.share < high and 0.01 < high - low < 0.06
@@ -198,9 +199,9 @@ def test_the_cheapest_goes_by_the_share_not_by_the_counts() -> None:
     going = [run(32, seed, falls_at=(2e5, 7e5, None, None)[seed]) for seed in range(4)]
     plan = isocompute.plan(budget=9e5, law=fit_law(leading + ended + going, metric="avg@4", replicates=100))
     (other,) = plan.alternatives
-    assert other.ranked.ties and other.fallen is not None and plan.chosen.fallen is not None
-    assert (other.fallen.fallen, other.fallen.runs) == (2, 20)
-    assert other.fallen.share > plan.chosen.fallen.share == pytest.approx(0.3)
+    assert other.ranked.ties and other.collapses is not None and plan.chosen.collapses is not None
+    assert (other.collapses.collapsed, other.collapses.runs) == (2, 20)
+    assert other.collapses.share > plan.chosen.collapses.share == pytest.approx(0.3)
     assert plan.cheapest is plan.chosen
 
 

@@ -9,10 +9,9 @@ import isocompute
 from isocompute.core.allocation import Allocation
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
-from isocompute.planner.api import next_cells
 from isocompute.planner.extrapolation import Curves
-from isocompute.planner.law import load_law
-from isocompute.planner.next_runs import candidate_cells, common_targets, contenders, propose
+from isocompute.planner.law import planning_law
+from isocompute.planner.next_runs import candidate_cells, common_targets, likely_best, next_cells, propose
 
 
 def test_cells_go_to_the_same_rollouts_and_none_is_left_out_of_all_groups() -> None:
@@ -41,7 +40,7 @@ def test_a_run_that_was_last_evaluated_before_its_end_is_not_proposed_again(last
         Curve(f"n{n}", compute_C, 0.3 + 0.2 * (1 - np.exp(-compute_C / 5e4)) + 0.001 * n**0.5, 32, n, seed=0)
         for n in (8, 16, 32)
     ]
-    law = load_law(fit_law(curves, metric="m", replicates=50))
+    law = planning_law(fit_law(curves, metric="m", replicates=50))
     assert isinstance(law.model, Curves)
     targets = [Allocation(32, n, 1_000_000 // (32 * n)) for n in (8, 16, 32)]
     cells = candidate_cells(law.model, targets, per_unit=lambda _: 1.0)
@@ -57,17 +56,17 @@ def test_only_what_may_be_the_best_is_looked_at() -> None:
     values_AB = np.array([0.3, 0.48, 0.5, 0.5, 0.495])[:, None] + 0.02 * np.outer(at_A, tilt_B)
     best_A = np.bincount(values_AB.argmax(axis=0), minlength=5) / 400
     assert best_A[0] == 0.0 and (best_A[2:] > 0).all()
-    everything = propose(values_AB=values_AB, looks_EB=values_AB, cells=targets, count=1, noise=0.003)
+    everything = propose(values_AB=values_AB, observed_EB=values_AB, cells=targets, count=1, noise=0.003)
     assert everything[0].allocation.rollouts_per_problem == 4, "by the tilt alone"
-    kept = contenders(targets, targets, values_AB)
+    kept = likely_best(targets, targets, values_AB)
     assert [cell.rollouts_per_problem for cell in kept] == [
         n for n, chance in zip(rollouts, best_A, strict=True) if chance >= 0.1
     ]
     assert 4 not in [cell.rollouts_per_problem for cell in kept] and len(kept) >= 2
-    assert contenders(targets[:1], targets, values_AB) == targets[:1], "nothing else is left to look at"
+    assert likely_best(targets[:1], targets, values_AB) == targets[:1], "nothing else is left to look at"
 
 
-def test_a_plan_proposes_contenders_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_proposes_likely_best_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs to a sixteenth of the budget, n = 32 ahead: the ends of n would tell most of where they are heading."""
     compute_C = np.geomspace(2e3, 2.5e5, 24)
     curves = [
@@ -84,11 +83,12 @@ def test_a_plan_proposes_contenders_alone(monkeypatch: pytest.MonkeyPatch) -> No
         for n in (4, 8, 16, 32, 64, 128, 256)
         for seed in (0, 1)
     ]
-    plan = isocompute.plan(budget=4e6, law=load_law(fit_law(curves, metric="avg@4", replicates=200)), extrapolate=True)
+    law = fit_law(curves, metric="avg@4", replicates=200)
+    plan = isocompute.plan(budget=4e6, law=law, extrapolate=True)
     options = (plan.chosen, *plan.alternatives)
     chance = {o.allocation.rollouts_per_problem: o.ranked.probability_best for o in options}
     proposed = [p.allocation.rollouts_per_problem for p in next_cells(plan, 3)]
     assert proposed and all(chance[n] >= 0.1 for n in proposed)
-    monkeypatch.setattr("isocompute.planner.api.contenders", lambda cells, _targets, _values: cells)
+    monkeypatch.setattr("isocompute.planner.next_runs.likely_best", lambda cells, _targets, _values: cells)
     everything = [p.allocation.rollouts_per_problem for p in next_cells(plan, 3)]
     assert any(chance[n] < 0.1 for n in everything), "or this shows nothing"

@@ -11,8 +11,9 @@ import isocompute
 from isocompute.core.curve import Curve
 from isocompute.law.law import Law, fit_law
 from isocompute.planner import extrapolation as plan_curves
-from isocompute.planner.extrapolation import Curves, Drift, drift, going_on, held
-from isocompute.planner.law import load_law
+from isocompute.planner.extrapolation import Curves, NoiseShares, clip_keeping_mean, damped_trend, extrapolation_noise
+from isocompute.planner.law import planning_law
+from isocompute.planner.published import published
 from tests.planner.made_up import columns
 
 LAST = 5e5
@@ -21,9 +22,9 @@ SETTINGS = [(32, n) for n in (8, 16, 32, 64)]
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members that do not drift: those of laws that know their trends do so in another way than others."""
-    for name in ("KNOWN", "BLIND"):
-        monkeypatch.setattr(plan_curves, name, Drift(0.0, 0.0, 0.0, 0.0))
+    """Draws without extrapolation noise, which laws with a trend have in another way than others."""
+    for name in ("WITH_TREND", "WITHOUT_TREND"):
+        monkeypatch.setattr(plan_curves, name, NoiseShares(0.0, 0.0, 0.0, 0.0))
 
 
 def value(n: float, compute_C: np.ndarray, late: float) -> np.ndarray:
@@ -47,7 +48,7 @@ def law_of(late: float, *, known: bool = True) -> Law:
 
 
 def expected(law: Law, compute: float) -> np.ndarray:
-    return load_law(law).model.values(*columns(*[(bp, n, compute) for bp, n in SETTINGS]))
+    return planning_law(law).model.values(*columns(*[(bp, n, compute) for bp, n in SETTINGS]))
 
 
 def test_what_still_rises_is_expected_to_rise_further() -> None:
@@ -88,21 +89,21 @@ def test_the_choice_is_the_same_and_the_expectation_higher() -> None:
 
 def test_a_trend_goes_on_at_part_of_its_slope_and_is_never_held_against_a_setting() -> None:
     trend_S, doublings_A = np.array([0.03, 0.01]), np.array([1.0, 3.0])
-    more_A = going_on(trend_S=trend_S, growth_SA=np.array([[0.004, 0.006], [0.0, 0.0]]), doublings_A=doublings_A)
+    more_A = damped_trend(trend_S=trend_S, growth_SA=np.array([[0.004, 0.006], [0.0, 0.0]]), doublings_A=doublings_A)
     assert more_A == pytest.approx([0.012, 0.039])  # .7 of .02 for each doubling, less what was expected anyway
-    assert (going_on(trend_S=-trend_S, growth_SA=np.zeros((2, 2)), doublings_A=doublings_A) == 0.0).all()
+    assert (damped_trend(trend_S=-trend_S, growth_SA=np.zeros((2, 2)), doublings_A=doublings_A) == 0.0).all()
 
 
 def test_a_setting_that_has_hardly_begun_does_not_speak_for_the_others() -> None:
     """Its form expects .5 of it, its trend says as little."""
     growth_SA = np.array([[0.0], [0.0], [0.0], [0.5]])
-    more_A = going_on(trend_S=np.array([0.02, 0.02, 0.02, 0.001]), growth_SA=growth_SA, doublings_A=np.array([2.0]))
+    more_A = damped_trend(trend_S=np.array([0.02, 0.02, 0.02, 0.001]), growth_SA=growth_SA, doublings_A=np.array([2.0]))
     assert more_A == pytest.approx([0.028])
 
 
 def test_a_trend_does_not_go_on_for_ever() -> None:
     far_A = np.array([4.0, 10.0, 20.0])
-    more_A = going_on(trend_S=np.array([0.05]), growth_SA=np.zeros((1, 3)), doublings_A=far_A)
+    more_A = damped_trend(trend_S=np.array([0.05]), growth_SA=np.zeros((1, 3)), doublings_A=far_A)
     assert more_A == pytest.approx([0.14, 0.14, 0.14])
 
 
@@ -143,7 +144,7 @@ def test_settings_that_end_apart_gain_the_same_at_one_compute() -> None:
 
 
 def test_published_curves_have_no_points_and_no_trend() -> None:
-    law = load_law("isocompute/bp32-easy", replicates=100)
+    law = published("isocompute/bp32-easy", replicates=100)
     assert isinstance(law.model, Curves) and all(fit.trend is None for fit in law.model.fits)
     assert np.isfinite(law.model.values(*columns((32, 512, 2 * law.last)))).all()
 
@@ -155,29 +156,29 @@ def test_laws_that_know_where_they_were_heading_are_surer_of_the_level_and_less_
     assert (known_AB[0] - known_AB[-1]).std() > 1.2 * (blind_AB[0] - blind_AB[-1]).std()
 
 
-def test_drift_is_shared_tilted_and_own_by_its_shares() -> None:
+def test_noise_is_shared_tilted_and_own_by_its_shares() -> None:
     """Standard deviations for the first and last of the settings along n, three doublings out, of a rise of .2."""
     bp_A, n_A = columns(*[(bp, n, 1.0) for bp, n in SETTINGS])[:2]
 
-    def spread(shares: Drift, doublings: float = 3.0) -> np.ndarray:
-        out_AB = drift(
+    def spread(shares: NoiseShares, doublings: float = 3.0) -> np.ndarray:
+        out_AB = extrapolation_noise(
             settings=SETTINGS,
             problems_A=bp_A,
             rollouts_A=n_A,
             doublings_A=np.full(len(SETTINGS), doublings),
             rise=0.2,
             shares=shares,
-            members=20_000,
+            draws=20_000,
             seed=0,
         )
         assert np.abs(out_AB.mean(axis=1)).max() < 1e-12
         return np.array([out_AB[0].std(), (out_AB[0] - out_AB[-1]).std(), (out_AB[1] - out_AB[2]).std()])
 
-    assert spread(Drift(0.05, 0.0, 0.0, 0.0)) == pytest.approx([0.03, 0.0, 0.0], abs=5e-4)
-    assert spread(Drift(0.0, 0.05, 0.0, 0.0)) == pytest.approx([0.03, 0.06, 0.02], abs=1e-3)
-    assert spread(Drift(0.0, 0.0, 0.05, 0.0)) == pytest.approx([0.0, 0.0, 0.0], abs=1e-12), "one Bp"
-    assert spread(Drift(0.0, 0.0, 0.0, 0.05)) == pytest.approx([0.03, 0.0424, 0.0424], abs=1e-3)
-    assert spread(Drift(0.05, 0.05, 0.05, 0.05), doublings=0.0) == pytest.approx([0.0, 0.0, 0.0])
+    assert spread(NoiseShares(0.05, 0.0, 0.0, 0.0)) == pytest.approx([0.03, 0.0, 0.0], abs=5e-4)
+    assert spread(NoiseShares(0.0, 0.05, 0.0, 0.0)) == pytest.approx([0.03, 0.06, 0.02], abs=1e-3)
+    assert spread(NoiseShares(0.0, 0.0, 0.05, 0.0)) == pytest.approx([0.0, 0.0, 0.0], abs=1e-12), "one Bp"
+    assert spread(NoiseShares(0.0, 0.0, 0.0, 0.05)) == pytest.approx([0.03, 0.0424, 0.0424], abs=1e-3)
+    assert spread(NoiseShares(0.05, 0.05, 0.05, 0.05), doublings=0.0) == pytest.approx([0.0, 0.0, 0.0])
 
 
 def levelled(off: dict[int, float], ends: dict[int, float] | None = None) -> list[Curve]:
@@ -209,14 +210,14 @@ def test_a_pilot_does_not_win_by_what_is_not_known_of_it(n: int, end: float) -> 
 
 def test_what_is_held_to_bounds_keeps_its_mean() -> None:
     values_AB = np.random.default_rng(9).normal([[0.5], [0.99], [0.02], [1.2], [-0.3]], 0.05, (5, 4000))
-    out_AB = held(values_AB, 0.0, 1.0)
+    out_AB = clip_keeping_mean(values_AB, 0.0, 1.0)
     assert out_AB.min() >= 0.0 and out_AB.max() <= 1.0
     assert out_AB[:3].mean(axis=1) == pytest.approx(values_AB[:3].mean(axis=1), abs=1e-6)
     assert np.array_equal(out_AB[3:], np.clip(values_AB[3:], 0.0, 1.0)), "a mean that is outside cannot be kept"
     assert np.array_equal(out_AB[0], values_AB[0]), "nothing was outside"
     order = np.argsort(values_AB[1])
     assert (np.diff(out_AB[1][order]) >= 0.0).all(), "members stay in their order"
-    above = held(values_AB, -np.inf, 1.0)
+    above = clip_keeping_mean(values_AB, -np.inf, 1.0)
     assert above[1].mean() == pytest.approx(values_AB[1].mean(), abs=1e-6) and np.array_equal(above[4], values_AB[4])
 
 
