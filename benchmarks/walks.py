@@ -4,8 +4,8 @@
 
 `plan`: four veRL consoles (n = 8 … 64) become a plan: `isocompute plan --budget 4e5 --law logs/`. `step`: a study of one
 cell and one update of the built-in model, from `study.toml` to `points.jsonl`, the worker process included. A module
-runs code when one of its functions is called; executing its top level on import does not count. docs/architecture.md
-shows both lists.
+runs code when one of its functions is called after it was imported; what importing it executes does not count.
+docs/architecture.md shows both lists.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from pathlib import Path
 TRACER = '''
 import os, sys, threading
 root, out, met = os.environ["WALK_ROOT"], os.environ["WALK_OUT"], set()
+def importing(frame):
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
+            return True
+        frame = frame.f_back
+    return False
 def profile(frame, event, _):
     code = frame.f_code
-    if event != "call" or not code.co_filename.startswith(root) or code in met:
+    if event != "call" or not code.co_filename.startswith(root) or code in met or importing(frame):
         return
     met.add(code)
-    above = frame.f_back
-    on_import = code.co_name.startswith("<") and above is not None and above.f_code.co_name == "<module>"
-    if code.co_name == "<module>" or not code.co_flags & 1 or on_import:  # class bodies are not optimised
-        return
     with open(f"{out}/{os.getpid()}", "a") as file:
         file.write(f"{code.co_filename[len(root) + 1:]}\\t{code.co_qualname}\\n")
 sys.setprofile(profile)
@@ -36,24 +38,13 @@ threading.setprofile(profile)
 '''
 CONFIG = "{{'data': {{'train_batch_size': 32}}, 'actor_rollout_ref': {{'rollout': {{'n': {n}}}}}}}"
 STUDY = """
-[grid]
-problems_per_batch = [4]
-rollouts_per_problem = [4]
-compute = 16
-seeds = 1
-
-[problems]
-source = "chain"
-size = 16
-validation = 8
-
-[evaluation]
-points = 2
-samples = 4
-
-[engine]
-kind = "lm"
-device = "cpu"
+engine = "lm"
+seeds = [0]
+engine_options = {device = "cpu"}
+problems = {set = "easy", source = "chain:easy", size = 16, validation = 8}
+grid = {problems_per_batch = [4], rollouts_per_problem = [4]}
+budget = {rollouts = 16}
+evaluation = {points = 2, samples = 4}
 """
 
 

@@ -1,13 +1,34 @@
-"""Allocations of sampling compute: C = Bp · n · M (IsoCompute eq. 1), and the grid of a sweep."""
+"""How compute is spent, C = Bp · n · M (IsoCompute eq. 1): an allocation, the grid of a sweep, the cells of a study."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
 
-from isocompute.core.errors import InputError
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-__all__ = ["Allocation", "Spending", "grid"]
+from isocompute.core.arrays import Ints
+from isocompute.core.errors import InputError, first_wrong
+from isocompute.core.recipe import Recipe, sampled_per_problem
+
+__all__ = [
+    "SPEED_ONLY",
+    "Allocation",
+    "Cell",
+    "Control",
+    "Engine",
+    "Evaluation",
+    "Measures",
+    "MeasuringEngine",
+    "Spending",
+    "all_retired",
+    "evaluation_steps",
+    "grid",
+    "metric_names",
+]
 
 
 class Spending:
@@ -68,3 +89,119 @@ def grid(
             f"{short[0].rollouts_per_problem} = {short[0].batch_size}; raise the budget or set max_batch."
         )
     return out
+
+
+SPEED_ONLY = ("micro_batch", "sample_batch", "threads", "fast", "together")
+"""Engine options that change speed and memory alone: a run that ran out of memory resumes with others.
+
+`fast` and `together` are options of 0.1, which stored studies have."""
+
+
+@dataclass(frozen=True)
+class Cell(Spending):
+    """One run of a study as plain data: the allocation, and the tables of the study's spec that apply to it."""
+
+    name: str
+    """Folder of the run inside the study, such as `easy/32x8-s0`."""
+    problems_per_batch: int
+    rollouts_per_problem: int
+    update_steps: int
+    seed: int
+    problems: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rollouts_per_update(self) -> int:
+        """Rollouts that an update samples: Bp · n; with a decoupled baseline, all that estimate it."""
+        n = sampled_per_problem(self.recipe, rollouts_per_problem=self.rollouts_per_problem)
+        return self.problems_per_batch * n
+
+    @property
+    def compute(self) -> int:
+        """C, in rollouts: all that are sampled."""
+        return self.rollouts_per_update * self.update_steps
+
+
+class Control(Protocol):
+    """How a running cell talks to its runner."""
+
+    def stopping(self) -> bool:
+        """Whether the cell should write a checkpoint and return."""
+        ...
+
+    def advanced(self, rollouts: int) -> None:
+        """Report that this many more rollouts are done."""
+        ...
+
+
+class Engine(Protocol):
+    """Makes the run of a cell. Engines are stateless: all state is in the cell's folder."""
+
+    def check(self, cell: Cell) -> None:
+        """Raise `InputError` for a cell this engine cannot run, before anything is started."""
+        ...
+
+    def run(self, cell: Cell, folder: Path, control: Control) -> bool:
+        """Run the cell, from its checkpoint where there is one; False if it was asked to stop before the end."""
+        ...
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What the points of a cell will hold."""
+
+    metrics: frozenset[str]
+    units: frozenset[str]
+    """Units of compute in which the points can be counted."""
+
+
+@runtime_checkable
+class MeasuringEngine(Engine, Protocol):
+    """An engine that knows what a cell's points will hold before it has run."""
+
+    def measures(self, cell: Cell) -> Measures:
+        """Every metric and unit of the points."""
+        ...
+
+
+class Evaluation(BaseModel):
+    """The `[evaluation]` table."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    points: int = Field(default=40, ge=2, description="evaluations, log-spaced in compute")
+    samples: int = Field(default=16, ge=1, description="samples a problem")
+    k: list[int] = Field(default=[4], min_length=1, description="k of avg@k, best@k and worst@k")
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        """From a table; errors name the field."""
+        try:
+            out = cls(**table)
+        except ValidationError as error:
+            where, why = first_wrong(error, fields=cls.model_fields)
+            raise InputError(f"evaluation.{where}: {why}.") from error
+        if max(out.k) > out.samples or min(out.k) < 1:
+            raise InputError(f"evaluation.k: {out.k} must lie between 1 and samples = {out.samples}.")
+        return out
+
+
+def evaluation_steps(update_steps: int, points: int) -> Ints:
+    """Update steps to evaluate at: 0, then log-spaced up to the last."""
+    return np.unique(np.concatenate([[0], np.geomspace(1, update_steps, points).round()]).astype(np.int64))
+
+
+def metric_names(ks: Iterable[int], prefixes: Iterable[str]) -> set[str]:
+    """avg@k, best@k and worst@k of some problem sets, with their errors."""
+    plain = [f"{prefix}{name}@{k}" for prefix in prefixes for name in ("avg", "best", "worst") for k in ks]
+    return {*plain, *(f"{name}/error" for name in plain)}
+
+
+def all_retired(step: int, update_steps: int, recipe: Recipe) -> str:
+    """Why a run ended before its last update."""
+    return (
+        f"every problem is retired after {step} of {update_steps} updates: all have reached a pass rate of "
+        f"{recipe.no_positive_resampling}"
+    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.evaluation import EvaluationSpec

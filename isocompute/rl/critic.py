@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from isocompute.core.recipe import Recipe
-from isocompute.rl.advantages import gae
-from isocompute.rl.losses import token_weights, value_loss
+from isocompute.rl.losses import gae, token_weights, value_loss
 from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.optimizer import Optimizer
 from isocompute.rl.rollout.rollouts import Rollouts
-from isocompute.rl.scoring import micro_batches, response_hidden
+from isocompute.rl.update import Optimizer, micro_batches, response_hidden
 
 __all__ = ["Critic", "Judgement", "judge", "update_critic"]
 

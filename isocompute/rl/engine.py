@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from isocompute.core.cell import Cell, Control, Measures, all_retired, metric_names
+from isocompute.core.allocation import Cell, Control, Measures, all_retired, metric_names
 from isocompute.core.errors import InputError
 from isocompute.core.recorder import Recorder
 from isocompute.core.run import RunSettings

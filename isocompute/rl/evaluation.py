@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from isocompute.core.allocation import Evaluation
 from isocompute.core.arrays import Ints
-from isocompute.core.cell import Evaluation
 from isocompute.core.metrics import avg_at_k, best_at_k, mean_with_error, worst_at_k
 from isocompute.rl.model.checkpoint import load_model
 from isocompute.rl.model.decoder import Decoder

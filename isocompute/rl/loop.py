@@ -17,24 +17,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from isocompute.core.cell import Cell, Control, evaluation_steps
+from isocompute.core.allocation import Cell, Control, evaluation_steps
 from isocompute.core.recipe import Recipe, learning_rate
 from isocompute.core.recorder import Recorder
-from isocompute.rl.advantages import decoupled_advantages, mixed_groups
 from isocompute.rl.critic import Critic, judge, update_critic
 from isocompute.rl.evaluation import EvaluationSpec, measure
 from isocompute.rl.lengths import interruption_of
-from isocompute.rl.losses import kl_to_base
+from isocompute.rl.losses import decoupled_advantages, kl_to_base, mixed_groups
 from isocompute.rl.model.checkpoint import Model
-from isocompute.rl.optimizer import Optimizer
 from isocompute.rl.rollout.eager import SamplingSettings
 from isocompute.rl.rollout.pipeline import Pipeline
 from isocompute.rl.rollout.rollouts import Groups, Rollouts
 from isocompute.rl.rollout.source import RolloutSource, Sampler
-from isocompute.rl.scoring import score_all
 from isocompute.rl.setup import Sizes
 from isocompute.rl.tasks import Tasks
-from isocompute.rl.update import Batch, UpdateStats, make_batch, refuse_collapse, refuse_unsound, update
+from isocompute.rl.update import (
+    Batch,
+    Optimizer,
+    UpdateStats,
+    make_batch,
+    refuse_collapse,
+    refuse_unsound,
+    score_all,
+    update,
+)
 
 __all__ = ["MEANS", "METRICS", "Training"]
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.recipe import Recipe, make_recipe
 from isocompute.rl.model.checkpoint import TINY, Model, load_model, model_folder, recipe_defaults

@@ -1,4 +1,4 @@
-"""From a batch of rollouts to new weights: what the batch holds constant, its objective, and the step itself.
+"""From a batch of rollouts to new weights: log-probs under the policy, the objective, AdamW on FP32 masters.
 
 The loss is a weighted sum over tokens whose weights are fixed for the whole batch (`losses.token_weights`), so any cut
 into micro-batches gives the same gradient.
@@ -7,30 +7,176 @@ into micro-batches gives the same gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isocompute.core.recipe import Recipe
 from isocompute.rl import losses
-from isocompute.rl.advantages import group_advantages, mixed_groups
-from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.optimizer import Optimizer
+from isocompute.rl.losses import entropy, group_advantages, mixed_groups
+from isocompute.rl.model.decoder import Decoder, head_logits
 from isocompute.rl.rollout.rollouts import Rollouts
-from isocompute.rl.scoring import micro_batches, score, score_all
 
 __all__ = [
     "Batch",
     "DivergedError",
+    "Optimizer",
     "UpdateStats",
+    "head_scores",
     "make_batch",
+    "micro_batches",
     "objective",
     "refuse_collapse",
     "refuse_unsound",
+    "response_hidden",
+    "score",
+    "score_all",
     "update",
 ]
+
+
+def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
+    """Hidden states from which the response's tokens are predicted, one row a token, in the mask's order.
+
+    Prompts and responses are moved together to the left, so that attention is plainly causal and no token sees padding.
+    """
+    prompts_BT, prompt_B, responses_BT = rollouts.prompts_BT, rollouts.prompt_lengths_B, rollouts.responses_BT
+    width, new = prompts_BT.shape[1], responses_BT.shape[1]
+    both_BT = torch.cat([prompts_BT, responses_BT], dim=1)
+    at_BT = torch.arange(width + new - 1, device=both_BT.device)[None] + (width - prompt_B)[:, None]
+    hidden_BTD = decoder(both_BT.gather(1, at_BT.clamp(max=width + new - 1)))
+    rows_S, steps_S = rollouts.mask_BT.nonzero(as_tuple=True)
+    out_SD: Tensor = hidden_BTD[rows_S, prompt_B[rows_S] - 1 + steps_S]
+    return out_SD
+
+
+def score(
+    decoder: Decoder, rollouts: Rollouts, *, temperature: float = 1.0, fp32_head: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of the sampled tokens and entropies of their distributions; zero where the policy chose nothing.
+
+    The temperature is the sampler's, so that both sides speak of the distribution the tokens were drawn from.
+    """
+    mask_BT = rollouts.mask_BT
+    both_S = head_scores(
+        response_hidden(decoder, rollouts),
+        decoder.lm_head.weight,
+        rollouts.responses_BT[mask_BT],
+        temperature,
+        fp32_head,
+    )
+    zeros_BT = torch.zeros(mask_BT.shape, dtype=both_S[0].dtype, device=mask_BT.device)
+    logprobs_BT, entropies_BT = (zeros_BT.masked_scatter(mask_BT, x_S) for x_S in both_S)
+    if rollouts.forced_BT is None:
+        return logprobs_BT, entropies_BT
+    return logprobs_BT * ~rollouts.forced_BT, entropies_BT * ~rollouts.forced_BT
+
+
+@torch.no_grad()
+def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int) -> Tensor:
+    """Log-probs of a whole batch, without gradient."""
+    out_BT = torch.zeros_like(rollouts.logprobs_BT)
+    for rows in micro_batches(rollouts, micro_batch):
+        part = rollouts.take(rows)
+        logprobs_BT, _ = score(decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
+        out_BT[rows, : logprobs_BT.shape[1]] = logprobs_BT
+    return out_BT
+
+
+def head_scores(
+    hidden_SD: Tensor, weight_VD: Tensor, tokens_S: Tensor, temperature: float, fp32_head: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of tokens and entropies from hidden states."""
+    logits_SV = head_logits(hidden_SD, weight_VD, fp32=fp32_head)
+    if temperature != 1.0:
+        logits_SV = logits_SV / temperature
+    logprobs_SV = torch.log_softmax(logits_SV, dim=-1)
+    return logprobs_SV.gather(-1, tokens_S[..., None])[..., 0], entropy(logprobs_SV)
+
+
+def micro_batches(rollouts: Rollouts, size: int) -> Iterator[Tensor]:
+    """Rows in groups of `size` and of like length, so that little is padded."""
+    lengths_B = rollouts.prompt_lengths_B + rollouts.lengths_B
+    yield from torch.split(torch.argsort(lengths_B, stable=True), size)
+
+
+class Optimizer:
+    """Collects gradients of micro-batches, clips, steps."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], recipe: Recipe) -> None:
+        self.parameters = list(parameters)
+        self.grad_clip = recipe.grad_clip
+        self.masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters]
+        pairs = zip(self.parameters, self.masters, strict=True)
+        self._cast = [(p, m) for p, m in pairs if p is not m]
+        self.rate = torch.tensor(recipe.learning_rate, device=self.parameters[0].device)
+        self.inner: torch.optim.Optimizer
+        if recipe.optimizer == "sgd":
+            self.inner = torch.optim.SGD(self.masters, lr=self.rate, fused=True)
+        else:
+            self.inner = torch.optim.AdamW(
+                self.masters,
+                lr=self.rate,
+                betas=(recipe.beta1, recipe.beta2),
+                eps=recipe.epsilon,
+                weight_decay=recipe.weight_decay,
+                fused=True,
+            )
+
+    def collect(self) -> None:
+        """Add the gradients of a micro-batch to the masters'; those of FP32 parameters add up by themselves."""
+        for parameter, master in self._cast:
+            if parameter.grad is not None:
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        """One step at the learning rate in `rate`; returns the gradient's norm before clipping. A norm that is not
+        finite changes nothing: the weights stay good.
+        """
+        norm = torch.nn.utils.get_total_norm([m.grad for m in self.masters if m.grad is not None])
+        if self.grad_clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.masters, self.grad_clip, norm)
+        # The fused optimisers skip the step where this is not 0, as they do for a gradient scaler.
+        self.inner.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]  # torch declares it late
+        self.inner.grad_scale = None  # type: ignore[attr-defined]  # likewise
+        self.inner.step()
+        if self._cast:
+            torch._foreach_copy_([p for p, _ in self._cast], [m for _, m in self._cast])
+        self.inner.zero_grad(set_to_none=True)
+        return norm
+
+    def state(self, prefix: str) -> dict[str, np.ndarray]:
+        """Weights and moments for a checkpoint."""
+        out: dict[str, np.ndarray] = {}
+        for i, master in enumerate(self.masters):
+            out[f"{prefix}{i}"] = _array(master)
+            for name, value in self.inner.state[master].items():
+                out[f"{prefix}{i}.{name}"] = _array(value)
+        return out
+
+    @torch.no_grad()
+    def restore(self, arrays: Mapping[str, np.ndarray], prefix: str) -> None:
+        """Go on from a checkpoint."""
+        for i, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
+            master.copy_(torch.from_numpy(arrays[f"{prefix}{i}"]))
+            if parameter is not master:
+                parameter.copy_(master)
+            start = f"{prefix}{i}."
+            here = self.inner.state[master]
+            for name in (key.removeprefix(start) for key in arrays if key.startswith(start)):
+                value = torch.from_numpy(arrays[start + name].copy()).to(master.device)
+                here[name] = value
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy().copy()
 
 
 class DivergedError(Exception):

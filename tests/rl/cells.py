@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.loop import Training

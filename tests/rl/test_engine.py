@@ -15,10 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config
 
 from isocompute import sweep as study
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
-from isocompute.core.lock import RUNNING, LostError, Owner, this_process
-from isocompute.core.recorder import CHECKPOINT, Recorder
+from isocompute.core.recorder import CHECKPOINT, RUNNING, LostError, Owner, Recorder, this_process
 from isocompute.data import RunSettings, load
 from isocompute.rl import loop as training_module
 from isocompute.rl.engine import LmEngine
@@ -81,7 +80,7 @@ def test_poisoned_weights_end_the_run_with_the_base(
 
 
 def test_the_evaluation_that_shows_a_collapse_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("isocompute.rl.update._FOREIGN", 1e-12)  # the first update is far from the base
+    monkeypatch.setattr("isocompute.rl.update._COLLAPSE", 1e-12)  # the first update is far from the base
     folder = run(make_cell(update_steps=8, evaluation={"points": 4}), tmp_path)
     summary, kept = json.loads((folder / "finished.json").read_text()), points(folder)
     assert summary["diverged"].startswith("diverged at update 1: the policy has collapsed (KL to the base")

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, make_recipe
-from isocompute.rl.advantages import mixed_groups
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.lengths import Interruption, length_penalty, penalty_window, plan_interruption
+from isocompute.rl.losses import mixed_groups
 from isocompute.rl.model.checkpoint import model_folder
 from isocompute.rl.rollout.eager import SamplingSettings, sample
 from isocompute.rl.rollout.pipeline import Pipeline

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isocompute.core.errors import InputError
 from isocompute.rl import losses
-from isocompute.rl.advantages import decoupled_advantages, gae, group_advantages, mixed_groups
+from isocompute.rl.losses import decoupled_advantages, gae, group_advantages, mixed_groups
 
 B, T, N = 6, 5, 3
 

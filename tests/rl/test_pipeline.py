@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isocompute.core.cell import evaluation_steps
+from isocompute.core.allocation import evaluation_steps
 from isocompute.core.errors import InputError
 from isocompute.rl import loop as training_module
 from isocompute.rl.engine import LmEngine

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from isocompute.core.recipe import make_recipe
 from isocompute.rl.model.checkpoint import load_decoder
-from isocompute.rl.optimizer import Optimizer
 from isocompute.rl.rollout.rollouts import Rollouts, left_padded
-from isocompute.rl.update import make_batch, score_all, update
+from isocompute.rl.update import Optimizer, make_batch, score_all, update
 from tests.rl.models import reference
 
 PROMPTS = [[5, 9, 2], [7, 17, 33, 80, 4, 6, 21], [50, 51]]

@@ -19,11 +19,9 @@ from isocompute.core.recipe import RECIPES, Recipe, make_recipe
 from isocompute.rl.critic import Critic, judge, update_critic
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.optimizer import Optimizer
 from isocompute.rl.rollout.eager import SamplingSettings, sample
 from isocompute.rl.rollout.rollouts import Rollouts
-from isocompute.rl.scoring import score, score_all
-from isocompute.rl.update import Batch, DivergedError, make_batch, objective, update
+from isocompute.rl.update import Batch, DivergedError, Optimizer, make_batch, objective, score, score_all, update
 from tests.rl.models import reference
 
 PROMPTS = [[5, 9, 2], [7, 1, 33, 80, 4, 6, 21], [50], [3, 3]]

@@ -26,7 +26,16 @@ from isocompute.rl.model.decoder import Decoder
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["RECIPE_FILE", "TINY", "Model", "load_decoder", "load_model", "model_folder", "recipe_defaults", "save_decoder"]
+__all__ = [
+    "RECIPE_FILE",
+    "TINY",
+    "Model",
+    "load_decoder",
+    "load_model",
+    "model_folder",
+    "recipe_defaults",
+    "save_decoder",
+]
 
 
 _INDEX = "model.safetensors.index.json"

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isocompute.rl.advantages import mixed_groups
+from isocompute.rl.losses import mixed_groups
 from isocompute.rl.rollout.pool import Pool, Records
 from isocompute.rl.rollout.rollouts import Groups, Rollouts
 from isocompute.rl.rollout.source import MAX_REFILLS, RolloutSource

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from isocompute.core.allocation import Cell
 from isocompute.core.arrays import Ints
-from isocompute.core.cell import Cell
 from isocompute.core.recipe import Recipe
 from isocompute.problems.problem_set import ProblemSampler
-from isocompute.rl.advantages import mixed_groups
 from isocompute.rl.lengths import length_penalty, penalty_window
+from isocompute.rl.losses import mixed_groups
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.eager import SamplingSettings, sample
 from isocompute.rl.rollout.rollouts import Groups, Rollouts
