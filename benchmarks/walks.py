@@ -17,12 +17,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-TRACER = '''
+TRACER = """
 import os, sys, threading
 root, out, met = os.environ["WALK_ROOT"], os.environ["WALK_OUT"], set()
 def importing(frame):
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
+        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] not in ("__main__", "__mp_main__"):
             return True
         frame = frame.f_back
     return False
@@ -35,7 +35,8 @@ def profile(frame, event, _):
         file.write(f"{code.co_filename[len(root) + 1:]}\\t{code.co_qualname}\\n")
 sys.setprofile(profile)
 threading.setprofile(profile)
-'''
+"""
+ENTRY = "import sys; sys.argv[0] = 'isocompute'; from isocompute.cli.main import main; main()"
 CONFIG = "{{'data': {{'train_batch_size': 32}}, 'actor_rollout_ref': {{'rollout': {{'n': {n}}}}}}}"
 STUDY = """
 engine = "lm"
@@ -72,7 +73,7 @@ def walk(arguments: list[str], folder: Path) -> list[tuple[str, int]]:
     path = os.pathsep.join([str(tracer), os.environ.get("PYTHONPATH", "")])
     env = os.environ | {"PYTHONPATH": path, "WALK_ROOT": str(package), "WALK_OUT": str(out)}
     done = subprocess.run(
-        [sys.executable, "-m", "isocompute", *arguments], env=env, cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, "-c", ENTRY, *arguments], env=env, cwd=folder, capture_output=True, text=True, check=False
     )
     if done.returncode:
         sys.exit(f"isocompute {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")

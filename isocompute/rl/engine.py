@@ -16,7 +16,7 @@ from isocompute.core.errors import InputError
 from isocompute.core.recorder import Recorder
 from isocompute.core.run import RunSettings
 from isocompute.rl.evaluation import EvaluationSpec
-from isocompute.rl.lengths import interruption_of, penalty_window
+from isocompute.rl.lengths import make_interruption, penalty_window
 from isocompute.rl.loop import METRICS, Training
 from isocompute.rl.model.checkpoint import model_folder, save_decoder, stop_tokens
 from isocompute.rl.model.config import DecoderConfig
@@ -61,7 +61,8 @@ class LmEngine:
                 "recipe.top_p: below 1 the sampler draws from a nucleus that the trainer does not know, and importance "
                 "weights against it would be wrong; use top_p = 1, or ratio_anchor = 'trainer' without tis_cap."
             )
-        interruption_of(recipe, default_phrase=tasks.phrase, budget=budget, folder=folder, stop_tokens=stops)
+        if recipe.length_control == "interrupt":
+            make_interruption(recipe, default_phrase=tasks.phrase, budget=budget, folder=folder, stop_tokens=stops)
         if recipe.length_control == "penalty":
             penalty_window(recipe, budget=budget)
         if engine.slots is not None and not recipe.pipeline_steps:

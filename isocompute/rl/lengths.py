@@ -22,8 +22,8 @@ from isocompute.rl.model.checkpoint import check_vocabulary, read_tokenizer
 __all__ = [
     "Interruption",
     "budget_beyond",
-    "interruption_of",
     "length_penalty",
+    "make_interruption",
     "penalty_window",
     "phrase_tokens",
     "plan_interruption",
@@ -138,12 +138,10 @@ def length_penalty(rewards: Tensor, lengths: Tensor, *, longest: int, tolerance:
     return torch.where(rewards > 0.5, rewards + 0.5 * penalty, rewards)
 
 
-def interruption_of(
+def make_interruption(
     recipe: Recipe, *, default_phrase: str, budget: int, folder: Path, stop_tokens: Sequence[int]
-) -> Interruption | None:
-    """The recipe's interruption in a model's own tokens; None where the recipe does not interrupt."""
-    if recipe.length_control != "interrupt":
-        return None
+) -> Interruption:
+    """The recipe's interruption in a model's own tokens."""
     phrase = recipe.interrupt_phrase or default_phrase
     if not phrase.strip():
         raise InputError("recipe.interrupt_phrase: it is empty; name a phrase that ends thinking.")

@@ -22,7 +22,7 @@ from isocompute.core.recipe import Recipe, learning_rate
 from isocompute.core.recorder import Recorder
 from isocompute.rl.critic import Critic, judge, update_critic
 from isocompute.rl.evaluation import EvaluationSpec, measure
-from isocompute.rl.lengths import interruption_of
+from isocompute.rl.lengths import make_interruption
 from isocompute.rl.losses import decoupled_advantages, kl_to_base, mixed_groups
 from isocompute.rl.model.checkpoint import Model
 from isocompute.rl.rollout.eager import SamplingSettings
@@ -84,13 +84,12 @@ class Training:
         self.optimizer = Optimizer(list(self.decoder.parameters()), recipe)
         self.critic = Critic(self.decoder) if recipe.advantage == "gae" else None
         self.critic_optimizer = None if self.critic is None else Optimizer(self.critic.trained(), recipe)
-        self.interruption = interruption_of(
-            recipe,
-            default_phrase=tasks.phrase,
-            budget=tasks.max_new_tokens,
-            folder=model.folder,
-            stop_tokens=model.stop_tokens,
-        )
+        self.interruption = None
+        if recipe.length_control == "interrupt":
+            phrase, budget = tasks.phrase, tasks.max_new_tokens
+            self.interruption = make_interruption(
+                recipe, default_phrase=phrase, budget=budget, folder=model.folder, stop_tokens=model.stop_tokens
+            )
         source = (cell, recipe, tasks.train, self.decoder, self._sampling(recipe.temperature))
         self.source: RolloutSource
         if recipe.pipeline_steps:
