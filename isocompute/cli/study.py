@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,16 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isocompute.cli import options
+from isocompute.core.formatting import number
 
 if TYPE_CHECKING:
-    from isocompute.sweep import CellStatus, Result
-    from isocompute.sweep.folder import Report
+    from rich.console import Console
 
-__all__ = ["app", "end", "watched"]
+    from isocompute.sweep import CellStatus, Result
+    from isocompute.sweep.folder import Progress, Report
+
+__all__ = ["STOPPED", "app", "duration", "end", "watched"]
 
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
 _SHOWN_ERRORS = 5
+_EVERY_SECONDS = 5.0
 
 app = typer.Typer(help="Run a sweep, see how far it is, list its runs.", no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[str, typer.Argument(help="The study's folder, or its fsspec address.")]
@@ -43,15 +48,80 @@ def run(
 
 @contextmanager
 def watched(*, quiet: bool) -> Iterator[Report]:
-    """Show the progress of a study that is run inside; a second Ctrl-C ends it with one line."""
-    from isocompute.cli.study_display import display
+    """Show the progress of a study that is run inside, on standard error; a second Ctrl-C ends it with one line.
+
+    A bar on a terminal, a plain line every few seconds elsewhere and where it is to be `quiet`.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    last, reported_stop = time.monotonic(), False
+
+    def write(progress: Progress) -> None:
+        nonlocal last, reported_stop
+        _show_failure(console, progress)
+        now = time.monotonic()
+        if now - last >= _EVERY_SECONDS or progress.stopping > reported_stop:
+            last, reported_stop = now, progress.stopping
+            console.print(_line(progress), markup=False)
 
     try:
-        with display(quiet=quiet) as report:
-            yield report
+        if not console.is_terminal or quiet:
+            yield write
+            return
+        with Bars(BarColumn(), TextColumn("{task.description}", markup=False), console=console, transient=True) as bars:
+            task = bars.add_task("starting")
+
+            def draw(progress: Progress) -> None:
+                _show_failure(console, progress)
+                bars.update(
+                    task, total=progress.total_rollouts, completed=progress.rollouts, description=_line(progress)
+                )
+
+            yield draw
     except KeyboardInterrupt:
         typer.echo("stopped at once; the same command resumes from the last checkpoints.", err=True)
         raise typer.Exit(STOPPED) from None
+
+
+def _show_failure(console: Console, progress: Progress) -> None:
+    if progress.failure is not None:
+        first = (progress.failure.error.splitlines() or [""])[0]
+        console.print(f"failed: {progress.failure.name}: {first}", markup=False)
+
+
+def _line(progress: Progress) -> str:
+    """`12/78 cells, 2 running, 1 failed · 3.1M rollouts/s · 40 s left`."""
+    cells = f"{progress.finished}/{progress.cells} cells"
+    if progress.running:
+        cells += f", {progress.running} running"
+    if progress.failed:
+        cells += f", {progress.failed} failed"
+    left = progress.seconds_left
+    parts = [cells, f"{number(progress.rate)} rollouts/s"]
+    if progress.stopping:
+        parts.append("stopping, Ctrl-C again ends at once")
+    elif left is not None:
+        parts.append(f"{duration(left)} left")
+    return " · ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as text.
+
+    >>> duration(42.0), duration(3 * 60 + 5), duration(30 * 3600)
+    ('42 s', '3 min 05 s', '30 h 00 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def end(result: Result, *, json: bool) -> None:
@@ -86,7 +156,6 @@ def run_json(result: Result) -> dict[str, Any]:
 
 
 def _show_result(result: Result) -> None:
-    from isocompute.cli.study_display import duration
     from isocompute.core.formatting import number, plural
 
     skipped = f" ({result.skipped} of them before)" if result.skipped else ""

@@ -89,7 +89,7 @@ def result_json(result: Trained) -> dict[str, Any]:
 
 
 def _show(result: Trained) -> None:
-    from isocompute.cli.study_display import duration
+    from isocompute.cli.study import duration
     from isocompute.core.formatting import number, plural, value
 
     metric = next((name for name in result.last if name.startswith("avg@") and "/" not in name), None)

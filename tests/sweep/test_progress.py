@@ -1,4 +1,4 @@
-"""What a runner tells of how far it is."""
+"""The time that a study has left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isocompute.sweep.folder import Progress
     ("rollouts", "new", "left"),
     [(0, 0, None), (9, 9, None), (20, 20, 490.0), (500, 20, 250.0), (503, 3, None), (1000, 500, 0.0)],
 )
-def test_the_time_left_is_told_once_a_hundredth_of_the_work_is_done(rollouts: int, new: int, left: float | None):
+def test_the_time_left_is_known_once_a_hundredth_of_the_work_is_done(rollouts: int, new: int, left: float | None):
     """Of 1,000 rollouts in ten seconds; work that an earlier start had done says nothing of this one's speed."""
-    said = Progress(2, 0, 0, 1, rollouts, total_rollouts=1000, new_rollouts=new, seconds=10.0).seconds_left
-    assert said == (None if left is None else pytest.approx(left))
+    left_now = Progress(2, 0, 0, 1, rollouts, total_rollouts=1000, new_rollouts=new, seconds=10.0).seconds_left
+    assert left_now == (None if left is None else pytest.approx(left))
