@@ -62,7 +62,7 @@ class LmEngine:
                 "weights against it would be wrong; use top_p = 1, or ratio_anchor = 'trainer' without tis_cap."
             )
         if recipe.length_control == "interrupt":
-            make_interruption(recipe, default_phrase=tasks.phrase, budget=budget, folder=folder, stop_tokens=stops)
+            make_interruption(recipe, tasks.phrase, budget, folder, stops)
         if recipe.length_control == "penalty":
             penalty_window(recipe, budget=budget)
         if engine.slots is not None and not recipe.pipeline_steps:

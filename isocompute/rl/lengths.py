@@ -139,7 +139,7 @@ def length_penalty(rewards: Tensor, lengths: Tensor, *, longest: int, tolerance:
 
 
 def make_interruption(
-    recipe: Recipe, *, default_phrase: str, budget: int, folder: Path, stop_tokens: Sequence[int]
+    recipe: Recipe, default_phrase: str, budget: int, folder: Path, stop_tokens: Sequence[int]
 ) -> Interruption:
     """The recipe's interruption in a model's own tokens."""
     phrase = recipe.interrupt_phrase or default_phrase

@@ -87,9 +87,7 @@ class Training:
         self.interruption = None
         if recipe.length_control == "interrupt":
             phrase, budget = tasks.phrase, tasks.max_new_tokens
-            self.interruption = make_interruption(
-                recipe, default_phrase=phrase, budget=budget, folder=model.folder, stop_tokens=model.stop_tokens
-            )
+            self.interruption = make_interruption(recipe, phrase, budget, model.folder, model.stop_tokens)
         source = (cell, recipe, tasks.train, self.decoder, self._sampling(recipe.temperature))
         self.source: RolloutSource
         if recipe.pipeline_steps:
@@ -177,8 +175,7 @@ class Training:
 
     def _count(self, groups: Groups, batch: Batch, stats: UpdateStats) -> None:
         """Add an update to the means and counters."""
-        rollouts = groups.rollouts
-        sampled = 1.0 + groups.dropped  # groups sampled for each that is trained on
+        rollouts, sampled = groups.rollouts, 1.0 + groups.dropped  # groups sampled for each that is trained on
         seen = {
             **vars(stats),
             "train/avg": (float(groups.scores_PN.mean()) + groups.dropped * groups.dropped_score) / sampled,
@@ -249,8 +246,7 @@ class Training:
         point |= self._since_last()
         point = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
         kl = point.get("kl", 0.0)  # a run that was resumed after its last update has no rollouts to compute it from
-        if not math.isfinite(kl):
-            refuse_collapse(kl, "to the base")  # a point holds finite numbers alone
+        refuse_collapse(0.0 if math.isfinite(kl) else kl, "to the base")  # a point holds finite numbers alone
         self.evaluated += 1
         self.last_evaluated = self.step
         refuse_collapse(kl, "to the base", point=point)
