@@ -18,7 +18,7 @@ from isocompute.core import files
 from isocompute.core.arrays import Bools, Ints
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.formatting import plural
-from isocompute.core.metric_names import REWARDS, rank
+from isocompute.core.metric_names import REWARDS, reward_rank
 from isocompute.core.not_numbers import is_text_column, mark_non_finite, restore_non_finite
 from isocompute.core.recorder import POINTS, SETTINGS
 from isocompute.core.run import NON_FINITE, POINT_COLUMNS, Run, RunSettings, RunWarning
@@ -40,7 +40,7 @@ def read_run(address: str, *, name: str | None = None) -> Run:
     points_address = files.join(address, POINTS)
     points = parse_json_lines(files.read_bytes(points_address), points_address)
     # Digits in quotes are numbers where they count compute or a reward; elsewhere they may be anything, such as a job.
-    numeric = {c for c in points.columns if c in POINT_COLUMNS or rank(c) < len(REWARDS)}
+    numeric = {c for c in points.columns if c in POINT_COLUMNS or reward_rank(c) < len(REWARDS)}
     points = with_numbers(points, text=[c for c in points.columns if c not in numeric or is_text_column(c)])
     settings = RunSettings()
     settings_address = files.join(address, SETTINGS)

@@ -16,7 +16,7 @@ from pathlib import Path
 from isocompute.core import files
 from isocompute.core.errors import InputError, recorded
 from isocompute.core.formatting import plural
-from isocompute.core.metric_names import REWARDS, rank
+from isocompute.core.metric_names import REWARDS, reward_rank
 from isocompute.core.not_numbers import non_finite, place_of, text_cells
 from isocompute.core.recorder import POINTS
 from isocompute.core.run import NON_FINITE, NonFiniteWarning, Run, RunSet, RunWarning, listing
@@ -272,7 +272,7 @@ def _warn_of_text(runs: Sequence[Run], address: str) -> None:
     """One warning for all columns of a study that are text because of a cell; the fit checks rewards itself."""
     odd: dict[str, tuple[str, int]] = {}
     for run in runs:
-        columns = [name for name in run.points.columns if name != NON_FINITE and rank(name) == len(REWARDS)]
+        columns = [name for name in run.points.columns if name != NON_FINITE and reward_rank(name) == len(REWARDS)]
         for found in text_cells(run.points, columns, place=run.place):
             first, count = odd.get(found.column, (f"{found} in run '{run.name}'", 0))
             odd[found.column] = first, count + 1

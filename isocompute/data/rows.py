@@ -216,7 +216,7 @@ class Rows:
             if order is not None:
                 values = _last_of_each(values[order], starts, dropped)
                 kinds = np.maximum.reduceat(np.where(dropped, 0, kinds[order]), starts)
-            if name in names.again:
+            if name in names.alternatives:
                 others[name] = values
                 continue
             ours = names.ours.get(name, name)
@@ -226,10 +226,10 @@ class Rows:
             if kinds.any():
                 kinds_of[ours] = kinds
         for name, values in others.items():
-            first = data[names.again[name]]
+            first = data[names.alternatives[name]]
             if np.any(~np.isnan(first) & ~np.isnan(values)):
                 data[name] = values  # both in one row: keep the other one too
-            data[names.again[name]] = np.where(np.isnan(first), values, first)
+            data[names.alternatives[name]] = np.where(np.isnan(first), values, first)
         for metric, subsets in names.means.items():
             data.setdefault(metric, np.mean([data[subset] for subset in subsets], axis=0))
         _derive_zero_variance(data)

@@ -17,7 +17,7 @@ import polars.selectors as cs
 
 from isocompute.core import files
 from isocompute.core.errors import InputError
-from isocompute.core.metric_names import REWARDS, rank
+from isocompute.core.metric_names import REWARDS, reward_rank
 from isocompute.core.not_numbers import is_text_column, list_cells, text_cells
 from isocompute.core.run import POINT_COLUMNS, Run, RunSettings, RunWarning, listing
 from isocompute.data.columns import (
@@ -206,7 +206,7 @@ def _warn_of_text(
     odd = [
         cell
         for cell in text_cells(table, [c for c in table.columns if c not in text], place=lambda row: f"row {rows[row]}")
-        if cell.column in POINT_COLUMNS or (value is None and rank(cell.column) == len(REWARDS))
+        if cell.column in POINT_COLUMNS or (value is None and reward_rank(cell.column) == len(REWARDS))
     ]
     rollouts = [cell for cell in odd if cell.column == "rollouts"]
     if rollouts:

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from isocompute.core.curve import choose_metric
 from isocompute.core.errors import InputError
-from isocompute.core.metric_names import REWARDS, TRAINED, is_validation, rank
+from isocompute.core.metric_names import REWARDS, TRAIN_REWARD, is_validation, reward_rank
 from isocompute.core.not_numbers import mark_non_finite
 from isocompute.core.run import POINT_COLUMNS, Run, RunSet
 from isocompute.data.pass_rates import PassRates, read_pass_rates
 from isocompute.diagnose import checks
 from isocompute.diagnose.checks import MISMATCHES, CheckFunction, Severity, Signals, number_at
 from isocompute.diagnose.series import VALIDATION_NOISE, Reward, batch_noise, reference_rows, reward_of, series_of
-from isocompute.law.curves import choose_metric
 
 __all__ = ["Check", "Finding", "Health", "Severity", "Verdict", "check"]
 
@@ -85,7 +85,7 @@ class _Spec(NamedTuple):
 
 
 _ISOCOMPUTE, _SCALERL = "IsoCompute (2603.12151)", "ScaleRL (2510.13786)"
-_EVERY_SET = ("avg@k", TRAINED)
+_EVERY_SET = ("avg@k", TRAIN_REWARD)
 _FINITE = ("loss", "grad_norm", "entropy")
 """Beside the rewards, what must be a number at every point."""
 _KL_FLOOR = 0.1
@@ -111,7 +111,7 @@ _CHECKS: dict[str, _Spec] = {
         f"{_ISOCOMPUTE} section 3, factor 3 and figure 4; {_SCALERL} section 3.1",
     ),
     "no_progress": _Spec(
-        (TRAINED,),
+        (TRAIN_REWARD,),
         "a reward: avg@k or train/avg, 8 points",
         checks.check_progress,
         "raise the learning rate (√B scaling from a base that learns), raise n, and choose problems that are neither "
@@ -194,7 +194,7 @@ _CHECKS: dict[str, _Spec] = {
         f"{_ISOCOMPUTE} section 5.1 and figure 11",
     ),
     "train_validation_gap": _Spec(
-        (TRAINED,),
+        (TRAIN_REWARD,),
         "train/avg and 4 points of a reward on held-out problems",
         checks.check_train_validation_gap,
         "the training set is being memorised: more problems, a smaller n or an earlier stop; keep the best checkpoint",
@@ -247,7 +247,7 @@ def _metrics_read(signals: Signals, names: tuple[str, ...]) -> tuple[str, ...]:
         return signals.must_be_finite
     if names == _EVERY_SET:
         return tuple(r.series.name for r in (*signals.held_out, signals.train) if r is not None)
-    if names == (TRAINED,):
+    if names == (TRAIN_REWARD,):
         return tuple(reward.series.name for reward in signals.rewards)
     return tuple(name for name in names if series_of(signals.run, name) is not None)
 
@@ -270,10 +270,10 @@ def _signals(run: Run, paths: Sequence[str]) -> Signals:
     try:
         metric = choose_metric(RunSet((replace(run, points=run.points.drop(no_rewards)),)), any_number=False)
     except InputError:  # nothing that is surely a reward: the checks without one still run
-        metric = TRAINED
-    metric = metric if _is_reward(metric) else TRAINED
-    is_held_out = rank(metric) < rank(TRAINED) or not metric.lower().startswith("train")
-    held_out, trained = (metric, TRAINED) if is_held_out else (None, metric)
+        metric = TRAIN_REWARD
+    metric = metric if _is_reward(metric) else TRAIN_REWARD
+    is_held_out = reward_rank(metric) < reward_rank(TRAIN_REWARD) or not metric.lower().startswith("train")
+    held_out, trained = (metric, TRAIN_REWARD) if is_held_out else (None, metric)
     train = _reward(run, trained, batch_noise(run.settings.problems_per_batch))
     validation = None if held_out is None else _reward(run, held_out, VALIDATION_NOISE)
     names = (*([held_out] if held_out else []), trained, *_FINITE)
@@ -293,7 +293,7 @@ def _signals(run: Run, paths: Sequence[str]) -> Signals:
 
 def _is_reward(metric: str) -> bool:
     """Whether a metric is a reward by its name, not whatever happens to be the only column."""
-    if rank(metric) < len(REWARDS):
+    if reward_rank(metric) < len(REWARDS):
         return True
     named = is_validation(metric) or _NAMED_REWARD.fullmatch(metric) is not None
     return named and not any(other in metric.lower() for other in _NO_REWARDS)

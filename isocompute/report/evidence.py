@@ -15,14 +15,14 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from isocompute.core import files
-from isocompute.core.curve import MINIMUM_POINTS, Curve, on_one_scale
+from isocompute.core.curve import MINIMUM_POINTS, UNITS, Curve, choose_unit, curves_of, on_one_scale
 from isocompute.core.errors import InputError
-from isocompute.core.metric_names import TRAINED
+from isocompute.core.metric_names import TRAIN_REWARD
 from isocompute.data import Run, RunSet, load
 from isocompute.data.compatible import Condition, conditions_of
 from isocompute.data.pass_rates import PassRates, read_pass_rates
 from isocompute.diagnose.setups import common_metric
-from isocompute.law.curves import UNITS, choose_unit, curves_of, usable_points
+from isocompute.law.curves import usable_points
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.forecasting import Forecast, forecast
 from isocompute.law.law import Law, fit_law
@@ -93,8 +93,8 @@ class Evidence:
     def notes(self) -> list[str]:
         """What a reader should know before anything else."""
         out = []
-        if self.metric == TRAINED:
-            out.append(f"No metric on held-out problems: {TRAINED}, the reward in training, is used instead.")
+        if self.metric == TRAIN_REWARD:
+            out.append(f"No metric on held-out problems: {TRAIN_REWARD}, the reward in training, is used instead.")
         if self.curves and self.left_out:
             out.append(f"{len(self.left_out)} of {len(self.runs)} runs give no curve; see Methods.")
         return out

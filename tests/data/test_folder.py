@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute import InputError, RunSettings, RunWriter, load
+from isocompute.core.curve import choose_metric
 from isocompute.core.not_numbers import non_finite
 from isocompute.data import RunWarning
 from isocompute.data.folder import read_run
 from isocompute.data.frames import parse_json_lines
-from isocompute.law.curves import choose_metric
 from tests.conftest import rising, write_points
 
 

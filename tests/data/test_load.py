@@ -13,9 +13,8 @@ import polars as pl
 import pytest
 
 from isocompute import InputError, Run, RunSet, RunSettings, load
-from isocompute.core.curve import Curve
+from isocompute.core.curve import Curve, curves_of
 from isocompute.data import RunWarning
-from isocompute.law.curves import curves_of
 from isocompute.law.law import fit_law
 from isocompute.law.store import write_law
 from tests.conftest import rising, write_points

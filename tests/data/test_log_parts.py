@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute import InputError
-from isocompute.core.metric_names import name_here, our_names
+from isocompute.core.metric_names import our_name_among, our_names
 from isocompute.data.config import read_run_config, settings_in_name
 from isocompute.data.importing import import_logs
 from isocompute.data.literals import LiteralError, as_number, parse
@@ -128,7 +128,7 @@ def test_names(theirs: list[str], ours: list[str]) -> None:
     ],
 )
 def test_spellings_of_one_metric(theirs: list[str], again: dict[str, str]) -> None:
-    assert our_names(theirs).again == again
+    assert our_names(theirs).alternatives == again
 
 
 @given(
@@ -328,4 +328,4 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_what_a_trainers_metric_is_called_here(theirs: str, here: list[str], ours: str | None) -> None:
-    assert name_here(theirs, here) == ours
+    assert our_name_among(theirs, here) == ours

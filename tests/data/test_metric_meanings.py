@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isocompute.core.metric_names import name_here, our_names
+from isocompute.core.metric_names import our_name_among, our_names
 from isocompute.data.config import read_run_config
 from isocompute.data.folder import read_run
 from isocompute.data.importing import import_logs
@@ -110,6 +110,6 @@ def test_nemo_rl_evaluations_of_several_samples(tmp_path: Path) -> None:
 
 
 def test_a_metric_of_several_samples_is_found_by_its_old_name() -> None:
-    assert name_here("eval_reward", ["avg@4", "train/avg"]) == "avg@4"
-    assert name_here("eval_reward", ["avg@1", "avg@4"]) == "avg@1"
-    assert name_here("eval_reward", ["best@4"]) is None
+    assert our_name_among("eval_reward", ["avg@4", "train/avg"]) == "avg@4"
+    assert our_name_among("eval_reward", ["avg@1", "avg@4"]) == "avg@1"
+    assert our_name_among("eval_reward", ["best@4"]) is None

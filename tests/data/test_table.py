@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute import InputError, RunSet, load
+from isocompute.core.curve import choose_metric, curves_of
 from isocompute.data import RunWarning
 from isocompute.data.frames import with_numbers
-from isocompute.law.curves import choose_metric, curves_of
 
 WRITERS: dict[str, Callable[[pl.DataFrame, Path], object]] = {
     "csv": lambda table, path: table.write_csv(path),
