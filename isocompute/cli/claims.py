@@ -50,9 +50,9 @@ def _warn_of_end_points(runs: RunSet) -> None:
     import warnings
     from dataclasses import replace
 
+    from isocompute.core.curve import choose_unit
     from isocompute.core.errors import InputError
     from isocompute.data import RunWarning
-    from isocompute.law.curves import choose_unit
 
     for run in runs:
         try:

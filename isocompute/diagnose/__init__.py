@@ -1,1 +1,1 @@
-"""What is wrong with a run, and what a set of runs says of the papers."""
+"""Health checks of one run, and the two papers' claims judged on a set of runs."""

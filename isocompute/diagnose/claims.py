@@ -9,13 +9,12 @@ import numpy as np
 import polars as pl
 
 from isocompute.core.arrays import Array
-from isocompute.core.curve import Curve, upper_bound
+from isocompute.core.curve import Curve, upper_bound, warn_of_scales
 from isocompute.core.run import Run, RunSet, RunWarning
 from isocompute.diagnose import optima
 from isocompute.diagnose.recipes import about_recipes
 from isocompute.diagnose.setups import Setup, Study, common_metric, sort_runs
 from isocompute.diagnose.verdicts import Claim, Statement, above, mean_of
-from isocompute.law.curves import warn_of_scales
 from isocompute.law.families import HILL, POWER, Family
 from isocompute.law.solver import Batch, evaluate, solve
 

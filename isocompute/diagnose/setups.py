@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from isocompute.core.arrays import Array
-from isocompute.core.curve import MINIMUM_POINTS, PERCENT, Curve, scale_of
+from isocompute.core.curve import MINIMUM_POINTS, PERCENT, UNITS, Curve, choose_metric, curves_of, scale_of
 from isocompute.core.errors import InputError, quiet
 from isocompute.core.recipe import RECIPES, Recipe
 from isocompute.core.run import Run, RunSet, RunWarning, listing
@@ -31,7 +31,7 @@ from isocompute.data.compatible import (
     ingredients,
     set_size,
 )
-from isocompute.law.curves import UNITS, choose_metric, curves_of, usable_points
+from isocompute.law.curves import usable_points
 from isocompute.law.law import Law, fit_law
 
 __all__ = ["REPLICATES", "Difficulty", "Pair", "Setup", "Study", "common_metric", "difficulty_of", "sort_runs"]

@@ -1,1 +1,1 @@
-"""What people look at: charts, figures of the two papers, and the report."""
+"""Charts, the papers' figures from one's own runs, and the report page."""
