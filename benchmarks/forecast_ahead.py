@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isocompute.core.curve import MINIMUM_POINTS, Curve
+from isocompute.core.curve import MINIMUM_POINTS, Curve, curves_of
 from isocompute.data import load
 from isocompute.law.collapse import collapse_start
-from isocompute.law.curves import curves_of
 from isocompute.law.forecasting import Backtest, backtest
 
 

@@ -20,12 +20,11 @@ import numpy as np
 import polars as pl
 
 from isocompute import load
-from isocompute.core.curve import scale_of
+from isocompute.core.curve import choose_metric, scale_of
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings
 from isocompute.diagnose.health import Health, check
 from isocompute.diagnose.series import Series, series_of, trailing
-from isocompute.law.curves import choose_metric
 
 FEWEST = 4
 

@@ -33,9 +33,8 @@ from lm_grid import MOST, SLACK, reached
 from plan_sets import POPULATIONS, Setting, truth
 
 from isocompute import InputError
-from isocompute.core.curve import Curve
+from isocompute.core.curve import Curve, curves_of
 from isocompute.data import load
-from isocompute.law.curves import curves_of
 from isocompute.law.law import Law, fit_law
 from isocompute.planner.law import planning_law
 

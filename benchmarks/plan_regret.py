@@ -49,9 +49,8 @@ from scipy import stats
 
 import isocompute
 from isocompute.core import files
-from isocompute.core.curve import Curve
+from isocompute.core.curve import Curve, curves_of
 from isocompute.data import load
-from isocompute.law.curves import curves_of
 from isocompute.law.law import fit_law
 from isocompute.planner.decide import Plan
 from isocompute.planner.law import planning_law

@@ -134,23 +134,21 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `compare --json`."""
+        same = [
+            "difference",
+            "interval",
+            "error_rule",
+            "common_ceiling",
+            "efficiency_ratio",
+            "efficiency_ratio_interval",
+        ]
+        same += ["speed_ratio", "speed_ratio_interval", "higher", "faster", "ahead_now", "unrisen"]
         return {
             "a": _side(self.a, self.efficiency_a),
             "b": _side(self.b, self.efficiency_b),
-            "difference": self.difference,
-            "interval": list(self.interval),
-            "error_rule": self.error_rule,
-            "common_ceiling": self.common_ceiling,
-            "efficiency_ratio": self.efficiency_ratio,
-            "efficiency_ratio_interval": list(self.efficiency_ratio_interval),
-            "speed_ratio": self.speed_ratio,
-            "speed_ratio_interval": list(self.speed_ratio_interval),
-            "overtakes": [asdict(o) | {"interval": list(o.interval)} for o in self.overtakings],
-            "higher": self.higher,
-            "faster": self.faster,
-            "ahead_now": self.ahead_now,
-            "falls": [asdict(collapse) for collapse in self.collapses],
-            "unrisen": self.unrisen,
+            "overtakes": [asdict(each) for each in self.overtakings],
+            "falls": [asdict(each) for each in self.collapses],
+            **{name: getattr(self, name) for name in same},
         }
 
 
@@ -159,12 +157,9 @@ def _side(fit: CurveFit, efficiency: Efficiency) -> dict[str, Any]:
         "runs": [curve.name for curve in fit.curves],
         "form": fit.family.name,
         "asymptote": fit.ceiling,
-        "asymptote_interval": list(fit.ceiling_interval()),
+        "asymptote_interval": fit.ceiling_interval(),
         "rise_done": fit.rise_done,
-        "efficiency": efficiency.efficiency,
-        "efficiency_interval": list(efficiency.efficiency_interval),
-        "midpoint": efficiency.midpoint,
-        "midpoint_interval": list(efficiency.midpoint_interval),
+        **asdict(efficiency),
     }
 
 

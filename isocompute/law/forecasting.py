@@ -29,7 +29,7 @@ the ratio.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -99,22 +99,7 @@ class Forecast:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `forecast --json`."""
-        return {
-            "at": self.at,
-            "value": self.value,
-            "interval": list(self.interval),
-            "level": self.level,
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "now": self.now,
-            "asymptote": self.asymptote,
-            "asymptote_interval": None if self.asymptote_interval is None else list(self.asymptote_interval),
-            "rise_done": self.rise_done,
-            "form": self.form,
-            "weights": self.weights,
-            "fitted_points": self.fitted_points,
-            "fitted_until": self.fitted_until,
-        }
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("curve", "metric", "unit")}
 
 
 def forecast(curve: Curve, at: float, *, level: float = LEVEL, seed: int = 0, unit: str = "of compute") -> Forecast:

@@ -271,26 +271,13 @@ class Optimum:
 
     def to_json(self, axis: str) -> dict[str, Any]:
         """The keys of `optimal_rollouts` in `fit --json`; `axis` is `C` or `M`."""
+        same = ["L", "L_interval", "k", "k_interval", "b", "b_interval", "floor", "floor_interval", "floor_bound"]
+        same += ["ceiling", "ceiling_interval", "ceiling_bound", "k_at_bound", "direction", "rises"]
+        same += ["probability_rises", "saturates"]
         return {
-            "L": self.L,
-            "L_interval": list(self.L_interval),
-            "k": self.k,
-            "k_interval": list(self.k_interval),
             f"log10_{axis}0": self.log10_C0,
-            f"log10_{axis}0_interval": list(self.midpoint_interval),
-            "b": self.b,
-            "b_interval": list(self.b_interval),
-            "floor": self.floor,
-            "floor_interval": list(self.floor_interval),
-            "floor_bound": self.floor_bound,
-            "ceiling": self.ceiling,
-            "ceiling_interval": list(self.ceiling_interval),
-            "ceiling_bound": self.ceiling_bound,
-            "k_at_bound": self.k_at_bound,
-            "direction": self.direction,
-            "rises": self.rises,
-            "probability_rises": self.probability_rises,
-            "saturates": self.saturates,
+            f"log10_{axis}0_interval": self.midpoint_interval,
+            **{name: getattr(self, name) for name in same},
         }
 
 
@@ -449,15 +436,11 @@ class Slice:
     def to_json(self) -> dict[str, Any]:
         """The keys of one entry of `sensitivity` in `fit --json`."""
         return {
-            "varied": self.varied,
-            "fixed": self.fixed,
-            "compute": self.compute,
+            **{name: getattr(self, name) for name in ("varied", "fixed", "compute", "range", "range_interval")},
             "values": [
-                {self.varied: setting, "value": value, "interval": list(interval)}
+                {self.varied: setting, "value": value, "interval": interval}
                 for setting, value, interval in zip(self.settings, self.values, self.intervals, strict=True)
             ],
-            "range": self.range,
-            "range_interval": list(self.range_interval),
         }
 
 

@@ -80,12 +80,12 @@ class RunFit:
             "form": fit.family.name,
             "form_weights": fit.weights,
             "base": fit.base,
-            "base_interval": list(fit.base_interval()),
+            "base_interval": fit.base_interval(),
             "asymptote": fit.ceiling,
-            "asymptote_interval": list(fit.ceiling_interval()),
+            "asymptote_interval": fit.ceiling_interval(),
             "rise_done": fit.rise_done,
             "parameters": fit.parameters(),
-            "parameter_intervals": {k: list(v) for k, v in fit.parameter_intervals().items()},
+            "parameter_intervals": fit.parameter_intervals(),
             "at_bound": fit.at_bound(),
             "rmse": fit.rmse,
             "points": self.points,
@@ -101,6 +101,16 @@ class EarlyCollapse:
 
     curve: Curve = field(repr=False)
     collapse_after: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of one entry of `early_falls` in `fit --json`."""
+        problems, rollouts = self.curve.setting
+        return {
+            "run": self.curve.name,
+            "problems_per_batch": problems,
+            "rollouts_per_problem": rollouts,
+            "falls_after": self.collapse_after,
+        }
 
 
 @dataclass(frozen=True)
@@ -218,15 +228,7 @@ class Law:
             "points": self.points,
             "replicates": self.replicates,
             "curves": [run.to_json() for run in self.runs],
-            "early_falls": [
-                {
-                    "run": early.curve.name,
-                    "problems_per_batch": early.curve.problems_per_batch,
-                    "rollouts_per_problem": early.curve.rollouts_per_problem,
-                    "falls_after": early.collapse_after,
-                }
-                for early in self.early_collapses
-            ],
+            "early_falls": [early.to_json() for early in self.early_collapses],
             **self.joint.to_json(),
             "fixed_problems": [
                 {"problems_per_batch": t.value, **t.to_json()} for t in self.by_problems if len(self.by_problems) > 1

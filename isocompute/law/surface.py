@@ -91,11 +91,8 @@ class Surface:
         return {
             "form": self.family.name,
             "unit": self.unit,
-            "centre": list(self.terms.centre),
-            "terms": {
-                name: [list(power) for power in getattr(self.terms, name)]
-                for name in ("ceiling", "midpoint", "efficiency")
-            },
+            "centre": self.terms.centre,
+            "terms": {name: getattr(self.terms, name) for name in ("ceiling", "midpoint", "efficiency")},
             "coefficients": self.coefficients_Q.tolist(),
             "coefficient_intervals": np.percentile(self.replicates_BQ, [2.5, 97.5], axis=0).T.tolist(),
             "rmse": self.rmse,
@@ -159,13 +156,10 @@ class _Fitted:
     coefficients_Q: Array
 
     def at(self, points: _Points) -> Array:
-        return self._model(points)[0]
+        return self.with_slopes(points)[0]
 
-    def jacobian(self, points: _Points) -> Array:
-        """Derivatives of the values by the coefficients."""
-        return self._model(points)[1]
-
-    def _model(self, points: _Points) -> tuple[Array, Array]:
+    def with_slopes(self, points: _Points) -> tuple[Array, Array]:
+        """Values, and their derivatives by the coefficients."""
         design, q_1Q = _Design.of(self.family, self.terms, points.n_I, points.bp_I), self.coefficients_Q[None]
         x_I, theta_KI = self.family.coordinate(points.compute_I), design.theta_KBI(q_1Q)[:, 0]
         g_I = self.family.shape(x_I, theta_KI)
@@ -249,7 +243,7 @@ def _fit(family: Family, terms: Terms, bins: _Points, start_Q: Array) -> _Fitted
         return np.asarray((_Fitted(family, terms, q).at(bins) - bins.values_I) * root_I)
 
     def jacobian(q: Array) -> Array:
-        return np.asarray(_Fitted(family, terms, q).jacobian(bins) * root_I[:, None])
+        return np.asarray(_Fitted(family, terms, q).with_slopes(bins)[1] * root_I[:, None])
 
     solution = least_squares(residual, start_Q, jac=jacobian, method="lm", x_scale="jac", max_nfev=200)
     return _Fitted(family, terms, np.asarray(solution.x, dtype=np.float64))
@@ -298,7 +292,7 @@ def _draws(
 ) -> Array:
     """Coefficients after one Gauss-Newton step, which is linear in the values of the points."""
     root_M = np.sqrt(bins.weights_I)
-    step_QM = np.linalg.pinv(fitted.jacobian(bins) * root_M[:, None], rcond=1e-8) * root_M
+    step_QM = np.linalg.pinv(fitted.with_slopes(bins)[1] * root_M[:, None], rcond=1e-8) * root_M
     step_IQ = (step_QM / bins.weights_I).T[bin_I]
     out_BQ = np.tile(fitted.coefficients_Q, (replicates, 1))
     ends = np.flatnonzero(np.diff(points.run_I)) + 1

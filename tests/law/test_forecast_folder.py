@@ -13,7 +13,7 @@ from isocompute.core.curve import Curve
 from isocompute.diagnose.series import present_level
 from isocompute.law.forecasting import backtest, forecast, path
 from isocompute.report.answer import answers
-from isocompute.report.charts import forecast_chart
+from isocompute.report.charts.commands import forecast_chart
 from isocompute.report.evidence import Evidence
 from tests.commands import Call, fails
 from tests.conftest import write_points

@@ -8,10 +8,11 @@ from typing import Any
 import polars as pl
 import pytest
 
+from isocompute.core.curve import choose_metric, choose_unit, curves_of
 from isocompute.core.errors import InputError
 from isocompute.core.not_numbers import mark_non_finite
 from isocompute.core.run import Run, RunSet, RunSettings, RunWarning
-from isocompute.law.curves import choose_metric, choose_unit, curves_of, settings_of
+from isocompute.law.curves import settings_of
 from tests.conftest import rising
 
 
