@@ -37,6 +37,7 @@ def command(
     """Train a model by reinforcement learning, evaluate it on the way, and write the run and the weights."""
     import math
 
+    from isocompute.sweep.local import stops_on_signal
     from isocompute.sweep.train import read_train_spec, train
 
     if rollouts is not None and not math.isfinite(rollouts):
@@ -57,10 +58,19 @@ def command(
         if not dot or table not in _TABLES:
             raise InputError(f"--set {name}={value}: name a table and its field, such as {_TABLES[0]}.{field or name}.")
         overrides[table] = {**overrides.get(table, {}), field: options.plain_value(value)}
-    stop = _StopOnInterrupt()
-    lines = _Lines(quiet=json)
-    with stop:
-        result = train(read_train_spec(spec, overrides), out=out, on_point=lines, stopping=stop.asked)
+    stopping = False
+
+    def stop() -> bool:
+        nonlocal stopping
+        if stopping:
+            return False
+        typer.echo("stopping after this update; Ctrl-C again ends at once", err=True)
+        stopping = True
+        return True
+
+    with stops_on_signal(stop):
+        on_point = None if json else _Lines()
+        result = train(read_train_spec(spec, overrides), out=out, on_point=on_point, stopping=lambda: stopping)
     if json:
         options.print_json(result_json(result))
     else:
@@ -107,14 +117,11 @@ def _show(result: Trained) -> None:
 class _Lines:
     """A line for every evaluation."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self.quiet, self.started = quiet, False
+    started = False
 
     def __call__(self, point: Any) -> None:
         from isocompute.core.formatting import number, value
 
-        if self.quiet:
-            return
         k = next(name.removeprefix("avg@") for name in point if name.startswith("avg@"))
         if not self.started:
             self.started = True
@@ -124,30 +131,3 @@ class _Lines:
         cells += [value(point.get(name)) for name in (f"avg@{k}", f"best@{k}", f"worst@{k}", "train/avg")]
         cells += [value(point.get(name)) for name in ("entropy", "kl")]
         typer.echo("".join(f"{cell:>10}" for cell in [*cells, f"{point['seconds']:.1f}"]))
-
-
-class _StopOnInterrupt:
-    """The first Ctrl-C writes a checkpoint and ends; a second one ends at once."""
-
-    def __init__(self) -> None:
-        self._asked = False
-
-    def asked(self) -> bool:
-        """Whether Ctrl-C was pressed."""
-        return self._asked
-
-    def __enter__(self) -> None:
-        import signal
-
-        def handle(*_: object) -> None:
-            if self._asked:
-                raise KeyboardInterrupt
-            self._asked = True
-            typer.echo("stopping after this update; Ctrl-C again ends at once", err=True)
-
-        self._before = signal.signal(signal.SIGINT, handle)
-
-    def __exit__(self, *_: object) -> None:
-        import signal
-
-        signal.signal(signal.SIGINT, self._before)
