@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 import numpy as np
 
 from isocompute.core import files
-from isocompute.core.curve import MINIMUM_POINTS, Curve
+from isocompute.core.curve import MINIMUM_POINTS, Curve, choose_metric, curves_of, warn_of_scales
 from isocompute.core.errors import InputError, quiet, recorded
 from isocompute.core.formatting import plural
 from isocompute.core.run import listing
@@ -24,7 +24,7 @@ from isocompute.data.loading import hint_for_data_in_memory
 from isocompute.data.pass_rates import read_base_rates
 from isocompute.law.comparison import Comparison
 from isocompute.law.comparison import compare as _compare
-from isocompute.law.curves import DEFAULT_BIN, choose_metric, curves_of, warn_of_scales
+from isocompute.law.curves import DEFAULT_BIN
 from isocompute.law.forecasting import LEVEL, VERDICTS, Backtest, Forecast
 from isocompute.law.forecasting import backtest as _backtest
 from isocompute.law.forecasting import forecast as _forecast
@@ -35,19 +35,16 @@ from isocompute.planner.backtest import PlanTest, backtest_sweep
 from isocompute.planner.cost.prices import Hardware, prices
 from isocompute.planner.decide import Plan, decide
 from isocompute.planner.law import PlanningLaw, planning_law
-from isocompute.planner.published import entries, published
+from isocompute.planner.published import published
 from isocompute.planner.regime import diagnose
 from isocompute.planner.request import PlanRequest
 from isocompute.planner.warnings import BaseRates
-from isocompute.problems.difficulty import REPLICATES
-from isocompute.problems.load import load_problems
-from isocompute.problems.pass_rates import infer_samples, latent_pass_rates
-from isocompute.problems.split import Split, counts_from_rates, make_split, read_counts, write_split
 
 if TYPE_CHECKING:  # what one command needs takes the others seconds to load
     from isocompute.diagnose.claims import Claim
     from isocompute.diagnose.health import Health
     from isocompute.law.comparison import Ablation
+    from isocompute.problems.split import Split
     from isocompute.sweep import Progress, Result
 
 __all__ = [
@@ -237,7 +234,7 @@ def plan(**arguments: Any) -> Plan:
 
     The arguments are the fields of `PlanRequest`, which are the options of `isocompute plan`:
 
-{fields}
+    {fields}
 
     >>> chosen = plan(budget="2e6", law="isocompute/bp32-easy").allocation
     >>> chosen.problems_per_batch, chosen.rollouts_per_problem, chosen.update_steps
@@ -272,20 +269,20 @@ def plan(**arguments: Any) -> Plan:
 
 def _with_fields(function: Callable[..., Plan]) -> None:
     """Give `plan` the signature and the argument list of its request."""
-    fields = PlanRequest.model_fields
+    fields, hints = PlanRequest.model_fields, get_type_hints(PlanRequest)
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if field.is_required() else field.default,
-                annotation=field.annotation,
+                annotation=hints[name],
             )
             for name, field in fields.items()
         ],
         return_annotation=Plan,
     )
-    listed = "\n".join(f"    {name}: {field.description}" for name, field in fields.items())
+    listed = "\n    ".join(f"- `{name}`: {field.description}" for name, field in fields.items())
     function.__doc__ = (function.__doc__ or "").replace("{fields}", listed)
 
 
@@ -302,8 +299,7 @@ def _planning_law(request: PlanRequest) -> tuple[PlanningLaw, RunSet | None]:
         return planning_law(source, name=name, problems_per_batch=bp, seed=seed), None
     if isinstance(source, str | Path):
         name = str(source)
-        named = "/" in name and name.split("/", 1)[0] in ("isocompute", "scalerl") and not files.exists(name)
-        if named or name in {entry.name for entry in entries()}:
+        if name.partition("/")[0] in ("isocompute", "scalerl") and "/" in name and not files.exists(name):
             return published(name, replicates=request.replicates, seed=seed), None
         if name == "simulate" and not files.exists(name):
             raise InputError(
@@ -395,6 +391,8 @@ def _base_rates(request: PlanRequest) -> BaseRates | None:
         rates_P = np.asarray(given, dtype=np.float64)
         if rates_P.ndim != 1 or not len(rates_P) or not ((rates_P >= 0) & (rates_P <= 1)).all():
             raise InputError("pass_rates: give a list of numbers in [0, 1].")
+    from isocompute.problems.pass_rates import infer_samples, latent_pass_rates  # loads SciPy's solvers
+
     return BaseRates(rates_P, latent_pass_rates(rates_P), infer_samples(rates_P))
 
 
@@ -421,9 +419,7 @@ def backtest_plans(
         warnings.warn(f"{runs.source}: plans are tested on {len(runs)} of its runs{chosen}.", RunWarning, stacklevel=2)
     curves, metric, _ = curves_of(runs, metric=metric, unit="rollouts")
     warn_of_scales(curves, metric=metric, source=runs.source)
-    tests = backtest_sweep(
-        curves, source=runs.source, metric=metric, budget=budget, replicates=replicates, seed=seed
-    )
+    tests = backtest_sweep(curves, source=runs.source, metric=metric, budget=budget, replicates=replicates, seed=seed)
     return tests, metric
 
 
@@ -514,7 +510,7 @@ def split(
     answer: str | None = None,
     verifier: str | None = None,
     out: str | Path | None = None,
-    replicates: int = REPLICATES,
+    replicates: int = 200,
 ) -> Split:
     """Find how difficult each problem is and choose the paper's subsets by the posterior.
 
@@ -528,6 +524,9 @@ def split(
         raise InputError("split needs either --model to sample from, or --counts FILE and/or --pass-rates COLUMN.")
     columns: dict[str, Any] = {"question": question, "answer": answer, "verifier": verifier}
     own_rates = pass_rates if counts is None else None
+    from isocompute.problems.load import load_problems
+    from isocompute.problems.split import counts_from_rates, make_split, read_counts, write_split
+
     loaded = load_problems(problems, size=size, seed=seed, pass_rate=own_rates, **columns)
     if model is not None:
         from isocompute.rl.evaluation import measure_pass_rates  # loads torch
@@ -596,7 +595,7 @@ def ablate(
 
     A spec without variants leaves out each part of its recipe.
     """
-    from isocompute.law.curves import UNITS
+    from isocompute.core.curve import UNITS
     from isocompute.sweep import parse_spec, run_spec
     from isocompute.sweep.ablate import check_ablation, with_variants
 
@@ -622,8 +621,8 @@ def analyse_ablation(
     seed: int = 0,
 ) -> Ablated:
     """Compare a recipe with its variants, from a study of them that has been run."""
+    from isocompute.core.curve import choose_unit
     from isocompute.law.comparison import leave_one_out
-    from isocompute.law.curves import choose_unit
     from isocompute.sweep import StudyFolder
     from isocompute.sweep.ablate import sources
     from isocompute.sweep.spec import WHOLE

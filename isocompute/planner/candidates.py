@@ -1,5 +1,6 @@
-"""Which allocations a plan compares: every (Bp, n) that the law answers for, the constraints allow and the budget pays.
+"""Which allocations a plan compares, and how far the law carries for them.
 
+Candidates are the (Bp, n) that the law answers for, the constraints allow and the budget pays, with
 M = ⌊C / (Bp · n)⌋, so an allocation never exceeds the budget and no larger M fits it. The three modes of the IsoCompute
 paper differ in what is fixed: Bp (section 4.1), B = Bp · n (4.2), or nothing (4.3).
 
@@ -10,6 +11,7 @@ spread of that figure in its draws.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +23,9 @@ from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number
 from isocompute.planner.cost.prices import Prices
-from isocompute.planner.extrapolation import SAME, centered, clip_keeping_mean
+from isocompute.planner.extrapolation import SAME, Curves, centered, clip_keeping_mean
 from isocompute.planner.law import OWN, OptimumOnly, PlanningLaw
+from isocompute.planner.published import published, siblings
 from isocompute.planner.request import Budget, PlanRequest
 from isocompute.planner.warnings import SMALL_SET, SMALL_SET_ROLLOUTS, PlanWarning
 
@@ -34,16 +37,20 @@ __all__ = [
     "candidate_settings",
     "columns",
     "figure_10",
+    "law_warnings",
     "planned_range",
     "range_warnings",
     "small_set_limit",
     "values",
+    "way_to_find_out",
 ]
 
 NEAR_PROBLEMS = 8
 """A law of one Bp answers for others up to this many times smaller or larger."""
 FAR = 10.0
 """A budget this many times outside a law's range is refused unless asked for."""
+_OTHER_BASE = 0.05
+"""A base model that is this much better or worse at the set is another one than the law's."""
 LARGE_SET = 5000
 """A law of this many problems was not measured on a small set."""
 _COMPUTES = 256
@@ -397,3 +404,71 @@ def range_warnings(
         basis = f"the expectation {made}, less certain with each doubling of compute"
     code = "far_extrapolation" if far else "extrapolation"
     return [PlanWarning(code, f"{given} is {off} the range of {law.name}, {span}: {basis}")]
+
+
+def law_warnings(
+    law: PlanningLaw, *, difficulty: str | None, anchor_given: bool, mean_rate: float | None = None
+) -> list[PlanWarning]:
+    """A law of another difficulty or base model than the user's; a learning rate that is not of the law's runs."""
+    out = []
+    base = _base(law)
+    if mean_rate is not None and base is not None and abs(mean_rate - base) > _OTHER_BASE:
+        out.append(
+            PlanWarning(
+                "base_differs",
+                f"the expectation is of the law's own set, where the base model is at {base:.2f}; at yours it is at "
+                f"{mean_rate:.2f}: take the allocation, not the reward",
+            )
+        )
+    if law.difficulty and difficulty and law.difficulty != difficulty:
+        wanted, of = law.name.replace("easy", difficulty).replace("hard", difficulty), siblings(law.name, difficulty)
+        near = difflib.get_close_matches(wanted, of, n=1, cutoff=0.0)
+        family = law.name.partition("/")[0]
+        use = f"use --law {near[0]}" if near else f"none of {family}'s laws is of a {difficulty} set"
+        out.append(
+            PlanWarning(
+                "difficulty_differs",
+                f"the law is of {'an' if law.difficulty == 'easy' else 'a'} {law.difficulty} set, yours is "
+                f"{difficulty}: n* and the reward differ between the two; {use}",
+            )
+        )
+    runs = law.runs_recipe
+    if runs is not None and "learning_rate" not in runs.fields and not anchor_given:
+        out.append(
+            PlanWarning(
+                "anchor_unknown",
+                "the learning rate is scaled from the paper's 1e-06 at a batch of 1,024 (Qwen2.5-7B-Instruct); "
+                f"{runs.why_not('learning_rate')}: say --lr-anchor RATE@BATCH",
+            )
+        )
+    return out
+
+
+def _base(law: PlanningLaw) -> float | None:
+    """The reward before training of a published law's set; None for a law of the user's runs."""
+    if law.runs_recipe is not None or not law.metric.startswith("avg@"):
+        return None
+    if isinstance(law.model, OptimumOnly):
+        return law.model.base
+    return float(np.median([fit.base for fit in law.model.fits])) if isinstance(law.model, Curves) else None
+
+
+def way_to_find_out(law: PlanningLaw, rollouts: float) -> str:
+    """How to see whether a published law holds elsewhere, with the command as it is typed.
+
+    In rollouts, so that the command needs no throughput; a law of a single setting has no run to propose.
+    """
+    known = law.model.settings()
+    if len(known) == 1:
+        bp, n = known[0]
+        return f"it knows {bp} × {n} alone; run other n or Bp on yours (`isocompute study`) and plan with --law RUNS"
+    command, name = "this command with --next 4", law.name
+    if law.runs_recipe is None:
+        if not isinstance(law.model, Curves):  # it knows n* alone: a law of curves proposes runs
+            curves = [s for s in siblings(name, law.difficulty) if isinstance(published(s, replicates=2).model, Curves)]
+            name = difflib.get_close_matches(name, curves, n=1, cutoff=0.0)[0]
+            law = published(name, replicates=2)
+        within = law.outside(rollouts * (law.gpu_hours_per_rollout or 1.0 if law.unit == "gpu_hours" else 1.0))
+        far = " --extrapolate" if not 1 / FAR < within < FAR else ""
+        command = f"`isocompute plan --budget {int(rollouts)} --law {name} --next 4{far}`"
+    return f"run a few of its settings on yours; {command} says which it is least sure of"

@@ -27,17 +27,18 @@ from isocompute.planner.candidates import (
     candidate_settings,
     columns,
     figure_10,
+    law_warnings,
     planned_range,
     problems_between,
     range_warnings,
     small_set_limit,
     values,
+    way_to_find_out,
 )
 from isocompute.planner.collapse import CollapseRate
 from isocompute.planner.cost.prices import Prices
 from isocompute.planner.extrapolation import SAME, Curves
 from isocompute.planner.law import OWN, PlanningLaw
-from isocompute.planner.published import law_warnings, way_to_find_out
 from isocompute.planner.recipe import AdvisedRecipe, advise_recipe
 from isocompute.planner.regime import ADVICE, Diagnosis
 from isocompute.planner.request import Anchor, Budget, PlanRequest

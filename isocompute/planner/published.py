@@ -1,4 +1,4 @@
-"""Published laws by name, and how far one is from the user's setup.
+"""Published laws by name.
 
 A law is a small file of parameters with their source (`laws/`), made into draws. None of the papers prints an error on
 its curves. What stands in for it is written in each file (`uncertainty`), is our choice, and is named wherever an
@@ -21,18 +21,14 @@ from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.law.families import FAMILIES
 from isocompute.law.fits import CurveFit, Ensemble
-from isocompute.planner.candidates import FAR
 from isocompute.planner.extrapolation import Curves
 from isocompute.planner.law import OptimumOnly, PlanningLaw, is_rate
-from isocompute.planner.warnings import PlanWarning
 
-__all__ = ["Entry", "entries", "law_warnings", "published", "siblings", "way_to_find_out"]
+__all__ = ["Entry", "entries", "published", "siblings"]
 
 _BEFORE = 2.0
 """Figure 6 draws a curve from where it takes the lead; its form is trusted down to half of that."""
 _KMAX = max(len(family.parameters) for family in FAMILIES)
-_OTHER_BASE = 0.05
-"""A base model that is this much better or worse at the set is another one than the law's."""
 
 
 @dataclass(frozen=True)
@@ -187,71 +183,3 @@ def _optimum(law: dict[str, Any], replicates: int, rng: np.random.Generator) -> 
             bp: doubt["problems_effect"] * _centered(rng, replicates) for bp in sorted({bp for bp, _ in grid})
         },
     )
-
-
-def law_warnings(
-    law: PlanningLaw, *, difficulty: str | None, anchor_given: bool, mean_rate: float | None = None
-) -> list[PlanWarning]:
-    """A law of another difficulty or base model than the user's; a learning rate that is not of the law's runs."""
-    out = []
-    base = _base(law)
-    if mean_rate is not None and base is not None and abs(mean_rate - base) > _OTHER_BASE:
-        out.append(
-            PlanWarning(
-                "base_differs",
-                f"the expectation is of the law's own set, where the base model is at {base:.2f}; at yours it is at "
-                f"{mean_rate:.2f}: take the allocation, not the reward",
-            )
-        )
-    if law.difficulty and difficulty and law.difficulty != difficulty:
-        wanted, of = law.name.replace("easy", difficulty).replace("hard", difficulty), siblings(law.name, difficulty)
-        near = difflib.get_close_matches(wanted, of, n=1, cutoff=0.0)
-        family = law.name.partition("/")[0]
-        use = f"use --law {near[0]}" if near else f"none of {family}'s laws is of a {difficulty} set"
-        out.append(
-            PlanWarning(
-                "difficulty_differs",
-                f"the law is of {'an' if law.difficulty == 'easy' else 'a'} {law.difficulty} set, yours is "
-                f"{difficulty}: n* and the reward differ between the two; {use}",
-            )
-        )
-    runs = law.runs_recipe
-    if runs is not None and "learning_rate" not in runs.fields and not anchor_given:
-        out.append(
-            PlanWarning(
-                "anchor_unknown",
-                "the learning rate is scaled from the paper's 1e-06 at a batch of 1,024 (Qwen2.5-7B-Instruct); "
-                f"{runs.why_not('learning_rate')}: say --lr-anchor RATE@BATCH",
-            )
-        )
-    return out
-
-
-def _base(law: PlanningLaw) -> float | None:
-    """The reward before training of a published law's set; None for a law of the user's runs."""
-    if law.runs_recipe is not None or not law.metric.startswith("avg@"):
-        return None
-    if isinstance(law.model, OptimumOnly):
-        return law.model.base
-    return float(np.median([fit.base for fit in law.model.fits])) if isinstance(law.model, Curves) else None
-
-
-def way_to_find_out(law: PlanningLaw, rollouts: float) -> str:
-    """How to see whether a published law holds elsewhere, with the command as it is typed.
-
-    In rollouts, so that the command needs no throughput; a law of a single setting has no run to propose.
-    """
-    known = law.model.settings()
-    if len(known) == 1:
-        bp, n = known[0]
-        return f"it knows {bp} × {n} alone; run other n or Bp on yours (`isocompute study`) and plan with --law RUNS"
-    command, name = "this command with --next 4", law.name
-    if law.runs_recipe is None:
-        if not isinstance(law.model, Curves):  # it knows n* alone: a law of curves proposes runs
-            curves = [s for s in siblings(name, law.difficulty) if isinstance(published(s, replicates=2).model, Curves)]
-            name = difflib.get_close_matches(name, curves, n=1, cutoff=0.0)[0]
-            law = published(name, replicates=2)
-        within = law.outside(rollouts * (law.gpu_hours_per_rollout or 1.0 if law.unit == "gpu_hours" else 1.0))
-        far = " --extrapolate" if not 1 / FAR < within < FAR else ""
-        command = f"`isocompute plan --budget {int(rollouts)} --law {name} --next 4{far}`"
-    return f"run a few of its settings on yours; {command} says which it is least sure of"

@@ -1,4 +1,20 @@
-"""Accelerators by name: memory, bandwidth and dense bf16 peak, from `gpus.toml`."""
+"""What a step costs on a GPU: a roofline of prefill, decode and training (FLOPs over peak, bytes over bandwidth).
+
+A step samples B = Bp · n responses and updates on them, one phase after the other on the same GPUs. For each phase
+seconds = max(FLOPs / peak, bytes / bandwidth) / efficiency, where the efficiency is measured (`throughput.calibrate`),
+given, or a default below.
+
+- *Prefill*: a prompt is computed once for its n rollouts (prefix caching, on by default in vLLM and SGLang).
+- *Decode*: every step reads the weights (of a mixture of experts, those that the batch is expected to meet,
+  E · (1 - (1 - k/E)^b) of E) and the cache of every running response. Memory that the weights leave to the cache limits
+  how many run at once; the others wait. A copy of the model is spread over the power of two of GPUs at which decoding
+  takes the least time: more of them leave more room for the cache, `SPREAD` is what they lose to one another.
+- *Training*: three forward passes' worth of FLOPs (one forward, two backward), one more where activations are
+  recomputed, and one for each scoring pass (old log-probs, a reference model), over prompt and response.
+
+Weights, cache and activations are bf16. Training splits everything over all GPUs: AdamW in mixed precision, FSDP or
+ZeRO stage 3. Other communication between GPUs is not modelled: it is part of the efficiency.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +48,7 @@ __all__ = [
 ]
 
 
-_PLAIN_WORDS = (
-    "nvidia",
-    "geforce",
-    "rtx",
-    "tesla",
-    "hgx",
-    "hbm2",
-    "hbm2e",
-    "hbm3",
-    "hbm3e",
-    "sxm",
-    "sxm4",
-    "sxm5",
-    "pcie",
-)
+_PLAIN_WORDS = set("nvidia geforce rtx tesla hgx hbm2 hbm2e hbm3 hbm3e sxm sxm4 sxm5 pcie".split())
 """Words that do not tell chips apart."""
 _SAME_MEMORY = 0.1
 """Sizes in names are rounded: a B200 is sold as 180 and as 192 GB."""
@@ -114,8 +116,6 @@ class _Written:
         return cls(re.sub(r"^(geforce)?rtx(?=\d)", "", chip), sizes[0] if sizes else None, "pcie" in words)
 
 
-# What a step costs: a roofline of prefill, decode and training (FLOPs over peak against bytes over bandwidth).
-
 Bound = Literal[
     "decode_bandwidth",
     "decode_compute",
@@ -137,6 +137,12 @@ MACHINE = 8
 TRAINING_PASSES = 4
 """Forward passes' worth of an update: forward, backward (twice a forward), and a second forward, because gradient
 checkpointing is on in TRL and in veRL's examples."""
+TRAINING_BYTES = 16
+"""Least bytes a parameter takes to train with AdamW: bf16 weights and gradient (4), fp32 master weights (4), two fp32
+moments (8). veRL's FSDP keeps fp32 weights and gradient and no other master, also 16; Megatron's fp32 gradient makes it
+18. Activations, a reference model and the sampler's memory come on top."""
+ON_GPU_BYTES = 2 * ELEMENT
+"""What stays on the GPUs where the optimizer's state is offloaded: weights and gradient."""
 ADAM_BYTES = 30
 """Bytes an update moves for each parameter in AdamW with fp32 master weights: master, two moments and the gradient read
 (16), the first three and the bf16 copy written (14)."""
@@ -296,10 +302,6 @@ def step_cost(
     )
 
 
-def _cache_bytes(shape: ModelShape) -> float:
-    return float(ELEMENT * shape.cache_elements)
-
-
 @dataclass(frozen=True)
 class _Generation:
     """How the GPUs share the sampling of a step."""
@@ -316,8 +318,7 @@ def _generation(
 ) -> _Generation:
     """The spread of a copy at which decoding takes the least time; of equals the smallest."""
     prompt, response = tokens
-    held = _held_tokens(shape, response + prompt / allocation.rollouts_per_problem)
-    per_response = held * _cache_bytes(shape)
+    per_response = _cached_tokens(shape, response + prompt / allocation.rollouts_per_problem) * _cache_bytes(shape)
 
     def spread(copy: int) -> _Generation:
         copies = min(count // copy, allocation.batch_size)  # a copy without a response does nothing
@@ -332,7 +333,11 @@ def _generation(
     return min(able, key=lambda generation: generation.decode.seconds)
 
 
-def _held_tokens(shape: ModelShape, tokens: float) -> float:
+def _cache_bytes(shape: ModelShape) -> float:
+    return float(ELEMENT * shape.cache_elements)
+
+
+def _cached_tokens(shape: ModelShape, tokens: float) -> float:
     """Tokens that a response has in the cache, averaged over layers: those with a window keep no more than it."""
     if shape.window is None:
         return tokens
@@ -431,13 +436,6 @@ def _bound(prefill: Phase, decode: Phase, training: Phase, waiting: bool) -> Bou
     if longest == prefill.seconds:
         return "prefill_compute" if prefill.limited_by == "compute" else "prefill_bandwidth"
     return "training_compute" if training.limited_by == "compute" else "training_bandwidth"
-
-
-# Whether training fits the GPUs: AdamW in mixed precision, split over all of them (FSDP, ZeRO stage 3).
-
-TRAINING_BYTES = 16
-ON_GPU_BYTES = 2 * ELEMENT
-"""What stays on the GPUs where the optimiser's state is offloaded: weights and gradient."""
 
 
 def check_training_memory(shape: ModelShape, gpu: Gpu, count: int) -> list[PlanWarning]:
