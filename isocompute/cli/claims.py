@@ -34,13 +34,13 @@ def command(
     from isocompute import api
     from isocompute.diagnose.claims import metric_of
 
-    with options.heard() as said:
+    with options.captured_warnings() as caught:
         runs = options.load_runs(paths, columns, where, problems_per_batch, rollouts_per_problem, without=without)
         _warn_of_end_points(runs)
         chosen = metric_of(runs, metric)
         claims = api.judge_claims(runs, metric=chosen)
     if json:
-        options.print_json({"claims": [claim.to_json() for claim in claims]}, said=said)
+        options.print_json({"claims": [claim.to_json() for claim in claims]}, caught=caught)
     else:
         _show(claims, chosen, needs=all_)
 

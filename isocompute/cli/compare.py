@@ -37,7 +37,7 @@ def command(
         from isocompute.report.charts.style import check_format
 
         check_format(chart)
-    with options.heard() as said:
+    with options.captured_warnings() as caught:
         sides = _without([options.load_runs([side], columns, where) for side in (a, b)], without or ())
         result = api.compare(sides[0], sides[1], metric=metric, unit=unit, replicates=replicates, seed=seed)
     names = _names(a, b)
@@ -47,7 +47,7 @@ def command(
 
         save(comparison_chart(result, metric=result.metric, unit=result.unit, names=names), chart)
     if json:
-        options.print_json(result.to_json(), said=said)
+        options.print_json(result.to_json(), caught=caught)
     else:
         _show(result, *names)
         if chart:

@@ -50,20 +50,20 @@ def command(
 
     if out:
         check_out(out)  # first: a fit takes a while
-    with options.heard() as said:
+    with options.captured_warnings() as caught:
         loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
         law = api.fit(
             loaded, metric=metric, unit=unit, points=points, bin_width=bin_width, replicates=replicates, seed=seed
         )
     if chart:
-        from isocompute.report.charts import law_chart
+        from isocompute.report.charts.commands import law_chart
         from isocompute.report.charts.style import save
 
         save(law_chart(law), chart)  # first: where it fails nothing is written
     if out:
         write_law(law, out)
     if json:
-        options.print_json(law.to_json(), said=said)
+        options.print_json(law.to_json(), caught=caught)
     else:
         show(law)
         for written in filter(None, (out, chart)):

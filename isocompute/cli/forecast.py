@@ -23,7 +23,7 @@ _REASONS = 10
 def command(
     runs: Annotated[list[str], typer.Argument(help="A run, a folder of runs, a table, or PATH::NAME.")],
     to: Annotated[
-        str | None, typer.Option(help="How far: a factor of the last fitted compute (2x, if not said) or a compute.")
+        str | None, typer.Option(help="How far: a factor of the last fitted compute (2x by default) or a compute.")
     ] = None,
     fit_until: Annotated[
         float | None, typer.Option(help="Use the points up to here only: a share up to 1, or a compute.")
@@ -53,7 +53,7 @@ def command(
     if backtest:
         _check_backtest({"--to": to, "--fit-until": fit_until, "--chart": chart})
     to = to or _TO
-    with options.heard() as said:
+    with options.captured_warnings() as caught:
         loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
         if chart and len(loaded) > 1:
             raise InputError(f"--chart draws one run, these are {len(loaded)}; name one as PATH::NAME.")
@@ -69,7 +69,7 @@ def command(
     if chart:
         draw(made, chart)
     if json:
-        options.print_json(data, said=said)
+        options.print_json(data, caught=caught)
     else:
         show_it(data)
         if chart:

@@ -28,7 +28,7 @@ __all__ = [
     "Unit",
     "Where",
     "Without",
-    "heard",
+    "captured_warnings",
     "load_runs",
     "pairs",
     "plain_value",
@@ -123,25 +123,25 @@ def load_runs(
 
 
 @contextmanager
-def heard() -> Iterator[list[dict[str, str]]]:
-    """The warnings about runs that are given inside, as `--json` tells them; standard error has them all the same."""
+def captured_warnings() -> Iterator[list[dict[str, str]]]:
+    """Warnings about runs that are raised inside, as `--json` prints them; standard error has them too."""
     from isocompute.data import RunWarning
 
-    said: list[dict[str, str]] = []
+    caught: list[dict[str, str]] = []
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def keep(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, RunWarning):
-                said.append({"code": "runs", "message": str(message)})
+                caught.append({"code": "runs", "message": str(message)})
             show(message, category, *rest, **more)
 
         warnings.showwarning = keep
-        yield said
+        yield caught
 
 
-def print_json(data: dict[str, Any], *, said: Sequence[dict[str, str]] = ()) -> None:
-    """One JSON object on standard output; what was `heard` is added to its warnings."""
-    if said:
-        data = data | {"warnings": [*data.get("warnings", ()), *said]}
+def print_json(data: dict[str, Any], *, caught: Sequence[dict[str, str]] = ()) -> None:
+    """One JSON object on standard output; captured warnings are added to its own."""
+    if caught:
+        data = data | {"warnings": [*data.get("warnings", ()), *caught]}
     typer.echo(json.dumps(data, allow_nan=False))

@@ -67,7 +67,7 @@ def command(
     from isocompute import api
 
     law, study = str(given["law"]), out or "next.toml"
-    with options.heard() as warned:
+    with options.captured_warnings() as warned:
         plan = api.plan(**given | {"law": _picked(law, where, without)})
     proposals = _propose(plan, next_, law, study, given.get("seed", 0)) if next_ else []
     if json:
@@ -76,7 +76,7 @@ def command(
         extra: dict[str, Any] = {}
         if next_:
             extra = {"next": [proposal_to_json(p) for p in proposals], "study": study if proposals else None}
-        options.print_json(plan.to_json() | extra, said=warned)
+        options.print_json(plan.to_json() | extra, caught=warned)
         return
     from isocompute.cli.plan_display import show, show_next
 
@@ -128,11 +128,11 @@ def _backtest(given: Mapping[str, Any], where: list[str] | None, without: list[s
             what = f"{law} is a law, not runs"
         raise InputError(f"--backtest: it plans finished runs anew; {what}: --law RUNS, those of a sweep.")
     rest = {name: given[name] for name in ("metric", "replicates", "seed") if name in given}
-    with options.heard() as warned:
+    with options.captured_warnings() as warned:
         runs = options.load_runs([law], None, where, given.get("problems_per_batch"), without=without)
         tests, metric = api.backtest_plans(runs, budget=rollouts, **rest)
     if json:
-        options.print_json(tests_to_json(tests, law=law, metric=metric), said=warned)
+        options.print_json(tests_to_json(tests, law=law, metric=metric), caught=warned)
     else:
         show_tests(tests, law=law, metric=metric)
 

@@ -58,15 +58,15 @@ def command(
     from isocompute.report.page import check_page, write_report
 
     path = check_page(out or "report.html") if figure is None else None
-    with options.heard() as said:
+    with options.captured_warnings() as caught:
         loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
         evidence = Evidence.of(loaded, metric=metric, unit=unit, paths=runs, replicates=replicates, seed=seed)
     if path is None:
-        _figure(evidence, figure or "", out, json=json, said=said)
+        _figure(evidence, figure or "", out, json=json, caught=caught)
         return
     report = write_report(evidence, out=path, budget=budget)
     if json:
-        options.print_json(report.to_json(), said=said)
+        options.print_json(report.to_json(), caught=caught)
     else:
         _show(report, asked=budget is not None)
 
@@ -85,7 +85,7 @@ def _list(json: bool) -> None:
         screen.print(f"  {row['description']} ({row['source']})")
 
 
-def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool, said: list[dict[str, str]]) -> None:
+def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool, caught: list[dict[str, str]]) -> None:
     from isocompute.report.figures import Missing, draw
 
     drawn = draw(name, evidence)
@@ -94,7 +94,7 @@ def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool, said:
     if out is not None or not json:
         drawn.save(out or f"{name}.png")
     if json:
-        options.print_json(drawn.to_json(), said=said)
+        options.print_json(drawn.to_json(), caught=caught)
     else:
         typer.echo(drawn.caption)
         typer.echo(f"wrote {out or f'{name}.png'}")
