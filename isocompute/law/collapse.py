@@ -1,6 +1,6 @@
 """Collapses and dips: which evaluations of a run are no part of a learning curve.
 
-`benchmarks/falls.py` measures how many collapses are found, and how often a healthy run is said to collapse.
+`benchmarks/falls.py` measures how many collapses are found, and how often one is found in a healthy run.
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ __all__ = [
     "block_length",
     "block_resample",
     "fit_groups",
+    "padded",
 ]
 
 CEILING_SEEN = 0.8
@@ -288,11 +289,11 @@ class _Rows:
             [tuple(group) for group in groups],
             unit_G,
             np.array([max(line.max(), 1.0 + 1e-9) for line in compute_G]),
-            _padded(compute_G, 1.0),
-            _padded([np.concatenate([c.values_C for c in group]) for group in groups], 0.0),
-            _padded([np.ones(len(line)) for line in compute_G], 0.0) > 0,
-            _padded(bin_G, 0).astype(np.int64),
-            _padded(means, 1.0),
+            padded(compute_G, 1.0),
+            padded([np.concatenate([c.values_C for c in group]) for group in groups], 0.0),
+            padded([np.ones(len(line)) for line in compute_G], 0.0) > 0,
+            padded(bin_G, 0).astype(np.int64),
+            padded(means, 1.0),
         )
 
     def solve(self, family: Family, weights_GN: Array, upper_G: Array) -> Fits:
@@ -318,7 +319,7 @@ class _Rows:
         return evaluate(family, fits, self.compute_GN)
 
 
-def _padded(lines: Sequence[Array] | Sequence[Ints], value: float) -> Array:
+def padded(lines: Sequence[Array] | Sequence[Ints], value: float) -> Array:
     """Lines of different lengths as one array."""
     out = np.full((len(lines), max(len(line) for line in lines)), value, dtype=np.float64)
     for row, line in zip(out, lines, strict=True):

@@ -17,7 +17,7 @@ Weights are by root mean squared error over rolling origins: each forecaster is 
 seen and predicts a later one, some at the ratio of compute that the question asks for, some nearer by. An origin counts
 by the square of its compute: what a run did lately says more than how it began. After a collapse of two evaluations or
 more, neither the monotone families nor a trend through the collapse have anything to say, and only `flat` votes, from
-what came after it: public runs that collapsed stayed low or came back about as often as they fell on. One low
+what came after it: public runs that collapsed stayed low or came back about as often as they went on falling. One low
 evaluation may be a glitch; there is no verdict then. Where the last evaluations are NaN or infinite, only `flat` votes
 too.
 
@@ -342,7 +342,7 @@ def _verdict(curve: Curve, at: float, average: _Average, now: float, unit: str) 
             f"at {number(at / last)} times the compute seen the error hides any change; at {_NEAR:g}x it is {way} "
             f"{last_three} with a chance of {sure:.0%}"
         )
-    return "flat", f"no change stands out from the error (chance of improving on {last_three} {chance:.0%})"
+    return "flat", f"no change exceeds the error (chance of improving on {last_three} {chance:.0%})"
 
 
 def _collapsed(curve: Curve, start: int, now: float, noise: float, unit: str) -> tuple[str, str]:

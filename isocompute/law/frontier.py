@@ -28,7 +28,7 @@ import numpy as np
 from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.curve import scale_of
 from isocompute.law.families import HILL
-from isocompute.law.fits import CurveFit
+from isocompute.law.fits import CurveFit, padded
 from isocompute.law.solver import Batch, Fits, evaluate, solve
 from isocompute.law.uncertainty import SEED_MARGIN, around, basic, percentiles, seed_deviation
 
@@ -360,14 +360,9 @@ def _sigmoids(x_G: Sequence[Array], rows_G: Sequence[Array]) -> list[Fits]:
     row_GR = [[known.setdefault((g, row_C.tobytes()), len(known)) for row_C in rows] for g, rows in enumerate(rows_G)]
     first_G = [np.unique(row_R, return_index=True)[1] for row_R in row_GR]
     values = [row_C for rows_RC, first_U in zip(rows_G, first_G, strict=True) for row_C in rows_RC[first_U]]
-    width = max(len(x_C) for x_C in x_G)
-
-    def filled(lines: Sequence[Array], value: float) -> Array:
-        return np.array([np.pad(line, (0, width - len(line)), constant_values=value) for line in lines])
-
-    values_UC, weights_UC = filled(values, 0.0), filled([np.ones_like(row_C) for row_C in values], 0.0)
+    values_UC, weights_UC = padded(values, 0.0), padded([np.ones_like(row_C) for row_C in values], 0.0)
     batch = Batch(
-        compute_GC=filled([x_C / x_C[0] for x_C in x_G], 1.0),
+        compute_GC=padded([x_C / x_C[0] for x_C in x_G], 1.0),
         span_G=np.array([max(float(x_C[-1] / x_C[0]), 1.0 + 1e-9) for x_C in x_G]),
         group_R=np.repeat(np.arange(len(x_G)), [len(first_U) for first_U in first_G]),
         values_RC=values_UC,

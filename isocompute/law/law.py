@@ -46,7 +46,7 @@ __all__ = ["EarlyCollapse", "Law", "RunFit", "Tradeoff", "fit_law"]
 _NAMED = 3
 """Runs that a note names."""
 _SIGNIFICANT = 0.05
-"""How often n* may be said to move where all n are equal at the end."""
+"""Chance at which n* may be reported to move where all n are equal at the end."""
 
 
 @dataclass(frozen=True)

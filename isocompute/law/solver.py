@@ -198,7 +198,8 @@ def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper_R: Arr
 def _refine(family: Family, batch: Batch, theta_RK: Array) -> Fits:
     """Damped Gauss-Newton inside the box; rows that have converged drop out of the work."""
     theta_KR = np.ascontiguousarray(theta_RK.T)
-    low_KR, high_KR = _box(family, batch)
+    spans, place_R = np.unique(batch.span_G[batch.group_R], return_inverse=True)
+    low_KR, high_KR = np.stack([family.bounds(float(span)) for span in spans])[place_R].T
     whole = work = _Work.of(family, batch)
     done_KR, active = theta_KR.copy(), np.arange(len(theta_RK))
     point = _project(family, work, theta_KR)
@@ -223,13 +224,6 @@ def _refine(family: Family, batch: Batch, theta_RK: Array) -> Fits:
             theta_KR, damping_R = theta_KR[:, keep], damping_R[keep]
             low_KR, high_KR = low_KR[:, keep], high_KR[:, keep]
     return Fits(np.ascontiguousarray(done_KR.T), *_squares(family, whole, done_KR))
-
-
-def _box(family: Family, batch: Batch) -> tuple[Array, Array]:
-    """The bounds of every row's θ."""
-    spans, place_R = np.unique(batch.span_G[batch.group_R], return_inverse=True)
-    box_GK2 = np.stack([family.bounds(float(span)) for span in spans])
-    return box_GK2[place_R, :, 0].T, box_GK2[place_R, :, 1].T
 
 
 def _damped_step(point: _Point, theta_KR: Array, damping_R: Array, low_KR: Array, high_KR: Array) -> Array:

@@ -122,12 +122,8 @@ def _family(name: object) -> Family:
     return known[str(name)]
 
 
-def _known_form(name: str) -> str:
-    return _family(name).name
-
-
 _Count = Annotated[int, Field(ge=1)]
-_Form = Annotated[str, AfterValidator(_known_form)]
+_Form = Annotated[str, AfterValidator(lambda name: _family(name).name)]
 
 
 class _Part(BaseModel):

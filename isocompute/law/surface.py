@@ -181,7 +181,12 @@ def fit_surface(
     points, bins, bin_I = _points(known, unit)
     terms = _terms(points)
     both = [_fit(family, terms, bins, _start(family, terms, known, unit)) for family in (HILL, EXPONENTIAL)]
-    best = min(both, key=lambda fitted: _aic(fitted, points))
+
+    def aic(fitted: _Fitted) -> float:
+        error = float(np.mean((points.values_I - fitted.at(points)) ** 2))
+        return len(points.values_I) * float(np.log(error + 1e-30)) + 2 * len(fitted.coefficients_Q)
+
+    best = min(both, key=aic)
     residual_I = points.values_I - best.at(points)
     with blas_on_one_core():
         replicates_BQ = _draws(best, known, points, bins, bin_I, replicates, np.random.default_rng(seed))
@@ -254,7 +259,10 @@ def _start(family: Family, terms: Terms, fits: Sequence[CurveFit], unit: float) 
     n = np.array([float(f.setting[1] or 1) for f in fits])
     bp = np.array([float(f.setting[0] or 1) for f in fits])
     ceiling = np.array([f.ceiling for f in fits])
-    half = np.array([_half_rise(f) for f in fits]) / unit
+    half = np.empty(len(fits))
+    for i, fit in enumerate(fits):
+        grid_C = np.geomspace(fit.first, fit.last * 10, 200)
+        half[i] = grid_C[np.searchsorted(fit.at(grid_C), 0.5 * (fit.base + fit.ceiling)).clip(0, 199)] / unit
     base = float(np.median([f.base for f in fits]))
 
     def regress(powers: _Powers, target: Array) -> Array:
@@ -268,17 +276,6 @@ def _start(family: Family, terms: Terms, fits: Sequence[CurveFit], unit: float) 
     else:
         parts[2][0] -= np.log(np.log(2.0))
     return np.concatenate(parts)
-
-
-def _half_rise(fit: CurveFit) -> float:
-    grid_C = np.geomspace(fit.first, fit.last * 10, 200)
-    values_C = fit.at(grid_C)
-    return float(grid_C[np.searchsorted(values_C, 0.5 * (fit.base + fit.ceiling)).clip(0, 199)])
-
-
-def _aic(fitted: _Fitted, points: _Points) -> float:
-    error = float(np.mean((points.values_I - fitted.at(points)) ** 2))
-    return len(points.values_I) * float(np.log(error + 1e-30)) + 2 * len(fitted.coefficients_Q)
 
 
 def _draws(
