@@ -59,19 +59,17 @@ _NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 # Engines by name, imported when a study needs them: the command engine must load neither the simulator nor torch.
 
 
-def check_name(name: str) -> None:
+def check_name(name: str) -> str:
     """Refuse a name that cannot be an engine, without importing anything."""
     if name not in ENGINES and not _DOTTED.fullmatch(name):
         raise InputError(f"'{name}' is not one of {', '.join(ENGINES)}; your own is written package.module:Class")
+    return name
 
 
 def load_engine(name: str) -> Engine:
     """The engine with this name, or the class at `package.module:Class` (the working directory is searched too)."""
-    check_name(name)
-    return _load_own(name) if name not in ENGINES else _load_ours(name)
-
-
-def _load_ours(name: str) -> Engine:
+    if check_name(name) not in ENGINES:
+        return _load_own(name)
     try:
         return _make(ENGINES[name])
     except ImportError as error:

@@ -135,11 +135,6 @@ class StudyFolder:
     def __init__(self, address: str | Path) -> None:
         self.address = str(address).rstrip("/") or "/"
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether files go through fsspec."""
-        return files.is_remote(self.address)
-
     def at(self, name: str) -> str:
         """Address of something inside."""
         return files.join(self.address, name)
@@ -160,7 +155,7 @@ class StudyFolder:
             inside = {files.last_part(child) for child in files.children(self.address)} - {RUNNER, IDENTITY}
             if inside:
                 raise InputError(f"{self.address}: not empty and not a study (no {SPEC} in it); give another --out.")
-        if not self.is_remote:
+        if not files.is_remote(self.address):
             try:
                 Path(self.address).mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -213,7 +208,7 @@ class StudyFolder:
                 )
 
     def _write(self, name: str, data: bytes) -> None:
-        if self.is_remote:
+        if files.is_remote(self.address):
             remote.write(self.at(name), data)
         else:
             path = Path(self.address) / name
@@ -230,7 +225,7 @@ class StudyFolder:
         """The state of every cell of the spec, or of `cells`; with `points`, also the last point and settings."""
         if cells is None:
             cells = cells_of(self.spec())
-        if self.is_remote:
+        if files.is_remote(self.address):
             there = remote.listing(self.address)
             small = (FINISHED, SETTINGS) if points else (FINISHED,)
             data = remote.read_all(self.address, {f"{cell.name}/{name}" for cell in cells for name in small} & there)
@@ -246,13 +241,10 @@ class StudyFolder:
 
 def _identity(spec: StudySpec) -> dict[str, Any]:
     """What a cell's points depend on, apart from its own Bp, n, seed and problem set."""
-    whole = spec.model_dump(mode="json")
-    kept = {key: whole[key] for key in ("engine", "recipe", "budget", "evaluation", "engine_options")}
-    return {
-        **kept,
-        "problems": {table.get("set", ""): table for table in whole["problems"]},
-        "variants": whole["variants"],
-    }
+    tables = spec.model_dump(
+        mode="json", include={"engine", "recipe", "budget", "evaluation", "engine_options", "variants"}
+    )
+    return {**tables, "problems": {table.get("set", ""): table for table in spec.model_dump(mode="json")["problems"]}}
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,16 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from isocompute.core import files
 from isocompute.core.allocation import Allocation, Cell, Engine, grid
@@ -54,9 +63,17 @@ def _whole(value: Any) -> Any:
     return value
 
 
+def _without_repeats(values: list[int]) -> list[int]:
+    repeated = [value for i, value in enumerate(values) if value in values[:i]]
+    if repeated:
+        raise ValueError(f"{repeated[0]} comes twice; keep one")
+    return values
+
+
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=_MOST)]
 Table = dict[str, Any]
+Distinct = AfterValidator(_without_repeats)
 
 
 class _Strict(BaseModel):
@@ -66,14 +83,9 @@ class _Strict(BaseModel):
 class Grid(_Strict):
     """Which allocations are run: every (Bp, n) whose batch is not too large."""
 
-    problems_per_batch: list[Count] = Field(min_length=1, description="values of Bp")
-    rollouts_per_problem: list[Count] = Field(min_length=1, description="values of n")
+    problems_per_batch: Annotated[list[Count], Distinct] = Field(min_length=1, description="values of Bp")
+    rollouts_per_problem: Annotated[list[Count], Distinct] = Field(min_length=1, description="values of n")
     max_batch: Count | None = Field(default=None, description="B_max: cells with Bp · n above it are left out")
-
-    @field_validator("problems_per_batch", "rollouts_per_problem")
-    @classmethod
-    def _distinct(cls, values: list[int]) -> list[int]:
-        return _without_repeats(values)
 
 
 class Budget(_Strict):
@@ -117,27 +129,18 @@ class Variant(_Strict):
 class StudySpec(_Strict):
     """A sweep: one engine and recipe over a grid of allocations, problem sets and seeds at one budget."""
 
-    engine: str = Field(description="sim, command, or package.module:Class")
+    engine: Annotated[str, AfterValidator(check_name)] = Field(description="sim, command, or package.module:Class")
     problems: list[Table] = Field(default=[{}], min_length=1, description="problem sets, as the engine reads them")
     recipe: Table = Field(default={}, description="the recipe's fields, as the engine reads them")
     variants: dict[str, Variant] = Field(default={}, description="the same with another recipe, each in its own folder")
     grid: Grid
     budget: Budget
-    seeds: list[Annotated[Whole, Field(ge=0)]] = Field(default=[0], min_length=1, description="a run for each")
+    seeds: Annotated[list[Annotated[Whole, Field(ge=0)]], Distinct] = Field(
+        default=[0], min_length=1, description="a run for each"
+    )
     evaluation: EvaluationTable = EvaluationTable()
     resources: Resources = Resources()
     engine_options: Table = Field(default={}, description="further options of the engine")
-
-    @field_validator("engine")
-    @classmethod
-    def _known_engine(cls, name: str) -> str:
-        check_name(name)
-        return name
-
-    @field_validator("seeds")
-    @classmethod
-    def _distinct(cls, values: list[int]) -> list[int]:
-        return _without_repeats(values)
 
     @field_validator("variants")
     @classmethod
@@ -165,13 +168,6 @@ class StudySpec(_Strict):
             elif names.index(name) != i:
                 raise ValueError(f"set = '{name}' comes twice; give every table its own name")
         return sets
-
-
-def _without_repeats(values: list[int]) -> list[int]:
-    repeated = [value for i, value in enumerate(values) if value in values[:i]]
-    if repeated:
-        raise ValueError(f"{repeated[0]} comes twice; keep one")
-    return values
 
 
 def read_spec(path: str | Path) -> StudySpec:
