@@ -1,54 +1,45 @@
-"""Python-like text as data, without evaluating anything: printed dicts, `np.float64(…)`, `tensor(…)`, `Namespace(…)`.
+"""Values from the text of logs, without evaluating anything: numbers, printed dicts, `np.float64(…)`, `tensor(…)`.
 
-`ast.literal_eval` stops at the first `inf`, `PosixPath('x')` or `<object>` of a printed config; this reader keeps such
-a value as text and goes on. One pass over the tokens, no backtracking, a bound on the depth.
+`ast.literal_eval` refuses `inf`, `PosixPath('x')` or `<object>` in a printed dict; `parse` keeps them as text.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from typing import Any
 
-__all__ = ["LiteralError", "as_float", "as_number", "balanced_end", "flatten", "parse"]
+from isocompute.core.errors import quiet
+
+__all__ = ["LiteralError", "as_float", "as_number", "depth_after", "flatten", "parse"]
 
 _DEPTH = 60
-_MOST_TOKENS = 50_000
-"""Of one literal: a row of metrics has some thousand."""
-_TOKEN = re.compile(
-    r"""
-    (?P<mark>[{}\[\](),:=])
-  | (?P<text>[rbuRBU]{0,2}(?:'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"))
-  | (?P<bare>[^\s{}\[\](),:='"]+)
-  | (?P<stray>['"])
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_WORDS: dict[str, Any] = {"None": None, "null": None, "True": True, "true": True, "False": False, "false": False}
-_ESCAPE = re.compile(
-    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})|(.))", re.DOTALL
-)
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\n": ""}
+_LONGEST = 1 << 20
+_TOKEN = re.compile(r"(?P<text>'[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\")|(?P<mark>[{}\[\]()])", re.DOTALL)
+_OBJECT = re.compile(r"('[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\")|<[^<>{}'\"]{0,200}>", re.DOTALL)
+"""A string, or an object's default text, such as `<object at 0x7f>`."""
+_WORDS = {"null": None, "true": True, "false": False, "nan": math.nan, "inf": math.inf}
 _NUMBER = re.compile(
     r"[-+]?(?:\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|infinity)", re.IGNORECASE
 )
 _LONGEST_NUMBER = 300
-"""Characters of a number's text, wrapping and all; anything longer is something else."""
+"""Characters of a number's text with its wrapper."""
 _WRAPPED = re.compile(r"[A-Za-z_][\w.]*\(\s*(?P<inside>[^(),]*)[^()]*\)")
 
 
 class LiteralError(ValueError):
-    """The text is no literal, or one that is nested too deeply."""
+    """The text is not a literal, or one that is too long or nested too deeply."""
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number out of a value or its text; None without one."""
+    """A finite number from a value or its text; None without one."""
     number = as_float(value)
     return number if number is not None and math.isfinite(number) else None
 
 
 def as_float(value: Any) -> float | None:
-    """What a value or its text is as a number (`'0.25'`, `np.float64(0.25)`, `tensor(nan)`); None for others."""
+    """A number from a value or its text (`'0.25'`, `np.float64(0.25)`, `tensor(nan)`); None without one."""
     if isinstance(value, str):
         if len(value) > _LONGEST_NUMBER:
             return None
@@ -80,133 +71,60 @@ def flatten(value: Any, prefix: str = "", separator: str = "/", depth: int = 0) 
     return out
 
 
-def balanced_end(depth: int, text: str) -> int:
-    """The depth of open brackets after a piece of text, brackets in quoted strings aside; -1 once it fell to 0."""
+def depth_after(depth: int, text: str) -> int:
+    """The depth of open brackets after a piece of text, without those in strings; -1 once all are closed."""
+    return _walk(depth, text)[0]
+
+
+def _walk(depth: int, text: str) -> tuple[int, int]:
+    """The depth after the text, or -1 and where the last bracket was closed."""
     for token in _TOKEN.finditer(text):
         mark = token["mark"]
-        if mark in ("{", "[", "("):
+        if mark and mark in "{[(":
             depth += 1
-        elif mark in ("}", "]", ")"):
+        elif mark:
             depth -= 1
             if depth <= 0:
-                return -1
-    return depth
+                return -1, token.end()
+    return depth, len(text)
 
 
-def parse(text: str, start: int = 0) -> Any:
-    """The literal that begins at `start`; whatever follows it is left alone."""
-    return _Parser(text, start).value(0)
+def parse(text: str) -> Any:
+    """The printed value at the start of a text; other output may follow it.
 
-
-class _Parser:
-    def __init__(self, text: str, start: int) -> None:
-        self._tokens = _TOKEN.finditer(text, start)
-        self._next: tuple[str, str] | None = None
-        self._left = _MOST_TOKENS
-        self._step()
-
-    def _step(self) -> tuple[str, str]:
-        """Take the token under the cursor."""
-        self._left -= 1
-        if self._left < 0:
-            raise LiteralError("too long")
-        taken = self._next or ("end", "")
-        match = next(self._tokens, None)
-        self._next = ("end", "") if match is None else (str(match.lastgroup), match[str(match.lastgroup)])
-        return taken
-
-    def _at(self, *marks: str) -> bool:
-        return self._next is not None and self._next[0] == "mark" and self._next[1] in marks
-
-    def value(self, depth: int, stop: str = "") -> Any:
-        """The value under the cursor; `stop` is the mark that ends a bare word there."""
-        if depth > _DEPTH:
-            raise LiteralError("nested too deeply")
-        kind, text = self._step()
-        if kind == "text":
-            out: Any = _unquote(text)
-            while self._next is not None and self._next[0] == "text":  # a folded string: 'one' 'two'
-                out += _unquote(self._step()[1])
-            return out
-        if kind == "bare":
-            if self._at("("):
-                self._step()
-                return self._call(depth)
-            return self._bare(text, stop)
-        if kind == "mark" and text == "{":
-            return self._mapping(depth)
-        if kind == "mark" and text in "[(":
-            return self._items("]" if text == "[" else ")", depth)
-        raise LiteralError(f"unexpected {text or 'end'!r}")
-
-    def _bare(self, text: str, stop: str) -> Any:
-        """A word or a number; further words up to the next comma or bracket belong to it (`<object at 0x7f>`)."""
-        words = [text]
-        while self._next is not None and (self._next[0] in ("bare", "text") or self._at(":", "=")):
-            if stop and self._at(stop) and not text.startswith("<"):
-                break
-            words.append(self._step()[1])
-        whole = " ".join(words)
-        return _WORDS[whole] if whole in _WORDS else _scalar(whole)
-
-    def _mapping(self, depth: int) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        while not self._at("}"):
-            key = self.value(depth + 1, ":")
-            if not self._at(":"):
-                raise LiteralError("a key without a value")
-            self._step()
-            out[str(key)] = self.value(depth + 1)
-            self._comma("}")
-        self._step()
-        return out
-
-    def _items(self, close: str, depth: int) -> list[Any]:
-        out = []
-        while not self._at(close):
-            out.append(self.value(depth + 1))
-            self._comma(close)
-        self._step()
-        return out
-
-    def _call(self, depth: int) -> Any:
-        """`f(x)` is x, `f(a=1, b=2)` is a mapping."""
-        plain, named = [], {}
-        while not self._at(")"):
-            first = self.value(depth + 1, "=")
-            if self._at("="):
-                self._step()
-                named[str(first)] = self.value(depth + 1)
-            else:
-                plain.append(first)
-            self._comma(")")
-        self._step()
-        return plain[0] if plain else named
-
-    def _comma(self, close: str) -> None:
-        if self._at(","):
-            self._step()
-        elif not self._at(close):
-            raise LiteralError(f"no {close!r}")
-
-
-def _scalar(text: str) -> Any:
+    >>> parse("{'a': np.float64(0.5), 'b': [inf]} done")
+    {'a': 0.5, 'b': [inf]}
+    """
+    text = text[: _walk(0, text)[1]].strip()
+    if not text or len(text) > _LONGEST:
+        raise LiteralError("empty or too long")
+    text = _OBJECT.sub(lambda match: match[1] or repr(match[0]), text)
     try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+        with quiet():  # warnings of invalid escapes
+            return _value(ast.parse(text, mode="eval").body, 0)
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+        raise LiteralError(str(error)) from error
 
 
-def _unquote(text: str) -> str:
-    start = min(i for i in (text.find("'"), text.find('"')) if i >= 0)
-    body = text[start + 1 : -1]
-    return _ESCAPE.sub(_character, body) if "\\" in body else body
-
-
-def _character(escape: re.Match[str]) -> str:
-    code = escape[1] or escape[2] or escape[3]
-    return chr(int(code, 16)) if code else _ESCAPES.get(escape[4], escape[4])
+def _value(node: ast.expr, depth: int) -> Any:
+    """The value of a syntax tree; a call is its first argument, or a mapping of its named ones."""
+    if depth > _DEPTH:
+        raise LiteralError("nested too deeply")
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Dict) and all(node.keys):
+        keys = [str(_value(key, depth + 1)) for key in node.keys if key is not None]
+        return dict(zip(keys, (_value(value, depth + 1) for value in node.values), strict=True))
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [_value(item, depth + 1) for item in node.elts]
+    if isinstance(node, ast.Name):
+        return _WORDS.get(node.id, node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        operand = _value(node.operand, depth + 1)
+        if isinstance(operand, int | float):
+            return -operand if isinstance(node.op, ast.USub) else operand
+    if isinstance(node, ast.Call):
+        if node.args:
+            return _value(node.args[0], depth + 1)
+        return {str(each.arg): _value(each.value, depth + 1) for each in node.keywords}
+    return ast.unparse(node)

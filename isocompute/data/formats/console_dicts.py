@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from isocompute.data.literals import LiteralError, balanced_end, flatten, parse
+from isocompute.data.literals import LiteralError, depth_after, flatten, parse
 from isocompute.data.rows import NO_MATCH, Match, Sink
 from isocompute.data.source import Log, Sample
 from isocompute.trainers.printed import ConfigWatch, process_of, strip
@@ -79,10 +79,12 @@ class _StepAndDict:
             elif b"step" in text[:40].lower() and b"{" not in text and depth <= 0:
                 waiting = False
                 continue
+            elif not text.startswith((b"'", b'"', b"}", b"]", b")")):
+                continue  # other output between the lines of a dict
             piece = text.decode(errors="replace")
             pieces.append(piece)
             size += len(piece)
-            depth = balanced_end(max(depth, 0), piece)
+            depth = depth_after(max(depth, 0), piece)
             if depth == -1:
                 yield step, _dict("\n".join(pieces))
                 pieces, waiting = [], False
