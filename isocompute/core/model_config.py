@@ -25,8 +25,8 @@ def _number(value: Any) -> Any:
 
 
 def _count(value: Any, *, least: int = 1) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value != int(value) or value < least:
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    if not is_number or isinstance(value, bool) or value != int(value) or value < least:
         raise ValueError(f"not a whole number above {least - 1}" if least else "not a whole number")
     if value > _LARGEST:
         raise ValueError(f"over {_LARGEST:,}, more than any model has")

@@ -154,11 +154,11 @@ def test_windows() -> None:
 def test_wrong_configs_say_what_would_work(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model_type 'qwen3_next' is not one of .* the nearest is 'qwen3"):
         model_shape({**TINY, "model_type": "qwen3_next"})
-    with pytest.raises(InputError, match="the key 'num_hidden_layers' is missing"):
+    with pytest.raises(InputError, match="'num_hidden_layers' is missing"):
         model_shape({"model_type": "llama", "hidden_size": 8})
-    with pytest.raises(InputError, match="vocab_size = 'big'; it must be a whole number"):
+    with pytest.raises(InputError, match="'vocab_size' is 'big', not a whole number"):
         model_shape({**TINY, "model_type": "llama", "vocab_size": "big"})
-    with pytest.raises(InputError, match="hidden_size = 0; it must be at least 1"):
+    with pytest.raises(InputError, match="'hidden_size' is 0, not a whole number above 0"):
         model_shape({**TINY, "model_type": "llama", "hidden_size": 0})
     for missing in (tmp_path / "nope", tmp_path / "config.json"):
         with pytest.raises(InputError) as caught:
@@ -170,7 +170,7 @@ def test_wrong_configs_say_what_would_work(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not JSON"):
         read_model_shape(str(tmp_path))
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(InputError, match="not an object"):
+    with pytest.raises(InputError, match="not a table"):
         read_model_shape(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "llama"}))
     assert read_model_shape(str(tmp_path)) == read_model_shape(str(tmp_path / "config.json"))
@@ -179,27 +179,27 @@ def test_wrong_configs_say_what_would_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("hidden_size", float("nan"), "it must be a whole number"),
-        ("hidden_size", float("inf"), "it must be a whole number"),
-        ("hidden_size", 10**400, "is over 1,000,000,000, more than any model has"),
-        ("decoder_sparse_step", "x", "it must be a whole number"),
-        ("first_k_dense_replace", "a", "it must be a whole number"),
-        ("mlp_only_layers", 3, "it must be a list"),
-        ("layer_types", 5, "it must be a list"),
-        ("max_window_layers", "x", "it must be a whole number"),
+        ("hidden_size", float("nan"), "not a whole number"),
+        ("hidden_size", float("inf"), "not a whole number"),
+        ("hidden_size", 10**400, "over 1,000,000,000, more than any model has"),
+        ("decoder_sparse_step", "x", "not a whole number"),
+        ("first_k_dense_replace", "a", "not a whole number"),
+        ("mlp_only_layers", 3, "not a list"),
+        ("layer_types", 5, "not a list"),
+        ("max_window_layers", "x", "not a whole number"),
         ("num_attention_heads", 5000, "leaves no head_dim"),
     ],
 )
 def test_odd_fields_are_named(key: str, value: Any, says: str) -> None:
     odd = {**TINY, "model_type": "qwen3_moe", **QWEN_MOE, "sliding_window": 7, "use_sliding_window": True}
     odd.pop("head_dim", None)
-    with pytest.raises(InputError, match=f"config.json: {key} .*{says}"):
+    with pytest.raises(InputError, match=f"config.json: '?{key}'? .*{says}"):
         model_shape({**odd, key: value})
 
 
 @pytest.mark.parametrize("value", ["x", -3])
 def test_odd_window_patterns_are_named(value: Any) -> None:
-    with pytest.raises(InputError, match=r"sliding_window_pattern = .*; it must be a whole number"):
+    with pytest.raises(InputError, match=r"'sliding_window_pattern' is .*, not a whole number"):
         model_shape({**TINY, "model_type": "gemma2", "sliding_window": 7, "sliding_window_pattern": value})
 
 

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 
-_PLAIN_WORDS = set("nvidia geforce rtx tesla hgx hbm2 hbm2e hbm3 hbm3e sxm sxm4 sxm5 pcie".split())
+_PLAIN_WORDS = re.compile(r"nvidia|geforce|rtx|tesla|hgx|hbm[23]e?|sxm[45]?|pcie")
 """Words that do not tell chips apart."""
 _SAME_MEMORY = 0.1
 """Sizes in names are rounded: a B200 is sold as 180 and as 192 GB."""
@@ -63,11 +63,6 @@ class Gpu:
     bandwidth: float
     peak: float
     source: str
-
-    @property
-    def ridge(self) -> float:
-        """FLOPs a byte above which compute is what limits."""
-        return self.peak / self.bandwidth
 
 
 @cache
@@ -112,7 +107,7 @@ class _Written:
     def of(cls, name: str) -> _Written:
         words = re.split(r"[^a-z0-9]+", re.sub(r"(\d+)\s*gb?\b", r" \1gb ", name.lower()))
         sizes = [float(word.removesuffix("gb")) * 1e9 for word in words if re.fullmatch(r"\d+gb", word)]
-        chip = "".join(w for w in words if w not in _PLAIN_WORDS and not re.fullmatch(r"\d+gb", w))
+        chip = "".join(w for w in words if not _PLAIN_WORDS.fullmatch(w) and not re.fullmatch(r"\d+gb", w))
         return cls(re.sub(r"^(geforce)?rtx(?=\d)", "", chip), sizes[0] if sizes else None, "pcie" in words)
 
 

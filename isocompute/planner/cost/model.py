@@ -8,19 +8,16 @@ attention, tied embeddings and sliding windows. Families are read off the modell
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
+from functools import partial
 from typing import Any, Literal
 
 from isocompute.core import files
 from isocompute.core.errors import InputError
+from isocompute.core.model_config import ModelConfig, read_config_file
 
 __all__ = ["FAMILIES", "ModelShape", "model_shape", "read_model_shape"]
-
-_LARGEST = 10**9
-"""No count of a model is larger."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +121,7 @@ def read_model_shape(path: str) -> ModelShape:
     address = files.join(path, "config.json") if files.is_folder(path) else path
     if not files.exists(address):
         raise InputError(f"{address}: no such file; give a model's config.json, or the folder that holds it.")
-    try:
-        config = json.loads(files.read_bytes(address))
-    except ValueError as error:
-        raise InputError(f"{address}: not JSON ({error}); give a model's config.json.") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{address}: not an object; give a model's config.json.")
-    return model_shape(config, where=address)
+    return model_shape(read_config_file(address), where=address)
 
 
 def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> ModelShape:
@@ -144,17 +135,18 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mod
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, dict) else config
     name, family = _family(config, where)
-    get = _Config({**family.defaults, **config}, where)
-    layers, hidden, vocabulary = get("num_hidden_layers"), get("hidden_size"), get("vocab_size")
-    attention = _latent_attention(get) if family.latent else _attention(get, family, hidden)
-    experts = next((get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts") if get.maybe(key)), 0)
-    moe_layers = _mixture_layers(get, layers) if experts else 0
-    dense = 3 * hidden * get("intermediate_size") if moe_layers < layers else 0
-    expert = 3 * hidden * (get.maybe("moe_intermediate_size") or get("intermediate_size")) if experts else 0
-    per_token = min(get("num_experts_per_tok"), experts) if experts else 0
-    shared = _shared_expert(get, hidden) if experts else 0
-    tied = bool(config.get("tie_word_embeddings", family.tied))
-    mlp_bias = 2 * get("intermediate_size") + hidden if config.get("mlp_bias") and not experts else 0
+    fields = ModelConfig.of({**family.defaults, **config}, where=where)
+    need = partial(fields.need, where=where)
+    layers, hidden, vocabulary = need("num_hidden_layers"), need("hidden_size"), need("vocab_size")
+    attention = _latent_attention(fields, where) if family.latent else _attention(fields, family, hidden, where)
+    experts = fields.num_experts or fields.num_local_experts or fields.n_routed_experts or 0
+    moe_layers = _mixture_layers(fields, layers) if experts else 0
+    dense = 3 * hidden * need("intermediate_size") if moe_layers < layers else 0
+    expert = 3 * hidden * (fields.moe_intermediate_size or need("intermediate_size")) if experts else 0
+    per_token = min(need("num_experts_per_tok"), experts) if experts else 0
+    shared = _shared_expert(fields, hidden) if experts else 0
+    tied = family.tied if fields.tie_word_embeddings is None else fields.tie_word_embeddings
+    mlp_bias = 2 * need("intermediate_size") + hidden if fields.mlp_bias and not experts else 0
     everywhere = (attention.weights + attention.small + family.norms * hidden + mlp_bias) * layers
     sparse = moe_layers * (experts * hidden + shared)
     feed_forward = (layers - moe_layers) * dense + sparse
@@ -174,43 +166,9 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mod
         pair_flops=attention.pair_flops * layers,
         decode_pair_flops=attention.decode_pair_flops * layers,
         cache_elements=attention.cache * layers,
-        window=get.maybe("sliding_window"),
-        windowed_layers=_windowed_layers(get, family, layers),
+        window=fields.sliding_window,
+        windowed_layers=_windowed_layers(fields, family, layers),
     )
-
-
-class _Config:
-    """Fields of a config; what is missing or wrong is named."""
-
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self.config, self.where = config, where
-
-    def __call__(self, key: str) -> int:
-        """A whole number of at least 1 that has to be there."""
-        value = self.maybe(key)
-        if value is None:
-            raise InputError(f"{self.where}: the key '{key}' is missing; give the whole config.json of the checkpoint.")
-        if value < 1:
-            raise InputError(f"{self.where}: {key} = {value}; it must be at least 1.")
-        return value
-
-    def maybe(self, key: str) -> int | None:
-        """A whole number of at least 0, or None where there is none."""
-        value = self.config.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf or int(value) != value:
-            raise InputError(f"{self.where}: {key} = {value!r}; it must be a whole number.")
-        if value > _LARGEST:
-            raise InputError(f"{self.where}: {key} is over {_LARGEST:,}, more than any model has; fix it.")
-        return int(value)
-
-    def listed(self, key: str) -> Sequence[Any]:
-        """A list; empty where there is none."""
-        value = self.config.get(key)
-        if value is not None and not isinstance(value, list | tuple):
-            raise InputError(f"{self.where}: {key} = {value!r}; it must be a list.")
-        return value or ()
 
 
 def _family(config: Mapping[str, Any], where: str) -> tuple[str, Family]:
@@ -237,70 +195,70 @@ class _Attention:
     decode_pair_flops: int
 
 
-def _attention(get: _Config, family: Family, hidden: int) -> _Attention:
+def _attention(fields: ModelConfig, family: Family, hidden: int, where: str) -> _Attention:
     """Multi-head or grouped-query attention."""
-    heads = get("num_attention_heads")
-    kv_heads = get.maybe("num_key_value_heads") or heads
-    width = get.maybe("head_dim") or hidden // heads
+    heads: int = fields.need("num_attention_heads", where=where)
+    kv_heads = fields.num_key_value_heads or heads
+    width = fields.head_dim or hidden // heads
     if width < 1:
         raise InputError(
-            f"{get.where}: num_attention_heads = {heads} with hidden_size = {hidden} leaves no head_dim; fix one."
+            f"{where}: num_attention_heads = {heads} with hidden_size = {hidden} leaves no head_dim; fix one."
         )
     queries, keys = heads * width, kv_heads * width
-    asked = bool(get.config.get("attention_bias", get.config.get("qkv_bias", False)))
+    asked = bool(fields.qkv_bias if fields.attention_bias is None else fields.attention_bias)
     small = (queries + 2 * keys) if (asked if family.qkv_bias == "config" else family.qkv_bias) else 0
     small += hidden if (asked if family.output_bias == "config" else family.output_bias) else 0
-    norm = ("head" if get.config.get("use_qk_norm") else "none") if family.qk_norm == "config" else family.qk_norm
+    norm = ("head" if fields.use_qk_norm else "none") if family.qk_norm == "config" else family.qk_norm
     small += {"none": 0, "head": 2 * width, "all": queries + keys}[norm]
     return _Attention(2 * hidden * (queries + keys), small, 2 * keys, 4 * queries, 4 * queries)
 
 
-def _latent_attention(get: _Config) -> _Attention:
+def _latent_attention(fields: ModelConfig, where: str) -> _Attention:
     """DeepSeek's multi-head latent attention: the cache holds a latent and one rotary key for all heads."""
-    hidden, heads = get("hidden_size"), get("num_attention_heads")
-    latent, rotary = get("kv_lora_rank"), get("qk_rope_head_dim")
-    plain, value = get("qk_nope_head_dim"), get("v_head_dim")
-    rank = get.maybe("q_lora_rank")
+    need = partial(fields.need, where=where)
+    hidden, heads = need("hidden_size"), need("num_attention_heads")
+    latent, rotary = need("kv_lora_rank"), need("qk_rope_head_dim")
+    plain, value, rank = need("qk_nope_head_dim"), need("v_head_dim"), fields.q_lora_rank
     queries = heads * (plain + rotary)
     weights = hidden * rank + rank * queries if rank else hidden * queries
     weights += hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden
     small = latent + (rank or 0)
-    if get.config.get("attention_bias"):
+    if fields.attention_bias:
         small += (rank or 0) + latent + rotary + hidden
     return _Attention(
         weights, small, latent + rotary, 2 * heads * (plain + rotary + value), 2 * heads * (2 * latent + rotary)
     )
 
 
-def _mixture_layers(get: _Config, layers: int) -> int:
+def _mixture_layers(fields: ModelConfig, layers: int) -> int:
     """How many layers have experts: all, every `decoder_sparse_step`-th, or those after `first_k_dense_replace`."""
-    every = get.maybe("decoder_sparse_step") or 1
-    first = min(get.maybe("first_k_dense_replace") or 0, layers)
-    dense: set[int] = {i for i in get.listed("mlp_only_layers") if isinstance(i, int) and first <= i < layers}
+    every = fields.decoder_sparse_step or 1
+    first = min(fields.first_k_dense_replace or 0, layers)
+    dense: set[int] = {i for i in (fields.mlp_only_layers or []) if isinstance(i, int) and first <= i < layers}
     return layers // every - first // every - sum((i + 1) % every == 0 for i in dense)
 
 
-def _shared_expert(get: _Config, hidden: int) -> int:
+def _shared_expert(fields: ModelConfig, hidden: int) -> int:
     """Weights of the experts that every token meets, Qwen2's with a gate of their own."""
-    width = get.maybe("shared_expert_intermediate_size")
+    width = fields.shared_expert_intermediate_size
     if width:
         return 3 * hidden * width + hidden
-    return 3 * hidden * (get.maybe("n_shared_experts") or 0) * (get.maybe("moe_intermediate_size") or 0)
+    return 3 * hidden * (fields.n_shared_experts or 0) * (fields.moe_intermediate_size or 0)
 
 
-def _windowed_layers(get: _Config, family: Family, layers: int) -> int:
+def _windowed_layers(fields: ModelConfig, family: Family, layers: int) -> int:
     """How many layers look at the last `sliding_window` tokens only."""
-    if not get.maybe("sliding_window"):
+    if not fields.sliding_window:
         return 0
-    kinds = get.listed("layer_types")
+    kinds = fields.layer_types or []
     if kinds:
         return min(sum(1 for kind in kinds if kind == "sliding_attention"), layers)
     if family.window == "all":
         return layers
-    if family.window == "late" and get.config.get("use_sliding_window"):
-        first = get.maybe("max_window_layers")
+    if family.window == "late" and fields.use_sliding_window:
+        first = fields.max_window_layers
         return max(0, layers - (layers if first is None else first))
     if family.window == "pattern":
-        every = get.maybe("sliding_window_pattern") or family.window_pattern
+        every = fields.sliding_window_pattern or family.window_pattern
         return layers - layers // every
     return 0
