@@ -180,9 +180,8 @@ def check_reward_fall(signals: Signals) -> list[Detection] | None:
 def check_progress(signals: Signals) -> list[Detection] | None:
     """Reward that never rose: on held-out problems where it is logged, else in training.
 
-    This finding is withdrawn when the reward does rise. It is dropped beside a fall too, which says what is wrong and
-    asks for the opposite; a collapse counts as noise, so the rise before it may not show. Training without any success
-    stays.
+    This finding is withdrawn when the reward does rise, and beside a fall, which asks for the opposite: a collapse
+    counts as noise, so the rise before it may not show. Training without any success stays.
     """
     rewards = signals.rewards
     if not any(len(reward.series) >= MINIMUM_FOR_PROGRESS for reward in rewards):

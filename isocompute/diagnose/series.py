@@ -1,7 +1,7 @@
 """A metric of a run as a series, and sequential tests on it.
 
-Every function is causal: what it returns for point t depends on the points up to t alone. So a check made of these says
-of the beginning of a run what it said when the run had only begun.
+Every function is causal: what it returns for point t depends on the points up to t alone. So a check gives the same
+findings on a prefix of a run as it does on the whole run up to there.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ def reference_rows(rows: int, rewards: Sequence[Reward], at: Callable[[Reward], 
 def present_level(curve: Curve) -> float:
     """The level that a whole run is at: mean of its last 3 to 20 values, as in `Reward.level_T`.
 
-    A check begins with a prior of the noise, which makes the mean of a short run a long one; here the whole curve says
-    how noisy it is. After a collapse only what came after it counts, be it one value; where the run broke, the last 3.
+    A check begins with a prior of the noise, which makes the mean of a short run a long one; here the noise is that of
+    the whole curve. After a collapse only what came after it counts, be it one value; where the run broke, the last 3.
     """
     values_T = curve.values_C
     collapse = collapse_start(values_T, shortest=1)
@@ -317,7 +317,7 @@ def has_risen(values_T: Array) -> bool:
 def stalled_since(values_T: Array, *, minimum: int) -> int | None:
     """Of a reward that has not risen, the point from which a rise that matters would have shown.
 
-    Not to have seen a rise says nothing while noise would hide one: a tenth of the scale, between the first half and
+    The absence of a rise means nothing while noise would hide one: a tenth of the scale, between the first half and
     the second, must be three standard errors.
     """
     count_T = np.arange(1, len(values_T) + 1)

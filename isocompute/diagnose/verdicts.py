@@ -1,9 +1,9 @@
 """What a claim is, and when an interval decides one.
 
 With seeds on both sides the spread between them is the error: paired where the seeds are the same (Student), else
-Welch's. With one seed on each side nothing in the data shows that spread; ScaleRL's ±.02 of the scale, what repetitions
-of one run gave them, then stands for each side, so √2 times as much for the difference. With one seed on one side alone
-the other's spread stands for both, and is never taken to be less than that.
+Welch's. With one seed on each side the data do not show that spread: each side gets ScaleRL's ±.02 of the scale, the
+spread of repetitions of one run, so the difference gets √2 times as much. With one seed on one side alone the other's
+spread is used for both, and never less than that.
 """
 
 from __future__ import annotations

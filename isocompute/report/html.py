@@ -14,7 +14,7 @@ from typing import Any
 from isocompute.report.charts.style import DARK, themed, thin
 from isocompute.report.figures import Figure
 
-__all__ = ["dark_rules", "embedded_data", "facts", "inline_svg", "items", "paragraphs", "table", "tag"]
+__all__ = ["dark_rules", "embedded_data", "facts", "inline_svg", "items", "table", "tag"]
 
 
 def tag(name: str, *inside: str, **attributes: str | None) -> str:
@@ -25,11 +25,6 @@ def tag(name: str, *inside: str, **attributes: str | None) -> str:
         if value is not None
     )
     return f"<{name}{text}>{''.join(inside)}</{name}>"
-
-
-def paragraphs(texts: Iterable[str], **attributes: str | None) -> str:
-    """A paragraph for each text."""
-    return "".join(tag("p", escape(text), **attributes) for text in texts)
 
 
 def items(texts: Iterable[str], **attributes: str | None) -> str:
@@ -79,7 +74,7 @@ _DOT = re.compile(
 
 
 def inline_svg(chart: Any, *, key: str, label: str) -> str:
-    """The chart as an `<svg>` that scales with the page; `key` keeps its ids apart from other charts'."""
+    """The chart as an `<svg>` that scales with the page; `key` makes its ids unique on the page."""
     import vl_convert as vlc
 
     svg = _merge_dots(str(vlc.vegalite_to_svg(themed(chart, background=None))))

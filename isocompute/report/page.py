@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files as resources
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,10 @@ from isocompute.report.answer import Answer, answer_card, answers
 from isocompute.report.charts.style import unit_name
 from isocompute.report.evidence import Evidence, Source
 from isocompute.report.figures import FIGURES, Figure, Missing, draw
-from isocompute.report.html import dark_rules, embedded_data, facts, inline_svg, items, paragraphs, table, tag
+from isocompute.report.html import dark_rules, embedded_data, facts, inline_svg, items, table, tag
 
 __all__ = ["Report", "check_page", "collapse_note", "run_table", "write_report"]
 
-_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-)
 _MOST_ANSWERS = 12
 _MOST_CONDITIONS = 12
 _MOST_RUNS = 1000
@@ -116,166 +114,91 @@ def write_report(
 
 
 def _page(evidence: Evidence, answers: Sequence[Answer], drawn: Sequence[Figure | Missing]) -> str:
-    """The whole document."""
-    title = f"Report on {evidence.title}"
+    """The template `assets/report.html`, filled in; texts are escaped, the rest is finished HTML."""
     assets = resources("isocompute.report") / "assets"
-    style = assets.joinpath("report.css").read_text(encoding="utf-8")
+    html, style, script = ((assets / f"report.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    dark = f"@media screen and (prefers-color-scheme: dark) {{\n{dark_rules('svg.chart')}\n}}\n"
     figures = [d for d in drawn if isinstance(d, Figure)]
-    missing = [d for d in drawn if isinstance(d, Missing)]
-    body = "".join(
-        (
-            tag("a", "Skip to the answer", href="#answer", class_="skip"),
-            _header(title, evidence, figures),
-            tag(
-                "main",
-                _answer_section(answers, evidence.notes, collapse_note(evidence)),
-                _figure_section(figures),
-                _missing_section(missing),
-                _methods_section(evidence),
-                _runs_section(evidence),
-            ),
-            tag("footer", tag("p", f"isocompute {escape(__version__)}")),
-            tag("script", assets.joinpath("report.js").read_text(encoding="utf-8")),
-        )
-    )
-    head = "".join(
-        (
-            '<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="color-scheme" content="light dark">',
-            tag("title", escape(title)),
-            tag("style", f"{style}@media screen and (prefers-color-scheme: dark) {{\n{dark_rules('svg.chart')}\n}}\n"),
-        )
-    )
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
-
-
-def _header(title: str, evidence: Evidence, figures: Sequence[Figure]) -> str:
-    kept = len(evidence.curves) or len(evidence.runs)
-    runs = f"{kept} of {len(evidence.runs)} runs" if kept < len(evidence.runs) else plural(kept, "run")
-    links = [
-        ("answer", "Answer"),
-        ("figures", f"Figures ({len(figures)})"),
-        ("missing", "Not in these data"),
-        ("methods", "Methods"),
-        ("runs", "Runs"),
-    ]
-    return tag(
-        "header",
-        tag("h1", escape(title)),
-        tag("p", escape(f"{runs} · {evidence.metric} · {evidence.runs.source}"), class_="meta"),
-        tag(
-            "nav",
-            tag("ul", *(tag("li", tag("a", escape(text), href=f"#{where}")) for where, text in links)),
-            aria_label="Sections",
-        ),
+    fitted, every = len(evidence.curves) or len(evidence.runs), len(evidence.runs)
+    runs = f"{fitted} of {every} runs" if fitted < every else plural(every, "run")
+    columns, rows = run_table(evidence)
+    return Template(html).substitute(
+        title=escape(f"Report on {evidence.title}"),
+        style=style + dark,
+        about=escape(f"{runs} · {evidence.metric} · {evidence.runs.source}"),
+        count=len(figures),
+        answer=_answers(answers, evidence.notes, collapse_note(evidence)),
+        figures=_figures(figures),
+        missing=_missing([d for d in drawn if isinstance(d, Missing)]),
+        methods=_methods(evidence),
+        runs=table("All runs; the headings sort", columns, rows, sortable=True),
+        version=escape(__version__),
+        script=script,
     )
 
 
-def _answer_section(answers: Sequence[Answer], notes: Sequence[str], collapses: str | None) -> str:
+def _answers(answers: Sequence[Answer], notes: Sequence[str], collapses: str | None) -> str:
     if len(answers) > _MOST_ANSWERS:
         notes = [*notes, f"{len(answers) - _MOST_ANSWERS} more conditions have answers; report --json prints them."]
-    return tag(
-        "section",
-        tag("h2", "The answer", id="answer", tabindex="-1"),
-        tag("div", *(answer_card(answer) for answer in answers[:_MOST_ANSWERS]), class_="cards"),
-        paragraphs([collapses], class_="warning collapsed") if collapses else "",
-        items(notes, class_="notes") if notes else "",
-        aria_labelledby="answer",
-    )
+    cards = tag("div", *(answer_card(answer) for answer in answers[:_MOST_ANSWERS]), class_="cards")
+    warning = tag("p", escape(collapses), class_="warning collapsed") if collapses else ""
+    return cards + warning + (items(notes, class_="notes") if notes else "")
 
 
-def _figure_section(figures: Sequence[Figure]) -> str:
-    index = tag(
-        "ul",
-        *(tag("li", tag("a", escape(figure.title), href=f"#fig-{figure.name}")) for figure in figures),
-        class_="index",
-    )
-    drawn = tag("div", *(_figure(figure) for figure in figures), class_="figures")
-    return tag(
-        "section",
-        tag("h2", "What the runs show", id="figures"),
-        index
-        if figures
-        else tag("p", "No figure can be drawn from these data; the next section lists what each needs."),
-        drawn,
-        aria_labelledby="figures",
-    )
+def _figures(figures: Sequence[Figure]) -> str:
+    index = [tag("li", tag("a", escape(figure.title), href=f"#fig-{figure.name}")) for figure in figures]
+    if not figures:
+        return tag("p", "No figure can be drawn from these data; the next section lists what each needs.")
+    return tag("ul", *index, class_="index") + tag("div", *(_figure(figure) for figure in figures), class_="figures")
 
 
 def _figure(figure: Figure) -> str:
+    name, label = figure.name, f"{figure.title}. {figure.caption}"
     panels = [
-        tag(
-            "div",
-            inline_svg(panel, key=f"{figure.name}-{i}-", label=f"{figure.title}. {figure.caption}"),
-            class_="panel",
-        )
+        tag("div", inline_svg(panel, key=f"{name}-{i}-", label=label), class_="panel")
         for i, panel in enumerate(figure.panels)
     ]
     data, thinned = embedded_data(figure)
-    shown = f"--figure {figure.name} --out {figure.name}.pdf"
+    button = tag("button", f"Data (JSON{', thinned' if thinned else ''})", type="button", data_download=name)
+    command = f"isocompute report … --figure {name} --out {name}.pdf"
     if thinned:
-        shown += f"   # all data: --figure {figure.name} --json"
+        command += f"   # all data: --figure {name} --json"
     return tag(
         "figure",
-        tag("h3", escape(figure.title), tag("span", escape(figure.source), class_="source"), id=f"fig-{figure.name}"),
+        tag("h3", escape(figure.title), tag("span", escape(figure.source), class_="source"), id=f"fig-{name}"),
         tag("figcaption", items(figure.sentences) if len(figure.sentences) > 1 else escape(figure.caption)),
         tag("div", *panels, class_=f"panels columns-{min(figure.columns, 3)}"),
         tag(
-            "p",
-            tag(
-                "button", "Data (JSON, thinned)" if thinned else "Data (JSON)", type="button", data_download=figure.name
-            ),
-            tag("code", escape(f"isocompute report … {shown}")),
-            class_="tools",
+            "p", tag("button", button, type="button", data_download=name), tag("code", escape(command)), class_="tools"
         ),
-        tag("script", data, type="application/json", id=f"data-{figure.name}"),
+        tag("script", data, type="application/json", id=f"data-{name}"),
         class_="single" if len(panels) == 1 else "wide",
-        aria_labelledby=f"fig-{figure.name}",
+        aria_labelledby=f"fig-{name}",
     )
 
 
-def _missing_section(missing: Sequence[Missing]) -> str:
+def _missing(missing: Sequence[Missing]) -> str:
     if not missing:
-        inside = tag("p", "Every figure of the two papers is in this report.")
-    else:
-        inside = tag(
-            "dl",
-            *(
-                tag("dt", escape(m.title), tag("span", escape(m.source), class_="source"))
-                + tag("dd", "needs: " + escape(m.needs))
-                for m in missing
-            ),
-            class_="missing",
-        )
-    return tag("section", tag("h2", "Not in these data", id="missing"), inside, aria_labelledby="missing")
+        return tag("p", "Every figure of the two papers is in this report.")
+    rows = [
+        tag("dt", escape(m.title), tag("span", escape(m.source), class_="source"))
+        + tag("dd", "needs: " + escape(m.needs))
+        for m in missing
+    ]
+    return tag("dl", *rows, class_="missing")
 
 
-def _methods_section(evidence: Evidence) -> str:
+def _methods(evidence: Evidence) -> str:
     columns, rows = _setting_rows(evidence)
+    out = facts(_method_facts(evidence)) + tag("h3", "Settings of the runs")
+    if rows:
+        out += table("Settings of the runs, apart from Bp, n and seed", columns, rows)
+    else:
+        out += tag("p", "The runs log no settings.")
     left_out = _left_out_reasons(evidence)
-    return tag(
-        "section",
-        tag("h2", "Methods", id="methods"),
-        facts(_method_facts(evidence)),
-        tag("h3", "Settings of the runs"),
-        table("Settings of the runs, apart from Bp, n and seed", columns, rows)
-        if rows
-        else paragraphs(["The runs log no settings."]),
-        (tag("h3", f"Left out: {plural(len(evidence.left_out), 'run')}") + items(left_out)) if left_out else "",
-        aria_labelledby="methods",
-    )
-
-
-def _runs_section(evidence: Evidence) -> str:
-    columns, rows = run_table(evidence)
-    return tag(
-        "section",
-        tag("h2", "Runs", id="runs"),
-        table("All runs; the headings sort", columns, rows, sortable=True),
-        aria_labelledby="runs",
-    )
+    if left_out:
+        out += tag("h3", f"Left out: {plural(len(evidence.left_out), 'run')}") + items(left_out)
+    return out
 
 
 # Methods and runs -----------------------------------------------------------------------------------------------------
@@ -349,7 +272,7 @@ def _left_out_reasons(evidence: Evidence) -> list[str]:
 def run_table(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
     """Headings, and one row a run, the first thousand; without columns that no run fills.
 
-    What is wrong with a run stands beside its name, where a narrow page does not cut it off.
+    A note on a run is beside its name, where a narrow page does not cut it off.
     """
     columns = ["run", "note", "condition", "Bp", "n", "seed", "points", unit_name(evidence.unit), "last", "best"]
     columns += ["form", "ceiling", "95%", "rise done"]

@@ -12,7 +12,7 @@ from isocompute.core.formatting import number, value
 from isocompute.data import Run
 from isocompute.data.compatible import Condition
 from isocompute.data.pass_rates import PassRates
-from isocompute.report.charts.style import HEAT, Drawing, Needs, chart, compute_axis, named_colours, panel
+from isocompute.report.charts.style import HEAT, Drawing, Needs, chart, compute_axis, named_colours, panel, title_of
 from isocompute.report.evidence import Evidence
 
 __all__ = ["pass_rates_at_one_compute", "pass_rates_over_training"]
@@ -34,7 +34,7 @@ def pass_rates_at_one_compute(evidence: Evidence) -> Drawing | Needs:
         pair = _small_and_large(condition, evidence)
         if pair is None:
             continue
-        name = condition.name or "all runs"
+        name = title_of(condition.name)
         compute = min(_rollouts(run, rates[-1].step) for run, rates in pair)
         found = [(run, _nearest(run, rates, compute)) for run, rates in pair]
         bins = _bins(r for _, r in found)
@@ -55,7 +55,7 @@ def pass_rates_over_training(evidence: Evidence) -> Drawing | Needs:
     for condition in evidence.conditions[:_CONDITIONS]:
         pair = _small_and_large(condition, evidence)
         for run, rates in pair or ():
-            title = f"{condition.name} · {_allocation(run)}".strip(" ·")
+            title = title_of(condition.name, _allocation(run))
             bins = _bins(rates)
             panels.append(_heat_panel(title, run, rates, bins))
             sentences.append(
@@ -67,24 +67,24 @@ def pass_rates_over_training(evidence: Evidence) -> Drawing | Needs:
     return Drawing(panels, sentences, {"panels": data}, columns=2) if panels else Needs(_NEEDS)
 
 
-Kept = tuple[Run, tuple[PassRates, ...]]
+Logged = tuple[Run, tuple[PassRates, ...]]
 
 
-def _small_and_large(condition: Condition, evidence: Evidence) -> tuple[Kept, Kept] | None:
+def _small_and_large(condition: Condition, evidence: Evidence) -> tuple[Logged, Logged] | None:
     """Two runs of one Bp, as far apart in n as there are, the larger at most 32 times the smaller.
 
     The paper compares 8 and 128. A run with hundreds of times the n has made hardly an update at the same compute.
     Pass rates must be measured alike: exact ones of the training problems first, then evaluations with as many samples
     of every problem, and only then the counts of training batches, which have n samples a problem.
     """
-    kept: dict[tuple[str, int | None], dict[int, Kept]] = {}
+    logged: dict[tuple[str, int | None], dict[int, Logged]] = {}
     for run in condition.runs:
         n = run.settings.rollouts_per_problem
         everything = [r for r in evidence.pass_rates(run) if r.step > 0] if n is not None else []
         for name in dict.fromkeys(r.set for r in everything):
             mine = tuple(r for r in everything if r.set == name)
-            kept.setdefault((name, run.settings.problems_per_batch), {}).setdefault(n or 0, (run, mine))
-    enough = {key: runs for key, runs in kept.items() if len(runs) > 1}
+            logged.setdefault((name, run.settings.problems_per_batch), {}).setdefault(n or 0, (run, mine))
+    enough = {key: runs for key, runs in logged.items() if len(runs) > 1}
     if not enough:
         return None
     runs = enough[min(enough, key=lambda key: (*_fairness(enough[key]), key[0] != "validation", key[1] or 0))]
@@ -93,8 +93,8 @@ def _small_and_large(condition: Condition, evidence: Evidence) -> tuple[Kept, Ke
     return runs[smallest], runs[max(larger)]
 
 
-def _fairness(runs: Mapping[int, Kept]) -> tuple[int, int]:
-    rates = [r for _, kept in runs.values() for r in kept]
+def _fairness(runs: Mapping[int, Logged]) -> tuple[int, int]:
+    rates = [r for _, mine in runs.values() for r in mine]
     exact = all(r.samples is None for r in rates)
     alike = len({(r.samples, r.problems) for r in rates}) == 1
     return 0 if exact else 1 if alike else 2, -len(runs)
@@ -114,7 +114,7 @@ def _allocation(run: Run) -> str:
 
 
 def _bins(rates: Iterable[PassRates]) -> int:
-    """Histograms that are held against each other have the same bins: those of the fewest samples."""
+    """Histograms that are compared have the same bins: those of the fewest samples."""
     return min(r.bins for r in rates)
 
 

@@ -87,7 +87,7 @@ _LARGE = "abs(datum.value) >= 1e4 ? replace(format(datum.value, '.3~s'), 'G', 'B
 
 
 def unit_name(unit: str | None) -> str:
-    """A unit of compute as a reader says it."""
+    """A unit of compute as text."""
     return {"gpu_hours": "GPU-hours", "steps": "update steps", None: "compute"}.get(unit, str(unit))
 
 
@@ -219,7 +219,7 @@ def point_rows(*curves: Curve, **labels: Any) -> list[dict[str, Any]]:
 
 
 def title_of(*parts: str) -> str:
-    """The parts that say something, with dots between them."""
+    """The parts that are not empty, with dots between them."""
     return " · ".join(filter(None, parts)) or "all runs"
 
 
