@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lm_sweep import BP, run_all
 
 from isocompute.core import files
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
+from isocompute.rl.engine import LmEngine
 
+BP = 32
 ROLLOUTS = (4, 8, 16, 32, 64, 128, 256)
 METRICS = ("avg@4", "best@4", "worst@4", "train/avg", "kl")
 KEYS = ("set", "size", "kl_coef", "problems_per_batch", "rollouts_per_problem", "seed", "rollouts", *METRICS)
@@ -58,13 +59,25 @@ def cells(seed: int, *, seeds: int, rollouts: int, device: str) -> list[Cell]:
     ]
 
 
-def sweep(seed: int, sweep_cells: list[Cell], *, together: bool) -> list[dict[str, Any]]:
+class Undisturbed:
+    """A control that never stops a cell."""
+
+    def stopping(self) -> bool:
+        return False
+
+    def advanced(self, rollouts: int) -> None:
+        """Nobody watches."""
+
+
+def sweep(seed: int, sweep_cells: list[Cell]) -> list[dict[str, Any]]:
     """Run a set's cells; a row for every evaluation."""
     of, rows = draw(seed), []
     with tempfile.TemporaryDirectory() as top:
-        run_all(sweep_cells, Path(top), together=together)
         for cell in sweep_cells:
-            told = {
+            folder = Path(top) / cell.name
+            folder.mkdir()
+            LmEngine().run(cell, folder, Undisturbed())
+            about = {
                 "set": f"{of['kind']}-{seed}",
                 "size": of["size"],
                 "kl_coef": of["kl_coef"],
@@ -72,10 +85,10 @@ def sweep(seed: int, sweep_cells: list[Cell], *, together: bool) -> list[dict[st
                 "rollouts_per_problem": cell.rollouts_per_problem,
                 "seed": cell.seed,
             }
-            for line in (Path(top) / cell.name / "points.jsonl").read_text().splitlines():
+            for line in (folder / "points.jsonl").read_text().splitlines():
                 point = json.loads(line)
                 values = {key: _short(point.get(key)) for key in METRICS}
-                rows.append({**told, "rollouts": point["rollouts"], **values})
+                rows.append({**about, "rollouts": point["rollouts"], **values})
     return rows
 
 
@@ -101,7 +114,7 @@ def main() -> None:
             continue
         started = time.perf_counter()
         some = cells(seed, seeds=args.seeds, rollouts=args.rollouts, device=args.device)
-        rows += sweep(seed, some, together=args.device.startswith("cuda"))
+        rows += sweep(seed, some)
         text = io.StringIO()
         writer = csv.DictWriter(text, KEYS, lineterminator="\n")
         writer.writeheader()
