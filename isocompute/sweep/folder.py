@@ -241,10 +241,12 @@ class StudyFolder:
 
 def _identity(spec: StudySpec) -> dict[str, Any]:
     """What a cell's points depend on, apart from its own Bp, n, seed and problem set."""
-    tables = spec.model_dump(
-        mode="json", include={"engine", "recipe", "budget", "evaluation", "engine_options", "variants"}
-    )
-    return {**tables, "problems": {table.get("set", ""): table for table in spec.model_dump(mode="json")["problems"]}}
+    tables = spec.model_dump(mode="json")
+    return {
+        **{name: tables[name] for name in ("engine", "recipe", "budget", "evaluation", "engine_options")},
+        "problems": {table.get("set", ""): table for table in tables["problems"]},
+        "variants": tables["variants"],
+    }
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
