@@ -80,8 +80,9 @@ _COMMANDS: dict[str, dict[str, tuple[Any, str]]] = {
     },
 }
 """Where each command stands in the help, its module, and what it is in a line that a terminal does not cut."""
-_RL = ("torch", "safetensors", "tokenizers", "transformers")
-"""What the extra `rl` installs."""
+_EXTRAS = dict.fromkeys(("torch", "safetensors", "tokenizers", "transformers"), "rl")
+_EXTRAS |= {"fastapi": "web", "uvicorn": "web"}
+"""Which extra installs a package."""
 
 
 def _with_commands() -> typer.Typer:
@@ -133,9 +134,10 @@ def main() -> None:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in _RL:
+        extra = _EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None:
             raise
-        print(f"error: this needs {error.name}; pip install 'isocompute[rl]'.", file=sys.stderr)
+        print(f"error: this needs {error.name}; pip install 'isocompute[{extra}]'.", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; nothing is left to say

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from isocompute.cli import options
-from isocompute.core.errors import InputError
 
 __all__ = ["command"]
 
@@ -27,9 +25,6 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Open a study in the browser: plan, figures, runs, claims and comparisons, live while it runs."""
-    for module in ("fastapi", "uvicorn"):
-        if find_spec(module) is None:
-            raise InputError(f"the web app needs {module}; pip install 'isocompute[web]'.")
     from isocompute.web.server import bind, serve
     from isocompute.web.source import LoadOptions
 

@@ -13,11 +13,11 @@ import altair as alt
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from isocompute.core.curve import choose_unit
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import plural
 from isocompute.core.run import RunSet
 from isocompute.data.compatible import conditions_of
-from isocompute.law.curves import choose_unit
 from isocompute.planner.cost.prices import Hardware, Prices, prices
 from isocompute.planner.decide import Plan, decide
 from isocompute.planner.law import PlanningLaw, planning_law
@@ -84,12 +84,7 @@ class PlanQuery(BaseModel):
         )
 
 
-_OTHER_PARAMETERS = {
-    "stable_problems": "stable_low and stable_high",
-    "unit": "unit",
-    "to": "to",
-    "fit_until": "fit_until",
-}
+_PARAMETERS = {"stable_problems": "stable_low and stable_high", "unit": "unit", "to": "to", "fit_until": "fit_until"}
 
 
 def as_parameters(text: str) -> str:
@@ -107,7 +102,7 @@ def as_parameters(text: str) -> str:
         name = option[1].replace("-", "_")
         field = PlanQuery.model_fields.get(name)
         if field is None:
-            return _OTHER_PARAMETERS.get(name, option[0])
+            return _PARAMETERS.get(name, option[0])
         return f"{name}=true" if field.annotation is bool else name
 
     parts = text.split("`")

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -26,7 +26,6 @@ __all__ = [
     "SharedResults",
     "TableFormat",
     "as_csv",
-    "chart_file",
     "chart_response",
     "described",
     "json_response",
@@ -111,18 +110,22 @@ def table_response(
 
 
 def chart_response(
-    chart: Any, *, form: ChartFormat, name: str, more: Mapping[str, Any], command: str | None, fresh: bool = True
+    chart: Any,
+    *,
+    form: ChartFormat,
+    name: str,
+    more: Mapping[str, Any],
+    command: str | None,
+    fresh: bool = True,
+    panels: Sequence[Any] = (),
 ) -> Response:
-    """A chart of one panel: as Vega-Lite for the page, with `more` beside it, or as a file."""
-    if form != "vega":
-        return chart_file(chart, form=form, name=name, command=command, fresh=fresh)
-    return json_response({**more, "panels": [themed(chart, background=None)]}, command=command, fresh=fresh)
+    """A chart as Vega-Lite for the page, in one panel or several, with `more` beside it; or as a file.
 
-
-def chart_file(
-    chart: Any, *, form: Literal["png", "svg", "csv"], name: str, command: str | None, fresh: bool = True
-) -> Response:
-    """A chart to keep. CSV has a row for every mark, numbered by its layer."""
+    CSV has a row for every mark, numbered by its layer.
+    """
+    if form == "vega":
+        specs = [themed(panel, background=None) for panel in panels or [chart]]
+        return json_response({**more, "panels": specs}, command=command, fresh=fresh)
     spec = themed(chart)
     data: bytes
     if form == "csv":

@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from isocompute import api
+from isocompute.core.curve import curves_of
 from isocompute.core.errors import InputError, recorded
 from isocompute.data import Run, RunSet
 from isocompute.data.compatible import Condition
-from isocompute.law.curves import curves_of
 from isocompute.law.law import Law, fit_law
 from isocompute.report import figures
-from isocompute.report.charts.style import themed
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import Figure, Missing
 from isocompute.web.cache import Cache, Found
 from isocompute.web.source import LoadOptions, OptionValue, Snapshot, Source
 
-__all__ = ["Drawn", "FittedEvidence", "Results", "RunStatus", "Scope", "Verdict", "captured_warnings", "numbers"]
+__all__ = ["Results", "RunStatus", "Scope", "Verdict", "captured_warnings", "numbers", "replicates_option"]
 
 T = TypeVar("T")
 _REPLICATES, _FEWER_REPLICATES, _MANY_POINTS = 1000, 200, 10_000
@@ -97,14 +96,6 @@ class FittedEvidence(Evidence):
         if self.fitted is not None and unit in (None, self.unit) and len(self.conditions) == 1 and not self.left_out:
             return self.fitted
         return super().law(condition, unit=unit)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure, or what it needs, and its panels as the page draws them."""
-
-    figure: Figure | Missing
-    panels: tuple[dict[str, Any], ...]
 
 
 class Results:
@@ -177,20 +168,18 @@ class Results:
 
         return self.cached("law", scope, fit)
 
-    def figure(self, scope: Scope, name: str) -> Found[Drawn]:
+    def figure(self, scope: Scope, name: str) -> Found[Figure | Missing]:
         """A figure, or what it needs."""
         law: Found[Law] | None = None
         with suppress(InputError):  # the figure says what it needs
             law = self.law(scope)
         evidence = self.evidence(scope)
 
-        def draw() -> Drawn:
+        def draw() -> Figure | Missing:
             with self._drawing:  # evidence keeps what it makes, and is not made for two threads
                 if law is not None and law.fresh:
                     evidence.fitted = law.value
-                figure = figures.draw(name, evidence)
-            panels = figure.panels if isinstance(figure, Figure) else ()
-            return Drawn(figure, tuple(themed(panel, background=None) for panel in panels))
+                return figures.draw(name, evidence)
 
         # While the law is stale, so is the figure: the next one is drawn with the next law.
         return self.cached("figure", scope, draw, name, version=None if law is None else law.version)

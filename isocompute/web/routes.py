@@ -11,13 +11,13 @@ from fastapi import APIRouter, Query, Response
 from fastapi import Path as PathParameter
 
 from isocompute import api, sweep
+from isocompute.core.curve import choose_metric, choose_unit, curves_of
 from isocompute.core.errors import InputError
 from isocompute.core.run import Run
 from isocompute.law.comparison import Comparison
-from isocompute.law.curves import choose_metric, choose_unit, curves_of
 from isocompute.law.forecasting import Forecast
 from isocompute.planner.published import entries
-from isocompute.report import charts
+from isocompute.report.charts import commands as charts
 from isocompute.report.figures import FIGURES, Missing
 from isocompute.web.cache import Found
 from isocompute.web.planning import PlanQuery, as_parameters, band_chart, planner, why_no_plan
@@ -28,7 +28,6 @@ from isocompute.web.responses import (
     RunName,
     SharedResults,
     TableFormat,
-    chart_file,
     chart_response,
     described,
     json_response,
@@ -195,7 +194,7 @@ def figures() -> Response:
 def figure(name: FigureName, results: SharedResults, scope: InScope) -> Response:
     """What `isocompute report --figure NAME --json` prints: the figure's numbers."""
     found = results.figure(scope, name)
-    drawn = found.value.figure
+    drawn = found.value
     if isinstance(drawn, Missing):
         raise InputError(f"figure '{name}' needs: {drawn.needs}")
     return json_response(drawn.to_json(), command=_figure_command(scope, name), fresh=found.fresh)
@@ -205,7 +204,7 @@ def figure(name: FigureName, results: SharedResults, scope: InScope) -> Response
 def figure_needs(name: FigureName, results: SharedResults, scope: InScope) -> Response:
     """Whether the data support the figure: `needs` is null where they do, else what they lack."""
     found = results.figure(scope, name)
-    drawn = found.value.figure
+    drawn = found.value
     needs = drawn.needs if isinstance(drawn, Missing) else None
     data = {"name": drawn.name, "title": drawn.title, "source": drawn.source, "needs": needs}
     return json_response(data, fresh=found.fresh)
@@ -215,15 +214,15 @@ def figure_needs(name: FigureName, results: SharedResults, scope: InScope) -> Re
 def figure_chart(name: FigureName, results: SharedResults, scope: InScope, format: ChartFormat = "vega") -> Response:
     """The figure: Vega-Lite panels for the page, or a file. `needs` stands in their place where the data lack it."""
     found = results.figure(scope, name)
-    drawn, command = found.value.figure, _figure_command(scope, name)
+    drawn, command = found.value, _figure_command(scope, name)
     if isinstance(drawn, Missing):
         if format != "vega":
             raise InputError(f"figure '{name}' needs: {drawn.needs}")
         return json_response({**drawn.to_json(), "panels": []}, command=command, fresh=found.fresh)
-    if format == "vega":
-        data = {key: getattr(drawn, key) for key in ("name", "title", "source", "caption")}
-        return json_response({**data, "panels": found.value.panels}, command=command, fresh=found.fresh)
-    return chart_file(drawn.chart, form=format, name=name, command=command, fresh=found.fresh)
+    more = {key: getattr(drawn, key) for key in ("name", "title", "source", "caption")}
+    return chart_response(
+        drawn.chart, form=format, name=name, more=more, command=command, fresh=found.fresh, panels=drawn.panels
+    )
 
 
 def _figure_command(scope: Scope, name: str) -> str | None:

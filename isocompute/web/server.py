@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import webbrowser
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,24 +79,18 @@ def bind(address: str, *, port: int | None = None, options: LoadOptions | None =
     """Look at the study and take a port; what is wrong with either is said before anything runs."""
     source = Source(address, options)
     snapshot = source.snapshot()
-    has_runs = bool(snapshot.specs or snapshot.parts[-1].runs)
-    if source.options.select_runs or not has_runs:
-        _check_loads(source)
+    if source.options.select_runs or not (snapshot.specs or snapshot.parts[-1].runs):  # a table or logs will do too
+        try:
+            with captured_warnings():  # the app reads them again, and its pages show the warnings
+                source.load("")
+        except InputError as error:
+            if source.options.select_runs or not files.is_folder(source.address):
+                raise
+            raise InputError(
+                f"{source.address}: no study.toml, no run folder and no log that can be read in it; give a study's "
+                "folder, or make one with isocompute study run SPEC.toml or isocompute import LOGS."
+            ) from error
     return Served(source, _listen(port))
-
-
-def _check_loads(source: Source) -> None:
-    """A table or a trainer's logs will do too; an error says what else would."""
-    try:
-        with captured_warnings():  # the app reads them again, and its pages show the warnings
-            source.load("")
-    except InputError as error:
-        if source.options.select_runs or not files.is_folder(source.address):
-            raise
-        raise InputError(
-            f"{source.address}: no study.toml, no run folder and no log that can be read in it; give a study's folder, "
-            "or make one with isocompute study run SPEC.toml or isocompute import LOGS."
-        ) from error
 
 
 def _listen(port: int | None) -> socket.socket:
@@ -128,8 +123,6 @@ def serve(served: Served, *, browser: bool) -> None:
     )
     threading.Thread(target=warm, args=(results,), name="warm", daemon=True).start()
     if browser:
-        import webbrowser
-
         threading.Thread(target=webbrowser.open, args=(served.url,), name="browser", daemon=True).start()
     uvicorn.Server(config).run(sockets=[served.socket])
 
