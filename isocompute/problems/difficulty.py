@@ -4,10 +4,10 @@ A problem that was chosen because few of its 16 samples were correct is easier t
 counts chooses unlucky problems. The posterior under the fitted distribution of pass rates (empirical Bayes) corrects
 this: the mean of the posterior means of any chosen problems estimates their true mean.
 
-Intervals contain the posterior variance given the distribution and the uncertainty of the distribution itself
-(bootstrap over problems, refitted; deviations from the estimate, so the bias of the refits counts too). An interval is
-the union of a normal one on the plain scale, which can reach 0 and 1, and one on the logit scale, which is skewed as
-pass rates near 0 and 1 are.
+Intervals contain the posterior variance given the distribution, and the uncertainty of the distribution itself, by a
+bootstrap over problems. Deviations of the refits are taken from the estimate, so their bias counts too. An interval is
+the union of two: a normal one on the plain scale, which can reach 0 and 1, and one on the logit scale, which is skewed
+as pass rates near 0 and 1 are.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from isocompute.core.allocation import Cell, Control, Evaluation, Measures, all_retired, evaluation_steps, metric_names
 from isocompute.core.arrays import Array, Ints
-from isocompute.core.cell import Cell, Control, Evaluation, Measures, all_retired, evaluation_steps, metric_names
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
 from isocompute.core.recorder import Recorder

@@ -1,8 +1,8 @@
 """The policy, the exact gradients of its update rules, and the metrics of a point.
 
 The policy is a softmax over responses whose logits are the base's plus learned weights. Rollouts of one problem are
-exchangeable: n of them are one multinomial draw of counts over its K responses, and every advantage and loss below is a
-function of these counts, so n = 2048 costs what n = 8 costs. A response is one action, so token, sequence and prompt
+exchangeable: n of them are one multinomial draw of counts over its K responses. Every advantage and loss below is a
+function of these counts. So n = 2048 costs what n = 8 costs. A response is one action, so token, sequence and prompt
 aggregation coincide here, and GSPO's sequence ratio is the ratio.
 """
 

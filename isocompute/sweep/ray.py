@@ -1,7 +1,7 @@
 """Cells as Ray tasks: placed by the CPUs and GPUs the spec asks for, retried when their node dies.
 
-All state of a task is in its folder, so a second attempt on another node resumes from the checkpoint, and a driver that
-died is replaced by running the same command again. Rollouts and the request to stop go through one small actor; if that
+All state of a task is in its folder. So a second attempt on another node resumes from the checkpoint, and the same
+command replaces a driver that died. Rollouts and the request to stop go through one small actor; if that
 is lost, only the display suffers.
 """
 
