@@ -51,6 +51,9 @@ FRESH: dict[str, Design] = {
     "Hill, 12 points": hill(np.linspace(1, 12, 12), 0.3, 0.6, 3, 1.8),
     "exponential, 30 log-spaced": exponential(np.geomspace(1, 60, 30), 0.2, 0.45, 12),
     "exponential, 60 points, to .9": exponential(np.linspace(1, 60, 60), 0.5, 0.9, 20),
+    # Fitted as the means of at most 48 bins.
+    "Hill, 400 points": hill(np.linspace(1, 400, 400), 0.3, 0.65, 40, 1.5),
+    "exponential, 250 points": exponential(np.linspace(1, 250, 250), 0.3, 0.65, 90),
 }
 
 

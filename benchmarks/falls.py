@@ -1,12 +1,11 @@
-"""How often a run that does not fall is said to, and how many collapses are found.
+"""How often a collapse is found in a healthy run, and how many collapses are found.
 
     python benchmarks/falls.py [--draws 400]
 
 Made-up evaluations of n points: flat, low, rising, high and steep learning curves on 30 or 500 problems, sampled once
 or several times, or greedy (a problem's answer changes only where the policy's pass rate crosses its threshold). First
-the share of runs in which `law.falls.lasting_fall` sees a fall, and in which `law.falls.fitted` sees a dip, of runs
-that have neither; then the share of runs whose last one to four evaluations are collapsed in which the fall is found
-where it begins.
+the share of healthy runs in which `collapse_start` sees a collapse, and in which `usable_mask` sees a dip; then the
+share of runs whose last one to four evaluations are collapsed in which the collapse is found where it begins.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def evaluations(rate_C: np.ndarray, problems: int, samples: int, rng: np.random.
 
 def false_alarms(draws: int, rng: np.random.Generator) -> None:
     """Falls and dips of runs that have none."""
-    print(f"runs without a fall: falls seen / dips seen, of {draws}")
+    print(f"healthy runs: collapses seen / dips seen, of {draws}")
     print(f"{'points':>6} {'set':>12}" + "".join(f"{name:>16}" for name in SHAPES))
     for points in POINTS:
         for problems, samples in SETS:
