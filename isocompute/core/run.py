@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from isocompute.core.errors import InputError
+from isocompute.core.recipe import current_names
 
 if TYPE_CHECKING:
     import polars as pl
@@ -54,7 +55,7 @@ class NonFiniteWarning(RunWarning):
 
 
 class RunSettings(BaseModel):
-    """`run.json`: how a run was made. What a source does not say stays None; further keys are kept as they are."""
+    """`run.json`: how a run was made. Unknown values are None; further keys are kept as they are."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -79,6 +80,12 @@ class RunSettings(BaseModel):
         missing = {k: v for k, v in defaults.items() if v is not None and getattr(self, k) is None}
         return self.model_copy(update=missing) if missing else self
 
+    @field_validator("recipe", mode="before")
+    @classmethod
+    def _current_names(cls, recipe: Any) -> Any:
+        """Runs of version 0.1 have older names of some fields."""
+        return current_names(recipe) if isinstance(recipe, Mapping) else recipe
+
 
 @dataclass(frozen=True)
 class Run:
@@ -99,7 +106,7 @@ class Run:
     def metrics(self) -> list[str]:
         """Names of the numeric columns that do not count compute and are not empty.
 
-        A metric that was never a finite number is not empty: whoever asks for it should hear of it.
+        A metric that was never finite is not empty: asking for it should say so.
         """
         import polars as pl
 

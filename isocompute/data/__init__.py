@@ -1,6 +1,6 @@
-"""Runs: settings and points of training runs, read from folders and tables and written by engines.
+"""Runs: settings and points of training runs, from run folders, tables and trainers' logs.
 
-Names load on first use: engines write runs on machines without the table library that reading them needs.
+Names load on first use: engines write runs on machines without polars, which reading them needs.
 """
 
 from __future__ import annotations

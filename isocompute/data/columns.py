@@ -53,7 +53,7 @@ _AMBIGUOUS = {"epsilon", "schedule", "interrupt_window"}
 """Fields that no column gives: TRL's epsilon is a clip, ours is Adam's; the others are not plain values."""
 _FIELDS = {name: field for name, field in Recipe.model_fields.items() if name not in _AMBIGUOUS}
 _WORDS = ("loss", "advantage", "aggregation")
-"""Fields whose values other tools name differently; they are kept as they are, and still tell runs apart."""
+"""Fields whose values other tools name differently; they are kept as they are."""
 _BY_NAME = {spelling: name for name in _FIELDS for spelling in (name, *_SPELLINGS.get(name, ()))}
 ORIGINS = (*_TEXTS, *_FIELDS)
 """What a column can say of how a run was made, in our names."""

@@ -29,7 +29,7 @@ __all__ = ["CONFIG_SUFFIXES", "RunConfig", "config_beside", "read_run_config", "
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a config says of a run."""
+    """The settings in a trainer's config."""
 
     settings: dict[str, Any]
     """Fields of `RunSettings`; `update_steps` counts batches."""
@@ -61,11 +61,15 @@ def read_run_config(config: Mapping[str, Any], *, trainer: str | None = None) ->
         "problems": settings.get("problems") or setup.train_file,
     }
     settings |= {key: value for key, value in stated.items() if value is not None}
-    settings |= _recipe_settings(_recipe_of(setup), setup.max_response_length)
+    recipe = _recipe_of(setup)
+    if not recipe and setup.trainer != "trl":  # whose keys have no tables; of other configs a log may have lost those
+        recipe = _plain_recipe(config)
+    settings |= _recipe_settings(recipe, setup.max_response_length)
     steps = Fraction(1)
     if full.trainer == "trl" and full.updates_per_batch:
         steps = max(steps, Fraction(full.updates_per_batch).limit_denominator(10_000))
-    return RunConfig(settings, tuple(notes), steps, setup.validation_samples or 1)
+    samples = None if setup.trainer in _NAMING_K else setup.validation_samples
+    return RunConfig(settings, tuple(notes), steps, samples or 1)
 
 
 def _recipe_settings(recipe: dict[str, Any], max_new_tokens: int | None) -> dict[str, Any]:
@@ -108,6 +112,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "problems": ("data.train_files", "data.train_data", "dataset_name", "prompt_data", "data.prompt_dataset"),
 }
 """Keys that mean one thing in every trainer."""
+_NAMING_K = ("verl", "prime-rl")
+"""Trainers whose metrics are named by the samples that they take."""
 _ALL_GPUS = ("verl", "nemo-rl", "skyrl")
 """Trainers whose setup counts all GPUs of a run, not those of one role."""
 _BATCH_KEYS = (

@@ -119,7 +119,8 @@ def _generated(count_T: Array, batch: _Batch) -> Array:
 
 
 def _multiplied(count_T: Array, batch: _Batch) -> Array:
-    return count_T * np.floor(batch.problems * batch.number("grpo.batch_multiplier", 1.0)) * batch.rollouts
+    problems = float(np.floor(batch.problems * batch.number("grpo.batch_multiplier", 1.0)))
+    return count_T * problems * batch.rollouts
 
 
 def _evicted(count_T: Array, batch: _Batch) -> Array:

@@ -50,8 +50,8 @@ def load(
 ) -> RunSet:
     """Read runs. `PATH::NAME` takes one run out of a folder or table, `without` leaves some out by name or pattern.
 
-    `problems_per_batch` and `rollouts_per_problem` are used for runs that do not say them; they never replace what a
-    run says. (The name of a log does not count where they are given.)
+    `problems_per_batch` and `rollouts_per_problem` are used for runs without them, and never replace a run's own. (The
+    name of a log does not count where they are given.)
     """
     many = _addresses(paths)
     if not many:
@@ -198,7 +198,11 @@ def _load_foreign_table(address: str, request: _Request) -> list[Run] | None:
 def _load_logs(address: str, otherwise: str, request: _Request) -> list[Run]:
     """Import a trainer's logs; `otherwise` says what else the address is not."""
     try:
-        found = import_logs(address, **request.defaults)
+        found = import_logs(
+            address,
+            problems_per_batch=request.defaults["problems_per_batch"],
+            rollouts_per_problem=request.defaults["rollouts_per_problem"],
+        )
     except InputError as error:
         if address.lower().endswith(".json") and files.read_bytes(address).startswith(b'{"format": "isocompute-law"'):
             raise InputError(

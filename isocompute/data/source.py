@@ -103,7 +103,7 @@ class Log:
         return bytes(out)
 
     def blocks(self, start: int = 0, most: int | None = None) -> Iterator[bytes]:
-        """Pieces of the text as UTF-8, decompressed; bytes that are no UTF-8 stay as they are."""
+        """Pieces of the text as UTF-8, decompressed; bytes that are not UTF-8 stay as they are."""
         with self.raw() as file:
             stream, encoding = _opened(file)
             if start:
@@ -167,7 +167,7 @@ class Log:
         return Sample(self.filename, start.head, lines, self)
 
     def marked(self) -> Sample:
-        """The lines of the whole file that might hold metrics: for a log whose first row comes late and rarely."""
+        """Lines of the whole file that may contain metrics, for a log whose first row comes late."""
         marked = (line for line in self.lines() if any(mark in line for mark in _MARKS))
         lines = [strip(line) for line in islice(marked, _MAX_MARKED)]
         return Sample(self.filename, b"", lines, self)

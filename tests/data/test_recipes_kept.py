@@ -70,7 +70,13 @@ def kept(path: Path, text: str) -> dict[str, Any]:
 def test_ppo_of_2024(tmp_path: Path) -> None:
     # 256 problems in mini-batches of 64, once, are 4 updates. There was no switch for the KL in the reward yet.
     assert kept(tmp_path / "ppo.log", VERL_2024) == {
-        **{"advantage": "gae", "gae_discount": 1.0, "gae_trace": 0.95, "critic_learning_rate": 1e-5, "value_clip": 0.5},
+        **{
+            "advantage": "gae",
+            "gae_discount": 1.0,
+            "gae_lambda": 0.95,
+            "critic_learning_rate": 1e-5,
+            "value_clip": 0.5,
+        },
         **{"clip_low": 0.2, "clip_high": 0.2, "temperature": 1.0, "top_p": 1.0, "updates_per_batch": 4},
         **{"kl_coef": 0.001, "entropy_coef": 0.001, "learning_rate": 1e-6, "warmup_steps": 0, "grad_clip": 1.0},
         "max_new_tokens": 512,
@@ -158,7 +164,7 @@ def test_runs_are_told_apart_by_it(tmp_path: Path) -> None:
                 **{"orchestrator.batch_size": 512, "orchestrator.group_size": 16, "trainer.optim.lr": 1e-6},
                 **{"orchestrator.max_off_policy_steps": 4, "trainer.optim.weight_decay": 0.0},
             },
-            {"learning_rate": 1e-6, "weight_decay": 0.0, "pipeline_steps": 4, "ratio_anchor": "sampler"},
+            {"learning_rate": 1e-6, "weight_decay": 0.0, "pipeline_steps": 4, "ratio_reference": "sampler"},
             None,
         ),
         (

@@ -1,6 +1,6 @@
 """NeMo-RL's console: `===== Step N/M =====`, then bulleted results; validation in a block of its own.
 
-(Its TensorBoard files hold more; they are read as such.)
+Its TensorBoard files have more metrics; they are read as such.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class NemoRL:
 
 
 class _Block:
-    """The step under way."""
+    """Collects the results of one step and of its validation."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -93,7 +93,7 @@ class _Block:
         self.held_out = False
 
     def step(self, number: int, total: int) -> None:
-        """A header. It counts within its epoch, which has `total` steps."""
+        """The header of a step, which counts within its epoch of `total` steps."""
         self.flush()
         self._now = (self._epoch - 1) * total + number
 
@@ -108,14 +108,14 @@ class _Block:
         self.held_out = True
 
     def bullet(self, key: str, value: float) -> None:
-        """One result."""
+        """A bulleted result."""
         if self.held_out and key in _HELD_OUT:
             self._validation[_HELD_OUT[key]] = value
         elif key in _TRAINING:
             self._training[_TRAINING[key]] = value
 
     def flush(self) -> None:
-        """What was gathered becomes rows."""
+        """Add what was collected as rows."""
         if self._training and self._now is not None:
             self._rows.add(self._now, tuple(self._training), list(self._training.values()))
         if self._validation:

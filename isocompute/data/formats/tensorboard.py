@@ -48,7 +48,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A varint and where it ends; an end beyond the data where it is torn."""
+    """A varint and where it ends, which is past the data where it is torn."""
     value = shift = 0
     while at < len(data) and shift <= _MOST_SHIFT:
         byte = data[at]
@@ -66,7 +66,7 @@ _LARGEST = 1 << 26
 _POLYNOMIAL = 0x82F63B78
 _MONITOR = re.compile(r"ray/(?:node\.\d+\.|(?:ray/)?ray_step$)")
 """NeMo-RL's monitor of the GPUs, whose step is the seconds since it began."""
-_MONITORED = "what NeMo-RL's monitor says of the GPUs (ray/…) left out: it counts seconds, not steps"
+_MONITORED = "NeMo-RL's GPU monitoring (ray/…) left out: it counts seconds, not steps"
 
 
 class TensorBoard:

@@ -51,8 +51,8 @@ class WandbOffline:
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
-    """Whole records; a torn end, as a run under way has, is left out."""
-    held = bytearray()
+    """Whole records; a torn end (the run is going on) is left out."""
+    record = bytearray()
     while block := file.read(_BLOCK):
         at = 7 if block.startswith(_MAGIC) else 0
         while at + 7 <= len(block):
@@ -64,14 +64,14 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
             if kind == _FULL:
                 yield data
             elif kind == _FIRST:
-                held = bytearray(data)
+                record = bytearray(data)
             elif kind in (_MIDDLE, _LAST):
-                held += data
+                record += data
                 if kind == _LAST:
-                    yield bytes(held)
-                    held.clear()
-                elif len(held) > _LARGEST:
-                    held.clear()
+                    yield bytes(record)
+                    record.clear()
+                elif len(record) > _LARGEST:
+                    record.clear()
 
 
 def _items(data: bytes, wanted: int) -> Iterator[tuple[str, Any]]:
