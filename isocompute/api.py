@@ -19,7 +19,7 @@ from isocompute.core.errors import InputError, quiet, recorded
 from isocompute.core.formatting import plural
 from isocompute.core.run import listing
 from isocompute.data import Run, RunSet, RunWarning, load
-from isocompute.data.compatible import Condition, conditions_of, warn_of_several
+from isocompute.data.compatible import runs_of_leading_recipe, warn_of_pooling, warn_of_several
 from isocompute.data.loading import hint_for_data_in_memory
 from isocompute.data.pass_rates import read_base_rates
 from isocompute.law.comparison import Comparison
@@ -328,39 +328,12 @@ def _planning_law(request: PlanRequest) -> tuple[PlanningLaw, RunSet | None]:
             f"a law is given as a name, a path, a Law or a RunSet, not as {type(source).__name__}: {remedy}."
         )
     metric = choose_metric(source, request.metric)
-    runs, chosen = _leading_condition(source, metric=metric)
+    runs, chosen = runs_of_leading_recipe(source, metric=metric)
     curves, metric, unit = curves_of(runs, metric=metric)
     warn_of_scales(curves, metric=metric, source=runs.source)
     law = fit_law(curves, metric=metric, unit=unit, replicates=request.replicates, seed=seed)
     fitted = f"fitted to {plural(len(curves), 'run')}{chosen}"
     return planning_law(law, name=runs.source, source=fitted, problems_per_batch=bp, seed=seed), runs
-
-
-def _leading_condition(runs: RunSet, *, metric: str) -> tuple[RunSet, str]:
-    """The runs that one plan can be made of, and in words what was left out.
-
-    Of runs on two problem sets the easier one would win, of two models the better one: that is refused. Of several
-    recipes the one that reached highest is planned with.
-    """
-    found = conditions_of(runs)
-    if len(found) < 2:
-        return runs, ""
-    key = next((key for condition in found for key in condition.labels if not key.startswith("recipe.")), None)
-    if key is not None:
-        names = [f"'{c.name}' ({len(c.runs)})" for c in found[:4]]
-        more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-        raise InputError(
-            f"--law {runs.source}: its runs are of {len(found)} conditions, {', '.join(names)}{more}, whose rewards do "
-            f"not compare; name one: its own folder, or --where {key}=…"
-        )
-
-    def reached(condition: Condition) -> float:
-        """The highest end of a run."""
-        ends = [run.points[metric].drop_nulls().tail(3) for run in condition.runs if metric in run.points.columns]
-        return max((float(np.mean(end.to_numpy())) for end in ends if len(end)), default=-np.inf)
-
-    best = max(found, key=reached)
-    return best.runs, f" with {best.recipe_name}, which reached highest of {len(found)} recipes"
 
 
 def _refuse_without_draws(name: str) -> None:
@@ -414,7 +387,7 @@ def backtest_plans(
     check_replicates(replicates)
     runs = load(runs) if isinstance(runs, str | Path) else runs
     metric = choose_metric(runs, metric)
-    runs, chosen = _leading_condition(runs, metric=metric)
+    runs, chosen = runs_of_leading_recipe(runs, metric=metric)
     if chosen:
         warnings.warn(f"{runs.source}: plans are tested on {len(runs)} of its runs{chosen}.", RunWarning, stacklevel=2)
     curves, metric, _ = curves_of(runs, metric=metric, unit="rollouts")
@@ -446,14 +419,7 @@ def compare(
     if metric_a != metric_b:
         raise InputError(f"{sides[0].source} has '{metric_a}', {sides[1].source} '{metric_b}'; say --metric.")
     for side in sides:
-        conditions = conditions_of(side)
-        if len(conditions) > 1:
-            warnings.warn(
-                f"{side.source}: its runs differ in more than their seed ({listing([c.name for c in conditions], 3)}): "
-                "what follows pools them as seeds of one recipe; name those of one as PATH::NAME or with --where.",
-                RunWarning,
-                stacklevel=2,
-            )
+        warn_of_pooling(side)
     warn_of_scales([*curves_a, *curves_b], metric=metric_a, source=" and ".join(side.source for side in sides))
     made = _compare(curves_a, curves_b, replicates=replicates, seed=seed)
     return replace(made, metric=metric_a, unit=unit_a)

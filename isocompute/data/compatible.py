@@ -31,6 +31,7 @@ __all__ = [
     "ingredients",
     "runs_of_leading_recipe",
     "set_size",
+    "warn_of_pooling",
     "warn_of_several",
 ]
 
@@ -155,6 +156,18 @@ def warn_of_several(runs: RunSet) -> None:
         )
 
 
+def warn_of_pooling(side: RunSet) -> None:
+    """Warn where runs that a comparison takes as seeds of one recipe are of several conditions."""
+    found = conditions_of(side)
+    if len(found) > 1:
+        warnings.warn(
+            f"{side.source}: its runs differ in more than their seed ({listing([c.name for c in found], 3)}): what "
+            "follows pools them as seeds of one recipe; name those of one as PATH::NAME or with --where.",
+            RunWarning,
+            stacklevel=3,
+        )
+
+
 def runs_of_leading_recipe(runs: RunSet, *, metric: str) -> tuple[RunSet, str]:
     """The runs that one plan can use, and what was left out in words, empty where nothing was.
 
@@ -174,7 +187,7 @@ def runs_of_leading_recipe(runs: RunSet, *, metric: str) -> tuple[RunSet, str]:
         )
 
     def end(run: Run) -> float:
-        last = run.points[metric].drop_nulls().tail(3) if metric in run.points.columns else ()
+        last = run.points[metric].drop_nulls().tail(3).to_numpy() if metric in run.points.columns else ()
         return float(np.mean(last)) if len(last) else -np.inf
 
     best = max(found, key=lambda condition: max(map(end, condition.runs)))
