@@ -34,7 +34,7 @@ STUDY = "study"
 """The name of the law that is fitted to the runs being served."""
 _BAND_BUDGETS = 25
 _BAND_RANGE = 4.0
-"""The band goes so far beyond the law's range, as forecasts and comparisons do."""
+"""The band goes so many times further than the law's range, as forecasts and comparisons do."""
 _EXAMPLES: dict[str, tuple[Any, str]] = {
     "problems_per_batch": (32, "problems per batch (Bp)"),
     "rollouts_per_problem": (8, "rollouts per problem (n)"),
@@ -128,7 +128,7 @@ class Planner:
         """The budget asked for, or half of what the law was measured up to."""
         if self.given_budget:
             return self.given_budget
-        # Where rollouts do not convert to the law's unit, the error is about the law, not a budget that nobody gave.
+        # Where rollouts do not convert to the law's unit, the error is about the law, not the budget.
         self.prices.rates(1, 1).amount(1.0, self.law.unit)
         return self._in_unit(float(f"{self.law.last / 2:.2g}"))
 

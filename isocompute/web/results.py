@@ -208,8 +208,7 @@ class Verdict:
 class RunStatus:
     """Verdicts of runs, each made once for the points that the run has.
 
-    A forecast takes some hundredths of a second, which is seconds for a large study; so runs are judged a few at a time
-    by whoever asks.
+    A forecast takes some hundredths of a second, seconds for a large study: a request judges a few runs at a time.
     """
 
     def __init__(self) -> None:

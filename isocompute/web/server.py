@@ -76,7 +76,7 @@ class Served:
 
 
 def bind(address: str, *, port: int | None = None, options: LoadOptions | None = None) -> Served:
-    """Look at the study and take a port; what is wrong with either is said before anything runs."""
+    """Look at the study and take a port; an error in either comes before anything runs."""
     source = Source(address, options)
     snapshot = source.snapshot()
     if source.options.select_runs or not (snapshot.specs or snapshot.parts[-1].runs):  # a table or logs will do too
@@ -147,7 +147,7 @@ def _vega_script() -> bytes:
 
 @functools.cache
 def _bundle() -> bytes:
-    """It takes two seconds in which Python stands still, so another process does it."""
+    """It takes two seconds that hold the interpreter lock, so another process does it."""
     program = 'import vl_convert as v; print(v.javascript_bundle("window.vegaEmbed = vegaEmbed;"))'
     command = [sys.executable, "-c", program]
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout

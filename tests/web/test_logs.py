@@ -1,4 +1,4 @@
-"""Logs that do not say everything: what the app is told, where it begins, and what it shows at first sight."""
+"""Logs that lack settings: the options that add them, where the app begins, and what it shows first."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_command_on_a_page_reads_the_runs_as_the_app_does(
 
 
 def foreign(path: Path) -> Path:
-    """A table in somebody's own columns."""
+    """A table with other column names."""
     lines = ["label,problems_per_batch,rollouts_per_problem,used,score,other"]
     for name, n in (("one", 8), ("two", 16), ("other", 32)):
         lines += [f"{name},32,{n},{p['rollouts']},{p['avg@4'] + n / 1000},1" for p in rising()]
@@ -187,8 +187,8 @@ def test_only_what_is_lacking_is_asked_for_and_what_was_told_is_kept(tmp_path: P
     for n in (8, 16):
         points = [{"step": p["step"], "avg@4": p["avg@4"]} for p in rising()]
         write_points(tmp_path / f"{n}", points, rollouts_per_problem=n, model="b c")
-    said = over(tmp_path, LoadOptions(where={"model": "b c"})).get("/api/about").json()["unplanned"]
-    assert f"`isocompute web {tmp_path} --where 'model=b c' --problems-per-batch 32`" in said
+    message = over(tmp_path, LoadOptions(where={"model": "b c"})).get("/api/about").json()["unplanned"]
+    assert f"`isocompute web {tmp_path} --where 'model=b c' --problems-per-batch 32`" in message
 
 
 def test_runs_that_say_enough_can_be_planned_with(runs: Path, wide: Path) -> None:
@@ -207,11 +207,11 @@ def two_sets(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("query", ["", "?budget=3e4", "?problems_per_batch=32"])
 def test_runs_of_several_sets_are_refused_with_the_command_that_takes_one(two_sets: Path, query: str) -> None:
     client = over(two_sets)
-    said = client.get("/api/about").json()["unplanned"]
-    assert "of 2 conditions, 'easy' (3), 'hard' (1), whose rewards do not compare" in said
-    assert f"`isocompute web {two_sets} --where problems=easy`" in said
+    message = client.get("/api/about").json()["unplanned"]
+    assert "of 2 conditions, 'easy' (3), 'hard' (1), whose rewards do not compare" in message
+    assert f"`isocompute web {two_sets} --where problems=easy`" in message
     answer = client.get(f"/api/plan{query}")
-    assert (answer.status_code, answer.json()["error"]) == (400, said)
+    assert (answer.status_code, answer.json()["error"]) == (400, message)
     client = over(two_sets, LoadOptions(where={"problems": "easy"}))
     assert client.get("/api/about").json()["unplanned"] is None
     assert client.get("/api/plan").status_code == 200

@@ -82,7 +82,7 @@ export async function render(root, { about, parameters, remember, again, signal 
       }[data.higher] ?? `${name[data.higher]} has the higher ceiling, by ${value(Math.abs(data.difference))}.`;
     const faster =
       {
-        undecided: "Which is faster is undecided: a midpoint lies beyond the data.",
+        undecided: "Which is faster is undecided: a midpoint lies outside the data.",
         same: "Neither is faster to half of the rise to the common ceiling.",
       }[data.faster] ??
       `${name[data.faster]} needs less compute for half of the rise to the common ceiling (${data.speed_ratio.toFixed(2)}×, 95% ${data.speed_ratio_interval.map((x) => x.toFixed(2)).join("–")}).`;
@@ -128,7 +128,7 @@ export async function render(root, { about, parameters, remember, again, signal 
               h(
                 "li",
                 {},
-                `${name[o.winner]} overtakes at ${number(o.compute)} ${unit}${o.extrapolated ? " (beyond the data)" : ""}, 95% ${number(o.interval[0])}–${number(o.interval[1])}, in ${percent(o.probability)} of replicates`,
+                `${name[o.winner]} overtakes at ${number(o.compute)} ${unit}${o.extrapolated ? " (extrapolated)" : ""}, 95% ${number(o.interval[0])}–${number(o.interval[1])}, in ${percent(o.probability)} of replicates`,
               ),
             ),
           )

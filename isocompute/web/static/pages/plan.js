@@ -9,7 +9,7 @@ import { alternatives, answer, computeOf, recipe, warnings } from "./plan_answer
 import { constraintFields, inLabels, isOwn, lawField } from "./plan_controls.js";
 
 const SUFFIX = { rollouts: "", tokens: "tok", gpu_hours: "h" };
-const BEYOND = 4; // the slider and the band end at so many times the law's range
+const BAND_RANGE = 4; // the slider and the band end at so many times the law's range
 const TRAINERS = ["verl", "trl", "openrlhf", "prime-rl", "nemo-rl", "skyrl"];
 const STALE = 3000;
 
@@ -98,7 +98,7 @@ export async function render(root, { about, parameters, remember, signal }) {
   function slide() {
     if (!plan) return;
     const [first, last] = plan.law.range;
-    const amount = first * ((BEYOND * last) / first) ** (slider.value / slider.max);
+    const amount = first * ((BAND_RANGE * last) / first) ** (slider.value / slider.max);
     budget.value = `${Number(amount.toPrecision(3))}${SUFFIX[plan.law.unit]}`;
     change({ budget: budget.value });
   }
@@ -132,7 +132,7 @@ export async function render(root, { about, parameters, remember, signal }) {
   function drawPlan(command) {
     const [first, last] = plan.law.range;
     const at = computeOf(plan);
-    if (at) slider.value = (slider.max * Math.log(at / first)) / Math.log((BEYOND * last) / first);
+    if (at) slider.value = (slider.max * Math.log(at / first)) / Math.log((BAND_RANGE * last) / first);
     slider.setAttribute("aria-valuetext", `${number(plan.budget.amount)} ${plan.budget.unit}`);
     if (!query.budget) budget.value = `${plan.budget.amount}${SUFFIX[plan.budget.unit]}`;
     fill(places.answer, answer(plan));

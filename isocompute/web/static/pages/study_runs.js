@@ -10,12 +10,12 @@ const HEALTHS = ["problem", "warning", "healthy", "unknown"];
 
 /** The table in its place. `judge` fills in the verdicts, a few runs at a time. */
 export function runsTable(place, { query, signal }) {
-  let standing = new Map(); // run → its row of /api/runs
+  let statuses = new Map(); // run → its row of /api/runs
   const order = {}; // how the reader sorted the table
   const verdicts = new Map(); // run → the last ones that were made of it
   let marks = new Map(); // run → where its verdicts are written
 
-  const of = (row) => standing.get(row.name);
+  const of = (row) => statuses.get(row.name);
   const runLink = (name) => h("a", { href: `/run?${new URLSearchParams({ part: query().part, run: name })}` }, name);
   const mark = (row) => {
     if (!marks.has(row.name)) marks.set(row.name, { forecast: h("span"), health: h("span") });
@@ -23,10 +23,10 @@ export function runsTable(place, { query, signal }) {
   };
   const rankIn = (list, word) => (word ? list.indexOf(word) : list.length);
 
-  function standingColumns(metric) {
-    const most = (key) => Math.max(...[...standing.values()].map((row) => row[key] ?? -Infinity));
+  function statusColumns(metric) {
+    const most = (key) => Math.max(...[...statuses.values()].map((row) => row[key] ?? -Infinity));
     const [last, best] = [most("last"), most("best")];
-    const figure = (x, top) => (x !== null && x === top && standing.size > 1 ? h("b", {}, value(x)) : value(x));
+    const figure = (x, top) => (x !== null && x === top && statuses.size > 1 ? h("b", {}, value(x)) : value(x));
     return [
       [metric, (r) => (of(r)?.line.length > 1 ? sparkline(of(r).line) : "")],
       ["last", (r) => figure(of(r)?.last ?? null, last), "number", (r) => of(r)?.last],
@@ -40,7 +40,7 @@ export function runsTable(place, { query, signal }) {
     for (const [name, spans] of marks) {
       const verdict = verdicts.get(name);
       if (!verdict) {
-        if (standing.has(name)) for (const span of Object.values(spans)) fill(span, "…");
+        if (statuses.has(name)) for (const span of Object.values(spans)) fill(span, "…");
         continue;
       }
       fill(spans.forecast, verdict.forecast ? chip(verdict.forecast) : "–");
@@ -53,7 +53,7 @@ export function runsTable(place, { query, signal }) {
   async function read(how = {}) {
     try {
       const { data } = await get("runs", { ...query(), ...how }, { signal });
-      standing = new Map(data.runs.map((row) => [row.run, row]));
+      statuses = new Map(data.runs.map((row) => [row.run, row]));
       for (const row of data.runs) if (row.health !== null) verdicts.set(row.run, row);
       return data;
     } catch (error) {
@@ -76,7 +76,7 @@ export function runsTable(place, { query, signal }) {
           ...setting("n", "rollouts_per_problem"),
           ...setting("seed", "seed"),
           ["points", (r) => whole(r.points), "number", (r) => r.points],
-          ...(metric ? standingColumns(metric) : []),
+          ...(metric ? statusColumns(metric) : []),
         ],
         rows,
         { caption: `${plural(rows.length, "run")} with points`, order },
@@ -116,7 +116,7 @@ export function runsTable(place, { query, signal }) {
             null,
             (r) => r.rollouts / r.compute,
           ],
-          ...(metric ? standingColumns(metric) : []),
+          ...(metric ? statusColumns(metric) : []),
         ],
         rows,
         { caption: "Cells of the study", order },
