@@ -438,7 +438,7 @@ def law_warnings(
             PlanWarning(
                 "anchor_unknown",
                 "the learning rate is scaled from the paper's 1e-06 at a batch of 1,024 (Qwen2.5-7B-Instruct); "
-                f"{runs.why_not('learning_rate')}: say --lr-anchor RATE@BATCH",
+                f"{runs.why_not('learning_rate')}: say --lr-reference RATE@BATCH",
             )
         )
     return out

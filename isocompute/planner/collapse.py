@@ -10,15 +10,15 @@ number of runs that, all watched to the end, would leave as many healthy (Peto e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from isocompute.core.curve import Setting
 from isocompute.law.fits import CurveFit
 from isocompute.law.law import Law
 from isocompute.law.store import StoredLaw
 
-__all__ = ["CollapseRate", "Collapses", "Survival", "collapses_of", "survival_by_setting"]
+__all__ = ["CollapseRate", "Survival", "survival_by_setting"]
 
 LEVEL = 0.8
 """Coverage of the interval of a collapse rate."""
@@ -90,50 +90,32 @@ class Survival:
         return CollapseRate(runs, len(early), early[0], round(1 - healthy, 12), effective)
 
 
-@dataclass(frozen=True)
-class Collapses:
-    """The runs of a law that collapsed."""
-
-    after: Mapping[str, float] = field(default_factory=dict)
-    """By name, of runs with a curve: compute of the last point before the collapse."""
-    early: tuple[tuple[Setting, float], ...] = ()
-    """Settings of runs that collapsed too early for a curve, and when."""
-    ends: Mapping[str, float] = field(default_factory=dict)
-    """By name, of all runs with a curve: compute of the last evaluation."""
-
-
-def collapses_of(law: Law | StoredLaw) -> Collapses:
-    """The collapses of a law, fitted here or stored."""
-    if isinstance(law, Law):
-        return Collapses(
-            {run.curve.name: run.collapse_after for run in law.runs if run.collapse_after is not None},
-            tuple((lost.curve.setting, lost.collapse_after) for lost in law.early_collapses),
-            {run.curve.name: float(run.curve.compute_C[-1]) for run in law.runs},
-        )
-    curves, early = law.summary.get("curves", []), law.summary.get("early_falls", [])
-    return Collapses(
-        {str(c.get("run")): float(c["falls_after"]) for c in curves if c.get("falls_after") is not None},
-        tuple(((e["problems_per_batch"], e["rollouts_per_problem"]), float(e["falls_after"])) for e in early),
-        {str(c.get("run")): float(c["last"]) for c in curves if c.get("last") is not None},
-    )
-
-
 def survival_by_setting(
-    fits: Sequence[CurveFit], collapses: Collapses, problems_per_batch: int | None
+    law: Law | StoredLaw, fits: Sequence[CurveFit], problems_per_batch: int | None
 ) -> dict[tuple[int, int], Survival]:
-    """By (Bp, n), for all settings of a law; `problems_per_batch` fills in a missing Bp."""
-    ends: dict[tuple[int, int], list[tuple[str, float]]] = {}
+    """By (Bp, n), for these settings of a law; `problems_per_batch` fills in a missing Bp."""
+
+    def key(setting: Setting) -> tuple[int, int]:
+        return int(setting[0] or problems_per_batch or 1), int(setting[1] or 1)
+
+    if isinstance(law, Law):
+        after = {run.curve.name: run.collapse_after for run in law.runs if run.collapse_after is not None}
+        ends = {run.curve.name: float(run.curve.compute_C[-1]) for run in law.runs}
+        early = [(key(lost.curve.setting), lost.collapse_after) for lost in law.early_collapses]
+    else:
+        curves, lost_early = law.summary.get("curves", []), law.summary.get("early_falls", [])
+        after = {str(c.get("run")): float(c["falls_after"]) for c in curves if c.get("falls_after") is not None}
+        ends = {str(c.get("run")): float(c["last"]) for c in curves if c.get("last") is not None}
+        settings = [(e["problems_per_batch"], e["rollouts_per_problem"]) for e in lost_early]
+        early = [(key(of), float(e["falls_after"])) for of, e in zip(settings, lost_early, strict=True)]
+    runs: dict[tuple[int, int], list[tuple[str, float]]] = {}
     for fit in fits:
-        key = int(fit.setting[0] or problems_per_batch or 1), int(fit.setting[1] or 1)
         # Laws stored by early versions lack the ends: all their runs count to the furthest one's.
-        ends.setdefault(key, []).extend((c.name, collapses.ends.get(c.name, fit.last)) for c in fit.curves)
-    early: dict[tuple[int, int], list[float]] = {}
-    for setting, at in collapses.early:
-        early.setdefault((int(setting[0] or problems_per_batch or 1), int(setting[1] or 1)), []).append(at)
+        runs.setdefault(key(fit.setting), []).extend((c.name, ends.get(c.name, fit.last)) for c in fit.curves)
     return {
-        key: Survival(
-            tuple(sorted([collapses.after[name] for name, _ in runs if name in collapses.after] + early.get(key, []))),
-            tuple(sorted(end for name, end in runs if name not in collapses.after)),
+        of: Survival(
+            tuple(sorted([after[name] for name, _ in named if name in after] + [at for k, at in early if k == of])),
+            tuple(sorted(end for name, end in named if name not in after)),
         )
-        for key, runs in ends.items()
+        for of, named in runs.items()
     }

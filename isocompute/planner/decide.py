@@ -225,7 +225,7 @@ def decide(
     diagnosis: Diagnosis | None = None,
 ) -> Plan:
     """Choose among all allocations that the request's budget and constraints allow, under every draw of the law."""
-    budget, constraints, anchor = request.budget, Constraints.of(request), request.lr_anchor
+    budget, constraints, anchor = request.budget, Constraints.of(request), request.lr_reference
     mix = None if rates is None else classify(rates.measured_P)
     difficulty = request.difficulty or (mix.difficulty if mix else law.difficulty)
     metric = _checked_metric(law, request.metric)
@@ -268,9 +268,7 @@ def decide(
         *_choice_warnings(law, constraints, chosen, targets, rollouts),
         *law_warnings(law, difficulty=difficulty, anchor_given=anchor.given, mean_rate=mix.mean if mix else None),
         *run_warnings(
-            a,
-            problems=constraints.problems or (mix.problems if mix else None),
-            warmup_steps=recipe.recipe.warmup_steps,
+            a, problems=constraints.problems or (mix.problems if mix else None), warmup_steps=recipe.recipe.warmup_steps
         ),
         *data_warnings(
             allocation=a,
@@ -540,12 +538,7 @@ def _option_to_json(plan: Plan, option: Option) -> dict[str, Any]:
         "kl_coef": recipe.kl_coef,
         "entropy_coef": recipe.entropy_coef,
         "temperature": recipe.temperature,
-        "expected": {
-            "metric": law.metric,
-            "value": ranked.value,
-            "interval": list(ranked.interval),
-            "level": LEVEL,
-        },
+        "expected": {"metric": law.metric, "value": ranked.value, "interval": list(ranked.interval), "level": LEVEL},
         "probability_best": ranked.probability_best,
         "regret": ranked.regret,
         "within_one_error": ranked.ties,

@@ -217,13 +217,7 @@ class Curves:
 
 
 def extrapolate(
-    *,
-    own_AB: Array,
-    growth_AB: Array,
-    reference_AB: Array,
-    reference_there_AB: Array,
-    base: float,
-    doublings_A: Array,
+    *, own_AB: Array, growth_AB: Array, reference_AB: Array, reference_there_AB: Array, base: float, doublings_A: Array
 ) -> Array:
     """The module's equation: values of settings this many doublings past their last points, in every draw.
 

@@ -24,7 +24,7 @@ from isocompute.law.fits import CurveFit
 from isocompute.law.law import Law
 from isocompute.law.store import StoredLaw
 from isocompute.law.uncertainty import SEED_MARGIN, difference_error, seed_deviation
-from isocompute.planner.collapse import CollapseRate, Survival, collapses_of, survival_by_setting
+from isocompute.planner.collapse import CollapseRate, Survival, survival_by_setting
 from isocompute.planner.cost.prices import Rates
 from isocompute.planner.extrapolation import (
     SAME,
@@ -281,7 +281,7 @@ def planning_law(
     alone = [fit for fit in fits if len(fit.curves) == 1]
     error = _seed_error(alone, fits)
     whose = "settings have" if len(alone) == len(fits) else f"{len(alone)} of {len(fits)} settings have"
-    survival = survival_by_setting(fits, collapses_of(law), problems_per_batch)
+    survival = survival_by_setting(law, fits, problems_per_batch)
     return PlanningLaw(
         name=name,
         source=source,

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from isocompute.core.allocation import Allocation
 from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.core.recipe import RECIPES, Recipe, learning_rate, make_recipe
+from isocompute.core.recipe import RECIPES, Recipe, current_names, learning_rate, make_recipe
 from isocompute.planner.request import PAPER_ANCHOR, Anchor
 
 __all__ = ["RATE_FIELDS", "AdvisedRecipe", "Line", "RunsRecipe", "advise_recipe", "anchored", "runs_recipe"]
 
-RATE_FIELDS = ("learning_rate", "lr_batch", "lr_scaling")
+RATE_FIELDS = ("learning_rate", "lr_reference_batch", "lr_scaling")
 """Fields that give a learning rate together."""
 ISOCOMPUTE, SCALERL = "IsoCompute, arXiv 2603.12151", "ScaleRL, arXiv 2510.13786"
 FEW_UPDATES = 40
@@ -35,7 +35,7 @@ _YOURS = "your runs"
 
 @dataclass(frozen=True)
 class RunsRecipe:
-    """Fields of `Recipe` on which all runs of a law agree; `learning_rate` and `lr_batch` come together."""
+    """Fields of `Recipe` on which all runs of a law agree; `learning_rate` and `lr_reference_batch` come together."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     differs: frozenset[str] = frozenset()
@@ -55,7 +55,7 @@ def runs_recipe(curves: Sequence[Curve]) -> RunsRecipe:
     >>> logged = [Curve("a", None, None, 32, n, recipe=json.dumps({"recipe": {"learning_rate": rate}}))
     ...           for n, rate in ((8, 1e-6), (32, 2e-6))]
     >>> runs_recipe(logged).fields
-    {'learning_rate': 1e-06, 'lr_batch': 256, 'lr_scaling': 'sqrt'}
+    {'learning_rate': 1e-06, 'lr_reference_batch': 256, 'lr_scaling': 'sqrt'}
     """
     logged = [_valid_fields(curve.recipe_fields) for curve in curves]
     names = [name for name in Recipe.model_fields if name not in RATE_FIELDS]
@@ -76,7 +76,7 @@ def _valid_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(logged, dict):
         return {}
     name = logged.get("name")
-    fields = {**(RECIPES.get(name, {}) if isinstance(name, str) else {}), **logged}
+    fields = {**(RECIPES.get(name, {}) if isinstance(name, str) else {}), **current_names(logged)}
     fields = {key: value for key, value in fields.items() if key in Recipe.model_fields}
     try:
         Recipe(**fields)
@@ -90,7 +90,7 @@ def _common_rate(logged: Sequence[Mapping[str, Any]], batches: Sequence[int | No
     """A learning rate, its batch and the rule between batches; None where no rule explains all runs."""
     if not logged:
         return None
-    with_batch = ["lr_batch" in each for each in logged]
+    with_batch = ["lr_reference_batch" in each for each in logged]
     if all(with_batch) and all(each.get(name) == logged[0].get(name) for each in logged for name in RATE_FIELDS):
         return {name: logged[0][name] for name in RATE_FIELDS if name in logged[0]}
     known = [b for b in batches if b is not None]
@@ -98,13 +98,17 @@ def _common_rate(logged: Sequence[Mapping[str, Any]], batches: Sequence[int | No
         return None
     used = []
     for each, b in zip(logged, known, strict=True):
-        scaled = (b / each["lr_batch"]) ** _POWERS[each.get("lr_scaling", "sqrt")] if "lr_batch" in each else 1.0
+        scaled = (
+            (b / each["lr_reference_batch"]) ** _POWERS[each.get("lr_scaling", "sqrt")]
+            if "lr_reference_batch" in each
+            else 1.0
+        )
         used.append(float(each["learning_rate"]) * scaled)
     smallest = min(known)
     for scaling, power in _POWERS.items():
         rates = [rate * (smallest / b) ** power for rate, b in zip(used, known, strict=True)]
         if max(rates) <= _SAME_RATE * min(rates):
-            return {"learning_rate": used[known.index(smallest)], "lr_batch": smallest, "lr_scaling": scaling}
+            return {"learning_rate": used[known.index(smallest)], "lr_reference_batch": smallest, "lr_scaling": scaling}
     return None
 
 
@@ -129,7 +133,7 @@ class AdvisedRecipe:
 
 def anchored(anchor: Anchor) -> dict[str, Any]:
     """A recipe's fields with a learning rate that the user anchored."""
-    return {"learning_rate": anchor.learning_rate, "lr_batch": anchor.batch_size, "lr_scaling": "sqrt"}
+    return {"learning_rate": anchor.learning_rate, "lr_reference_batch": anchor.batch_size, "lr_scaling": "sqrt"}
 
 
 def advise_recipe(
@@ -158,14 +162,14 @@ def advise_recipe(
     if anchor.given:
         table |= anchored(anchor)
     elif own is None and "learning_rate" not in table:
-        table |= {"learning_rate": anchor.learning_rate, "lr_batch": anchor.batch_size}
+        table |= {"learning_rate": anchor.learning_rate, "lr_reference_batch": anchor.batch_size}
     recipe = make_recipe(table)
     if updates < FEW_UPDATES:
         recipe = recipe.model_copy(update={"warmup_steps": min(recipe.warmup_steps, updates // 4)})
     rate = learning_rate(recipe, batch_size=allocation.batch_size, step=recipe.warmup_steps)
     if not math.isfinite(rate):
         raise InputError(
-            f"--lr-anchor {recipe.learning_rate:g}@{recipe.lr_batch}: the learning rate at a batch of "
+            f"--lr-reference {recipe.learning_rate:g}@{recipe.lr_reference_batch}: the learning rate at a batch of "
             f"{allocation.batch_size:,} is not finite; give one that works, such as 1e-6@1024."
         )
     lines = _Lines(allocation, recipe, rate, anchor.given, runs)
@@ -285,10 +289,10 @@ class _Lines:
         recipe, runs = self.recipe, None if self.anchor_given else self.runs
         scaled, rule = str(recipe.lr_scaling), ""
         if recipe.lr_scaling == "sqrt":
-            scaled = f"{recipe.learning_rate:g} × √({self.allocation.batch_size}/{recipe.lr_batch})"
+            scaled = f"{recipe.learning_rate:g} × √({self.allocation.batch_size}/{recipe.lr_reference_batch})"
             rule = "; √B beat linear and constant scaling at B = 8,192"
         if runs is not None and "learning_rate" in runs.fields:
-            reason = f"{scaled}: {recipe.learning_rate:g} at a batch of {recipe.lr_batch:,}, of your runs"
+            reason = f"{scaled}: {recipe.learning_rate:g} at a batch of {recipe.lr_reference_batch:,}, of your runs"
             return Line("learning_rate", f"{self.rate:.2g}", reason, _YOURS)
         whose = "your anchor" if self.anchor_given else "the paper's anchor"
         whose += "" if runs is None else f"; {runs.why_not('learning_rate')}"

@@ -36,17 +36,7 @@ from isocompute.law.frontier import EARLY_FACTOR, seed_noise
 from isocompute.law.uncertainty import around, basic, t_over_normal
 from isocompute.planner.law import leading_recipe
 
-__all__ = [
-    "ADVICE",
-    "REGIMES",
-    "Diagnosis",
-    "Finding",
-    "Regime",
-    "Sweep",
-    "Verdict",
-    "by_rollouts",
-    "diagnose",
-]
+__all__ = ["ADVICE", "REGIMES", "Diagnosis", "Finding", "Regime", "Sweep", "Verdict", "by_rollouts", "diagnose"]
 
 LEAD = 0.005
 """A lead between two n that counts: the bin in which the IsoCompute paper counts rewards as equal."""
@@ -103,12 +93,7 @@ def diagnose(runs: RunSet, *, metric: str | None = None) -> Diagnosis:
     metric = choose_metric(runs, metric)
     sweep = _sweep(runs, metric)
     leading = _leading(runs, sweep)
-    findings = (
-        *by_rollouts(sweep),
-        _interference(leading, metric),
-        _data(leading, metric),
-        _coverage(leading, metric),
-    )
+    findings = (*by_rollouts(sweep), _interference(leading, metric), _data(leading, metric), _coverage(leading, metric))
     supported = [f for f in findings if f.verdict == "yes"]
     first = next((f for f in supported if f.regime == "coverage"), None)
     most = first or max(supported, key=lambda f: f.value or 0.0, default=None)

@@ -116,7 +116,8 @@ def parse_anchor(text: str | Anchor | None) -> Anchor:
         rate, batch = math.nan, math.nan
     if not (math.isfinite(rate) and rate > 0 and math.isfinite(batch) and batch >= 1 and batch == int(batch)):
         raise InputError(
-            f"--lr-anchor {text}: give a learning rate and the batch, in rollouts, where it works, such as 1e-6@1024."
+            f"--lr-reference {text}: give a learning rate and the batch, in rollouts, where it works, such as "
+            "1e-6@1024."
         )
     return Anchor(rate, int(batch))
 
@@ -193,7 +194,7 @@ class PlanRequest(BaseModel):
     )
     max_batch: _Count | None = _field("largest B = Bp · n that the hardware takes", example=8192)
     min_updates: _Count = _field("fewest updates", 1, example=1)
-    lr_anchor: Annotated[InstanceOf[Anchor], BeforeValidator(parse_anchor)] = _field(
+    lr_reference: Annotated[InstanceOf[Anchor], BeforeValidator(parse_anchor)] = _field(
         "a learning rate that works and its batch: 1e-6@1024", PAPER_ANCHOR
     )
     truncated: float | None = _field("share of the base model's responses that are cut off", ge=0, le=1, example=0.05)

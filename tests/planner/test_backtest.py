@@ -205,7 +205,7 @@ def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
         ("--rollouts-per-second", "3"),
         ("--throughput-from", "runs"),
         ("--response-tokens", "500"),
-        ("--lr-anchor", "1e-6@1024"),
+        ("--lr-reference", "1e-6@1024"),
         ("--truncated", "0"),
         ("--pass-rate-column", "rate"),
     ],

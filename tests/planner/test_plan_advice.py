@@ -55,7 +55,7 @@ def test_scalerls_recipe_cites_where_the_paper_has_it() -> None:
     assert "our choice" in lines["temperature, top_p"].reason, "the paper's is in none of our sources"
     assert "appendix A.3" in lines["learning_rate"].source and lines["learning_rate"].value == "5e-07"
     assert (lines["kl_coef, entropy_coef"].value, lines["tis_cap"].value) == ("0, 0", "off")
-    given = isocompute.plan(budget="8000h", law="scalerl/8b", replicates=60, lr_anchor="1e-6@1024").recipe.lines[0]
+    given = isocompute.plan(budget="8000h", law="scalerl/8b", replicates=60, lr_reference="1e-6@1024").recipe.lines[0]
     assert "your anchor" in given.reason and "2603.12151" in given.source
 
 
@@ -66,8 +66,8 @@ def test_wrong_anchors(text: str) -> None:
 
 
 def test_a_learning_rate_that_is_no_number_is_refused() -> None:
-    with pytest.raises(InputError, match=r"--lr-anchor 1e\+308@1: the learning rate at a batch of .* is not finite"):
-        isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=100, lr_anchor="1e308@1")
+    with pytest.raises(InputError, match=r"--lr-reference 1e\+308@1: the learning rate at a batch of .* is not finite"):
+        isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=100, lr_reference="1e308@1")
 
 
 def test_a_first_guess_says_that_it_is_one_and_a_foreign_base_is_named() -> None:

@@ -111,7 +111,7 @@ def test_json_has_the_promised_keys(call: Call) -> None:
 
 
 def test_the_learning_rate_follows_the_square_root(call: Call) -> None:
-    found = call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--lr-anchor", "4e-6@512", "--json").json
+    found = call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--lr-reference", "4e-6@512", "--json").json
     assert found["learning_rate"] == pytest.approx(4e-6 * (found["batch_size"] / 512) ** 0.5)
     hard = call("--budget", "2e6", "--law", "isocompute/bp32-hard", "--json").json
     assert hard["kl_coef"] == hard["entropy_coef"] == 0
@@ -348,7 +348,7 @@ def test_next_goes_on_with_the_study_that_made_the_runs(call: Call, tmp_path: Pa
         (("--budget", "2e6", "--law", "isocompute/bp32-easy", "--difficulty", "medium"), "easy or hard"),
         (("--budget", "2e6", "--law", "isocompute/bp32-easy", "--n", "a"), "--n"),
         (("--budget", "2e6", "--law", "isocompute/bp32-easy", "--stable-problems", "x"), "32-256"),
-        (("--budget", "2e6", "--law", "isocompute/bp32-easy", "--lr-anchor", "1e-6"), "1e-6@1024"),
+        (("--budget", "2e6", "--law", "isocompute/bp32-easy", "--lr-reference", "1e-6"), "1e-6@1024"),
         (("--budget", "2e6", "--law", "isocompute/bp32-easy", "--max-batch", "64"), "--max-batch 256"),
         (("--budget", "2e6", "--law", "isocompute/bp32-easy", "--min-updates", "9999"), "7812"),
         (("--budget", "500h", "--law", "isocompute/bp32-easy"), "throughput"),

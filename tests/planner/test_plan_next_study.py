@@ -112,10 +112,10 @@ def test_a_study_goes_on_with_the_variant_and_the_sets_of_the_plan(tmp_path: Pat
     assert spec["recipe"] == {"name": "isocompute-easy", "learning_rate": 0.02}
     (table,) = spec["problems"]
     assert (table["set"], table["size"], table["since"], table["noise"]) == ("easy", 200, date(2026, 1, 2), np.inf)
-    anchored = isocompute.plan(budget=8e4, law=runs, replicates=60, lr_anchor="3e-6@256")
+    anchored = isocompute.plan(budget=8e4, law=runs, replicates=60, lr_reference="3e-6@256")
     given = kept_study(anchored, before)
     assert given["recipe"] == {
-        "name": "isocompute-easy", "learning_rate": 3e-6, "lr_batch": 256, "lr_scaling": "sqrt"
+        "name": "isocompute-easy", "learning_rate": 3e-6, "lr_reference_batch": 256, "lr_scaling": "sqrt"
     }  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_a_law_without_a_study_goes_on_with_its_rate_and_a_new_seed(tmp_path: Pa
     text = next_study(plan, proposals, before=None, seed=0, why="why")
     spec = tomllib.loads(text)
     assert spec["seeds"] == [2]
-    assert (spec["recipe"]["learning_rate"], spec["recipe"]["lr_batch"]) == (1e-6, 256)
+    assert (spec["recipe"]["learning_rate"], spec["recipe"]["lr_reference_batch"]) == (1e-6, 256)
     assert "\nlearning_rate = 1e-06\n" in text, "names without quotes"
 
 
@@ -181,9 +181,9 @@ def test_a_damaged_study_is_refused(tmp_path: Path, old: str, new: str, says: st
 def test_a_published_laws_recipe_and_the_anchor_go_into_the_study() -> None:
     plan = isocompute.plan(budget="5000h", law="scalerl/generations", replicates=100)
     assert next_recipe(plan) == plan.law.recipe
-    given = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=100, lr_anchor="3e-6@256")
+    given = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=100, lr_reference="3e-6@256")
     assert make_recipe(next_recipe(given)).learning_rate == 3e-6
-    assert make_recipe(next_recipe(given)).lr_batch == 256
+    assert make_recipe(next_recipe(given)).lr_reference_batch == 256
 
 
 def test_hours_propose_as_many_cells_as_rollouts_do(tmp_path: Path) -> None:

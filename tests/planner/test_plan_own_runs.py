@@ -52,7 +52,9 @@ def codes(plan: Plan) -> set[str]:
 
 
 def test_runs_bring_their_recipe(tmp_path: Path) -> None:
-    recipe = make_recipe({"name": "grpo", "learning_rate": 3e-5, "lr_batch": 256, "temperature": 0.9}).model_dump()
+    recipe = make_recipe(
+        {"name": "grpo", "learning_rate": 3e-5, "lr_reference_batch": 256, "temperature": 0.9}
+    ).model_dump()
     for n in (8, 16):
         write_points(
             tmp_path / "runs" / f"n{n}",
@@ -87,7 +89,7 @@ def test_runs_that_do_not_say_their_recipe_get_the_papers_and_a_warning(tmp_path
         assert "anchor_unknown" in codes(plan)
         assert lines(plan)["temperature, top_p"]["reason"] == "the paper's; your runs do not say theirs"
         assert not any("behind the law" in line["reason"] for line in lines(plan).values())
-    assert "anchor_unknown" not in codes(isocompute.plan(budget=5e5, law=law, lr_anchor="2e-6@512"))
+    assert "anchor_unknown" not in codes(isocompute.plan(budget=5e5, law=law, lr_reference="2e-6@512"))
     paper = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=60)
     assert "anchor_unknown" not in codes(paper)
     assert lines(paper)["temperature, top_p"]["reason"] == "of the runs behind the law"
@@ -101,7 +103,7 @@ def test_logged_learning_rates_are_of_their_own_batch(rates: tuple[float, ...], 
     found = runs_recipe(curves(*[{"learning_rate": rate} for rate in rates]))
     assert found.fields.get("lr_scaling") == scaling
     if scaling:
-        assert (found.fields["learning_rate"], found.fields["lr_batch"]) == (1e-6, 256)
+        assert (found.fields["learning_rate"], found.fields["lr_reference_batch"]) == (1e-6, 256)
     else:
         assert found.why_not("learning_rate") == "your runs differ in theirs"
 
@@ -109,12 +111,12 @@ def test_logged_learning_rates_are_of_their_own_batch(rates: tuple[float, ...], 
 @pytest.mark.parametrize(("scaling", "used"), [("sqrt", 2e-6), ("linear", 4e-6), ("constant", 1e-6)])
 def test_a_rate_that_holds_at_another_batch_is_scaled_to_the_run_s_own(scaling: str, used: float) -> None:
     """One run says its rate at a quarter of its batch, the other at its own: the rates that were used decide."""
-    scaled = {"learning_rate": 1e-6, "lr_batch": 64, "lr_scaling": scaling}
-    found = runs_recipe(curves(scaled, {"learning_rate": 1.5 * used, "lr_batch": 512, "lr_scaling": scaling}))
+    scaled = {"learning_rate": 1e-6, "lr_reference_batch": 64, "lr_scaling": scaling}
+    found = runs_recipe(curves(scaled, {"learning_rate": 1.5 * used, "lr_reference_batch": 512, "lr_scaling": scaling}))
     assert "learning_rate" not in found.fields
-    found = runs_recipe(curves(scaled, {"learning_rate": used, "lr_batch": 512, "lr_scaling": scaling}))
+    found = runs_recipe(curves(scaled, {"learning_rate": used, "lr_reference_batch": 512, "lr_scaling": scaling}))
     assert found.fields["learning_rate"] == pytest.approx(used)
-    assert (found.fields["lr_batch"], found.fields["lr_scaling"]) == (256, "constant")
+    assert (found.fields["lr_reference_batch"], found.fields["lr_scaling"]) == (256, "constant")
 
 
 def test_only_what_all_runs_say_and_agree_on_is_theirs() -> None:
@@ -235,7 +237,7 @@ def test_a_model_may_be_its_folder(tmp_path: Path) -> None:
 def sweep(folder: Path, *, rate: float, ceiling: float, **told: Any) -> None:
     """Three n with one recipe."""
     for n in (8, 16, 32):
-        recipe = {"learning_rate": rate, "lr_batch": 1024, "lr_scaling": "sqrt"}
+        recipe = {"learning_rate": rate, "lr_reference_batch": 1024, "lr_scaling": "sqrt"}
         points = [p | {"avg@4": ceiling * p["avg@4"]} for p in rising(12)]
         settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": 0, "recipe": recipe, **told}
         write_points(folder / f"r{rate}-{n}", points, **settings)
@@ -282,7 +284,7 @@ def test_an_anchor_is_scaled_with_the_batch_whatever_the_runs_did(tmp_path: Path
         settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": 0, "recipe": recipe}
         write_points(tmp_path / "runs" / f"n{n}", rising(12), **settings)
     plan = isocompute.plan(
-        budget=30_000, law=tmp_path / "runs", replicates=60, lr_anchor="1e-6@1024", rollouts_per_problem=[8]
+        budget=30_000, law=tmp_path / "runs", replicates=60, lr_reference="1e-6@1024", rollouts_per_problem=[8]
     )
     assert plan.recipe.learning_rate == pytest.approx(5e-7)
 
@@ -361,7 +363,7 @@ def test_every_setting_of_the_runs_that_is_not_the_usual_has_a_line() -> None:
     found = lines(isocompute.plan(budget=5e5, law=fit_law(curves(recipe, recipe), metric="avg@4", replicates=60)))
     assert found["updates_per_batch"]["value"] == "2" and found["updates_per_batch"]["source"] == "your runs"
     assert found["fp32_head"]["value"] == "off" and found["clip_high"]["value"] == "0.28"
-    assert not {"lr_batch", "lr_scaling", "clip_low", "beta1"} & set(found)
+    assert not {"lr_reference_batch", "lr_scaling", "clip_low", "beta1"} & set(found)
 
 
 def test_a_plan_is_priced_with_the_updates_of_its_runs(tmp_path: Path) -> None:

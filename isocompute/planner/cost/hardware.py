@@ -34,7 +34,6 @@ from isocompute.planner.warnings import PlanWarning
 
 __all__ = [
     "TRAINING_BYTES",
-    "Bound",
     "Efficiency",
     "Gpu",
     "Phase",
@@ -111,15 +110,6 @@ class _Written:
         return cls(re.sub(r"^(geforce)?rtx(?=\d)", "", chip), sizes[0] if sizes else None, "pcie" in words)
 
 
-Bound = Literal[
-    "decode_bandwidth",
-    "decode_compute",
-    "kv_memory",
-    "prefill_compute",
-    "prefill_bandwidth",
-    "training_compute",
-    "training_bandwidth",
-]
 ELEMENT = 2
 """Bytes of a bf16 number."""
 USABLE = 0.9
@@ -200,8 +190,8 @@ class StepCost:
     """Responses that one copy decodes at once."""
     waiting: bool
     """Memory leaves less room for the cache than there are responses."""
-    bound: Bound
-    """What limits the longest phase."""
+    bound: str
+    """What limits the longest phase: `kv_memory`, or a phase and `compute` or `bandwidth`."""
 
     @property
     def seconds(self) -> float:
@@ -264,79 +254,68 @@ def step_cost(
     model, 0 where the sampler's log-probs are used.
     """
     efficiency = efficiency or Efficiency()
+    prompt, response = prompt_tokens, response_tokens
     if gpus < 1:
         raise InputError(f"gpus = {gpus}; give at least 1.")
-    if not (0 <= prompt_tokens < math.inf and 0 < response_tokens < math.inf):
-        raise InputError(f"{prompt_tokens:g} prompt and {response_tokens:g} response tokens; give at least 0 and 1.")
-    generation = _generation(shape, gpu, gpus, allocation, (prompt_tokens, response_tokens), efficiency.decode)
-    copy, copies, decode = generation.gpus_per_copy, generation.copies, generation.decode
-    prefill = _prefill(shape, gpu, copy, copies, allocation, prompt_tokens, efficiency.prefill)
-    training = _training(
-        shape,
-        gpu,
-        gpus,
-        allocation,
-        (prompt_tokens, response_tokens),
-        (scoring_passes, updates_per_batch),
-        efficiency.training,
+    if not (0 <= prompt < math.inf and 0 < response < math.inf):
+        raise InputError(f"{prompt:g} prompt and {response:g} response tokens; give at least 0 and 1.")
+    problems, batch = allocation.problems_per_batch, allocation.batch_size
+    cache = float(ELEMENT * shape.cache_elements)  # bytes of a token
+
+    def phase(count: int, flops: float, moved: float, share: float) -> Phase:
+        compute, memory = flops / (gpu.peak * count), moved / (gpu.bandwidth * count)
+        return Phase(flops, moved, compute, memory, max(compute, memory) / share)
+
+    # Decode: of the spreads of a copy over GPUs, the fastest. A copy decodes `concurrent` responses at once.
+    cached = response + prompt / allocation.rollouts_per_problem
+    if shape.window is not None:
+        cached -= shape.windowed_share * max(cached - shape.window, 0.0)
+    pairs = batch * attended_pairs(shape, start=prompt, tokens=response)
+    flops = batch * response * 2.0 * (shape.token_weights + shape.head_weights) + shape.decode_pair_flops * pairs
+    spreads = []
+    for copy in _copy_sizes(shape, gpu, gpus, cached * cache):
+        copies = min(gpus // copy, batch)  # a copy without a response does nothing
+        mine, room = batch / copies, (USABLE * gpu.memory * copy - ELEMENT * shape.parameters) / (cached * cache)
+        concurrent = max(1.0, min(mine, room))
+        moved = copies * response * mine / concurrent * ELEMENT * _weights_read(shape, concurrent)
+        moved += cache * (pairs + batch * response)  # read for every token, written once
+        timed = phase(copy * copies, flops, moved, efficiency.decode * SPREAD ** math.log2(copy))
+        spreads.append((timed, copy, copies, concurrent, concurrent < mine))
+    decode, copy, copies, concurrent, waiting = min(spreads, key=lambda spread: spread[0].seconds)
+
+    # Prefill: each prompt once, on every copy.
+    flops = problems * forward_flops(
+        shape, tokens=prompt, pairs=attended_pairs(shape, start=0, tokens=prompt), logits=1.0
     )
+    moved = ELEMENT * (shape.parameters * copies + problems * prompt * shape.cache_elements)
+    prefill = phase(copy * copies, flops, moved, efficiency.prefill) if prompt else phase(1, 0.0, 0.0, 1.0)
+
+    # Training: every GPU reads the whole weights in every pass; the optimizer's state is split between them.
+    length, work = prompt + response, scoring_passes + TRAINING_PASSES * updates_per_batch
+    flops = batch * forward_flops(
+        shape, tokens=length, pairs=attended_pairs(shape, start=0, tokens=length), logits=response
+    )
+    moved = shape.parameters * (ELEMENT * work * gpus + ADAM_BYTES * updates_per_batch)
+    training = phase(gpus, flops * work, moved, efficiency.training)
+
+    phases = {"decode": decode, "prefill": prefill, "training": training}
+    longest = max(phases, key=lambda name: phases[name].seconds)
+    bound = f"{longest}_{phases[longest].limited_by}"
     return StepCost(
         allocation=allocation,
         gpu=gpu,
         gpus=gpus,
-        prompt_tokens=prompt_tokens,
-        response_tokens=response_tokens,
+        prompt_tokens=prompt,
+        response_tokens=response,
         efficiency=efficiency,
         prefill=prefill,
         decode=decode,
         training=training,
         gpus_per_copy=copy,
-        concurrent=generation.concurrent,
-        waiting=generation.waiting,
-        bound=_bound(prefill, decode, training, generation.waiting),
+        concurrent=concurrent,
+        waiting=waiting,
+        bound="kv_memory" if waiting and bound == "decode_bandwidth" else bound,
     )
-
-
-@dataclass(frozen=True)
-class _Generation:
-    """How the GPUs share the sampling of a step."""
-
-    gpus_per_copy: int
-    copies: int
-    concurrent: float
-    waiting: bool
-    decode: Phase
-
-
-def _generation(
-    shape: ModelShape, gpu: Gpu, count: int, allocation: Allocation, tokens: tuple[float, float], efficiency: float
-) -> _Generation:
-    """The spread of a copy at which decoding takes the least time; of equals the smallest."""
-    prompt, response = tokens
-    per_response = _cached_tokens(shape, response + prompt / allocation.rollouts_per_problem) * _cache_bytes(shape)
-
-    def spread(copy: int) -> _Generation:
-        copies = min(count // copy, allocation.batch_size)  # a copy without a response does nothing
-        mine = allocation.batch_size / copies
-        room = (USABLE * gpu.memory * copy - ELEMENT * shape.parameters) / per_response
-        concurrent = max(1.0, min(mine, room))
-        left = efficiency * SPREAD ** math.log2(copy)
-        decode = _decode(shape, gpu, copy * copies, copies, mine, concurrent, tokens, left)
-        return _Generation(copy, copies, concurrent, concurrent < mine, decode)
-
-    able = [spread(copy) for copy in _copy_sizes(shape, gpu, count, per_response)]
-    return min(able, key=lambda generation: generation.decode.seconds)
-
-
-def _cache_bytes(shape: ModelShape) -> float:
-    return float(ELEMENT * shape.cache_elements)
-
-
-def _cached_tokens(shape: ModelShape, tokens: float) -> float:
-    """Tokens that a response has in the cache, averaged over layers: those with a window keep no more than it."""
-    if shape.window is None:
-        return tokens
-    return tokens - shape.windowed_share * max(tokens - shape.window, 0.0)
 
 
 def _copy_sizes(shape: ModelShape, gpu: Gpu, count: int, per_response: float) -> list[int]:
@@ -356,43 +335,6 @@ def _copy_sizes(shape: ModelShape, gpu: Gpu, count: int, per_response: float) ->
     return [copy * 2**i for i in range((most // copy).bit_length())]
 
 
-def _phase(gpu: Gpu, count: int, flops: float, moved: float, efficiency: float) -> Phase:
-    compute, memory = flops / (gpu.peak * count), moved / (gpu.bandwidth * count)
-    return Phase(flops, moved, compute, memory, max(compute, memory) / efficiency)
-
-
-def _prefill(
-    shape: ModelShape, gpu: Gpu, copy: int, copies: int, allocation: Allocation, tokens: float, efficiency: float
-) -> Phase:
-    problems = allocation.problems_per_batch
-    flops = problems * forward_flops(
-        shape, tokens=tokens, pairs=attended_pairs(shape, start=0, tokens=tokens), logits=1.0
-    )
-    moved = ELEMENT * (shape.parameters * copies + problems * tokens * shape.cache_elements)
-    return _phase(gpu, copy * copies, flops, moved, efficiency) if tokens else _phase(gpu, 1, 0.0, 0.0, efficiency)
-
-
-def _decode(
-    shape: ModelShape,
-    gpu: Gpu,
-    count: int,
-    copies: int,
-    mine: float,
-    concurrent: float,
-    tokens: tuple[float, float],
-    efficiency: float,
-) -> Phase:
-    """All responses of a step. A copy decodes `concurrent` at once, so it makes response · mine / concurrent passes."""
-    prompt, response = tokens
-    responses = mine * copies
-    pairs = responses * attended_pairs(shape, start=prompt, tokens=response)
-    flops = responses * response * 2.0 * (shape.token_weights + shape.head_weights) + shape.decode_pair_flops * pairs
-    passes = copies * response * mine / concurrent
-    moved = passes * ELEMENT * _weights_read(shape, concurrent)
-    moved += _cache_bytes(shape) * (pairs + responses * response)  # read for every token, written once
-    return _phase(gpu, count, flops, moved, efficiency)
-
-
 def _weights_read(shape: ModelShape, batch: float) -> float:
     """Weights that a decoding step reads: all but the input embeddings' table and the experts nobody is sent to."""
     table = 0 if shape.tied else shape.head_weights
@@ -400,37 +342,6 @@ def _weights_read(shape: ModelShape, batch: float) -> float:
         return float(shape.parameters - table)
     met = float(shape.experts * (1.0 - (1.0 - shape.experts_per_token / shape.experts) ** batch))
     return shape.parameters - table - (shape.experts - met) * shape.expert_weights
-
-
-def _training(
-    shape: ModelShape,
-    gpu: Gpu,
-    count: int,
-    allocation: Allocation,
-    tokens: tuple[float, float],
-    passes: tuple[int, int],
-    efficiency: float,
-) -> Phase:
-    (prompt, response), (scoring, updates) = tokens, passes
-    length = prompt + response
-    once = allocation.batch_size * forward_flops(
-        shape, tokens=length, pairs=attended_pairs(shape, start=0, tokens=length), logits=response
-    )
-    work = scoring + TRAINING_PASSES * updates
-    # Every GPU reads the whole weights in every pass; the optimiser's state is split between them.
-    moved = shape.parameters * (ELEMENT * work * count + ADAM_BYTES * updates)
-    return _phase(gpu, count, once * work, moved, efficiency)
-
-
-def _bound(prefill: Phase, decode: Phase, training: Phase, waiting: bool) -> Bound:
-    longest = max(prefill.seconds, decode.seconds, training.seconds)
-    if longest == decode.seconds:
-        if decode.limited_by == "compute":
-            return "decode_compute"
-        return "kv_memory" if waiting else "decode_bandwidth"
-    if longest == prefill.seconds:
-        return "prefill_compute" if prefill.limited_by == "compute" else "prefill_bandwidth"
-    return "training_compute" if training.limited_by == "compute" else "training_bandwidth"
 
 
 def check_training_memory(shape: ModelShape, gpu: Gpu, count: int) -> list[PlanWarning]:

@@ -19,14 +19,7 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import plural
 from isocompute.core.recipe import Recipe
-from isocompute.planner.cost.hardware import (
-    Efficiency,
-    Gpu,
-    StepCost,
-    check_training_memory,
-    find_gpu,
-    step_cost,
-)
+from isocompute.planner.cost.hardware import Efficiency, Gpu, StepCost, check_training_memory, find_gpu, step_cost
 from isocompute.planner.cost.model import ModelShape, read_model_shape
 from isocompute.planner.cost.throughput import (
     Throughput,
