@@ -58,6 +58,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")]
 
 RETIRED: dict[str, dict[str, str]] = {
     "plan": {
+        "--lr-anchor": "it is now called --lr-reference: --lr-reference 1e-6@1024.",
         "--schedule": "it is gone: an n that grows during a run tied with the best fixed n at best; leave it out.",
     },
 }

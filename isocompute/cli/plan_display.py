@@ -87,7 +87,7 @@ def _cell(a: Allocation) -> str:
 
 def _recipe(plan: Plan) -> list[str]:
     recipe, b = plan.recipe.recipe, plan.allocation.batch_size
-    scaled = f" = {recipe.learning_rate:g} × √({b}/{recipe.lr_batch})" if recipe.lr_scaling == "sqrt" else ""
+    scaled = f" = {recipe.learning_rate:g} × √({b}/{recipe.lr_reference_batch})" if recipe.lr_scaling == "sqrt" else ""
     kind = f"{plan.difficulty} set" if plan.difficulty else "difficulty unknown"
     kl, entropy = ("on" if coefficient else "off" for coefficient in (recipe.kl_coef, recipe.entropy_coef))
     terms = f"KL and entropy {kl}" if kl == entropy else f"KL {kl}, entropy {entropy}"

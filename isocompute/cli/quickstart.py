@@ -60,7 +60,7 @@ def command(
     from isocompute.core import files
     from isocompute.data import load
     from isocompute.law.store import write_law
-    from isocompute.report.charts import law_chart
+    from isocompute.report.charts.commands import law_chart
     from isocompute.report.charts.style import save
     from isocompute.report.evidence import Evidence
     from isocompute.report.page import write_report

@@ -4,7 +4,7 @@ The IsoCompute paper's healthy recipe (table 1, appendix A) is GRPO with KL and 
 hard ones, no zero-variance filter, learning rate ∝ √B from 1e-6 at B = 1,024, ten warm-up steps, AdamW, temperature .6,
 top-p 1, truncated importance sampling. The paper prints no KL or entropy coefficient and no cap of the importance
 weights; ours (.001 both, 2; what trainers commonly ship) are our choice. The simulator has neither tokens nor a second
-set of numerics, and reads past aggregation, temperature, top_p, tis_cap, ratio_anchor and fp32_head.
+set of numerics, and reads past aggregation, temperature, top_p, tis_cap, ratio_reference and fp32_head.
 
 `scalerl` is the recipe of ScaleRL (arXiv 2510.13786 section 4); its learning rate is for an 8B model at 48 × 16.
 """
@@ -22,7 +22,9 @@ __all__ = [
     "FOLLOWS_BATCH",
     "LEAVE_ONE_OUT",
     "RECIPES",
+    "RENAMED",
     "Recipe",
+    "current_names",
     "learning_rate",
     "make_recipe",
     "sampled_per_problem",
@@ -32,6 +34,15 @@ FOLLOWS_BATCH = ("learning_rate", "critic_learning_rate", "warmup_steps")
 """Fields whose logged values change with the batch by design: they tell recipes apart only at one batch size."""
 _Baseline = Annotated[int, Field(ge=2)]
 _BASELINE = TypeAdapter(_Baseline)
+
+
+RENAMED = {"ratio_anchor": "ratio_reference", "lr_batch": "lr_reference_batch", "gae_trace": "gae_lambda"}
+"""Fields of version 0.1 and what they are called now."""
+
+
+def current_names(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored recipe with today's field names."""
+    return {RENAMED.get(name, name): value for name, value in stored.items()}
 
 
 class Recipe(BaseModel):
@@ -55,7 +66,7 @@ class Recipe(BaseModel):
     clip_low: float = Field(default=0.2, gt=0, le=1, description="lower clip of the ratio, 1 - clip_low")
     clip_high: float = Field(default=0.2, gt=0, description="upper clip of the ratio, 1 + clip_high")
     ratio_cap: float = Field(default=5.0, gt=0, description="CISPO: the ratio is truncated here")
-    ratio_anchor: Literal["trainer", "sampler"] = Field(
+    ratio_reference: Literal["trainer", "sampler"] = Field(
         default="trainer",
         description="whose log-probs the ratio is taken against: the trainer's before the first update on the batch, "
         "or those the tokens were sampled with",
@@ -113,8 +124,8 @@ class Recipe(BaseModel):
     penalty_tolerance: int | None = Field(
         default=None, ge=1, description="Lcache: tokens below penalty_length from which the penalty grows"
     )
-    learning_rate: float = Field(default=1e-6, gt=0, description="at a batch of lr_batch rollouts")
-    lr_batch: int = Field(default=1024, ge=1, description="batch size at which learning_rate holds")
+    learning_rate: float = Field(default=1e-6, gt=0, description="at a batch of lr_reference_batch rollouts")
+    lr_reference_batch: int = Field(default=1024, ge=1, description="batch size at which learning_rate holds")
     lr_scaling: Literal["constant", "linear", "sqrt"] = Field(default="sqrt", description="how it grows with B")
     warmup_steps: int = Field(default=10, ge=0, description="linear warm-up")
     optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="sgd is for theory: one plain step")
@@ -129,19 +140,23 @@ class Recipe(BaseModel):
         "train on rollouts_per_problem of them",
     )
     gae_discount: float = Field(default=1.0, gt=0, le=1, description="GAE: discount of a later token's reward")
-    gae_trace: float = Field(default=1.0, ge=0, le=1, description="GAE: λ; 1 compares whole returns with the critic")
+    gae_lambda: float = Field(default=1.0, ge=0, le=1, description="GAE: λ; 1 compares whole returns with the critic")
     critic_learning_rate: float | None = Field(
-        default=None, gt=0, description="GAE: the critic's learning rate at lr_batch; ten times the policy's if not set"
+        default=None,
+        gt=0,
+        description="GAE: the critic's learning rate at lr_reference_batch; ten times the policy's if not set",
     )
     value_clip: float = Field(default=0.2, gt=0, description="GAE: how far the critic's loss lets a value move")
 
     @model_validator(mode="before")
     @classmethod
-    def _without_schedule(cls, fields: Any) -> Any:
-        """Recipes that version 0.1 stored have `schedule`, null unless n changed during the run."""
-        if not isinstance(fields, Mapping) or "schedule" not in fields:
+    def _refuse_retired(cls, fields: Any) -> Any:
+        """Name the successor of a field of version 0.1; `schedule` was stored as null unless n changed."""
+        if not isinstance(fields, Mapping):
             return fields
-        if fields["schedule"] not in (None, "none"):
+        for old in RENAMED.keys() & fields.keys():
+            raise ValueError(f"{old} is now called {RENAMED[old]}")
+        if fields.get("schedule") not in (None, "none"):
             raise ValueError("schedule is gone: an n that grows during a run tied with the best fixed n; leave it out")
         return {name: value for name, value in fields.items() if name != "schedule"}
 
@@ -153,10 +168,10 @@ class Recipe(BaseModel):
             raise ValueError(f"baseline_rollouts needs a group baseline; advantage = '{self.advantage}' has none")
         if self.pipeline_steps and self.off_policy_steps > 1:
             raise ValueError("pipeline_steps and off_policy_steps are two ways to be off-policy; use one")
-        if self.ratio_anchor == "sampler" and self.tis_cap is not None:
+        if self.ratio_reference == "sampler" and self.tis_cap is not None:
             raise ValueError(
-                "ratio_anchor = 'sampler' already weighs tokens by trainer over sampler probability; tis_cap would do "
-                "it twice: use one of them"
+                "ratio_reference = 'sampler' already weighs tokens by trainer over sampler probability; tis_cap would "
+                "do it twice: use one of them"
             )
         off_policy = self.pipeline_steps or self.off_policy_steps > 1
         if off_policy and self.loss == "reinforce" and self.tis_cap is None:
@@ -164,10 +179,10 @@ class Recipe(BaseModel):
                 "off-policy updates need the probability that a token was sampled with, and loss = 'reinforce' has no "
                 "ratio that knows it: use tis_cap, or another loss"
             )
-        if off_policy and self.loss != "reinforce" and self.ratio_anchor == "trainer" and self.tis_cap is None:
+        if off_policy and self.loss != "reinforce" and self.ratio_reference == "trainer" and self.tis_cap is None:
             raise ValueError(
-                "off-policy updates need the probability that a token was sampled with: use ratio_anchor = 'sampler', "
-                "or tis_cap"
+                "off-policy updates need the probability that a token was sampled with: use ratio_reference = "
+                "'sampler', or tis_cap"
             )
         if self.interrupt_window is not None and self.interrupt_window[0] > self.interrupt_window[1]:
             raise ValueError(f"interrupt_window is {list(self.interrupt_window)}; give the shorter length first")
@@ -184,7 +199,7 @@ _GRPO: dict[str, Any] = {"loss": "clip", "advantage": "group_std", "aggregation"
 _SCALERL: dict[str, Any] = {
     "loss": "cispo",
     "ratio_cap": 5.0,
-    "ratio_anchor": "sampler",
+    "ratio_reference": "sampler",
     "advantage": "batch_std",
     "aggregation": "prompt",
     "fp32_head": True,
@@ -193,7 +208,7 @@ _SCALERL: dict[str, Any] = {
     "length_control": "interrupt",
     "pipeline_steps": 8,
     "learning_rate": 5e-7,
-    "lr_batch": 768,
+    "lr_reference_batch": 768,
     "lr_scaling": "constant",
     "warmup_steps": 100,
     "epsilon": 1e-15,
@@ -206,26 +221,26 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dr-grpo": {"loss": "clip", "advantage": "group_mean", "aggregation": "fixed"},
     "dapo": {"loss": "clip", "advantage": "group_std", "clip_high": 0.28, "zero_variance_filter": "policy"},
     "gspo": {"loss": "gspo", "advantage": "group_std", "aggregation": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
-    "cispo": {"loss": "cispo", "advantage": "batch_std", "aggregation": "prompt", "ratio_anchor": "sampler"},
+    "cispo": {"loss": "cispo", "advantage": "batch_std", "aggregation": "prompt", "ratio_reference": "sampler"},
     "ppo": {"loss": "clip", "advantage": "gae"},
     "reinforce": {"loss": "reinforce", "advantage": "group_mean"},
     "scalerl": _SCALERL,
     # The recipes ScaleRL is compared with (its figure 2), as far as their own reports define them (docs/scalerl.md).
-    "deepseek-grpo": {**_GRPO, "ratio_anchor": "sampler", "off_policy_steps": 16},
+    "deepseek-grpo": {**_GRPO, "ratio_reference": "sampler", "off_policy_steps": 16},
     "qwen-dapo": {
         "loss": "clip",
         "advantage": "group_std",
         "clip_high": 0.28,
         "zero_variance_filter": "refill",
         "length_control": "penalty",
-        "ratio_anchor": "sampler",
+        "ratio_reference": "sampler",
         "off_policy_steps": 16,
     },
     "magistral": {
         "loss": "clip",
         "advantage": "batch_std",
         "clip_high": 0.28,
-        "ratio_anchor": "sampler",
+        "ratio_reference": "sampler",
         "zero_variance_filter": "policy",
         "length_control": "penalty",
         "pipeline_steps": 8,
@@ -233,7 +248,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "minimax-m1": {
         "loss": "cispo",
         "advantage": "group_std",
-        "ratio_anchor": "sampler",
+        "ratio_reference": "sampler",
         "zero_variance_filter": "refill",
         "off_policy_steps": 16,
     },
@@ -291,7 +306,7 @@ def _switched_off(fields: dict[str, Any]) -> dict[str, Any]:
 
 def learning_rate(recipe: Recipe, *, batch_size: int, step: int) -> float:
     """The learning rate of update `step` (from 0) at a batch of B rollouts."""
-    ratio = batch_size / recipe.lr_batch
+    ratio = batch_size / recipe.lr_reference_batch
     scale = {"constant": 1.0, "linear": ratio, "sqrt": ratio**0.5}[recipe.lr_scaling]
     warm = min(1.0, (step + 1) / recipe.warmup_steps) if recipe.warmup_steps else 1.0
     return float(recipe.learning_rate * scale * warm)

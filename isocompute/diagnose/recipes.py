@@ -29,7 +29,7 @@ __all__ = ["about_recipes"]
 
 _Test = Callable[[Mapping[str, Any]], bool]
 _LAST = 3
-_LOSS_FIELDS = ("loss", "clip_low", "clip_high", "ratio_cap", "ratio_anchor")
+_LOSS_FIELDS = ("loss", "clip_low", "clip_high", "ratio_cap", "ratio_reference")
 _MARGIN = 0.04
 """A reward that is higher by less counts as no better, of the scale: twice ScaleRL's error."""
 
@@ -60,7 +60,9 @@ def _bare(recipe: Mapping[str, Any]) -> bool:
 
 def _scaling(other: str) -> _Contrast:
     text = f"A learning rate that grows with √B beats a {other} one."
-    needs = f"runs with recipe.lr_scaling = 'sqrt' and '{other}', all else equal, at a batch far from lr_batch"
+    needs = (
+        f"runs with recipe.lr_scaling = 'sqrt' and '{other}', all else equal, at a batch far from lr_reference_batch"
+    )
     statement = Statement(f"sqrt_beats_{other}", text, "IsoCompute section 3, figure 4", needs)
     return _Contrast(statement, ("lr_scaling",), _is("lr_scaling", "sqrt"), _is("lr_scaling", other), "reward")
 

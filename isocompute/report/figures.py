@@ -20,13 +20,17 @@ __all__ = ["FIGURES", "Figure", "FigureSpec", "Missing", "draw"]
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure by name: what it shows, which figure of a paper it is, and who draws it."""
+    """A figure by name: its title, which figure of a paper it is, and the function that draws it."""
 
     name: str
     title: str
     source: str
-    description: str
     make: Callable[[Evidence], Drawing | Needs]
+
+    @property
+    def description(self) -> str:
+        """The docstring of its function, after the number of the figure."""
+        return (self.make.__doc__ or "").partition(": ")[2].removesuffix(".")
 
     def to_json(self) -> dict[str, Any]:
         """One row of `report --figures --json`."""
@@ -84,167 +88,29 @@ class Missing:
 
 
 _ALL = (
-    FigureSpec(
-        "reward",
-        "Reward against compute",
-        "IsoCompute fig. 6",
-        "validation reward for each n at one Bp, with fits, 95% bands and the frontier",
-        reward.reward_against_compute,
-    ),
-    FigureSpec(
-        "optimum",
-        "The best n at a budget",
-        "IsoCompute fig. 7",
-        "n*(C) at one Bp, with its interval and the fitted sigmoid",
-        optimum.best_n,
-    ),
-    FigureSpec(
-        "joint-optimum",
-        "The best n with Bp free",
-        "IsoCompute fig. 21",
-        "n*(C) where all (Bp, n) compete",
-        optimum.joint_best_n,
-    ),
-    FigureSpec(
-        "joint-frontier",
-        "The joint frontier",
-        "IsoCompute fig. 22",
-        "reward against compute of all (Bp, n), and which leads where",
-        reward.joint_frontier,
-    ),
-    FigureSpec(
-        "sensitivity",
-        "What matters more, n or Bp",
-        "IsoCompute fig. 10",
-        "reward at one compute along n and along Bp, the other fixed",
-        sensitivity.sensitivity,
-    ),
-    FigureSpec(
-        "metrics",
-        "The best n for coverage and for sharpening",
-        "IsoCompute fig. 8",
-        "the n that is best for best@k and for worst@k, for each Bp",
-        optimum.other_metrics,
-    ),
-    FigureSpec(
-        "batch-tradeoff",
-        "Problems against rollouts at one batch size",
-        "IsoCompute fig. 9",
-        "n*(M) and Bp*(M) at fixed B = Bp · n",
-        optimum.batch_tradeoff,
-    ),
-    FigureSpec(
-        "fixed-problems",
-        "Frontiers at each Bp",
-        "IsoCompute fig. 16 and 17",
-        "reward against compute for each n, a panel for each Bp",
-        reward.at_fixed_problems,
-    ),
-    FigureSpec(
-        "fixed-batch",
-        "Frontiers at each batch size",
-        "IsoCompute fig. 18 and 19",
-        "reward against compute for each n, a panel for each B",
-        reward.at_fixed_batch,
-    ),
-    FigureSpec(
-        "records",
-        "Record-breaking points",
-        "IsoCompute fig. 5 and 15",
-        "the points that the paper's fits keep, and where each n sets them",
-        optimum.records,
-    ),
-    FigureSpec(
-        "pass-rates",
-        "How pass rates are spread",
-        "IsoCompute fig. 11",
-        "their histogram for a small and a large n at the same compute",
-        pass_rates.pass_rates_at_one_compute,
-    ),
-    FigureSpec(
-        "pass-rate-dynamics",
-        "Pass rates over training",
-        "IsoCompute fig. 27",
-        "the same histograms as they change",
-        pass_rates.pass_rates_over_training,
-    ),
-    FigureSpec(
-        "out-of-distribution",
-        "On other problems",
-        "IsoCompute fig. 23",
-        "reward on problem sets that were not trained on",
-        reward.out_of_distribution,
-    ),
-    FigureSpec(
-        "tokens",
-        "Counting tokens instead of rollouts",
-        "IsoCompute fig. 24",
-        "n*(C) with compute in tokens and in rollouts",
-        optimum.in_tokens,
-    ),
-    FigureSpec(
-        "models",
-        "Other base models",
-        "IsoCompute fig. 12",
-        "reward against compute for each n, a panel for each model",
-        reward.models,
-    ),
-    FigureSpec(
-        "set-size",
-        "The size of the training set",
-        "IsoCompute fig. 13",
-        "reward against compute for each n, a panel for each D",
-        reward.set_sizes,
-    ),
-    FigureSpec(
-        "mixtures",
-        "Training mixtures by difficulty",
-        "IsoCompute fig. 14",
-        "a row for each training set, a column for each evaluation, a small and a large n",
-        reward.mixtures,
-    ),
-    FigureSpec(
-        "extremely-hard",
-        "Problems the base model never solves",
-        "IsoCompute fig. 20",
-        "best@k and worst@k against compute for each n",
-        reward.extremely_hard,
-    ),
-    FigureSpec(
-        "algorithms",
-        "Other algorithms",
-        "IsoCompute fig. 25",
-        "reward against compute for each n, a panel for each algorithm",
-        reward.algorithms,
-    ),
-    FigureSpec(
-        "baseline",
-        "The variance of the baseline",
-        "IsoCompute fig. 26",
-        "small groups with a baseline from more rollouts, beside plain ones",
-        recipes.baselines,
-    ),
-    FigureSpec(
-        "extrapolation",
-        "Half a run predicts the rest",
-        "ScaleRL fig. 1",
-        "a fit to the first half with its band, beside the second half",
-        recipes.extrapolation,
-    ),
-    FigureSpec(
-        "recipes",
-        "Recipes by their ceiling",
-        "ScaleRL fig. 2 and 5",
-        "recipes that differ in nothing else, with fits and ceilings",
-        recipes.recipes,
-    ),
-    FigureSpec(
-        "leave-one-out",
-        "One change at a time",
-        "ScaleRL fig. 7",
-        "recipes that change one field of a reference, as lines whose slope is the efficiency B",
-        recipes.leave_one_out,
-    ),
+    FigureSpec("reward", "Reward against compute", "IsoCompute fig. 6", reward.reward_against_compute),
+    FigureSpec("optimum", "The best n at a budget", "IsoCompute fig. 7", optimum.best_n),
+    FigureSpec("joint-optimum", "The best n with Bp free", "IsoCompute fig. 21", optimum.joint_best_n),
+    FigureSpec("joint-frontier", "The joint frontier", "IsoCompute fig. 22", reward.joint_frontier),
+    FigureSpec("sensitivity", "What matters more, n or Bp", "IsoCompute fig. 10", sensitivity.sensitivity),
+    FigureSpec("metrics", "The best n for coverage and for sharpening", "IsoCompute fig. 8", optimum.other_metrics),
+    FigureSpec("batch-tradeoff", "Problems against rollouts at one batch size", "IsoCompute fig. 9", optimum.one_batch),
+    FigureSpec("fixed-problems", "Frontiers at each Bp", "IsoCompute fig. 16 and 17", reward.at_fixed_problems),
+    FigureSpec("fixed-batch", "Frontiers at each batch size", "IsoCompute fig. 18 and 19", reward.at_fixed_batch),
+    FigureSpec("records", "Record-breaking points", "IsoCompute fig. 5 and 15", optimum.records),
+    FigureSpec("pass-rates", "How pass rates are spread", "IsoCompute fig. 11", pass_rates.at_one_compute),
+    FigureSpec("pass-rate-dynamics", "Pass rates over training", "IsoCompute fig. 27", pass_rates.over_training),
+    FigureSpec("out-of-distribution", "On other problems", "IsoCompute fig. 23", reward.out_of_distribution),
+    FigureSpec("tokens", "Counting tokens instead of rollouts", "IsoCompute fig. 24", optimum.in_tokens),
+    FigureSpec("models", "Other base models", "IsoCompute fig. 12", reward.models),
+    FigureSpec("set-size", "The size of the training set", "IsoCompute fig. 13", reward.set_sizes),
+    FigureSpec("mixtures", "Training mixtures by difficulty", "IsoCompute fig. 14", reward.mixtures),
+    FigureSpec("extremely-hard", "Problems the base model never solves", "IsoCompute fig. 20", reward.extremely_hard),
+    FigureSpec("algorithms", "Other algorithms", "IsoCompute fig. 25", reward.algorithms),
+    FigureSpec("baseline", "The variance of the baseline", "IsoCompute fig. 26", recipes.baselines),
+    FigureSpec("extrapolation", "Half a run predicts the rest", "ScaleRL fig. 1", recipes.extrapolation),
+    FigureSpec("recipes", "Recipes by their ceiling", "ScaleRL fig. 2 and 5", recipes.recipes),
+    FigureSpec("leave-one-out", "One change at a time", "ScaleRL fig. 7", recipes.leave_one_out),
 )
 _CURVES = "learning curves (runs with four or more evaluations and the compute behind each)"
 _MOST = 12

@@ -168,9 +168,7 @@ def _figure(figure: Figure) -> str:
         tag("h3", escape(figure.title), tag("span", escape(figure.source), class_="source"), id=f"fig-{name}"),
         tag("figcaption", items(figure.sentences) if len(figure.sentences) > 1 else escape(figure.caption)),
         tag("div", *panels, class_=f"panels columns-{min(figure.columns, 3)}"),
-        tag(
-            "p", tag("button", button, type="button", data_download=name), tag("code", escape(command)), class_="tools"
-        ),
+        tag("p", button, tag("code", escape(command)), class_="tools"),
         tag("script", data, type="application/json", id=f"data-{name}"),
         class_="single" if len(panels) == 1 else "wide",
         aria_labelledby=f"fig-{name}",

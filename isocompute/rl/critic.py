@@ -57,7 +57,7 @@ def judge(critic: Critic, rollouts: Rollouts, rewards_B: Tensor, recipe: Recipe,
         values_BT[rows, : part.shape[1]] = part
     rewards_BT = torch.zeros_like(values_BT).scatter(1, rollouts.lengths_B[:, None] - 1, rewards_B[:, None])
     advantages_BT, returns_BT = gae(
-        rewards_BT, values_BT, rollouts.mask_BT, discount=recipe.gae_discount, trace=recipe.gae_trace
+        rewards_BT, values_BT, rollouts.mask_BT, discount=recipe.gae_discount, trace=recipe.gae_lambda
     )
     inside = advantages_BT[rollouts.sampled_BT]
     advantages_BT = (advantages_BT - inside.mean()) / (inside.std(correction=0) + 1e-8)

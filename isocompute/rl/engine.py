@@ -56,10 +56,10 @@ class LmEngine:
                 "grid.rollouts_per_problem: 1 rollout has no group to compare with; use at least 2, or "
                 "recipe.advantage = 'none' or 'gae'."
             )
-        if recipe.top_p < 1 and (recipe.tis_cap is not None or recipe.ratio_anchor == "sampler"):
+        if recipe.top_p < 1 and (recipe.tis_cap is not None or recipe.ratio_reference == "sampler"):
             raise InputError(
                 "recipe.top_p: below 1 the sampler draws from a nucleus that the trainer does not know, and importance "
-                "weights against it would be wrong; use top_p = 1, or ratio_anchor = 'trainer' without tis_cap."
+                "weights against it would be wrong; use top_p = 1, or ratio_reference = 'trainer' without tis_cap."
             )
         if recipe.length_control == "interrupt":
             make_interruption(recipe, tasks.phrase, budget, folder, stops)

@@ -214,7 +214,7 @@ def _save(decoder: Decoder, folder: Path, settings: PretrainSettings, modulus: i
         write_chain_tokenizer(Path(scratch), modulus=modulus, context=settings.context)
         # A tenth of the pretraining rate suits reinforcement learning of models this small.
         settings_file = {
-            "recipe": {"learning_rate": settings.learning_rate / 10, "lr_batch": 1024},
+            "recipe": {"learning_rate": settings.learning_rate / 10, "lr_reference_batch": 1024},
             "pretrain": asdict(settings),
         }
         (Path(scratch) / RECIPE_FILE).write_text(json.dumps(settings_file, indent=1) + "\n")

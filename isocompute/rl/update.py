@@ -250,7 +250,7 @@ def objective(recipe: Recipe, batch: Batch, logprobs_BT: Tensor, entropies_BT: T
     """What a (micro-)batch adds to the loss."""
     sampled_BT, advantages_BT = batch.rollouts.logprobs_BT, batch.advantages_BT
     old_BT = logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
-    anchor_BT = sampled_BT if recipe.ratio_anchor == "sampler" else old_BT
+    anchor_BT = sampled_BT if recipe.ratio_reference == "sampler" else old_BT
     if recipe.loss == "reinforce":
         loss_BT = losses.reinforce_loss(logprobs_BT, advantages_BT)
     elif recipe.loss == "clip":

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from isocompute.core import files
 from isocompute.core.allocation import SPEED_ONLY, Cell
 from isocompute.core.errors import InputError
+from isocompute.core.recipe import current_names
 from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, RUNNING, SETTINGS
 from isocompute.sweep import remote
 from isocompute.sweep.execute import Outcome, json_object
@@ -242,6 +243,8 @@ class StudyFolder:
 def _identity(spec: StudySpec) -> dict[str, Any]:
     """What a cell's points depend on, apart from its own Bp, n, seed and problem set."""
     tables = spec.model_dump(mode="json")
+    for recipes in (tables, *tables["variants"].values()):
+        recipes["recipe"] = current_names(recipes["recipe"])  # a study of 0.1 may have older ones
     return {
         **{name: tables[name] for name in ("engine", "recipe", "budget", "evaluation", "engine_options")},
         "problems": {table.get("set", ""): table for table in tables["problems"]},

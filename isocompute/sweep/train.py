@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from isocompute.core import files
 from isocompute.core.allocation import SPEED_ONLY, Cell
 from isocompute.core.errors import InputError, first_wrong
-from isocompute.core.recipe import sampled_per_problem
+from isocompute.core.recipe import current_names, sampled_per_problem
 from isocompute.core.recorder import CHECKPOINT, FINISHED, RUNNING, LostError
 from isocompute.sweep.execute import is_finished, summary_at
 from isocompute.sweep.lock import locked_folder
@@ -172,7 +172,8 @@ def _refuse_another_run(folder: Path, spec: TrainSpec) -> None:
 
 def _spec_at(path: Path) -> TrainSpec:
     try:
-        return TrainSpec.model_validate_json(path.read_bytes())
+        spec = TrainSpec.model_validate_json(path.read_bytes())
+        return spec.model_copy(update={"recipe": current_names(spec.recipe)})
     except ValidationError as error:
         _, why = first_wrong(error)
         raise InputError(f"{path}: damaged ({why}); give another --out, or remove the run's folder.") from error

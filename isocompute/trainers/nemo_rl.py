@@ -204,7 +204,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
     if cispo and low is not None and low < 1:
         message = f"ratio_clip_min = {low:g} floors CISPO's ratio at {1 - low:g}; 1 takes the floor away."
         notes.append(Note("cispo_cap", message))
-    config.assume("entropy_coef", "ratio_anchor")  # no option for either
+    config.assume("entropy_coef", "ratio_reference")  # no option for either
     total, prompt = config.integer("max_length"), config.integer("max_prompt_length")
     response = config.integer("max_response_length", "max_response_length")
     by_token = config.flag("token_level", "aggregation")
@@ -225,7 +225,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         advantage=_advantage(config),
         aggregation="token" if by_token else "sequence",
         **reading.clip_fields(cispo, low, high),
-        ratio_anchor="trainer",
+        ratio_reference="trainer",
         tis_cap=_tis(config, notes),
         zero_variance_filter=reading.group_filter(refills, notes),
         max_prompt_length=prompt if prompt != total else None,

@@ -55,7 +55,7 @@ KEYS = Keys(
     correction_type=("algo.advantage.is_correction_type", "tis"),
     correction_range=("algo.advantage.is_correction_threshold", [0.5, 5.0], "vllm_is_truncated_threshold"),
     gae_discount=("algo.advantage.gamma", ..., "gamma"),
-    gae_trace=("algo.advantage.lambd", ..., "lambd"),
+    gae_lambda=("algo.advantage.lambd", ..., "lambd"),
     critic_learning_rate=("critic.adam.lr", ..., "critic_learning_rate"),
     value_clip=("critic.value_clip", ..., "value_clip"),
     dynamic_filtering=("algo.dynamic_filtering_enable", False, "dynamic_filtering"),
@@ -205,7 +205,7 @@ def _correction(plan: RunPlan, notes: Notes) -> Flat:
             notes.add(
                 "tis_cap", "with gspo the correction is the ratio itself, taken against the sampler, without a cap."
             )
-        return {"correction": True} if recipe.ratio_anchor == "sampler" else {}
+        return {"correction": True} if recipe.ratio_reference == "sampler" else {}
     cap = writing.tis_cap(plan, notes)
     return {} if cap is None else {"correction": True, "correction_type": "tis", "correction_range": [0.0, cap]}
 
@@ -241,7 +241,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
     loss = config.text("loss_type", "loss")
     corrected = config.flag("correction")
     to_sampler = corrected and loss == "gspo"
-    config.assume("aggregation", *(() if to_sampler else ("ratio_anchor",)))  # no options for them
+    config.assume("aggregation", *(() if to_sampler else ("ratio_reference",)))  # no options for them
     total, response = config.integer("max_length"), config.integer("max_response_length")
     estimator = config.text("estimator", "advantage")
     refills = config.flag("dynamic_filtering", "zero_variance_filter")
@@ -262,7 +262,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         aggregation="sequence" if loss == "gspo" else "token",
         clip_low=low,
         clip_high=high,
-        ratio_anchor="sampler" if to_sampler else "trainer",
+        ratio_reference="sampler" if to_sampler else "trainer",
         tis_cap=_tis(config, notes) if corrected and not to_sampler else None,
         zero_variance_filter=reading.group_filter(refills, notes),
         max_prompt_length=None if total is None or response is None else total - response,

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isocompute.core.allocation import Spending
 from isocompute.core.errors import InputError
-from isocompute.core.recipe import Recipe, learning_rate, make_recipe
+from isocompute.core.recipe import Recipe, current_names, learning_rate, make_recipe
 
 __all__ = ["Hardware", "RunPlan", "Share", "make_plan", "neighbours", "read_plan", "share_out"]
 
@@ -127,7 +127,7 @@ def _recipe(given: Mapping[str, Any], source: str) -> Recipe:
     if not isinstance(table, Mapping):
         raise InputError(f"{source}: recipe is a table of fields or a recipe's name, not {table!r}.")
     over = {key: given[key] for key in _OF_RECIPE if given.get(key) is not None}
-    return make_recipe({"name": "isocompute-hard", **table, **over})
+    return make_recipe({"name": "isocompute-hard", **current_names(table), **over})
 
 
 def _samples(expected: object) -> int | None:

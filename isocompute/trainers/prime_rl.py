@@ -167,8 +167,8 @@ def _note_recipe(plan: RunPlan, notes: Notes) -> None:
             notes.add(field, "see loss.")
     if recipe.aggregation != "token":
         notes.add("aggregation", f"the loss is averaged over tokens, not by '{recipe.aggregation}'.")
-    if recipe.ratio_anchor != "sampler":
-        notes.add("ratio_anchor", "the ratio is always taken against the sampler's log-probs.")
+    if recipe.ratio_reference != "sampler":
+        notes.add("ratio_reference", "the ratio is always taken against the sampler's log-probs.")
 
 
 def matches(file: ConfigFile) -> int:
@@ -200,7 +200,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
     # No option for any of these; the ratio to the sampler comes with rollouts that may be old.
     config.assume("updates_per_batch", "kl_coef", "entropy_coef", "aggregation", "top_p", "epsilon")
     if "staleness" in config.assumed:
-        config.assume("ratio_anchor")
+        config.assume("ratio_reference")
     scheduler = config.text("scheduler", "schedule", "warmup_steps")
     if scheduler != "constant" and not config.has("scheduler_warmup"):
         config.assume("warmup_steps")
@@ -228,7 +228,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         loss="dppo" if loss_type == "default" else loss_type,
         advantage={"grpo": "group_mean", "echo": "group_mean"}.get(algorithm or "", algorithm),
         aggregation="token",
-        ratio_anchor="sampler",
+        ratio_reference="sampler",
         zero_variance_filter="all" if filtered else "off",
         top_p=1.0,
         epsilon=1e-8,

@@ -32,7 +32,7 @@ __all__ = [
 
 NO_CLIP = 1e9
 """A gradient norm that is never reached: trainers have different values for 'do not clip'."""
-_CRITIC = ("gae_discount", "gae_trace", "critic_learning_rate", "value_clip")
+_CRITIC = ("gae_discount", "gae_lambda", "critic_learning_rate", "value_clip")
 """Fields of a setup whose advantage comes from a critic."""
 FILE_NAMES = ("model", "train_file", "val_file")
 """Fields that no number of a setup depends on."""
@@ -73,7 +73,7 @@ class Setup:
     clip_low: float | None = None
     clip_high: float | None = None
     ratio_cap: float | None = None
-    ratio_anchor: str | None = None
+    ratio_reference: str | None = None
     tis_cap: float | None = None
     zero_variance_filter: str | None = None
     temperature: float | None = None
@@ -85,7 +85,7 @@ class Setup:
     grad_clip: float | None = None
     gae_discount: float | None = None
     """This and the next three where the advantage comes from a critic."""
-    gae_trace: float | None = None
+    gae_lambda: float | None = None
     critic_learning_rate: float | None = None
     value_clip: float | None = None
     max_prompt_length: int | None = None
@@ -343,7 +343,7 @@ def setup_warnings(setup: Setup) -> list[Note]:
     kl, entropy = setup.kl_coef or 0, setup.entropy_coef or 0
     if "hard" in (setup.train_file or "").lower() and (kl > 0 or entropy > 0):
         warn("regularisers", f"KL {kl:g} and entropy {entropy:g} on a hard set: the playbook has neither.")
-    if setup.loss == "cispo" and setup.on_policy and setup.ratio_anchor == "trainer" and setup.tis_cap is None:
+    if setup.loss == "cispo" and setup.on_policy and setup.ratio_reference == "trainer" and setup.tis_cap is None:
         warn(
             "cispo_anchor",
             "CISPO's ratio is 1 with one update a batch against the trainer's own log-probs: its cap never acts.",

@@ -66,7 +66,7 @@ KEYS = Keys(
     warmup_updates=(f"{OPTIMIZER}.num_warmup_steps", 0),
     schedule=(f"{OPTIMIZER}.scheduler", "constant_with_warmup"),
     gae_discount=f"{ALGORITHM}.gamma",
-    gae_trace=f"{ALGORITHM}.lambd",
+    gae_lambda=f"{ALGORITHM}.lambd",
     value_clip=f"{ALGORITHM}.value_clip",
     critic_learning_rate="trainer.critic.optimizer_config.lr",
     nodes=(f"{PLACEMENT}.policy_num_nodes", 1),
@@ -174,9 +174,9 @@ def _correction(plan: RunPlan, notes: Notes) -> Flat:
     recipe = plan.recipe
     cispo: Flat = {}
     if recipe.loss == "cispo":
-        anchor = "rollout" if recipe.ratio_anchor == "sampler" else "old"
+        anchor = "rollout" if recipe.ratio_reference == "sampler" else "old"
         cispo = {"cispo_high": recipe.ratio_cap - 1, "cispo_anchor": anchor}
-        if recipe.ratio_anchor == "sampler":
+        if recipe.ratio_reference == "sampler":
             return cispo
     cap = writing.tis_cap(plan, notes)
     return cispo if cap is None else cispo | {"tis_level": "token", "token_cap": cap}
@@ -210,7 +210,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
     low = config.number("clip_low", "clip_low")
     high = config.number("cispo_high", "ratio_cap") if cispo else config.number("clip_high", "clip_high")
     to_sampler = cispo and config.text("cispo_anchor") == "rollout"
-    config.assume("epsilon", *(() if to_sampler else ("ratio_anchor",)))  # no option for them
+    config.assume("epsilon", *(() if to_sampler else ("ratio_reference",)))  # no option for them
     reduction = config.text("loss_reduction", "aggregation")
     has_entropy = config.flag("use_entropy_loss", "entropy_coef")
     setup = config.setup(
@@ -229,7 +229,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         advantage=_advantage(config),
         aggregation=reading.invert(AGGREGATIONS).get(reduction or "", reduction),
         **reading.clip_fields(cispo, low, high),
-        ratio_anchor="sampler" if to_sampler else "trainer",
+        ratio_reference="sampler" if to_sampler else "trainer",
         tis_cap=_tis(config),
         zero_variance_filter=_filter(config, notes),
         epsilon=1e-8,

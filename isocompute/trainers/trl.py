@@ -198,7 +198,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
     low = config.number("clip_low", "clip_low")
     high = config.number("clip_high", *(("clip_high", "ratio_cap") if "clip_low" in config.assumed else ()))
     high = low if high is None else high
-    config.assume("ratio_anchor", "zero_variance_filter")  # no option for either
+    config.assume("ratio_reference", "zero_variance_filter")  # no option for either
     if loss_type not in LOSS_TYPES:
         message = f"loss_type = {loss_type}: TRL {VERSION} fails at the first step; it has {', '.join(LOSS_TYPES)}."
         notes.append(Note("loss", message))
@@ -236,7 +236,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         clip_low=None if cispo else low,
         clip_high=None if cispo else high,
         ratio_cap=high if cispo else None,
-        ratio_anchor="trainer",
+        ratio_reference="trainer",
         tis_cap=_tis(config, notes),
         zero_variance_filter="off",
         max_prompt_length=config.integer("max_prompt_length") if config.has("max_prompt_length") else prompt,

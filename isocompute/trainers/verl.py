@@ -63,7 +63,7 @@ KEYS = Keys(
     rollout_is=(f"{CORRECTION}.rollout_is", None),
     rollout_is_threshold=(f"{CORRECTION}.rollout_is_threshold", 2.0),
     gae_discount="algorithm.gamma",
-    gae_trace="algorithm.lam",
+    gae_lambda="algorithm.lam",
     critic_learning_rate="critic.optim.lr",
     value_clip="critic.cliprange_value",
     epochs=("trainer.total_epochs", 30),
@@ -174,7 +174,7 @@ def _correction(plan: RunPlan, notes: Notes) -> Flat:
     In bypass mode veRL corrects nothing else: the ratio to the sampler is the correction. It logs no entropy then, so
     that CISPO, which truncated importance sampling gives as well, goes without.
     """
-    if plan.recipe.ratio_anchor == "sampler" and plan.recipe.loss in ("clip", "gspo"):
+    if plan.recipe.ratio_reference == "sampler" and plan.recipe.loss in ("clip", "gspo"):
         return KEYS.write({}, bypass_mode=True, rollout_is=None)
     cap = writing.tis_cap(plan, notes)
     return KEYS.write({"rollout_is": None} if cap is None else {"rollout_is": "token", "rollout_is_threshold": cap})
@@ -223,7 +223,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         message = f"clip_ratio_low = {low:g} floors CISPO's ratio at {1 - low:g}; 1 takes the floor away."
         notes.append(Note("cispo_cap", message))
     aggregation = config.text("loss_agg_mode", "aggregation")
-    bypassed = config.flag("bypass_mode", "ratio_anchor")
+    bypassed = config.flag("bypass_mode", "ratio_reference")
     config.assume("epsilon")  # no option for it
     if (config.integer("validation_samples") or 1) > 1 and not config.flag("validation_sampling"):
         message = "val_kwargs.n > 1 without val_kwargs.do_sample=True: all samples are the same."
@@ -242,7 +242,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setu
         advantage=_advantage(config),
         aggregation=reading.invert(AGGREGATIONS).get(aggregation or "", aggregation),
         **reading.clip_fields(cispo, low, high),
-        ratio_anchor="sampler" if bypassed else "trainer",
+        ratio_reference="sampler" if bypassed else "trainer",
         tis_cap=None if bypassed else _tis(config, notes),
         zero_variance_filter=reading.group_filter(config.flag("filter_groups", "zero_variance_filter"), notes),
         epsilon=1e-8,

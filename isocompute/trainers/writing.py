@@ -107,7 +107,7 @@ def plan_values(plan: RunPlan, notes: Notes, share: Share | None = None) -> Flat
         critic_rate = learning_rate(of_critic, batch_size=plan.batch_size, step=0)
     critic = {
         "gae_discount": recipe.gae_discount,
-        "gae_trace": recipe.gae_trace,
+        "gae_lambda": recipe.gae_lambda,
         "critic_learning_rate": critic_rate,
         "value_clip": recipe.value_clip,
     }
@@ -166,31 +166,31 @@ def tis_cap(plan: RunPlan, notes: Notes) -> float | None:
     REINFORCE has none.
     """
     recipe = plan.recipe
-    if recipe.ratio_anchor == "trainer":
+    if recipe.ratio_reference == "trainer":
         return recipe.tis_cap
     if recipe.loss == "cispo":
         message = (
             "the sampler's ratio is capped by truncated importance sampling, which is the same at one update a batch."
         )
-        notes.add("ratio_anchor", message)
-        notes.add("tis_cap", f"{recipe.ratio_cap:g}: the cap of the ratio to the sampler, see ratio_anchor.")
+        notes.add("ratio_reference", message)
+        notes.add("tis_cap", f"{recipe.ratio_cap:g}: the cap of the ratio to the sampler, see ratio_reference.")
         return recipe.ratio_cap
     if recipe.loss == "clip":
         cap = 1 + recipe.clip_high
         notes.add(
-            "ratio_anchor",
+            "ratio_reference",
             "the ratio is taken against the trainer's own log-probs; truncated importance sampling weighs tokens by "
             "the ratio to the sampler's. At one update a batch that is the same inside the clip; outside it every "
             f"token keeps a weight, {cap:g} at most, where the clip drops those whose advantage pushes further out.",
         )
-        notes.add("tis_cap", f"{cap:g}: 1 + clip_high, see ratio_anchor.")
+        notes.add("tis_cap", f"{cap:g}: 1 + clip_high, see ratio_reference.")
         return cap
     messages = {
         "gspo": "the sequence's ratio is taken against the trainer's own log-probs, and nothing corrects for the "
         "sampler's: truncated importance sampling weighs tokens, not sequences.",
         "reinforce": "REINFORCE has no ratio, so there is none to take against the sampler.",
     }
-    notes.add("ratio_anchor", messages[recipe.loss])
+    notes.add("ratio_reference", messages[recipe.loss])
     return None
 
 
@@ -201,7 +201,7 @@ def note_general(plan: RunPlan, notes: Notes) -> None:
         "recipe": "not in the plan: the playbook's, GRPO with truncated importance sampling; KL and entropy as the "
         "plan has them, or off.",
         "learning_rate": f"not in the plan: {plan.learning_rate:.3g}, from {recipe.learning_rate:g} at a batch of "
-        f"{recipe.lr_batch:,} by the {recipe.lr_scaling} rule.",
+        f"{recipe.lr_reference_batch:,} by the {recipe.lr_scaling} rule.",
         "max_prompt_length": f"not in the plan: {plan.max_prompt_length}.",
         "max_response_length": f"not in the plan: {plan.max_response_length}.",
     }

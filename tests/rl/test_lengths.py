@@ -129,7 +129,7 @@ def test_what_is_left_open_follows_the_papers_proportions(budget: int, phrase: i
         ({"length_control": "penalty", "penalty_length": 99}, {}, "longer than the response budget"),
         ({"pipeline_steps": -1}, {}, "pipeline_steps"),
         ({"pipeline_steps": 2, "off_policy_steps": 2}, {}, "two ways to be off-policy"),
-        ({"pipeline_steps": 2, "ratio_anchor": "trainer"}, {}, "need the probability that a token was sampled with"),
+        ({"pipeline_steps": 2, "ratio_reference": "trainer"}, {}, "need the probability that a token was sampled with"),
         ({}, {"sources": {"a": "chain:easy"}}, "leave one out"),
         ({"off_policy_steps": 5}, {}, "5 batches of 8 problems are sampled at once, the set has 32"),
         ({"tis_cap": 2.0}, {}, "tis_cap would do it twice"),
@@ -236,7 +236,12 @@ def test_a_penalised_run_trains_on_lengths_and_reports_what_was_right(monkeypatc
 def test_a_refilled_batch_holds_problems_that_say_something(steps: int, monkeypatch: pytest.MonkeyPatch):
     training = make_training(
         problems={"source": "chain:easy", "size": 200},
-        recipe={"name": "dapo", "zero_variance_filter": "refill", "ratio_anchor": "sampler", "pipeline_steps": steps},
+        recipe={
+            "name": "dapo",
+            "zero_variance_filter": "refill",
+            "ratio_reference": "sampler",
+            "pipeline_steps": steps,
+        },
     )
     made: list[Any] = []
     inner = training._batch
@@ -260,7 +265,7 @@ def test_a_refills_means_are_of_all_that_was_sampled(
 ):
     training = make_training(
         problems={"source": "chain:hard", "size": 400},
-        recipe={"name": "dapo", "zero_variance_filter": "refill", "ratio_anchor": "sampler", **more},
+        recipe={"name": "dapo", "zero_variance_filter": "refill", "ratio_reference": "sampler", **more},
         update_steps=updates,
     )
     judged: list[list[Any]] = []
@@ -295,7 +300,7 @@ def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int, monkeypatch: p
             "name": "dapo",
             "zero_variance_filter": "refill",
             "temperature": 1e-3,
-            "ratio_anchor": "sampler",
+            "ratio_reference": "sampler",
             "pipeline_steps": steps,
         },
     )

@@ -57,7 +57,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "cispo",
             "ratio_cap": 1.1,
-            "ratio_anchor": "trainer",
+            "ratio_reference": "trainer",
             "aggregation": "token",
             "advantage": "group_std",
         },

@@ -101,7 +101,7 @@ FILTERED: dict[str, dict[str, Any]] = {
         "zero_variance_filter": "all",
         "entropy_coef": 0.1,
         "kl_coef": 0.1,
-        "ratio_anchor": "trainer",
+        "ratio_reference": "trainer",
         "tis_cap": 1.2,
     },
 }

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.sim import SimEngine
 
 SMALL = {"size": 300, "validation": 100, "out_of_distribution": 50, "features": 12, "responses": 8}

@@ -133,7 +133,7 @@ def test_named_recipes_follow_table_1() -> None:
     assert hard.kl_coef == hard.entropy_coef == 0
     for recipe in (easy, hard):
         assert (recipe.zero_variance_filter, recipe.lr_scaling, recipe.warmup_steps) == ("off", "sqrt", 10)
-        assert (recipe.learning_rate, recipe.lr_batch) == (1e-6, 1024)
+        assert (recipe.learning_rate, recipe.lr_reference_batch) == (1e-6, 1024)
     assert all(isinstance(make_recipe({"name": name}), Recipe) for name in RECIPES)
 
 

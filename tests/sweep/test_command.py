@@ -49,7 +49,7 @@ EXPECTED = [{"step": s, "rollouts": 4 * s, "avg@4": round(1 - 1 / s, 4)} for s i
 
 def test_a_trainer_fills_a_run(tmp_path: Path):
     control = Patient()
-    cell = make_cell(options("--torn"), recipe={"learning_rate": 1e-3, "lr_batch": 1})
+    cell = make_cell(options("--torn"), recipe={"learning_rate": 1e-3, "lr_reference_batch": 1})
     assert CommandEngine().run(cell, tmp_path, control)
     assert read(tmp_path) == EXPECTED
     assert control.rollouts == 40

@@ -12,7 +12,7 @@ LOSSES = ("clip", "gspo", "cispo", "reinforce")
 ADVANTAGES = ("group_std", "group_mean", "batch_std", "none", "gae")
 AGGREGATIONS = ("token", "sequence", "prompt", "fixed")
 OF_RECIPE = (
-    *("loss", "advantage", "aggregation", "ratio_anchor", "tis_cap", "zero_variance_filter", "updates_per_batch"),
+    *("loss", "advantage", "aggregation", "ratio_reference", "tis_cap", "zero_variance_filter", "updates_per_batch"),
     *("kl_coef", "entropy_coef", "temperature", "top_p", "warmup_steps"),
     *("beta1", "beta2", "epsilon", "weight_decay", "grad_clip"),
 )
@@ -35,7 +35,7 @@ RECIPES = st.fixed_dictionaries(
         "clip_low": positive(1e-4, 1),
         "clip_high": positive(1e-4, 1),
         "ratio_cap": positive(1.5, 10),
-        "ratio_anchor": st.sampled_from(("trainer", "sampler")),
+        "ratio_reference": st.sampled_from(("trainer", "sampler")),
         "tis_cap": st.none() | positive(1, 10),
         "kl_coef": st.just(0.0) | positive(1e-6, 0.1),
         "entropy_coef": st.just(0.0) | positive(1e-6, 0.1),
@@ -48,7 +48,7 @@ RECIPES = st.fixed_dictionaries(
         "grad_clip": st.none() | positive(0.1, 10),
         "updates_per_batch": st.sampled_from((1, 1, 1, 2)),
     }
-).map(lambda fields: fields if fields["ratio_anchor"] == "trainer" else {**fields, "tis_cap": None})
+).map(lambda fields: fields if fields["ratio_reference"] == "trainer" else {**fields, "tis_cap": None})
 
 
 @st.composite

@@ -51,7 +51,7 @@ def test_the_healthy_recipe_needs_few_notes(trainer: str) -> None:
             "gpus",
             "advantage",
             "loss",
-            "ratio_anchor",
+            "ratio_reference",
             "tis_cap",
             "kl_coef",
             "entropy_coef",

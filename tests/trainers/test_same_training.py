@@ -39,18 +39,18 @@ def test_a_clip_anchored_to_the_sampler_corrects_for_it(trainer: str, recipe: st
     clip = make_recipe({"name": recipe}).clip_high
     assert read_back(made).tis_cap == pytest.approx(1 + clip)
     assert TRUNCATES[trainer] in made.files[0].text
-    assert f"{1 + clip:g} at most" in (said(made, "ratio_anchor") or "")
+    assert f"{1 + clip:g} at most" in (said(made, "ratio_reference") or "")
 
 
 @pytest.mark.parametrize(
-    "recipe", ["magistral", "deepseek-grpo", "qwen-dapo", {"name": "gspo", "ratio_anchor": "sampler"}]
+    "recipe", ["magistral", "deepseek-grpo", "qwen-dapo", {"name": "gspo", "ratio_reference": "sampler"}]
 )
 def test_verl_takes_the_ratio_against_the_sampler_itself(recipe: str | dict[str, Any]) -> None:
     made = exported("verl", recipe)
     setup = read_back(made)
-    assert (setup.ratio_anchor, setup.tis_cap) == ("sampler", None)
+    assert (setup.ratio_reference, setup.tis_cap) == ("sampler", None)
     assert "algorithm.rollout_correction.bypass_mode=True" in made.files[0].text
-    assert said(made, "ratio_anchor") is said(made, "tis_cap") is None
+    assert said(made, "ratio_reference") is said(made, "tis_cap") is None
 
 
 def test_cispo_anchored_to_the_sampler_stays_truncated_importance_sampling_in_verl() -> None:
@@ -62,10 +62,10 @@ def test_cispo_anchored_to_the_sampler_stays_truncated_importance_sampling_in_ve
 @pytest.mark.parametrize("loss", ["gspo", "reinforce"])
 @pytest.mark.parametrize("trainer", ["trl", "nemo-rl", "skyrl"])
 def test_what_no_weight_of_tokens_stands_for_is_not_called_corrected(trainer: str, loss: str) -> None:
-    made = exported(trainer, {"name": loss, "ratio_anchor": "sampler"})
+    made = exported(trainer, {"name": loss, "ratio_reference": "sampler"})
     assert read_back(made).tis_cap is None
     assert TRUNCATES[trainer] not in made.files[0].text
-    assert any(word in (said(made, "ratio_anchor") or "") for word in ("nothing corrects", "no ratio"))
+    assert any(word in (said(made, "ratio_reference") or "") for word in ("nothing corrects", "no ratio"))
 
 
 @pytest.mark.parametrize("trainer", ["trl", "verl", "openrlhf", "nemo-rl", "skyrl"])

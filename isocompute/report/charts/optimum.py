@@ -35,7 +35,7 @@ from isocompute.report.charts.style import (
 )
 from isocompute.report.evidence import Evidence
 
-__all__ = ["batch_tradeoff", "best_n", "in_tokens", "joint_best_n", "optimum_panel", "other_metrics", "records"]
+__all__ = ["best_n", "in_tokens", "joint_best_n", "one_batch", "optimum_panel", "other_metrics", "records"]
 
 
 _BATCHES = 3
@@ -45,7 +45,7 @@ _SAME_RANGE = "runs at two or more n over the same range of compute"
 
 
 def best_n(evidence: Evidence) -> Drawing | Needs:
-    """Figure 7: n*(C) at the Bp that was run with the most n."""
+    """IsoCompute figure 7: n*(C) at one Bp, with its interval and the fitted sigmoid."""
     found = [
         (title_of(condition.name, "" if tradeoff.value is None else f"Bp = {tradeoff.value}"), law, tradeoff)
         for condition, law in evidence.laws()
@@ -55,7 +55,7 @@ def best_n(evidence: Evidence) -> Drawing | Needs:
 
 
 def joint_best_n(evidence: Evidence) -> Drawing | Needs:
-    """Figure 21: n*(C) with Bp free."""
+    """IsoCompute figure 21: n*(C) where all (Bp, n) compete."""
     found = [
         (title_of(condition.name), law, law.joint)
         for condition, law in evidence.laws()
@@ -67,7 +67,7 @@ def joint_best_n(evidence: Evidence) -> Drawing | Needs:
 
 
 def in_tokens(evidence: Evidence) -> Drawing | Needs:
-    """Figure 24: whether n* depends on counting compute in rollouts or in tokens."""
+    """IsoCompute figure 24: n*(C) with compute in tokens and in rollouts."""
     units = ("tokens", "rollouts")
     counted = all(evidence.curves_in(evidence.metric, unit) for unit in units)
     laws = [(condition, law) for unit in units for condition, law in evidence.laws(unit=unit)] if counted else []
@@ -166,8 +166,8 @@ def _data(best: Optimum) -> dict[str, Any]:
     }
 
 
-def batch_tradeoff(evidence: Evidence) -> Drawing | Needs:
-    """Figure 9: at one batch size B, the best n and the best Bp as updates grow; the fullest three B of a condition."""
+def one_batch(evidence: Evidence) -> Drawing | Needs:
+    """IsoCompute figure 9: n*(M) and Bp*(M) at fixed B = Bp · n."""
     panels, sentences, data = [], [], []
     for condition, law in evidence.laws():
         both = [t for t in law.by_batch if t.rollouts is not None and t.problems is not None]
@@ -210,7 +210,7 @@ def _batch_panel(title: str, n: Optimum, bp: Optimum) -> Any:
 
 
 def other_metrics(evidence: Evidence) -> Drawing | Needs:
-    """Figure 8: the n that is best for best@k (coverage) and for worst@k (sharpening), for each Bp."""
+    """IsoCompute figure 8: the n that is best for best@k and for worst@k, for each Bp."""
     best, worst = evidence.sibling("best"), evidence.sibling("worst")
     if best is None or worst is None:
         return Needs("best@k and worst@k of the same evaluation (their names beside avg@k)")
@@ -280,7 +280,7 @@ _KINDS = ("other", "record")
 
 
 def records(evidence: Evidence) -> Drawing | Needs:
-    """All points with the record-breaking ones marked, and the records of all n in the plane of n and compute."""
+    """IsoCompute figures 5 and 15: the points that the paper's fits keep, and where each n sets them."""
     panels, sentences, data = [], [], []
     for condition, law in evidence.laws():
         name = title_of(condition.name)

@@ -15,7 +15,7 @@ from isocompute.data.pass_rates import PassRates
 from isocompute.report.charts.style import HEAT, Drawing, Needs, chart, compute_axis, named_colours, panel, title_of
 from isocompute.report.evidence import Evidence
 
-__all__ = ["pass_rates_at_one_compute", "pass_rates_over_training"]
+__all__ = ["at_one_compute", "over_training"]
 
 _NEEDS = (
     "pass rates of the problems over training (pass_rates.jsonl beside a run's points, or veRL's rollout dumps) at two "
@@ -27,8 +27,8 @@ _COLUMNS = 24
 """At most this many steps of a run are drawn over time."""
 
 
-def pass_rates_at_one_compute(evidence: Evidence) -> Drawing | Needs:
-    """Figure 11: the histogram of a small and of a large n at the same compute."""
+def at_one_compute(evidence: Evidence) -> Drawing | Needs:
+    """IsoCompute figure 11: the histogram of pass rates for a small and a large n at the same compute."""
     panels, sentences, data = [], [], []
     for condition in evidence.conditions[:_CONDITIONS]:
         pair = _small_and_large(condition, evidence)
@@ -49,8 +49,8 @@ def pass_rates_at_one_compute(evidence: Evidence) -> Drawing | Needs:
     return Drawing(panels, sentences, {"panels": data}) if panels else Needs(_NEEDS)
 
 
-def pass_rates_over_training(evidence: Evidence) -> Drawing | Needs:
-    """Figure 27: the histogram over training, for a small and for a large n."""
+def over_training(evidence: Evidence) -> Drawing | Needs:
+    """IsoCompute figure 27: the histogram of pass rates over training for a small and a large n."""
     panels, sentences, data = [], [], []
     for condition in evidence.conditions[:_CONDITIONS]:
         pair = _small_and_large(condition, evidence)

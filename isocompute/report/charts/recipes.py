@@ -32,6 +32,7 @@ from isocompute.report.charts.style import (
     band,
     chart,
     compute_axis,
+    fit_data,
     fit_rows,
     named_colours,
     panel,
@@ -84,11 +85,7 @@ def _entries_data(entries: Sequence[_Entry]) -> dict[str, Any]:
             {
                 "name": entry.name,
                 "runs": [curve.name for curve in entry.fit.curves],
-                "form": entry.fit.family.name,
-                "ceiling": entry.fit.ceiling,
-                "ceiling_interval": list(entry.fit.ceiling_interval()),
-                "rise_done": entry.fit.rise_done,
-                "parameters": entry.fit.parameters(),
+                **fit_data(entry.fit),
                 "compute": [float(c) for curve in entry.fit.curves for c in curve.compute_C],
                 "value": [float(v) for curve in entry.fit.curves for v in curve.values_C],
             }
@@ -98,7 +95,7 @@ def _entries_data(entries: Sequence[_Entry]) -> dict[str, Any]:
 
 
 def baselines(evidence: Evidence) -> Drawing | Needs:
-    """IsoCompute figure 26: a small group whose baseline has more rollouts, beside plain small and large groups."""
+    """IsoCompute figure 26: small groups with a baseline from more rollouts, beside plain ones."""
     key = "recipe.baseline_rollouts"
     laws = evidence.laws()
     plain = {c.rest(key): law.settings for c, law in laws if not c.ingredient(key)}
@@ -136,7 +133,7 @@ def _at(fit: CurveFit, compute: float) -> tuple[float, tuple[float, float]]:
 
 
 def extrapolation(evidence: Evidence) -> Drawing | Needs:
-    """The fit to the first half of a run, its 95% band, and the second half; the longest run of each condition."""
+    """ScaleRL figure 1: a fit to the first half with its band, beside the second half."""
     panels, sentences, data = [], [], []
     for run in _longest(evidence):
         whole = evidence.curves[run]
@@ -291,7 +288,7 @@ def _set(group: Sequence[tuple[Condition, Law]]) -> _RecipeSet | None:
 
 
 def recipes(evidence: Evidence) -> Drawing | Needs:
-    """Recipes that differ in nothing else: fits, ceilings and their intervals."""
+    """ScaleRL figures 2 and 5: recipes that differ in nothing else, with fits and ceilings."""
     found = _recipe_sets(evidence)
     if not found and not evidence.comparable(*evidence.conditions):
         return Needs(
@@ -362,7 +359,7 @@ def _forest(rows: Sequence[dict[str, Any]], axis: str, title: str, subtitle: str
 
 
 def leave_one_out(evidence: Evidence) -> Drawing | Needs:
-    """Recipes that differ from one reference in a single field, straightened so that the slope is the efficiency B."""
+    """ScaleRL figure 7: recipes that change one field of a reference, as lines whose slope is the efficiency B."""
     for group in _recipe_sets(evidence):
         found = group.single_changes()
         if found is not None:

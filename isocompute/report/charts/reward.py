@@ -28,6 +28,7 @@ from isocompute.report.charts.style import (
     band,
     chart,
     compute_axis,
+    fit_data,
     fit_rows,
     named_colours,
     ordered_colours,
@@ -130,7 +131,7 @@ def _other_sets(evidence: Evidence) -> list[str]:
 
 
 def reward_against_compute(evidence: Evidence) -> Drawing | Needs:
-    """Figure 6: one panel a condition, at the Bp that was run with the most n."""
+    """IsoCompute figure 6: validation reward for each n at one Bp, with fits, 95% bands and the frontier."""
     found = [
         of_tradeoff(title_of(condition.name, _fixed("Bp", tradeoff)), law, tradeoff)
         for condition, law in evidence.laws()
@@ -140,7 +141,7 @@ def reward_against_compute(evidence: Evidence) -> Drawing | Needs:
 
 
 def at_fixed_problems(evidence: Evidence) -> Drawing | Needs:
-    """Figures 16 and 17: one panel for each Bp."""
+    """IsoCompute figures 16 and 17: reward against compute for each n, a panel for each Bp."""
     found = [
         of_tradeoff(title_of(condition.name, _fixed("Bp", t)), law, t)
         for condition, law in evidence.laws()
@@ -151,7 +152,7 @@ def at_fixed_problems(evidence: Evidence) -> Drawing | Needs:
 
 
 def at_fixed_batch(evidence: Evidence) -> Drawing | Needs:
-    """Figures 18 and 19: one panel for each batch size B, where Bp and n trade off."""
+    """IsoCompute figures 18 and 19: reward against compute for each n, a panel for each B."""
     found = [
         of_tradeoff(title_of(condition.name, _fixed("B", t)), law, t)
         for condition, law in evidence.laws()
@@ -165,7 +166,7 @@ def at_fixed_batch(evidence: Evidence) -> Drawing | Needs:
 
 
 def joint_frontier(evidence: Evidence) -> Drawing | Needs:
-    """Figure 22: all (Bp, n) compete; the frontier says which of them leads where."""
+    """IsoCompute figure 22: reward against compute of all (Bp, n), and which leads where."""
     found = []
     for condition, law in evidence.laws():
         bps, ns = (set(axis) for axis in zip(*(fit.setting for fit in law.settings), strict=True))
@@ -177,7 +178,7 @@ def joint_frontier(evidence: Evidence) -> Drawing | Needs:
 
 
 def extremely_hard(evidence: Evidence) -> Drawing | Needs:
-    """Figure 20: coverage (best@k) and sharpening (worst@k) on problems that the base model never solves."""
+    """IsoCompute figure 20: best@k and worst@k against compute for each n."""
     hardest = [c for c in evidence.conditions if "extremely" in str(c.ingredient("problems")).lower()]
     metrics = [m for m in (evidence.sibling("best"), evidence.sibling("worst")) if m is not None]
     shown = [(condition, metric) for condition in hardest for metric in metrics]
@@ -191,7 +192,7 @@ def extremely_hard(evidence: Evidence) -> Drawing | Needs:
 
 
 def out_of_distribution(evidence: Evidence) -> Drawing | Needs:
-    """Figure 23: the same runs on problems they were not trained for."""
+    """IsoCompute figure 23: reward on problem sets that were not trained on."""
     metrics = _other_sets(evidence)
     found = _in_metrics(evidence, [(condition, metric) for metric in metrics for condition in evidence.conditions])
     if not metrics:
@@ -218,7 +219,7 @@ def _fixed(symbol: str, tradeoff: Tradeoff) -> str:
 
 
 def models(evidence: Evidence) -> Drawing | Needs:
-    """Figure 12: reward against compute for each base model."""
+    """IsoCompute figure 12: reward against compute for each n, a panel for each model."""
     return _by(
         evidence,
         lambda condition: condition.ingredient("model"),
@@ -229,7 +230,7 @@ def models(evidence: Evidence) -> Drawing | Needs:
 
 
 def set_sizes(evidence: Evidence) -> Drawing | Needs:
-    """Figure 13: reward against compute for each size D of the training set."""
+    """IsoCompute figure 13: reward against compute for each n, a panel for each D."""
 
     def apart_from_size(condition: Condition) -> str:
         """Also apart from the set's name, where its source or mixture identifies it."""
@@ -242,7 +243,7 @@ def set_sizes(evidence: Evidence) -> Drawing | Needs:
 
 
 def algorithms(evidence: Evidence) -> Drawing | Needs:
-    """Figure 25: reward against compute for each algorithm."""
+    """IsoCompute figure 25: reward against compute for each n, a panel for each algorithm."""
     return _by(
         evidence,
         algorithm,
@@ -283,7 +284,7 @@ def _by(
 
 
 def mixtures(evidence: Evidence) -> Drawing | Needs:
-    """Figure 14: a row for each training set, a column for each evaluation, a small and a large n in each."""
+    """IsoCompute figure 14: a row for each training set, a column for each evaluation, a small and a large n."""
     trained = list(dict.fromkeys(str(condition.ingredient("problems")) for condition in evidence.conditions))
     others = {metric.split("/")[0]: metric for metric in _other_sets(evidence) if not metric.startswith("ood/")}
     evaluated = list(dict.fromkeys([*others, *(name for name in trained if name in others)]))
@@ -420,12 +421,7 @@ def _data(c: Competition) -> dict[str, Any]:
                 "problems_per_batch": fit.setting[0],
                 "rollouts_per_problem": fit.setting[1],
                 "runs": [curve.name for curve in fit.curves],
-                "form": fit.family.name,
-                "base": fit.base,
-                "ceiling": fit.ceiling,
-                "ceiling_interval": list(fit.ceiling_interval()),
-                "rise_done": fit.rise_done,
-                "parameters": fit.parameters(),
+                **fit_data(fit),
             }
             for fit in c.fits
         ],

@@ -30,7 +30,7 @@ _SYMBOLS = {"rollouts_per_problem": ("n", "Bp"), "problems_per_batch": ("Bp", "n
 
 
 def sensitivity(evidence: Evidence) -> Drawing | Needs:
-    """The reward at one compute along n and along Bp, the other fixed; the widest slice of each."""
+    """IsoCompute figure 10: reward at one compute along n and along Bp, the other fixed."""
     panels, sentences, data = [], [], []
     for condition, law in evidence.laws():
         for varied, (symbol, fixed) in _SYMBOLS.items():

@@ -37,6 +37,7 @@ __all__ = [
     "check_format",
     "compute_axis",
     "doubling_axis",
+    "fit_data",
     "fit_rows",
     "named_colours",
     "ordered_colours",
@@ -206,6 +207,18 @@ def fit_rows(fit: CurveFit, *, to: float | None = None, size: int = 40, **labels
         {"compute": c, "value": v, "low": min(low, v), "high": max(high, v), **labels}
         for c, v, low, high in zip(grid_C.tolist(), values_C.tolist(), low_C.tolist(), high_C.tolist(), strict=True)
     ]
+
+
+def fit_data(fit: CurveFit) -> dict[str, Any]:
+    """A fitted curve in a figure's data."""
+    return {
+        "form": fit.family.name,
+        "base": fit.base,
+        "ceiling": fit.ceiling,
+        "ceiling_interval": list(fit.ceiling_interval()),
+        "rise_done": fit.rise_done,
+        "parameters": fit.parameters(),
+    }
 
 
 def point_rows(*curves: Curve, **labels: Any) -> list[dict[str, Any]]:

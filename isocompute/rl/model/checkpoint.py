@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from isocompute.core.errors import InputError
+from isocompute.core.recipe import current_names
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 
@@ -291,7 +292,7 @@ def recipe_defaults(folder: Path) -> dict[str, Any]:
     recipe = _json(folder / RECIPE_FILE).get("recipe", {})
     if not isinstance(recipe, dict):
         raise InputError(f"{folder / RECIPE_FILE}: 'recipe' is not a table of recipe fields.")
-    return recipe
+    return current_names(recipe)
 
 
 def context_length(folder: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 
-from isocompute.core.caught import quiet, recorded
+from isocompute.core.errors import quiet, recorded
 from isocompute.core.run import RunWarning
 
 
