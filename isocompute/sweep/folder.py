@@ -46,7 +46,7 @@ _TAIL = 1 << 16
 _EARLY = ("ended", "diverged")
 """Keys of a summary that say why a cell ended before its last update."""
 _ELSEWHERE = "another --out (`study run` has --fork for it)"
-_SPEED = tuple(f"engine_options.{name}: " for name in (*SPEED_ONLY, "together"))  # the last is of 0.1
+_SPEED = tuple(f"engine_options.{name}: " for name in SPEED_ONLY)
 _MAY_GROW = ("problems", "variants")
 """Tables by name: a study may get further ones, those it has stay as they are."""
 _KNOWN = 0.01

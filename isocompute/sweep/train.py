@@ -203,8 +203,7 @@ def _clear(folder: Path) -> None:
 
 def _identity(spec: TrainSpec) -> TrainSpec:
     """Without what changes speed and memory alone: a run that ran out of memory resumes with smaller micro-batches."""
-    speed = (*SPEED_ONLY, "together")  # the last is of 0.1
-    options = {name: value for name, value in spec.engine_options.items() if name not in speed}
+    options = {name: value for name, value in spec.engine_options.items() if name not in SPEED_ONLY}
     return spec.model_copy(update={"engine_options": options})
 
 
