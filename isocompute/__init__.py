@@ -61,6 +61,7 @@ _HOMES = {
 }
 
 _MODULES = {
+    "health": "isocompute.diagnose.health",
     "metrics": "isocompute.core.metrics",
     "study": "isocompute.sweep",
     **{name: f"isocompute.{name}" for name in ("data", "diagnose", "law", "problems", "report", "sweep", "trainers")},

@@ -383,6 +383,7 @@ def backtest_plans(
 
     >>> tests, metric = backtest_plans("runs")
     >>> max(test.planned.regret for test in tests if test.planned)  # what following the plans would have lost
+    0.0
     """
     check_replicates(replicates)
     runs = load(runs) if isinstance(runs, str | Path) else runs

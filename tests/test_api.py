@@ -204,9 +204,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 def test_parts_of_the_package_load_on_first_use() -> None:
     """As the docs write them, in an interpreter that has imported nothing else."""
-    names = (
-        "isocompute.sweep.run, isocompute.diagnose.health.check, isocompute.core.metrics.avg_at_k, isocompute.data.load"
-    )
+    names = "isocompute.study.run, isocompute.health.check, isocompute.metrics.avg_at_k, isocompute.data.load"
     subprocess.run([sys.executable, "-c", f"import isocompute; {names}"], check=True)
     assert not hasattr(isocompute, "nothing")
 
@@ -225,10 +223,10 @@ def test_too_few_replicates_are_refused() -> None:
 
 
 def test_plan_is_one_thing_and_shows_its_options() -> None:
-    """It is a package, too; before and after its parts are imported."""
+    """Before and after the planner's modules are imported."""
     script = (
-        "import inspect, isocompute; before = isocompute.planner; import isocompute.planner.decide; "
-        "assert isocompute.planner is before; assert {'budget', 'law'} <= set(inspect.signature(before).parameters)"
+        "import inspect, isocompute; before = isocompute.plan; import isocompute.planner.decide; "
+        "assert isocompute.plan is before; assert {'budget', 'law'} <= set(inspect.signature(before).parameters)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
     with pytest.raises(TypeError, match=r"plan\(\) takes 0 positional arguments"):

@@ -185,7 +185,7 @@ def budget_of(text: str | None) -> float | None:
 
 
 def tests_to_json(tests: list[PlanTest], *, law: str, metric: str) -> dict[str, Any]:
-    """The keys of `plan --backtest --json` (docs/planning.md)."""
+    """The keys of `plan --backtest --json` (docs/reference/budget.md)."""
     return {
         "law": law,
         "metric": metric,

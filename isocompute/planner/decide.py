@@ -179,7 +179,7 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `plan --json` (docs/planning.md)."""
+        """The keys of `plan --json` (docs/reference/budget.md)."""
         return plan_to_json(self)
 
     @property
@@ -411,19 +411,21 @@ def _collapse_warnings(
     if mine is None or mine.first is None:
         return []
     share = "" if mine.plain else f" ({mine.share:.0%} by this compute, each run counted as far as it went)"
-    steady = "no setting within one error of it was stable in all its runs"
+    stable_one = "no setting within one error of it was stable in all its runs"
     for r in ranking[1:]:
         other = collapses_A[r.index]
         if r.ties and other is not None and other.collapsed == 0:
             stable = "its one run" if other.runs == 1 else f"all its {other.runs} runs"
-            steady = f"{_name(targets[r.index])} (−{value(r.regret)}), within one error of it, was stable in {stable}"
+            stable_one = (
+                f"{_name(targets[r.index])} (−{value(r.regret)}), within one error of it, was stable in {stable}"
+            )
             break
     return [
         PlanWarning(
             "falls",
             f"{mine.collapsed} of {mine.runs} runs of {_name(targets[ranking[0].index])} collapsed{share}, the first "
             f"after {number(mine.first)} {unit.replace('gpu_hours', 'GPU-hours')}: what is expected is of the best "
-            f"checkpoint, so keep checkpoints and watch the run (`isocompute health`); {steady}",
+            f"checkpoint, so keep checkpoints and watch the run (`isocompute health`); {stable_one}",
         )
     ]
 

@@ -10,7 +10,7 @@ rise r seen so far and w = max(0, 1 - g/r),
     value(C) = w · (own(last) + g) + (1 - w) · (reference(C) + (own - reference)(last) · 2^-d),
 
 where the reference is the setting that leads among those run furthest and d the number of doublings from `last` to C.
-The rule was chosen on simulated sweeps fitted up to C/8 and run to C (docs/plan_quality.md).
+The rule was chosen on simulated sweeps fitted up to C/8 and run to C (docs/studies/plan-quality.md).
 
 Fitted forms level off, most runs do not: laws up to C/8 expected 13 to 16% of the rise too little
 (`benchmarks/plan_ahead.py`). So half of the draws add a damped trend, the same for all settings: whether one setting's
@@ -257,7 +257,7 @@ class NoiseShares:
 WITH_TREND = NoiseShares(shared=0.015, along_rollouts=0.05, along_problems=0.025, own=0.02)
 """Of laws whose runs have a trend. 80% intervals at eight times the data's compute hold 92% of values and 81 to 92% of
 differences between settings on 70 simulated sets, and 77 to 82% and 62 to 100% on a language model's sweeps
-(docs/plan_quality.md)."""
+(docs/studies/plan-quality.md)."""
 WITHOUT_TREND = NoiseShares(shared=0.05, along_rollouts=0.03, along_problems=0.015, own=0.01)
 """Of others, such as published ones, which level off as their form does."""
 

@@ -51,7 +51,7 @@ __all__ = [
 
 SHARES = (0.5, 1.0)
 """Candidates run a setting to these shares of the budget. Shorter runs are cheap and say little of its end: with
-eighths and quarters among them, decisions end where they would without (docs/plan_quality.md)."""
+eighths and quarters among them, decisions end where they would without (docs/studies/plan-quality.md)."""
 _CHANCE = 0.1
 """Probability of being the best from which on a setting is a candidate."""
 _NOISE = 0.003
@@ -224,7 +224,9 @@ def next_study(
         document.add(tomlkit.comment(line))
     if before is None:
         document.add(
-            tomlkit.comment("No study made the law's runs: put your trainer's command and log here (docs/study.md).")
+            tomlkit.comment(
+                "No study made the law's runs: put your trainer's command and log here (docs/reference/study-toml.md)."
+            )
         )
         spec: dict[str, Any] = {
             "engine": "command",

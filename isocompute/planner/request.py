@@ -267,12 +267,12 @@ def _explained(error: ValidationError) -> str:
         return f"plan needs a {name}: {field.description}."
     extra = field.json_schema_extra
     example = extra.get("example") if isinstance(extra, dict) else None
-    said = f"{option_of(name)} {given:g}" if isinstance(given, float) else f"{option_of(name)} {given}"
+    shown = f"{option_of(name)} {given:g}" if isinstance(given, float) else f"{option_of(name)} {given}"
     if first["type"] == "literal_error":
-        return f"{said}: it is {first['ctx']['expected'].replace(chr(39), '')}; or give --pass-rates FILE."
+        return f"{shown}: it is {first['ctx']['expected'].replace(chr(39), '')}; or give --pass-rates FILE."
     if isinstance(example, int):
         least = first.get("ctx", {}).get("ge", 1)
-        return f"{said}: give a whole number of at least {least}, such as {example}."
+        return f"{shown}: give a whole number of at least {least}, such as {example}."
     if isinstance(given, float) and math.isfinite(given) and given > 0 and name != "truncated":
-        return f"{said}: no run has that; give a number from {1 / _LARGEST:g} to {_LARGEST:g}."
-    return f"{said}: give a {'share from 0 to 1' if name == 'truncated' else 'finite number above 0'}."
+        return f"{shown}: no run has that; give a number from {1 / _LARGEST:g} to {_LARGEST:g}."
+    return f"{shown}: give a {'share from 0 to 1' if name == 'truncated' else 'finite number above 0'}."

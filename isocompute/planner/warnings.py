@@ -34,7 +34,7 @@ _MANY_EPOCHS = 100.0
 """The paper's longest easy run at n = 8, 4M rollouts over 6,000 problems, is 83 epochs."""
 _OFTEN_SMALL = 250.0
 """Rollouts of each problem, C/D, from which on a small set overfits. A small decoder's validation reward fell from 1e5
-rollouts on with 400 problems, whatever n; with 200 it fell from 1,500 to 2,500 of each on (docs/lm_law.md)."""
+rollouts on with 400 problems, whatever n; with 200 it fell from 1,500 to 2,500 of each on (docs/studies/lm-law.md)."""
 _OFTEN_LARGE = 700.0
 """The same on a larger set, past all data: the paper's 6,000 problems had 4M rollouts, 667 of each, and validation rose
 to the end; a small decoder had a gap of .1 at 333 of each of 6,000, none at 160 of each of 100,000."""
