@@ -95,7 +95,9 @@ def is_foreign_table(address: str) -> bool:
 
 
 def _matches(sample: Sample) -> list[tuple[Match, Reader]]:
-    return sorted(((reader.sniff(sample), reader) for reader in READERS), key=lambda m: -m[0].score)
+    text = b"\n".join([sample.head, *sample.lines])
+    possible = (reader for reader in READERS if not reader.marks or any(mark in text for mark in reader.marks))
+    return sorted(((reader.sniff(sample), reader) for reader in possible), key=lambda m: -m[0].score)
 
 
 # The files to read.

@@ -422,6 +422,8 @@ class Reader(Protocol):
 
     name: ClassVar[str]
     """For `--format` and the report."""
+    marks: ClassVar[tuple[bytes, ...]]
+    """Bytes of which every log of the format contains one; empty if there are none."""
     looks_for: ClassVar[str]
     """What its files contain, for the error about a file that no reader knows."""
 

@@ -267,6 +267,7 @@ class Table:
     """Rows of evaluations, metrics down the rows or across the columns, one run or many."""
 
     name: ClassVar[str] = "table"
+    marks: ClassVar[tuple[bytes, ...]] = ()
     looks_for: ClassVar[str] = "a table with a column for the step or the compute"
 
     def sniff(self, sample: Sample) -> Match:

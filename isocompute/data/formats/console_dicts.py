@@ -24,7 +24,7 @@ class _StepAndDict:
 
     name: ClassVar[str]
     looks_for: ClassVar[str]
-    _mark: ClassVar[bytes]
+    marks: ClassVar[tuple[bytes, ...]]
     _line: ClassVar[re.Pattern[bytes]]
     _keys: ClassVar[re.Pattern[str]]
 
@@ -60,7 +60,7 @@ class _StepAndDict:
         waiting = False  # for the dict of the last step
         for raw, cleaned in lines:
             text = cleaned
-            match = self._line.search(text) if self._mark in text else None
+            match = self._line.search(text) if self.marks[0] in text else None
             if match:
                 if pieces:
                     yield step, None  # the next one begins before this one ended
@@ -108,7 +108,7 @@ class OpenRLHF(_StepAndDict):
 
     name: ClassVar[str] = "openrlhf"
     looks_for: ClassVar[str] = "lines 'Global step N: {…}'"
-    _mark = b"lobal"
+    marks: ClassVar[tuple[bytes, ...]] = (b"lobal",)
     _line = re.compile(rb"[Gg]lobal[ _]step (?P<step>\d{1,15})(?::|, eval_metrics:) ?")
     _keys = re.compile(
         r"policy_loss|act_loss|actor_lr|rollout/|reward|return|response_length|eval_|entropy_loss|timing/"
@@ -120,7 +120,7 @@ class SkyRL(_StepAndDict):
 
     name: ClassVar[str] = "skyrl"
     looks_for: ClassVar[str] = "'Step N:' and a dict with keys such as 'reward/avg_raw_reward' behind it"
-    _mark = b"tep "
+    marks: ClassVar[tuple[bytes, ...]] = (b"tep ",)
     _line = re.compile(rb"(?<![\w'])(?<![Gg]lobal )[Ss]tep (?P<step>\d{1,15}): ?(?=\s*(?:\{|$|\\))")
     _keys = re.compile(r"reward/|loss/|policy/|generate/|trainer/|timing/|eval/")
 
@@ -130,6 +130,6 @@ class PipelineRL(_StepAndDict):
 
     name: ClassVar[str] = "pipelinerl"
     looks_for: ClassVar[str] = "lines 'Completed steps N: {…}'"
-    _mark = b"ompleted steps"
+    marks: ClassVar[tuple[bytes, ...]] = (b"ompleted steps",)
     _line = re.compile(rb"Completed steps (?P<step>\d{1,15}): ?")
     _keys = re.compile(r"stats/|rl/|throughput/|loss|dataset_")

@@ -71,6 +71,7 @@ class PrimeRL:
     """Rows of `step`, `time` and one process's metrics."""
 
     name: ClassVar[str] = "prime-rl"
+    marks: ClassVar[tuple[bytes, ...]] = (b'"step"',)
     looks_for: ClassVar[str] = "JSON lines with 'step' and keys such as 'entropy/all/mean', 'progress/rollouts'"
 
     def sniff(self, sample: Sample) -> Match:
@@ -94,6 +95,7 @@ class Tinker:
     """`env/all/…` is training, `test/env/all/…` validation."""
 
     name: ClassVar[str] = "tinker"
+    marks: ClassVar[tuple[bytes, ...]] = (b"progress/batch", b"env/")
     looks_for: ClassVar[str] = "JSON lines with 'progress/batch' or 'env/all/reward/total'"
 
     def sniff(self, sample: Sample) -> Match:

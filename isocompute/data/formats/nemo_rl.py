@@ -43,6 +43,7 @@ class NemoRL:
     """`run_grpo.py`."""
 
     name: ClassVar[str] = "nemo-rl"
+    marks: ClassVar[tuple[bytes, ...]] = (b"Step ",)
     looks_for: ClassVar[str] = "'===== Step N/M =====' and 'Training Results:' with '• Avg Reward: …'"
 
     def sniff(self, sample: Sample) -> Match:

@@ -28,6 +28,7 @@ class Trackio:
     """Tables `metrics` (run_name, step, metrics) and `configs` (run_name, config)."""
 
     name: ClassVar[str] = "trackio"
+    marks: ClassVar[tuple[bytes, ...]] = (_MAGIC,)
     looks_for: ClassVar[str] = "a SQLite file with trackio's table 'metrics'"
 
     def sniff(self, sample: Sample) -> Match:

@@ -25,6 +25,7 @@ class TrlState:
     """`trainer_state.json` of any Hugging Face trainer; that of the last checkpoint has the whole run."""
 
     name: ClassVar[str] = "trl"
+    marks: ClassVar[tuple[bytes, ...]] = (b'"log_history"', b'"best_model_checkpoint"')
     looks_for: ClassVar[str] = "a JSON object with 'log_history'"
 
     def sniff(self, sample: Sample) -> Match:
@@ -72,6 +73,9 @@ class TrlConsole:
     """What the trainer's progress callback prints."""
 
     name: ClassVar[str] = "trl-console"
+    marks: ClassVar[tuple[bytes, ...]] = (
+        *(b"epoch'", b'epoch"', b"learning_rate'", b'learning_rate"', b"loss'", b'loss"'),
+    )
     looks_for: ClassVar[str] = "printed dicts {'loss': …, 'reward': …, 'epoch': …}"
 
     def sniff(self, sample: Sample) -> Match:

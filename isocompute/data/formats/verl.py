@@ -39,6 +39,7 @@ class VerlConsole:
     """The `console` logger of veRL, 2024 to 0.9."""
 
     name: ClassVar[str] = "verl"
+    marks: ClassVar[tuple[bytes, ...]] = (b"step:", b"actor_rollout_ref")
     looks_for: ClassVar[str] = "lines 'step:N - key:value - …'"
 
     def sniff(self, sample: Sample) -> Match:
@@ -388,6 +389,7 @@ class VerlFile:
     """`trainer.logger=['file']`."""
 
     name: ClassVar[str] = "verl-file"
+    marks: ClassVar[tuple[bytes, ...]] = (b'"data"',)
     looks_for: ClassVar[str] = 'JSON lines {"step": N, "data": {…}}'
 
     def sniff(self, sample: Sample) -> Match:
@@ -421,6 +423,7 @@ class VerlRollouts:
     """`trainer.rollout_data_dir` and `trainer.validation_data_dir`; the files of one folder are one run."""
 
     name: ClassVar[str] = "verl-rollouts"
+    marks: ClassVar[tuple[bytes, ...]] = (b'"score"',)
     looks_for: ClassVar[str] = "JSON lines with 'input', 'output' and 'score'"
 
     def sniff(self, sample: Sample) -> Match:

@@ -28,6 +28,7 @@ class WandbOffline:
     """The transaction log of one run."""
 
     name: ClassVar[str] = "wandb"
+    marks: ClassVar[tuple[bytes, ...]] = (_MAGIC,)
     looks_for: ClassVar[str] = "a W&B transaction log (':W&B')"
 
     def sniff(self, sample: Sample) -> Match:
