@@ -29,7 +29,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch import Tensor
 
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.core.recipe import make_recipe
 from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.loop import Training

@@ -132,7 +132,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def learn(options: argparse.Namespace) -> None:
-    from isocompute.core.cell import Cell
+    from isocompute.core.allocation import Cell
     from isocompute.rl.engine import LmEngine
 
     class Alone:

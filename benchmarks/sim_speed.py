@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from isocompute.core.cell import Cell
+from isocompute.core.allocation import Cell
 from isocompute.sim import SimEngine
 
 DEFAULT: dict[str, Any] = {"set": "easy"}

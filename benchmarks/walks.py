@@ -2,9 +2,9 @@
 
     python benchmarks/walks.py [plan|step]
 
-`plan`: four veRL consoles (n = 8 … 64) become a plan: `isocompute plan --budget 4e5 --law logs/`. `step`: a study of one
-cell and one update of the built-in model, from `study.toml` to `points.jsonl`, the worker process included. A module
-runs code when one of its functions is called after it was imported; what importing it executes does not count.
+`plan`: four veRL consoles (n = 8 … 64) become a plan: `isocompute plan --budget 4e5 --law logs/`. `step`: a study of
+one cell and one update of the built-in model, from `study.toml` to `points.jsonl`, the worker process included. A
+module runs code when one of its functions is called after it was imported; what importing it executes does not count.
 docs/architecture.md shows both lists.
 """
 
