@@ -53,8 +53,9 @@ def write_law(law: Law, path: str | Path) -> None:
 
 def read_law(path: str | Path) -> StoredLaw:
     """Read `law.json`; the settings' curves evaluate as they did when it was written."""
+    content = files.read_bytes(str(path))
     try:
-        data = json.loads(files.read_bytes(str(path)))
+        data = json.loads(content)
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error}); write it with isocompute fit --out.") from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
