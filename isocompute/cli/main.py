@@ -40,7 +40,7 @@ class _Sections(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section a panel, with names in one column over all of them."""
-        names = self.list_commands(ctx)
+        names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
         width = max(map(len, names))
         sections: dict[str, list[tuple[str, str]]] = {}
         for name in names:

@@ -17,6 +17,7 @@ import torch
 
 from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
+from isocompute.core.recipe import make_recipe
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.loop import Training
@@ -82,7 +83,7 @@ def prepared_training(
         name="bench",
         problems_per_batch=problems_per_batch,
         rollouts_per_problem=rollouts_per_problem,
-        update_steps=updates,
+        update_steps=updates + make_recipe({"name": recipe}).pipeline_steps,  # a pipeline drains at its end
         seed=0,
         problems={
             "source": problems,
@@ -110,8 +111,9 @@ def bench(training: Training, machine: Machine, *, steps: int) -> Bench:
     whole = _median(update, device, repeats=steps, warm=WARM_UP)
     tokens = (training.tokens - started) / (steps + WARM_UP)
     source, index_P = training.source, np.arange(training.cell.problems_per_batch)
-    if not isinstance(source, Sampler):
-        raise InputError("lm bench: a pipeline does not sample and train in turn; use another recipe.")
+    if not isinstance(source, Sampler):  # a pipeline's batches are sampled in pieces: time a whole one
+        parts = (source.cell, source.recipe, source.task, source.decoder, source.settings)
+        source = Sampler(*parts, sample_batch=source.sample_batch)
     sampling = _median(lambda: source.sample(index_P), device, repeats=steps, warm=1)
     prompt = float(np.mean([len(p) for p in training.tasks.train.prompts]))
     length = tokens / rollouts

@@ -314,12 +314,12 @@ def test_bench_says_how_fast_and_how_far_from_the_limits(call: Call):
     data = call("lm", "bench", *options, "--json").json
     assert data["machine"]["device"].startswith("CPU")
     (row,) = data["batches"]
-    assert row["rollouts"] == 8 and row["fast"] is False
+    assert row["rollouts"] == 8
     assert row["sampling_seconds"] > 0
     assert 4 * row["rollouts_per_second"] <= row["tokens_per_second"]  # a chain of three steps and its end, at least
     assert 0 < row["sampling_share_of_bandwidth"] < 1
     assert row["training_share_of_peak"] > 0
     table = call("lm", "bench", *options)
-    assert "plain" in table.out and "rollouts/s" in table.out
+    assert "rollouts/s" in table.out
     wrong = call("lm", "bench", "--rollouts", "9", "--rollouts-per-problem", "4")
     assert wrong.code == 2 and "multiple" in wrong.err
