@@ -191,8 +191,7 @@ def planner(results: Results, query: PlanQuery) -> Planner:
     request, scope, diagnosis, fresh = query.request(), None, None, True
     if query.law == STUDY:
         scope = results.scope(query.part, query.metric)
-        refused = _several_conditions(scope.runs, results.source)
-        if refused is not None:
+        if refused := _several_conditions(scope.runs, results.source):
             raise InputError(refused)
         found = results.law(scope)
         fitted, source = found.value, f"fitted to {plural(len(found.value.runs), 'run')}"

@@ -62,8 +62,6 @@ _HEADERS = {
         "schema": {"type": "string", "enum": ["1"]},
     },
 }
-_FORMULA = "\t=+-@"
-"""A cell that begins so is a formula to a spreadsheet."""
 
 
 def described(*kinds: str) -> dict[int | str, dict[str, Any]]:
@@ -127,7 +125,6 @@ def chart_response(
         specs = [themed(panel, background=None) for panel in panels or [chart]]
         return json_response({**more, "panels": specs}, command=command, fresh=fresh)
     spec = themed(chart)
-    data: bytes
     if form == "csv":
         layers = enumerate(spec.get("datasets", {}).values(), start=1)
         data, kind = as_csv({"layer": i, **row} for i, rows in layers for row in rows), "text/csv; charset=utf-8"
@@ -153,7 +150,7 @@ def _cell(value: Any) -> Any:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(tuple(_FORMULA)) else value
+        return f"'{value}" if value.startswith(tuple("\t=+-@")) else value  # not a formula to a spreadsheet
     return value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
 
 
