@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MOST_WORDS, MOST_WORDS_A_SENTENCE, MOST_SENTENCES_A_PARAGRAPH = 30_000, 30, 5
 HISTORY = {DOCS / "log.md", ROOT / "CHANGELOG.md"}
-COMMON = ("--help", "--json", "--version")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", flags=re.DOTALL)
 COMMAND = re.compile(r"(?:^|[`$|] ?)isocompute((?: [a-z]+){1,2})([^`|\n]*(?:\n  +[^`|\n]*)*)", flags=re.MULTILINE)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 PATH = re.compile(r"\b(?:benchmarks|tests|examples|results|scripts|isocompute|docs)/[\w./-]+\.[a-z]{2,5}\b")
+MODULE = re.compile(r"`((?:core|trainers|problems|data|law|rl|sim|planner|diagnose|sweep|report|web|cli)/[a-z_/]+)`")
 SENTENCE_END = re.compile(r"[.!?:](?:\*\*|`|\)|\")?\s+(?=[^\sa-z])")
 
 
@@ -39,9 +39,8 @@ def commands() -> dict[str, set[str]]:
             for name, child in command.commands.items():
                 walk(child, (*words, name))
         elif not command.hidden:
-            found[" ".join(words)] = {
-                option for parameter in command.params for option in parameter.opts if option.startswith("--")
-            }
+            options = (option for parameter in command.params for option in parameter.opts)
+            found[" ".join(words)] = {option for option in options if option.startswith("--")}
 
     walk(typer.main.get_command(app), ())
     return found
@@ -84,7 +83,7 @@ def sentences(path: Path, text: str) -> Iterator[str]:
 def links(path: Path, text: str) -> Iterator[str]:
     """Links to pages and headings that are not there."""
     for target in LINK.findall(CODE.sub("", text)):
-        if target.startswith(("http://", "https://", "mailto:")):
+        if target.startswith("http"):
             continue
         name, _, fragment = target.partition("#")
         to = (path.parent / name).resolve() if name else path
@@ -96,7 +95,7 @@ def links(path: Path, text: str) -> Iterator[str]:
 
 def paths(path: Path, text: str) -> Iterator[str]:
     """Files of the repository that are not there."""
-    for name in sorted(set(PATH.findall(text))):
+    for name in sorted({*PATH.findall(text), *(f"isocompute/{name}.py" for name in MODULE.findall(text))}):
         if not (ROOT / name).exists():
             yield f"{path}: {name} is not there"
 
@@ -111,7 +110,7 @@ def used_options(path: Path, text: str, known: dict[str, set[str]]) -> Iterator[
                 yield f"{path}: isocompute {one} is not a command"
             continue
         for option in OPTION.findall(rest.partition("| isocompute")[0]):
-            if option not in known[name] and option not in COMMON:
+            if option not in {*known[name], "--help", "--json"}:
                 yield f"{path}: isocompute {name} has no {option}"
 
 
