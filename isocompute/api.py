@@ -17,10 +17,9 @@ from isocompute.core import files
 from isocompute.core.curve import MINIMUM_POINTS, Curve, choose_metric, curves_of, warn_of_scales
 from isocompute.core.errors import InputError, quiet, recorded
 from isocompute.core.formatting import plural
-from isocompute.core.run import listing
-from isocompute.data import Run, RunSet, RunWarning, load
+from isocompute.core.run import Run, RunSet, RunWarning, listing
 from isocompute.data.compatible import runs_of_leading_recipe, warn_of_pooling, warn_of_several
-from isocompute.data.loading import hint_for_data_in_memory
+from isocompute.data.loading import hint_for_data_in_memory, load
 from isocompute.data.pass_rates import read_base_rates
 from isocompute.law.comparison import Comparison
 from isocompute.law.comparison import compare as _compare
@@ -311,7 +310,7 @@ def _planning_law(request: PlanRequest) -> tuple[PlanningLaw, RunSet | None]:
                 f"--law {name}: neither a file or folder nor a published law; `isocompute plan --laws` lists those, "
                 "`isocompute fit RUNS --out law.json` writes one."
             )
-        if is_law_file(name):
+        if not files.is_folder(name) and is_law_file(name):
             _refuse_without_draws(name)
             return planning_law(read_law(name), name=name, problems_per_batch=bp, seed=seed), None
         try:

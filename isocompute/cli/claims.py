@@ -11,7 +11,7 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from isocompute.data import RunSet
+    from isocompute.core.run import RunSet
     from isocompute.diagnose.claims import Claim
 
 __all__ = ["command"]
@@ -52,7 +52,7 @@ def _warn_of_end_points(runs: RunSet) -> None:
 
     from isocompute.core.curve import choose_unit
     from isocompute.core.errors import InputError
-    from isocompute.data import RunWarning
+    from isocompute.core.run import RunWarning
 
     for run in runs:
         try:

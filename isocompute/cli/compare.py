@@ -11,7 +11,7 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from isocompute.data import RunSet
+    from isocompute.core.run import RunSet
     from isocompute.law.comparison import Comparison
 
 __all__ = ["command"]

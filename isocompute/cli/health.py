@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from isocompute.data import RunSet
+    from isocompute.core.run import RunSet
     from isocompute.diagnose.health import Finding, Health
 
 __all__ = ["command"]
@@ -62,7 +62,7 @@ def _follow(
     """Findings as they come, each once: one line each, or one JSON object a line."""
     from isocompute import api
     from isocompute.core.errors import quiet
-    from isocompute.data import RunWarning
+    from isocompute.core.run import RunWarning
     from isocompute.data import watch as follow
 
     printed: set[tuple[str, str, str, int | None]] = set()

@@ -13,7 +13,7 @@ import typer
 from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
-    from isocompute.data import RunSet
+    from isocompute.core.run import RunSet
 
 __all__ = [
     "RETIRED",
@@ -111,7 +111,7 @@ def load_runs(
     without: Sequence[str] | None = None,
 ) -> RunSet:
     """Read the runs a command was given."""
-    from isocompute.data import load
+    from isocompute.data.loading import load
 
     return load(
         list(paths),
@@ -126,7 +126,7 @@ def load_runs(
 @contextmanager
 def captured_warnings() -> Iterator[list[dict[str, str]]]:
     """Warnings about runs that are raised inside, as `--json` prints them; standard error has them too."""
-    from isocompute.data import RunWarning
+    from isocompute.core.run import RunWarning
 
     caught: list[dict[str, str]] = []
     with warnings.catch_warnings():

@@ -19,7 +19,7 @@ from isocompute.core.errors import InputError
 from isocompute.planner.request import PlanRequest, option_of
 
 if TYPE_CHECKING:
-    from isocompute.data import RunSet
+    from isocompute.core.run import RunSet
     from isocompute.planner.decide import Plan
     from isocompute.planner.next_runs import Proposal
 
@@ -64,11 +64,11 @@ def command(
                 f"plan needs a budget and a law; say --{name} {example} (`isocompute plan --laws` lists published "
                 "ones)."
             )
-    from isocompute import api
+    from isocompute.api import plan as make_plan
 
     law, study = str(given["law"]), out or "next.toml"
     with options.captured_warnings() as warned:
-        plan = api.plan(**given | {"law": _picked(law, where, without)})
+        plan = make_plan(**given | {"law": _picked(law, where, without)})
     proposals = _propose(plan, next_, law, study, given.get("seed", 0)) if next_ else []
     if json:
         from isocompute.planner.next_runs import proposal_to_json
@@ -116,7 +116,6 @@ _with_request(command)
 
 
 def _backtest(given: Mapping[str, Any], where: list[str] | None, without: list[str] | None, json: bool) -> None:
-    from isocompute import api
     from isocompute.cli.plan_display import budget_of, show_tests, tests_to_json
     from isocompute.core import files
     from isocompute.law.store import is_law_file
@@ -130,7 +129,7 @@ def _backtest(given: Mapping[str, Any], where: list[str] | None, without: list[s
     rest = {name: given[name] for name in ("metric", "replicates", "seed") if name in given}
     with options.captured_warnings() as warned:
         runs = options.load_runs([law], None, where, given.get("problems_per_batch"), without=without)
-        tests, metric = api.backtest_plans(runs, budget=rollouts, **rest)
+        tests, metric = backtest_plans(runs, budget=rollouts, **rest)
     if json:
         options.print_json(tests_to_json(tests, law=law, metric=metric), caught=warned)
     else:

@@ -58,7 +58,7 @@ def command(
     """Sweep the simulator over the paper's grid on an easy and a hard set, and say what comes out."""
     from isocompute import api
     from isocompute.core import files
-    from isocompute.data import load
+    from isocompute.data.loading import load
     from isocompute.law.store import write_law
     from isocompute.report.charts.commands import law_chart
     from isocompute.report.charts.style import save

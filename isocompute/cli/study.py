@@ -39,7 +39,7 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Run what is left of a study; the same command resumes after a stop, a crash or a kill."""
-    from isocompute import sweep as study
+    import isocompute.sweep as study
 
     with watched(quiet=json) as report:
         result = study.run(spec=spec, out=out, workers=workers, on=on, fork=fork, report=report)
@@ -185,7 +185,7 @@ def _show_errors(errors: list[tuple[str, str]]) -> None:
 @app.command("status")
 def status(folder: Folder, json: options.Json = False) -> None:
     """How far a study is; works at any time from any terminal, whether it is running or not."""
-    from isocompute import sweep as study
+    import isocompute.sweep as study
     from isocompute.core.formatting import number, plural
 
     data = study.status_to_json(folder, study.status(folder=folder))
@@ -204,7 +204,7 @@ def status(folder: Folder, json: options.Json = False) -> None:
 @app.command("runs")
 def runs(folder: Folder, json: options.Json = False) -> None:
     """List a study's runs: allocation, state and last evaluation of each."""
-    from isocompute import sweep as study
+    import isocompute.sweep as study
 
     cells = study.StudyFolder(folder).status(points=True)
     if json:

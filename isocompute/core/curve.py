@@ -18,8 +18,7 @@ import polars as pl
 from isocompute.core.arrays import Array, Bools
 from isocompute.core.errors import InputError
 from isocompute.core.metric_names import REWARDS, TRAIN_REWARD, our_name_among, reward_rank
-from isocompute.core.not_numbers import ends_non_finite, text_cells
-from isocompute.core.run import LARGEST, Run, RunSet, RunWarning, listing
+from isocompute.core.run import LARGEST, Run, RunSet, RunWarning, ends_non_finite, listing, text_cells
 
 __all__ = [
     "MINIMUM_POINTS",

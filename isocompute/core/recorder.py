@@ -28,10 +28,11 @@ from typing import Any, Self
 from zipfile import BadZipFile
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from isocompute.core import files
 from isocompute.core.errors import InputError
-from isocompute.core.run import RunSettings
+from isocompute.core.recipe import current_names
 
 __all__ = [
     "CHECKPOINT",
@@ -45,6 +46,7 @@ __all__ = [
     "LostError",
     "Owner",
     "Recorder",
+    "RunSettings",
     "RunWriter",
     "appended",
     "parse_owner",
@@ -153,6 +155,47 @@ ERROR = "error.txt"
 _APPENDED = {POINTS: "points_bytes", PASS_RATES: "pass_rates_bytes"}
 """Append-only files, and the checkpoint's key for how long they were."""
 _META = "__meta__"
+
+
+_NOT_COMPARED = {
+    *("problems_per_batch", "rollouts_per_problem", "update_steps", "seed", "gpus", "versions"),
+    *("device", "micro_batch", "sample_batch", "threads", "together", "workers"),
+    *("host", "hostname", "user", "pid", "date", "time", "timestamp", "created", "started", "finished"),
+}
+"""Keys of `run.json` for a run's allocation and seed, and for where, when and how fast it ran."""
+
+
+class RunSettings(BaseModel):
+    """`run.json`: how a run was made. Unknown values are None; further keys are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    problems_per_batch: int | None = Field(default=None, ge=1, description="Bp: problems in a batch")
+    rollouts_per_problem: int | None = Field(default=None, ge=1, description="n: rollouts of each problem")
+    update_steps: int | None = Field(default=None, ge=1, description="M: updates planned")
+    seed: int | None = Field(default=None, description="seed of the run; runs that differ only in it are repetitions")
+    gpus: int | None = Field(default=None, ge=1, description="accelerators, to count GPU-hours from seconds")
+    engine: str | None = Field(default=None, description="what made the run: sim, lm, or a trainer's name")
+    model: str | None = Field(default=None, description="base model")
+    problems: str | None = Field(default=None, description="problem set")
+    recipe: dict[str, Any] | None = Field(default=None, description="the recipe's fields")
+    versions: dict[str, str] | None = Field(default=None, description="software that made the run")
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """All settings but allocation, seed and circumstances: runs that differ in nothing else are repetitions."""
+        return self.model_dump(exclude=_NOT_COMPARED, exclude_none=True)
+
+    def filled(self, **defaults: int | None) -> RunSettings:
+        """The settings with these values where they are None."""
+        missing = {k: v for k, v in defaults.items() if v is not None and getattr(self, k) is None}
+        return self.model_copy(update=missing) if missing else self
+
+    @field_validator("recipe", mode="before")
+    @classmethod
+    def _current_names(cls, recipe: Any) -> Any:
+        """Runs of version 0.1 have older names of some fields."""
+        return current_names(recipe) if isinstance(recipe, Mapping) else recipe
 
 
 class RunWriter:

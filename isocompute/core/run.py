@@ -1,36 +1,236 @@
-"""`Run` and `RunSet`: what an engine or a trainer's log leaves behind and what the law reads.
+"""`Run` and `RunSet`: what an engine or a trainer's log leaves behind, and what the law reads.
 
-Engines also run on machines without polars, so this module needs it only where a run's points are looked at.
+A law needs numbers, and a health check must know that something else was logged. So a metric that is NaN, infinite or
+beyond `LARGEST` is null in its point, and the point's column `non_finite` keeps what it was as a JSON object:
+`{"loss": "nan", "kl": "inf"}`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+import polars as pl
 
 from isocompute.core.errors import InputError
-from isocompute.core.recipe import current_names
-
-if TYPE_CHECKING:
-    import polars as pl
+from isocompute.core.recorder import RunSettings
 
 __all__ = [
     "LARGEST",
     "NON_FINITE",
     "POINT_COLUMNS",
+    "NonFinite",
     "NonFiniteWarning",
     "Run",
     "RunSet",
-    "RunSettings",
     "RunWarning",
+    "TextCell",
+    "ends_non_finite",
+    "is_text_column",
+    "list_cells",
     "listing",
+    "mark_non_finite",
+    "marks_as_json",
     "marks_in",
+    "non_finite",
+    "place_of",
+    "restore_non_finite",
+    "text_cells",
+    "with_marks",
 ]
+
+
+_BETWEEN = ", "
+
+
+class NonFinite(NamedTuple):
+    """A metric that was not always a finite number: the first such row, its value, and the number of such rows."""
+
+    row: int
+    value: float
+    rows: int
+
+
+def mark_non_finite(points: pl.DataFrame, *, but: Iterable[str] = ()) -> pl.DataFrame:
+    """Points with null for every non-finite value, which `non_finite` then names; columns of `but` stay as they are."""
+    floats = [name for name, kind in points.schema.items() if kind.is_float() and name not in but]
+    wrong = points.select(pl.col(floats).is_not_null() & ~(pl.col(floats).abs() <= LARGEST))
+    bad = [name for name in floats if wrong[name].any()]
+    if not bad:
+        return points
+    odd = points.select(pl.when(wrong[name]).then(pl.col(name)).alias(name) for name in bad)
+    numbers = points.with_columns(pl.when(~wrong[name]).then(pl.col(name)).alias(name) for name in bad)
+    return with_marks(numbers, odd)
+
+
+def restore_non_finite(points: pl.DataFrame, *, but: Iterable[str] = ()) -> pl.DataFrame:
+    """Points with the values that `non_finite` names in their own cells: `mark_non_finite` undone.
+
+    A cell that also names a column of `but`, or one that holds no numbers, stays as it is.
+    """
+    if points.schema.get(NON_FINITE) != pl.String:
+        return points
+    kept = {*but, *(name for name, kind in points.schema.items() if not (kind.is_numeric() or kind == pl.Null))}
+    marks = {cell: found for cell in points[NON_FINITE].drop_nulls().unique() if (found := marks_in(cell))}
+    marks = {cell: found for cell, found in marks.items() if not kept & found.keys()}
+    if not marks:
+        return points
+    values: dict[str, dict[str, float]] = {}
+    for cell, found in marks.items():
+        for name, value in found.items():
+            values.setdefault(name, {})[cell] = value
+    cells = pl.col(NON_FINITE)
+    return points.with_columns(
+        pl.when(~cells.is_in([*marks])).then(cells).alias(NON_FINITE),
+        *(
+            pl.coalesce(
+                cells.replace_strict(by_cell, default=None, return_dtype=pl.Float64),
+                *([pl.col(name)] if name in points.columns else []),
+            ).alias(name)
+            for name, by_cell in values.items()
+        ),
+    )
+
+
+def with_marks(points: pl.DataFrame, odd: pl.DataFrame) -> pl.DataFrame:
+    """Points whose `non_finite` also names the values of `odd` (one column per metric, null where it is finite).
+
+    A user's own column of numbers named `non_finite` stays as it is.
+    """
+    cells = pl.Series(NON_FINITE, [None], dtype=pl.String).new_from_index(0, points.height)
+    if NON_FINITE in points.columns:
+        if points.schema[NON_FINITE] not in (pl.String, pl.Null):
+            return points
+        cells = points[NON_FINITE].cast(pl.String)
+    before = cells.str.extract(r"(?s)^\{(.+)\}$")
+    # Written as `marks_as_json` does; Python's `nan` and `inf` are polars' in lower case.
+    new = [
+        pl.concat_str(pl.lit(f'{json.dumps(name)}: "'), odd[name].cast(pl.String).str.to_lowercase(), pl.lit('"'))
+        for name in odd.columns
+    ]
+    joined = pl.select(pl.concat_str(before, *new, separator=_BETWEEN, ignore_nulls=True)).to_series()
+    marked = pl.concat_str(pl.lit("{"), joined, pl.lit("}"))
+    return points.with_columns(pl.when(joined != "").then(marked).otherwise(cells).alias(NON_FINITE))
+
+
+def marks_as_json(marks: Mapping[str, float]) -> str:
+    """What a point's `non_finite` holds."""
+    return json.dumps({name: str(value) for name, value in marks.items()})
+
+
+def non_finite(points: pl.DataFrame) -> dict[str, NonFinite]:
+    """The metrics that were not always finite, in order of the first such row.
+
+    A run that diverged has the same cell in most rows, so each distinct cell is parsed once.
+    """
+    if points.schema.get(NON_FINITE) != pl.String:
+        return {}
+    first: dict[str, tuple[int, float]] = {}
+    rows: Counter[str] = Counter()
+    cells = points.select(cell=NON_FINITE).with_row_index("row").drop_nulls("cell")
+    same = cells.group_by("cell", maintain_order=True).agg(pl.col("row").first(), count=pl.len())
+    for cell, row, count in same.iter_rows():
+        for name, value in marks_in(cell).items():
+            rows[name] += count
+            if name not in first:
+                first[name] = (row, value)
+    return {name: NonFinite(*at, rows[name]) for name, at in first.items()}
+
+
+def ends_non_finite(points: pl.DataFrame, metric: str) -> bool:
+    """Whether a metric ends in non-finite rows, more of them than between any two of its numbers.
+
+    The comparison is needed because some logs fill points without an evaluation with NaN.
+    """
+    if points.schema.get(NON_FINITE) != pl.String or metric not in points.columns:
+        return False
+    cells = points[NON_FINITE]
+    marking = [cell for cell in cells.drop_nulls().unique() if metric in marks_in(cell)]
+    counts = [0]  # of marked rows before each number, and after the last one
+    for marked, empty in zip(cells.is_in(marking).fill_null(False), points[metric].is_null(), strict=True):
+        if not empty:
+            counts.append(0)
+        elif marked:
+            counts[-1] += 1
+    return counts[-1] > max(counts[:-1], default=0)
+
+
+def place_of(points: pl.DataFrame, row: int) -> str:
+    """A point in words: its step, or its row where it has none."""
+    step = points["step"][row] if "step" in points.columns else None
+    return f"row {row + 1}" if step is None else f"step {step}"
+
+
+# Text where numbers were meant: one cell says `-`, or all of them `58.7%` or `20,480`. Names, ids and dates stay text.
+
+_ALMOST_NUMBER = r"^[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*[.,]?\d+)(?:[eE][-+]?\d+)?\s?%?$"
+_LIST = r"\d+(,\d{1,2})+"
+"""The same in every row this is a list, such as the devices `0,1`."""
+_TEXT_NAMES = {
+    *("id", "uid", "uuid", "name", "label", "tag", "key", "hash", "commit", "version", "host", "hostname"),
+    *("group", "variant", "method", "algorithm", "setting", "config", "env", "status", "note", "notes", "comment"),
+    *("date", "time", "timestamp"),
+}
+"""Last words of the names of columns that are rightly text."""
+_LONGEST_CELL = 40
+_MOST_NAMED = 3
+
+
+class TextCell(NamedTuple):
+    """The first cell that is not a number in a column meant for numbers."""
+
+    column: str
+    place: str
+    """Where it stands: `row 3`, counted from 1 without the header."""
+    cell: str
+
+    def __str__(self) -> str:
+        shown = self.cell if len(self.cell) <= _LONGEST_CELL else f"{self.cell[:_LONGEST_CELL]}…"
+        return f"column '{self.column}': '{shown}' ({self.place}) is not a number"
+
+
+def is_text_column(name: str) -> bool:
+    """Whether a column of this name is rightly text, whatever its cells look like."""
+    return re.split(r"[\W_]+", name.strip().lower())[-1] in _TEXT_NAMES
+
+
+def text_cells(
+    table: pl.DataFrame, columns: Iterable[str], *, place: Callable[[int], str] = lambda row: f"row {row + 1}"
+) -> list[TextCell]:
+    """The first text cell of each of these columns that is text and was meant for numbers; `place` names a row.
+
+    A column was meant for numbers where at least half of its cells are numbers, or would be without a percent sign or
+    commas.
+    """
+    found = []
+    schema = table.schema  # made anew each time it is asked for
+    for name in columns:
+        if schema[name] != pl.String or is_text_column(name):
+            continue
+        text = table[name].str.strip_chars()
+        filled = (text != "").fill_null(value=False)
+        is_number = text.cast(pl.Float64, strict=False).is_not_null()
+        odd = filled & ~is_number
+        meant = filled & (is_number | text.str.contains(_ALMOST_NUMBER))
+        if not odd.any() or 2 * meant.sum() < filled.sum():
+            continue
+        row = odd.arg_max() or 0
+        constant = filled.sum() > 1 and text.filter(filled).n_unique() == 1
+        if not (constant and re.fullmatch(_LIST, text[row])):
+            found.append(TextCell(name, place(row), text[row]))
+    return found
+
+
+def list_cells(odd: Sequence[TextCell]) -> str:
+    """The cells for a message, cut to a readable number."""
+    more = f"; and {len(odd) - _MOST_NAMED} more" if len(odd) > _MOST_NAMED else ""
+    return "; ".join(map(str, odd[:_MOST_NAMED])) + more
+
 
 POINT_COLUMNS = ("step", "rollouts", "tokens", "seconds", "gpu_hours")
 """Columns of a point that count compute; every other numeric column is a metric."""
@@ -38,12 +238,6 @@ NON_FINITE = "non_finite"
 """The column that names metrics which were NaN or infinite at a point, as a JSON object: `{"loss": "nan"}`."""
 LARGEST = 1e100
 """Values beyond it count as infinite: their squares are."""
-_NOT_COMPARED = {
-    *("problems_per_batch", "rollouts_per_problem", "update_steps", "seed", "gpus", "versions"),
-    *("device", "micro_batch", "sample_batch", "threads", "together", "workers"),
-    *("host", "hostname", "user", "pid", "date", "time", "timestamp", "created", "started", "finished"),
-}
-"""Keys of `run.json` for a run's allocation and seed, and for where, when and how fast it ran."""
 
 
 class RunWarning(UserWarning):
@@ -52,39 +246,6 @@ class RunWarning(UserWarning):
 
 class NonFiniteWarning(RunWarning):
     """Values that are NaN or infinite were left out."""
-
-
-class RunSettings(BaseModel):
-    """`run.json`: how a run was made. Unknown values are None; further keys are kept as they are."""
-
-    model_config = ConfigDict(extra="allow")
-
-    problems_per_batch: int | None = Field(default=None, ge=1, description="Bp: problems in a batch")
-    rollouts_per_problem: int | None = Field(default=None, ge=1, description="n: rollouts of each problem")
-    update_steps: int | None = Field(default=None, ge=1, description="M: updates planned")
-    seed: int | None = Field(default=None, description="seed of the run; runs that differ only in it are repetitions")
-    gpus: int | None = Field(default=None, ge=1, description="accelerators, to count GPU-hours from seconds")
-    engine: str | None = Field(default=None, description="what made the run: sim, lm, or a trainer's name")
-    model: str | None = Field(default=None, description="base model")
-    problems: str | None = Field(default=None, description="problem set")
-    recipe: dict[str, Any] | None = Field(default=None, description="the recipe's fields")
-    versions: dict[str, str] | None = Field(default=None, description="software that made the run")
-
-    @property
-    def compared(self) -> dict[str, Any]:
-        """All settings but allocation, seed and circumstances: runs that differ in nothing else are repetitions."""
-        return self.model_dump(exclude=_NOT_COMPARED, exclude_none=True)
-
-    def filled(self, **defaults: int | None) -> RunSettings:
-        """The settings with these values where they are None."""
-        missing = {k: v for k, v in defaults.items() if v is not None and getattr(self, k) is None}
-        return self.model_copy(update=missing) if missing else self
-
-    @field_validator("recipe", mode="before")
-    @classmethod
-    def _current_names(cls, recipe: Any) -> Any:
-        """Runs of version 0.1 have older names of some fields."""
-        return current_names(recipe) if isinstance(recipe, Mapping) else recipe
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isocompute.core.recorder import RunWriter
-    from isocompute.core.run import Run, RunSet, RunSettings, RunWarning
+    from isocompute.core.recorder import RunSettings, RunWriter
+    from isocompute.core.run import Run, RunSet, RunWarning
     from isocompute.data.loading import load
 
 _HOMES = {
     "Run": "isocompute.core.run",
     "RunSet": "isocompute.core.run",
-    "RunSettings": "isocompute.core.run",
+    "RunSettings": "isocompute.core.recorder",
     "RunWarning": "isocompute.core.run",
     "RunWriter": "isocompute.core.recorder",
     "load": "isocompute.data.loading",

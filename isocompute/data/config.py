@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from isocompute.core.recipe import Recipe
 from isocompute.data.columns import recipe_field
-from isocompute.data.literals import as_number, flatten
+from isocompute.data.source import as_number, flatten
 from isocompute.trainers import Setup, read_settings
 
 __all__ = ["CONFIG_SUFFIXES", "RunConfig", "config_beside", "read_run_config", "settings_in_name"]

@@ -28,7 +28,7 @@ import polars as pl
 
 from isocompute.core.arrays import Array
 from isocompute.core.run import Run
-from isocompute.data.literals import as_number
+from isocompute.data.source import as_number
 
 __all__ = ["LOWER_BOUND", "TOKENS_WITH_PROMPTS", "Sampled", "sampled_rollouts", "with_rollouts", "with_tokens"]
 

@@ -58,9 +58,9 @@ def reader_of(log: Log) -> Reader:
     sample = log.sample()
     if not sample.head.strip():
         raise InputError(f"{log.name}: the file is empty.")
-    matches = _matches(sample)
+    matches = _matches(log, sample)
     if not matches[0][0].clear and matches[0][0].score < _READABLE:
-        late = _matches(log.marked())  # the first row comes after the sample
+        late = _matches(log, log.marked())  # the first row comes after the sample
         matches = late if late[0][0].clear else matches
     best, reader = matches[0]
     clear = sorted((m for m in matches if m[0].clear), key=lambda m: -m[0].rows)
@@ -94,10 +94,14 @@ def is_foreign_table(address: str) -> bool:
         return False
 
 
-def _matches(sample: Sample) -> list[tuple[Match, Reader]]:
+def _matches(log: Log, sample: Sample) -> list[tuple[Match, Reader]]:
+    """How well each reader fits, the best first. A console log that another reader clearly knows is no table."""
     text = b"\n".join([sample.head, *sample.lines])
-    possible = (reader for reader in READERS if not reader.marks or any(mark in text for mark in reader.marks))
-    return sorted(((reader.sniff(sample), reader) for reader in possible), key=lambda m: -m[0].score)
+    *others, table = READERS
+    found = [(reader.sniff(sample), reader) for reader in others if any(mark in text for mark in reader.marks)]
+    if log.filename.lower().endswith(TABLE_SUFFIXES) or not any(match.clear for match, _ in found):
+        found.append((table.sniff(sample), table))
+    return sorted(found, key=lambda match: -match[0].score)
 
 
 # The files to read.

@@ -19,9 +19,16 @@ from isocompute.core.arrays import Bools, Ints
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.formatting import plural
 from isocompute.core.metric_names import REWARDS, reward_rank
-from isocompute.core.not_numbers import is_text_column, mark_non_finite, restore_non_finite
-from isocompute.core.recorder import POINTS, SETTINGS
-from isocompute.core.run import NON_FINITE, POINT_COLUMNS, Run, RunSettings, RunWarning
+from isocompute.core.recorder import POINTS, SETTINGS, RunSettings
+from isocompute.core.run import (
+    NON_FINITE,
+    POINT_COLUMNS,
+    Run,
+    RunWarning,
+    is_text_column,
+    mark_non_finite,
+    restore_non_finite,
+)
 from isocompute.data.frames import parse_json_lines, with_numbers
 
 __all__ = [

@@ -21,8 +21,7 @@ import polars as pl
 from isocompute.core.errors import InputError
 from isocompute.core.recorder import whole_lines
 from isocompute.core.run import RunWarning
-from isocompute.data.literals import as_number, flatten
-from isocompute.data.source import Log, Sample
+from isocompute.data.source import Log, Sample, as_number, flatten
 
 __all__ = [
     "DecimalCommaError",

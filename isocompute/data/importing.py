@@ -18,9 +18,8 @@ from pydantic import ValidationError
 from isocompute.core import files
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.metric_names import is_validation
-from isocompute.core.not_numbers import non_finite, place_of
-from isocompute.core.recorder import PASS_RATES, POINTS, SETTINGS
-from isocompute.core.run import NON_FINITE, POINT_COLUMNS, Run, RunSettings, RunWarning, listing
+from isocompute.core.recorder import PASS_RATES, POINTS, SETTINGS, RunSettings
+from isocompute.core.run import NON_FINITE, POINT_COLUMNS, Run, RunWarning, listing, non_finite, place_of
 from isocompute.data.config import config_beside, read_run_config, settings_in_name
 from isocompute.data.counters import with_rollouts, with_tokens
 from isocompute.data.discover import Found, find, reader_named, reader_of

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.core.metric_names import our_names
-from isocompute.core.not_numbers import marks_as_json
-from isocompute.core.recorder import RunWriter
-from isocompute.core.run import NON_FINITE, RunSettings
+from isocompute.core.recorder import RunSettings, RunWriter
+from isocompute.core.run import NON_FINITE, marks_as_json
 from isocompute.data.config import read_run_config
-from isocompute.data.literals import as_float, flatten
 from isocompute.data.rows import NUMBERS_BEFORE
+from isocompute.data.source import as_float, flatten
 
 __all__ = ["LiveRun", "trl_callback"]
 

@@ -17,9 +17,18 @@ from isocompute.core import files
 from isocompute.core.errors import InputError, recorded
 from isocompute.core.formatting import plural
 from isocompute.core.metric_names import REWARDS, reward_rank
-from isocompute.core.not_numbers import non_finite, place_of, text_cells
 from isocompute.core.recorder import POINTS
-from isocompute.core.run import NON_FINITE, NonFiniteWarning, Run, RunSet, RunWarning, listing
+from isocompute.core.run import (
+    NON_FINITE,
+    NonFiniteWarning,
+    Run,
+    RunSet,
+    RunWarning,
+    listing,
+    non_finite,
+    place_of,
+    text_cells,
+)
 from isocompute.data.columns import NO_COMPUTE
 from isocompute.data.compatible import columns_in_name
 from isocompute.data.discover import is_foreign_table

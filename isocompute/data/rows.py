@@ -21,11 +21,9 @@ import polars as pl
 from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.errors import InputError
 from isocompute.core.metric_names import CUMULATIVE, PER_STEP, is_validation, our_names
-from isocompute.core.not_numbers import with_marks
-from isocompute.core.run import POINT_COLUMNS
+from isocompute.core.run import POINT_COLUMNS, with_marks
 from isocompute.data.folder import abandoned_branch, is_bookkeeping
-from isocompute.data.literals import as_float
-from isocompute.data.source import Log, Sample
+from isocompute.data.source import Log, Sample, as_float
 
 __all__ = ["NO_MATCH", "NUMBERS_BEFORE", "Match", "Reader", "Rows", "Sink"]
 

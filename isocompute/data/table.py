@@ -18,8 +18,8 @@ import polars.selectors as cs
 from isocompute.core import files
 from isocompute.core.errors import InputError
 from isocompute.core.metric_names import REWARDS, reward_rank
-from isocompute.core.not_numbers import is_text_column, list_cells, text_cells
-from isocompute.core.run import POINT_COLUMNS, Run, RunSettings, RunWarning, listing
+from isocompute.core.recorder import RunSettings
+from isocompute.core.run import POINT_COLUMNS, Run, RunWarning, is_text_column, list_cells, listing, text_cells
 from isocompute.data.columns import (
     ORIGINS,
     Layout,
@@ -38,9 +38,8 @@ from isocompute.data.frames import (
     read_frame,
     with_numbers,
 )
-from isocompute.data.literals import as_number
 from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
-from isocompute.data.source import Log, Sample
+from isocompute.data.source import Log, Sample, as_number
 
 __all__ = ["TABLE_SUFFIXES", "Table", "read_table"]
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from isocompute.core.arrays import Ints
 from isocompute.core.curve import PERCENT
-from isocompute.core.not_numbers import non_finite
-from isocompute.core.run import Run
+from isocompute.core.run import Run, non_finite
 from isocompute.data.pass_rates import BINS, PassRates
 from isocompute.diagnose.series import (
     MINIMUM_FOR_PROGRESS,

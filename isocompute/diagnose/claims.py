@@ -15,8 +15,7 @@ from isocompute.diagnose import optima
 from isocompute.diagnose.recipes import about_recipes
 from isocompute.diagnose.setups import Setup, Study, common_metric, sort_runs
 from isocompute.diagnose.verdicts import Claim, Statement, above, mean_of
-from isocompute.law.families import HILL, POWER, Family
-from isocompute.law.solver import Batch, evaluate, solve
+from isocompute.law.solver import HILL, POWER, Batch, Family, evaluate, solve
 
 __all__ = ["Claim", "judge", "metric_of"]
 

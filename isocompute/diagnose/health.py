@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple
 from isocompute.core.curve import choose_metric
 from isocompute.core.errors import InputError
 from isocompute.core.metric_names import REWARDS, TRAIN_REWARD, is_validation, reward_rank
-from isocompute.core.not_numbers import mark_non_finite
-from isocompute.core.run import POINT_COLUMNS, Run, RunSet
+from isocompute.core.run import POINT_COLUMNS, Run, RunSet, mark_non_finite
 from isocompute.data.pass_rates import PassRates, read_pass_rates
 from isocompute.diagnose import checks
 from isocompute.diagnose.checks import MISMATCHES, CheckFunction, Severity, Signals, number_at

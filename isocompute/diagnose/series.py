@@ -17,7 +17,7 @@ import polars as pl
 from isocompute.core.arrays import Array, Ints
 from isocompute.core.curve import PERCENT, Curve, are_percent, noise_level, scale_of
 from isocompute.core.run import LARGEST, Run
-from isocompute.law.collapse import collapse_start
+from isocompute.law.curves import collapse_start
 
 __all__ = [
     "MINIMUM_FOR_PROGRESS",

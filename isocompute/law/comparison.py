@@ -34,11 +34,9 @@ from isocompute.core.arrays import Array, Bools
 from isocompute.core.curve import MINIMUM_POINTS, Curve, noise_level, scale_of, upper_bound
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, plural, value
-from isocompute.law.collapse import collapse_start, collapsed_early
-from isocompute.law.curves import usable_points
-from isocompute.law.families import HILL
+from isocompute.law.curves import collapse_start, collapsed_early, usable_points
 from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
-from isocompute.law.solver import Batch, solve
+from isocompute.law.solver import HILL, Batch, solve
 from isocompute.law.uncertainty import SEED_MARGIN, around, percentiles
 
 __all__ = ["Ablation", "Collapse", "Comparison", "Efficiency", "Overtaking", "Part", "compare", "leave_one_out"]

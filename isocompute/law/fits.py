@@ -32,8 +32,7 @@ import numpy as np
 from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.curve import Curve, Setting, median, noise_level, scale_of, upper_bound
 from isocompute.core.formatting import number, plural, value
-from isocompute.law.families import FAMILIES, Family
-from isocompute.law.solver import Batch, Fits, blas_on_one_core, evaluate, solve
+from isocompute.law.solver import FAMILIES, Batch, Family, Fits, blas_on_one_core, evaluate, solve
 from isocompute.law.uncertainty import (
     SeedEffect,
     SeedSpread,

@@ -40,11 +40,9 @@ from isocompute.core.curve import MINIMUM_POINTS, Curve, noise_level, upper_boun
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number
 from isocompute.core.formatting import value as words
-from isocompute.law.collapse import collapse_start
-from isocompute.law.curves import usable_points
-from isocompute.law.families import FAMILIES, HILL
+from isocompute.law.curves import collapse_start, usable_points
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.solver import Batch, evaluate, solve
+from isocompute.law.solver import FAMILIES, HILL, Batch, evaluate, solve
 
 __all__ = ["LEVEL", "VERDICTS", "Backtest", "Forecast", "backtest", "damped_trend", "forecast", "origins", "path"]
 

@@ -27,9 +27,8 @@ import numpy as np
 
 from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.curve import scale_of
-from isocompute.law.families import HILL
 from isocompute.law.fits import CurveFit, padded
-from isocompute.law.solver import Batch, Fits, evaluate, solve
+from isocompute.law.solver import HILL, Batch, Fits, evaluate, solve
 from isocompute.law.uncertainty import SEED_MARGIN, around, basic, percentiles, seed_deviation
 
 __all__ = [

@@ -20,8 +20,17 @@ import numpy as np
 from isocompute.core.arrays import Array, Bools
 from isocompute.core.curve import Curve, on_one_scale, scale_of, upper_bound
 from isocompute.core.formatting import number, plural
-from isocompute.law.collapse import collapse_start, collapsed_early, usable_end, usable_mask
-from isocompute.law.curves import DEFAULT_BIN, last_trend, record_points, settings_of, usable_curves
+from isocompute.law.curves import (
+    DEFAULT_BIN,
+    collapse_start,
+    collapsed_early,
+    last_trend,
+    record_points,
+    settings_of,
+    usable_curves,
+    usable_end,
+    usable_mask,
+)
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import (
     EARLY_FACTOR,

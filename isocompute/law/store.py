@@ -18,9 +18,9 @@ from isocompute.core import files
 from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.law.families import FAMILIES, Family
 from isocompute.law.fits import CurveFit, Ensemble
 from isocompute.law.law import Law
+from isocompute.law.solver import FAMILIES, Family
 from isocompute.law.surface import LeftOut, Surface, Terms
 
 __all__ = ["StoredLaw", "check_out", "is_law_file", "read_law", "write_law"]

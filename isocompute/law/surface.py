@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from isocompute.core.arrays import Array, Bools, Ints
-from isocompute.law.families import EXPONENTIAL, HILL, Family
 from isocompute.law.fits import CurveFit, bins_of, block_resample
-from isocompute.law.solver import blas_on_one_core
+from isocompute.law.solver import EXPONENTIAL, HILL, Family, blas_on_one_core
 
 __all__ = ["LeftOut", "Surface", "Terms", "fit_surface"]
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from isocompute.core.curve import MINIMUM_POINTS, Curve
 from isocompute.core.errors import InputError, quiet
-from isocompute.law.collapse import collapsed_early
-from isocompute.law.curves import MAXIMUM_POINTS
+from isocompute.law.curves import MAXIMUM_POINTS, collapsed_early
 from isocompute.law.fits import fit_groups
 from isocompute.law.law import Law, fit_law
 from isocompute.planner.cost.prices import Hardware, Prices

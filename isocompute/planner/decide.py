@@ -35,10 +35,9 @@ from isocompute.planner.candidates import (
     values,
     way_to_find_out,
 )
-from isocompute.planner.collapse import CollapseRate
 from isocompute.planner.cost.prices import Prices
 from isocompute.planner.extrapolation import SAME, Curves
-from isocompute.planner.law import OWN, PlanningLaw
+from isocompute.planner.law import OWN, CollapseRate, PlanningLaw
 from isocompute.planner.recipe import AdvisedRecipe, advise_recipe
 from isocompute.planner.regime import ADVICE, Diagnosis
 from isocompute.planner.request import Anchor, Budget, PlanRequest

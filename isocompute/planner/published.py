@@ -19,8 +19,8 @@ import numpy as np
 from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.law.families import FAMILIES
 from isocompute.law.fits import CurveFit, Ensemble
+from isocompute.law.solver import FAMILIES
 from isocompute.planner.extrapolation import Curves
 from isocompute.planner.law import OptimumOnly, PlanningLaw, is_rate
 

@@ -29,8 +29,7 @@ from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve, choose_metric, curves_of, noise_level, upper_bound
 from isocompute.core.errors import InputError
 from isocompute.core.run import Run, RunSet
-from isocompute.law.collapse import collapsed_early
-from isocompute.law.curves import settings_of, usable_curves
+from isocompute.law.curves import collapsed_early, settings_of, usable_curves
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.frontier import EARLY_FACTOR, seed_noise
 from isocompute.law.uncertainty import around, basic, t_over_normal

@@ -18,8 +18,9 @@ from isocompute.core import files
 from isocompute.core.curve import MINIMUM_POINTS, UNITS, Curve, choose_unit, curves_of, on_one_scale
 from isocompute.core.errors import InputError
 from isocompute.core.metric_names import TRAIN_REWARD
-from isocompute.data import Run, RunSet, load
+from isocompute.core.run import Run, RunSet
 from isocompute.data.compatible import Condition, conditions_of
+from isocompute.data.loading import load
 from isocompute.data.pass_rates import PassRates, read_pass_rates
 from isocompute.diagnose.setups import common_metric
 from isocompute.law.curves import usable_points

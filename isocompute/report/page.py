@@ -21,8 +21,8 @@ from isocompute.core.errors import InputError
 from isocompute.core.formatting import count, number, pair, plural, value
 from isocompute.core.run import listing
 from isocompute.data.compatible import ingredients
-from isocompute.law.families import FAMILIES
 from isocompute.law.law import RunFit
+from isocompute.law.solver import FAMILIES
 from isocompute.report.answer import Answer, answer_card, answers
 from isocompute.report.charts.style import unit_name
 from isocompute.report.evidence import Evidence, Source

@@ -13,8 +13,7 @@ import torch
 
 from isocompute.core.allocation import Cell, Control, Measures, all_retired, metric_names
 from isocompute.core.errors import InputError
-from isocompute.core.recorder import Recorder
-from isocompute.core.run import RunSettings
+from isocompute.core.recorder import Recorder, RunSettings
 from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.lengths import make_interruption, penalty_window
 from isocompute.rl.loop import METRICS, Training

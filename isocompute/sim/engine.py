@@ -17,8 +17,7 @@ from isocompute.core.allocation import Cell, Control, Evaluation, Measures, all_
 from isocompute.core.arrays import Array, Ints
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
-from isocompute.core.recorder import Recorder
-from isocompute.core.run import RunSettings
+from isocompute.core.recorder import Recorder, RunSettings
 from isocompute.problems.problem_set import ProblemSampler
 from isocompute.sim.policy import Batch, Policy, advantages, evaluate, interference, logit_gradient, subsample
 from isocompute.sim.world import World, WorldSpec, log_softmax, make_world

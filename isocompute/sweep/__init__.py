@@ -7,8 +7,8 @@ study.run(spec="study.toml", out="runs/first")
 """
 
 from isocompute.sweep.folder import STATES, CellStatus, Progress, Result, StudyFolder, status_to_json
+from isocompute.sweep.local import run, run_spec, status
 from isocompute.sweep.spec import StudySpec, cells, parse_spec, read_spec
-from isocompute.sweep.study import run, run_spec, status
 
 __all__ = [
     "STATES",

@@ -31,9 +31,8 @@ from isocompute.core import files
 from isocompute.core.allocation import Cell, Control
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
-from isocompute.core.recorder import POINTS, LockGuard, LostError, Recorder, RunWriter, process_start
-from isocompute.core.run import RunSettings
-from isocompute.data.literals import flatten
+from isocompute.core.recorder import POINTS, LockGuard, LostError, Recorder, RunSettings, RunWriter, process_start
+from isocompute.data.source import flatten
 
 __all__ = ["CommandEngine", "LogTail", "PointsFile"]
 

@@ -1,4 +1,4 @@
-"""Cells in worker processes of this machine.
+"""Running a study in worker processes of this machine, and how far it is: `isocompute study run` and `study status`.
 
 `ProcessPoolExecutor` ends all workers when one dies and cannot say which cell it died in. Here every worker has a pipe
 of its own, so a death costs one attempt of one cell.
@@ -25,9 +25,11 @@ from isocompute.core import files
 from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
 from isocompute.sweep.execute import Outcome, execute, load_engine, write_error
-from isocompute.sweep.folder import CellStatus, Report, Result, Tally, longest_first
+from isocompute.sweep.folder import CellStatus, Progress, Report, Result, StudyFolder, Tally, longest_first
+from isocompute.sweep.spec import cells, check_cells, parse_spec
 
-__all__ = ["available_cores", "run_local", "stops_on_signal"]
+__all__ = ["available_cores", "run", "run_local", "run_spec", "status", "stops_on_signal"]
+
 
 RETRIES = 2
 """How often a cell is retried whose worker died: enough for an out-of-memory kill that another process caused."""
@@ -294,3 +296,76 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+def _silent(_: Progress) -> None:
+    pass
+
+
+def run(
+    *,
+    spec: str | Path,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    on: str = "local",
+    fork: bool = False,
+    report: Report = _silent,
+) -> Result:
+    """Run what is left of a study: finished cells are skipped, half-finished ones resume from their checkpoint.
+
+    `out` is the study's folder, by default named after the spec's file; `on` is `local`, `ray` or `ray=ADDRESS`.
+    """
+    name = str(spec)
+    return run_spec(files.read_bytes(name), name=name, out=out, workers=workers, on=on, fork=fork, report=report)
+
+
+def run_spec(
+    data: bytes,
+    *,
+    name: str,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    on: str = "local",
+    fork: bool = False,
+    report: Report = _silent,
+) -> Result:
+    """`run` for a spec's text; `name` is what errors call it."""
+    where, _, ray_address = on.partition("=")
+    if where not in ("local", "ray") or (ray_address and where == "local"):
+        raise InputError(f"--on {on}: it is 'local', 'ray' or 'ray=ADDRESS'.")
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers {workers}: give at least one.")
+    parsed = parse_spec(data, name=name)
+    all_cells = cells(parsed)
+    check_cells(load_engine(parsed.engine), all_cells, budget=parsed.budget.rollouts, name=name)
+    folder = StudyFolder(out if out is not None else Path(files.last_part(name)).stem)
+    if fork:
+        folder = folder.fork()
+    elif out is None and files.exists(folder.address) and not files.is_folder(folder.address):
+        raise InputError(
+            f"{name}: the study's folder is by default the spec's name without its ending, and {folder.address} is a "
+            "file; give --out."
+        )
+    folder.create()
+    with folder.locked():
+        folder.adopt(parsed, data)
+        statuses = folder.status(all_cells)
+        if where == "ray":
+            from isocompute.sweep.ray import run_ray
+
+            return run_ray(
+                engine=parsed.engine,
+                statuses=statuses,
+                address=folder.address,
+                resources=parsed.resources,
+                cluster=ray_address or None,
+                report=report,
+            )
+        return run_local(
+            engine=parsed.engine, statuses=statuses, address=folder.address, workers=workers, report=report
+        )
+
+
+def status(*, folder: str | Path) -> list[CellStatus]:
+    """The state of every cell, from the study's files alone."""
+    return StudyFolder(folder).status()

@@ -115,7 +115,8 @@ def _explain(file: ConfigFile, source: str, gpus: int | None, problems: int | No
 def read_settings(trainer: str | None, config: Mapping[str, Any]) -> tuple[Setup, list[str]] | None:
     """What a log's config (dotted keys) amounts to, and notes on what was inferred.
 
-    `Setup.without_defaults` is what the config itself sets. `None` where it is no config of a trainer here; a `trainer` that is none of them leaves it to the keys.
+    `Setup.without_defaults` is what the config itself sets. `None` where it is no config of a trainer here. An unknown
+    `trainer` is recognised by its keys.
     """
 
     def value(given: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from isocompute import api
 from isocompute.core.curve import curves_of
 from isocompute.core.errors import InputError, recorded
-from isocompute.data import Run, RunSet
+from isocompute.core.run import Run, RunSet
 from isocompute.data.compatible import Condition
 from isocompute.law.law import Law, fit_law
 from isocompute.report import figures

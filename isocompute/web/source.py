@@ -20,7 +20,7 @@ from isocompute.core import files
 from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
-    from isocompute.data import RunSet
+    from isocompute.core.run import RunSet
 
 __all__ = ["LoadOptions", "Part", "Snapshot", "Source", "command_line"]
 
@@ -161,7 +161,7 @@ class Source:
 
     def load(self, part: str) -> RunSet:
         """The runs of a part."""
-        from isocompute.data import load
+        from isocompute.data.loading import load
 
         return load(self.at(part), **vars(self.options))
 

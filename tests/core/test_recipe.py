@@ -9,7 +9,7 @@ import pytest
 
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import RENAMED, make_recipe
-from isocompute.core.run import RunSettings
+from isocompute.core.recorder import RunSettings
 from isocompute.trainers.plan_input import read_plan
 from tests.commands import Call, fails
 

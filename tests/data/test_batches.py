@@ -14,7 +14,7 @@ from isocompute.data.folder import read_run
 from isocompute.data.importing import Imported, import_logs
 from isocompute.data.live import LiveRun
 from isocompute.trainers import explain
-from isocompute.trainers.printed import overrides
+from isocompute.trainers.config_files import overrides
 from tests.data import made_up as made
 
 COMMAND = "+ python3 -m openrlhf.cli.train_ppo_ray "

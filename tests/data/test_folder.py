@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from isocompute import InputError, RunSettings, RunWriter, load
 from isocompute.core.curve import choose_metric
-from isocompute.core.not_numbers import non_finite
+from isocompute.core.run import non_finite
 from isocompute.data import RunWarning
 from isocompute.data.folder import read_run
 from isocompute.data.frames import parse_json_lines

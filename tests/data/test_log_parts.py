@@ -20,9 +20,9 @@ from isocompute import InputError
 from isocompute.core.metric_names import our_name_among, our_names
 from isocompute.data.config import read_run_config, settings_in_name
 from isocompute.data.importing import import_logs
-from isocompute.data.literals import LiteralError, as_number, parse
 from isocompute.data.rows import Rows
-from isocompute.trainers.printed import overrides
+from isocompute.data.source import LiteralError, as_number, parse
+from isocompute.trainers.config_files import overrides
 from tests.data.made_up import corpus
 
 plain = st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)

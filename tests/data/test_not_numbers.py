@@ -8,8 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from isocompute.core.not_numbers import mark_non_finite, marks_as_json, non_finite
-from isocompute.core.run import LARGEST, NonFiniteWarning, Run, RunSettings
+from isocompute.core.recorder import RunSettings
+from isocompute.core.run import LARGEST, NonFiniteWarning, Run, mark_non_finite, marks_as_json, non_finite
 from isocompute.data import load
 
 NAN, INF = float("nan"), float("inf")

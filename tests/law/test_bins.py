@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from isocompute.core.curve import Curve
 from isocompute.law import fits as fits_module
-from isocompute.law.families import FAMILIES
 from isocompute.law.fits import bins_of, fit_groups
 from isocompute.law.law import fit_law
+from isocompute.law.solver import FAMILIES
 from tests.law.made_up import exponential, hill, noisy
 
 GRIDS = {

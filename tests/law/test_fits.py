@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from isocompute.core.curve import Curve, median, noise_level
 from isocompute.core.errors import InputError
-from isocompute.law.collapse import collapse_start, usable_mask
-from isocompute.law.curves import record_points, usable_points
+from isocompute.law.curves import collapse_start, record_points, usable_mask, usable_points
 from isocompute.law.fits import block_length, fit_groups
 from isocompute.law.uncertainty import percentiles
 from tests.law.made_up import exponential, hill, noisy

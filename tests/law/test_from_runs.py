@@ -10,8 +10,8 @@ import pytest
 
 from isocompute.core.curve import choose_metric, choose_unit, curves_of
 from isocompute.core.errors import InputError
-from isocompute.core.not_numbers import mark_non_finite
-from isocompute.core.run import Run, RunSet, RunSettings, RunWarning
+from isocompute.core.recorder import RunSettings
+from isocompute.core.run import Run, RunSet, RunWarning, mark_non_finite
 from isocompute.law.curves import settings_of
 from tests.conftest import rising
 

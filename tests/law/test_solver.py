@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import least_squares
 
 from isocompute.core.arrays import Array
-from isocompute.law.families import FAMILIES, HILL, Family
-from isocompute.law.solver import Batch, evaluate, solve
+from isocompute.law.solver import FAMILIES, HILL, Batch, Family, evaluate, solve
 from tests.law.made_up import hill
 
 COMPUTE = np.geomspace(1.0, 120.0, 40)

@@ -17,8 +17,8 @@ from isocompute.cli.plan_display import show
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
 from isocompute.law.store import write_law
-from isocompute.planner.collapse import Survival
 from isocompute.planner.decide import Plan, plan_to_json
+from isocompute.planner.law import Survival
 
 ENDS = 1e6
 

@@ -14,8 +14,7 @@ from threadpoolctl import threadpool_info
 
 from isocompute.core.allocation import Cell, Control
 from isocompute.core.errors import InputError
-from isocompute.core.recorder import Recorder
-from isocompute.core.run import RunSettings
+from isocompute.core.recorder import Recorder, RunSettings
 
 
 class FakeEngine:

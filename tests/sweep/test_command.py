@@ -12,7 +12,7 @@ import pytest
 from isocompute import sweep as study
 from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
-from isocompute.core.run import RunSettings
+from isocompute.core.recorder import RunSettings
 from isocompute.sweep.command import CommandEngine, LogTail, PointsFile
 from isocompute.sweep.execute import execute
 from tests.sim.helpers import Patient

@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
-from isocompute.data.literals import LiteralError, depth_after, flatten, parse
 from isocompute.data.rows import NO_MATCH, Match, Sink
-from isocompute.data.source import Log, Sample
-from isocompute.trainers.printed import ConfigWatch, process_of, strip
+from isocompute.data.source import LiteralError, Log, Sample, depth_after, flatten, parse
+from isocompute.trainers.config_files import ConfigWatch, process_of, strip
 
 __all__ = ["OpenRLHF", "PipelineRL", "SkyRL"]
 

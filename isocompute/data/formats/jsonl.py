@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from isocompute.core.metric_names import STEP_NAMES
-from isocompute.data.literals import as_number, flatten
 from isocompute.data.rows import NO_MATCH, Match, Sink
-from isocompute.data.source import Log, Sample
+from isocompute.data.source import Log, Sample, as_number, flatten
 
 __all__ = ["PrimeRL", "Tinker", "objects", "read_rows", "step_of"]
 

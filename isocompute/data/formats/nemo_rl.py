@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from isocompute.data.literals import as_number
 from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
-from isocompute.data.source import Log, Sample
-from isocompute.trainers.printed import ConfigWatch, strip
+from isocompute.data.source import Log, Sample, as_number
+from isocompute.trainers.config_files import ConfigWatch, strip
 
 __all__ = ["NemoRL"]
 

@@ -73,7 +73,7 @@ class TensorBoard:
     """One file; the files of a folder are one run."""
 
     name: ClassVar[str] = "tensorboard"
-    marks: ClassVar[tuple[bytes, ...]] = ()
+    marks: ClassVar[tuple[bytes, ...]] = (b"\0",)  # lengths are 64-bit numbers
     looks_for: ClassVar[str] = "TensorBoard event records"
 
     def sniff(self, sample: Sample) -> Match:

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from isocompute.core.errors import InputError
 from isocompute.data.formats.jsonl import step_of
-from isocompute.data.literals import flatten
 from isocompute.data.rows import NO_MATCH, Match, Sink
-from isocompute.data.source import Log, Sample
+from isocompute.data.source import Log, Sample, flatten
 
 __all__ = ["Trackio"]
 

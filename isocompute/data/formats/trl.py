@@ -13,10 +13,9 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from isocompute.core.errors import InputError
-from isocompute.data.literals import LiteralError, as_number, flatten, parse
 from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
-from isocompute.data.source import Log, Sample
-from isocompute.trainers.printed import ConfigWatch, strip
+from isocompute.data.source import LiteralError, Log, Sample, as_number, flatten, parse
+from isocompute.trainers.config_files import ConfigWatch, strip
 
 __all__ = ["TrlConsole", "TrlState"]
 

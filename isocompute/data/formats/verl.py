@@ -21,10 +21,9 @@ from isocompute.core.metric_names import is_validation
 from isocompute.core.run import RunWarning
 from isocompute.data.config import read_run_config
 from isocompute.data.formats.jsonl import objects, read_rows
-from isocompute.data.literals import as_float, as_number, flatten
 from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
-from isocompute.data.source import Log, Sample
-from isocompute.trainers.printed import ConfigWatch, strip
+from isocompute.data.source import Log, Sample, as_float, as_number, flatten
+from isocompute.trainers.config_files import ConfigWatch, strip
 
 __all__ = ["VerlConsole", "VerlFile", "VerlRollouts", "is_rollout_dump"]
 

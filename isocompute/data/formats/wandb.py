@@ -12,9 +12,8 @@ from typing import Any, BinaryIO, ClassVar
 
 from isocompute.data.formats.jsonl import step_of
 from isocompute.data.formats.tensorboard import fields
-from isocompute.data.literals import flatten
 from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
-from isocompute.data.source import Log, Sample
+from isocompute.data.source import Log, Sample, flatten
 
 __all__ = ["WandbOffline"]
 

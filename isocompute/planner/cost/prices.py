@@ -31,7 +31,6 @@ from isocompute.planner.cost.throughput import (
     measure_settings,
     modelled,
     plan_cost,
-    response_lengths,
 )
 from isocompute.planner.request import MOST_ROLLOUTS, UNITS, Budget, PlanRequest
 from isocompute.planner.warnings import PlanWarning
@@ -343,5 +342,8 @@ def _fixed(found: Prices, throughput: Throughput, *, source: str = "") -> Prices
 
 
 def _median_length(runs: Sequence[Run]) -> float | None:
-    lengths = np.concatenate([np.empty(0), *(response_lengths(run) for run in runs)])
+    """Tokens of a response in runs that log them."""
+    columns = [run.points["response_length"] for run in runs if "response_length" in run.metrics]
+    lengths = np.concatenate([np.empty(0), *(column.drop_nulls().to_numpy() for column in columns)])
+    lengths = lengths[np.isfinite(lengths) & (lengths > 0)]
     return float(np.median(lengths)) if len(lengths) else None

@@ -38,7 +38,6 @@ __all__ = [
     "measure_settings",
     "modelled",
     "plan_cost",
-    "response_lengths",
     "timed_intervals",
 ]
 
@@ -98,12 +97,6 @@ def timed_intervals(run: Run) -> Iterator[TimedInterval]:
 def has_times(run: Run) -> bool:
     """Whether a run has a timed interval."""
     return next(timed_intervals(run), None) is not None
-
-
-def response_lengths(run: Run) -> Array:
-    """Tokens of a response at every point that logs them."""
-    length = _column(run, "response_length")
-    return np.empty(0) if length is None else length[np.isfinite(length) & (length > 0)]
 
 
 def gpus_of(run: Run, given: int | None) -> int:

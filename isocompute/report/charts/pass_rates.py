@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 
 from isocompute.core.formatting import number, value
-from isocompute.data import Run
+from isocompute.core.run import Run
 from isocompute.data.compatible import Condition
 from isocompute.data.pass_rates import PassRates
 from isocompute.report.charts.style import HEAT, Drawing, Needs, chart, compute_axis, named_colours, panel, title_of

@@ -16,11 +16,10 @@ from isocompute.core.formatting import number, pair, value
 from isocompute.data.compatible import Condition, ingredients
 from isocompute.law.comparison import compare
 from isocompute.law.curves import usable_points
-from isocompute.law.families import HILL
 from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
 from isocompute.law.forecasting import Forecast
 from isocompute.law.law import Law
-from isocompute.law.solver import Batch, solve
+from isocompute.law.solver import HILL, Batch, solve
 from isocompute.law.uncertainty import around
 from isocompute.report.charts.style import (
     ACCENT,
