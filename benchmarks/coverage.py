@@ -16,8 +16,8 @@ import numpy as np
 
 from isocompute.core.curve import Curve
 from isocompute.law.curves import usable_points
-from isocompute.law.families import FAMILIES
 from isocompute.law.fits import CurveFit, fit_groups
+from isocompute.law.solver import FAMILIES
 
 NOISE = 0.01
 Truth = Callable[[np.ndarray], np.ndarray]

@@ -14,7 +14,7 @@ import argparse
 
 import numpy as np
 
-from isocompute.law.collapse import collapse_start, usable_mask
+from isocompute.law.curves import collapse_start, usable_mask
 
 SHAPES = {"flat": (0.3, 0.0), "low": (0.03, 0.02), "rising": (0.2, 0.4), "high": (0.8, 0.1), "steep": (0.05, 0.7)}
 """Pass rate at the start, and how much it rises."""

@@ -20,8 +20,7 @@ import warnings
 import numpy as np
 from scipy.optimize import OptimizeWarning, curve_fit
 
-from isocompute.law.families import FAMILIES, Family
-from isocompute.law.solver import Batch, solve
+from isocompute.law.solver import FAMILIES, Batch, Family, solve
 
 
 def made_up(runs: int, points: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

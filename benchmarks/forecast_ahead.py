@@ -16,7 +16,7 @@ import numpy as np
 
 from isocompute.core.curve import MINIMUM_POINTS, Curve, curves_of
 from isocompute.data import load
-from isocompute.law.collapse import collapse_start
+from isocompute.law.curves import collapse_start
 from isocompute.law.forecasting import Backtest, backtest
 
 
