@@ -22,8 +22,8 @@ def anchoring_kl(rates_P: np.ndarray) -> float:
     """A weight of the KL divergence that holds the simulator's policy back as the paper's models were held back.
 
     The pull of rewards on a problem goes by √(p (1 − p)), the standard deviation that advantages are divided by. With
-    three times its mean the simulator has the paper's figure 6 (docs/studies/simulator-n.md); without, every n ends at about the
-    same reward.
+    three times its mean the simulator has the paper's figure 6 (docs/studies/simulator-n.md); without, every n ends at
+    about the same reward.
     """
     return round(3.0 * float(np.sqrt(rates_P * (1.0 - rates_P)).mean()), 3)
 

@@ -53,7 +53,7 @@ def command(
 
 
 def ablated_json(found: Ablated) -> dict[str, Any]:
-    """The keys of `ablate --json` (docs/scalerl.md)."""
+    """The keys of `ablate --json` (docs/reference/make-runs.md)."""
     return {
         "folder": found.folder,
         "metric": found.metric,

@@ -34,7 +34,7 @@ def command(
 
 
 def explain_json(found: Explanation) -> dict[str, Any]:
-    """The keys of `explain --json` (docs/export.md)."""
+    """The keys of `explain --json` (docs/reference/budget.md)."""
     setup = found.setup
     fields = asdict(setup)
     assumed = fields.pop("assumed")

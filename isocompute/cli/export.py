@@ -81,7 +81,7 @@ def _write(made: Exported, out: str) -> dict[str, Path]:
 
 
 def export_json(made: Exported, plan: RunPlan, gpus: int, written: dict[str, Path]) -> dict[str, Any]:
-    """The keys of `export --json` (docs/export.md)."""
+    """The keys of `export --json` (docs/reference/budget.md)."""
     return {
         "trainer": made.trainer,
         "version": made.version,

@@ -90,7 +90,7 @@ def _follow(
 
 
 def _json(checked: Sequence[Health]) -> dict[str, Any]:
-    """The keys of `health --json` (docs/health.md)."""
+    """The keys of `health --json` (docs/reference/your-runs.md)."""
     from isocompute.diagnose.health import Verdict
 
     worst = max((health.verdict for health in checked), key=get_args(Verdict).index)

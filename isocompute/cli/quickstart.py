@@ -148,7 +148,7 @@ def _reporter(name: str, *, quiet: bool) -> Report:
 
 
 def _json(laws: dict[tuple[str, str], Law], plan_for: float) -> dict[str, Any]:
-    """The keys of `quickstart --json` (docs/quickstart.md)."""
+    """The keys of `quickstart --json` (docs/reference/start.md)."""
     return {
         "laws": [
             {"set": name, "metric": metric, "optimal_rollouts": law.to_json()["optimal_rollouts"]}

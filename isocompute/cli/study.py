@@ -31,7 +31,7 @@ Folder = Annotated[str, typer.Argument(help="The study's folder, or its fsspec a
 
 @app.command("run")
 def run(
-    spec: Annotated[str, typer.Argument(metavar="SPEC.toml", help="The study's spec (docs/study.md).")],
+    spec: Annotated[str, typer.Argument(metavar="SPEC.toml", help="The study's spec (docs/reference/study-toml.md).")],
     out: Annotated[str | None, typer.Option(help="The study's folder; by default the spec's name.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one a core.")] = None,
     on: Annotated[str, typer.Option(help="Where cells run: local, ray, or ray=ADDRESS.")] = "local",
@@ -141,7 +141,7 @@ def end(result: Result, *, json: bool) -> None:
 
 
 def run_json(result: Result) -> dict[str, Any]:
-    """The keys of `study run --json` (docs/study.md)."""
+    """The keys of `study run --json` (docs/reference/make-runs.md)."""
     return {
         "folder": result.folder,
         "cells": result.cells,

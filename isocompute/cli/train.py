@@ -19,7 +19,9 @@ _TABLES = ("recipe", "problems", "evaluation", "engine_options")
 
 
 def command(
-    spec: Annotated[str | None, typer.Argument(metavar="TRAIN.toml", help="The run's settings (docs/lm.md).")] = None,
+    spec: Annotated[
+        str | None, typer.Argument(metavar="TRAIN.toml", help="The run's settings (docs/reference/study-toml.md).")
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="isocompute-easy, isocompute-hard, grpo, dapo, …")] = None,
     problems: Annotated[str | None, typer.Option(help="chain:easy, gym:TASK, hf:NAME, or a file.")] = None,
     model: Annotated[str | None, typer.Option(help="Checkpoint folder or hub name; a tiny one is built in.")] = None,
@@ -85,7 +87,7 @@ def command(
 
 
 def result_json(result: Trained) -> dict[str, Any]:
-    """The keys of `train --json` (docs/lm.md)."""
+    """The keys of `train --json` (docs/reference/make-runs.md)."""
     return {
         "folder": result.folder,
         "model": result.model,

@@ -225,7 +225,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "ppo": {"loss": "clip", "advantage": "gae"},
     "reinforce": {"loss": "reinforce", "advantage": "group_mean"},
     "scalerl": _SCALERL,
-    # The recipes ScaleRL is compared with (its figure 2), as far as their own reports define them (docs/scalerl.md).
+    # The recipes ScaleRL is compared with (its figure 2), as far as their own reports define them.
     "deepseek-grpo": {**_GRPO, "ratio_reference": "sampler", "off_policy_steps": 16},
     "qwen-dapo": {
         "loss": "clip",

@@ -1,7 +1,7 @@
 """Pass rates of problems: their spread at each point of a run, and those of the base model from a file.
 
-Two sources: `pass_rates.jsonl` beside a run's points (counts of each problem, docs/lm.md), and the histogram that the
-simulator writes into its points (`train/pass_rates`, exact rates in equal bins).
+Two sources: `pass_rates.jsonl` beside a run's points (counts of each problem, docs/reference/run-folder.md), and the
+histogram that the simulator writes into its points (`train/pass_rates`, exact rates in equal bins).
 """
 
 from __future__ import annotations

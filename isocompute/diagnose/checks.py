@@ -63,7 +63,7 @@ MISMATCHES: dict[str, float] = {
 """Trainers' measures of the distance between sampler and trainer, and what is large for each: an importance weight
 off by a tenth a token, or a KL of .01, which is about the same distance (δ²/2 at δ = .14)."""
 MISMATCH_ENGINES = ("tinker", "prime-rl", "nemo-rl")
-"""Trainers whose `kl` is between sampler and trainer, not to the base model (docs/import.md)."""
+"""Trainers whose `kl` is between sampler and trainer, not to the base model (docs/reference/log-formats.md)."""
 
 WINDOW = 5
 """Points a share is averaged over: one bad batch is no state of a run."""

@@ -76,7 +76,7 @@ class Split:
         return {name: self.subset(name) for name in BANDS}
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `split --json` and of `difficulty.json` (docs/problems.md)."""
+        """The keys of `split --json` and of `difficulty.json` (docs/reference/make-runs.md)."""
         found, counts = self.difficulty, self.difficulty.counts
         weight_K, rate_K = found.mixing.weight_K, found.mixing.rate_K
         support = np.flatnonzero(weight_K > 1e-6)

@@ -89,7 +89,7 @@ class Answer:
         return out
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `answers` in `report --json` (docs/report.md)."""
+        """The keys of `answers` in `report --json` (docs/reference/your-runs.md)."""
         keys = ("at", "value", "interval", "level", "verdict", "now")
         outlook = None if self.outlook is None else {key: getattr(self.outlook, key) for key in keys}
         if outlook is not None:

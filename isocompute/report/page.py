@@ -48,7 +48,7 @@ class Report:
     missing: tuple[Missing, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of `report --json` (docs/report.md); a figure's data come with `--figure NAME --json`."""
+        """The keys of `report --json` (docs/reference/your-runs.md); `--figure NAME --json` gives a figure's data."""
         return {
             "report": str(self.path),
             "bytes": self.size,

@@ -25,7 +25,7 @@ from isocompute.sim.world import World, WorldSpec, log_softmax, make_world
 __all__ = ["SIM_DEFAULTS", "SimEngine"]
 
 SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
-"""The anchor at B = 1,024, found as the paper found its own: a grid search at Bp = 128, n = 8 (docs/simulator.md)."""
+"""At B = 1,024, found as the paper found its own: a grid search at Bp = 128, n = 8 (docs/explanation/simulator.md)."""
 
 _NO_SEQUENCES = ("pipeline_steps", "off_policy_steps", "length_control")
 """Fields that speak of sequences."""

@@ -93,7 +93,7 @@ def _load_own(name: str) -> Engine:
     if missing:
         raise InputError(
             f"engine '{name}' has no method {' and no '.join(missing)}; an engine is a class with "
-            f"{' and '.join(_METHODS)} (docs/study.md)."
+            f"{' and '.join(_METHODS)} (docs/reference/study-toml.md)."
         )
     return engine
 

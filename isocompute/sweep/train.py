@@ -38,7 +38,9 @@ class TrainSpec(BaseModel):
     update_steps: int | None = Field(default=None, ge=1, description="M; or give rollouts")
     rollouts: int | None = Field(default=None, ge=1, description="C: update_steps is what it pays for")
     seed: int = Field(default=0, ge=0)
-    problems: dict[str, Any] = Field(default={}, description="as in a study's [problems] (docs/lm.md)")
+    problems: dict[str, Any] = Field(
+        default={}, description="as in a study's [problems] (docs/reference/study-toml.md)"
+    )
     recipe: dict[str, Any] = Field(default={}, description="name of a recipe and fields that differ")
     evaluation: dict[str, Any] = Field(default={}, description="points, samples, k, temperature")
     engine_options: dict[str, Any] = Field(default={}, description="model, device, dtype, micro_batch, …")

@@ -237,7 +237,9 @@ def note_general(plan: RunPlan, notes: Notes) -> None:
     if recipe.length_control == "interrupt":
         notes.add("length_control", "long responses are cut, not interrupted: no trainer forces an answer.")
     if recipe.length_control == "penalty":
-        notes.add("length_control", "no length penalty: it belongs into your reward function (docs/scalerl.md).")
+        notes.add(
+            "length_control", "no length penalty: it belongs into your reward function (docs/reference/recipe.md)."
+        )
     if recipe.optimizer != "adamw":
         notes.add("optimizer", f"AdamW stands in for {recipe.optimizer}, which is for theory only.")
 

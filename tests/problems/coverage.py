@@ -1,4 +1,4 @@
-"""How often the 95% interval of a subset's corrected mean holds its true mean (docs/problems.md).
+"""How often the 95% interval of a subset's corrected mean holds its true mean (docs/studies/difficulty.md).
 
 python -m tests.problems.coverage [--samples 16] [--problems 1000] [--draws 60] [--kept 0:.5625] [--fresh]
 """

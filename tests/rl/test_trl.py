@@ -2,7 +2,7 @@
 
 TRL runs whole: its trainer, its loss, its AdamW. Only the completions (through its `rollout_func`) and the rewards are
 given. Where the two define a quantity differently the test either feeds inputs on which the definitions meet, or
-measures the difference that docs/losses.md states.
+measures the difference that docs/explanation/losses.md states.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def test_accumulation_equal(name: str, trl: ModuleType, folder: Path, tmp_path: 
     assert_same(ours(folder, LARGE, table, micro_batch=1), wanted)
 
 
-# Where the definitions part (docs/losses.md)
+# Where the definitions part (docs/explanation/losses.md)
 
 
 def test_constant_beside_the_standard_deviation(trl: ModuleType, folder: Path, tmp_path: Path) -> None:

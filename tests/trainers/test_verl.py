@@ -38,7 +38,7 @@ ESTIMATORS = {"gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baselin
 
 @pytest.fixture(scope="module", autouse=True)
 def schema() -> Iterator[None]:
-    assert CONFIGS.is_dir(), "veRL's configs are missing: run make, or the command in docs/export.md"
+    assert CONFIGS.is_dir(), "veRL's configs are missing: run make, or the command in CONTRIBUTING.md"
     with initialize_config_dir(config_dir=str(CONFIGS), version_base=None):
         yield
 
