@@ -194,7 +194,7 @@ class StudyFolder:
                 f"{self.at(IDENTITY)}: damaged, so it is unknown whether the cells are of this spec; put it back, or "
                 f"give {_ELSEWHERE}."
             )
-        return identity
+        return _with_current_names(identity)
 
     def _refuse_moving(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """Refuse a first variant, or a name for the only set: they move every cell to another folder."""
@@ -240,11 +240,16 @@ class StudyFolder:
         ]
 
 
+def _with_current_names(tables: dict[str, Any]) -> dict[str, Any]:
+    """The recipe and its variants with today's names of fields: a study of 0.1 has older ones."""
+    for table in (tables, *tables.get("variants", {}).values()):
+        table["recipe"] = current_names(table.get("recipe", {}))
+    return tables
+
+
 def _identity(spec: StudySpec) -> dict[str, Any]:
     """What a cell's points depend on, apart from its own Bp, n, seed and problem set."""
-    tables = spec.model_dump(mode="json")
-    for recipes in (tables, *tables["variants"].values()):
-        recipes["recipe"] = current_names(recipes["recipe"])  # a study of 0.1 may have older ones
+    tables = _with_current_names(spec.model_dump(mode="json"))
     return {
         **{name: tables[name] for name in ("engine", "recipe", "budget", "evaluation", "engine_options")},
         "problems": {table.get("set", ""): table for table in tables["problems"]},

@@ -174,8 +174,7 @@ def _refuse_another_run(folder: Path, spec: TrainSpec) -> None:
 
 def _spec_at(path: Path) -> TrainSpec:
     try:
-        spec = TrainSpec.model_validate_json(path.read_bytes())
-        return spec.model_copy(update={"recipe": current_names(spec.recipe)})
+        return TrainSpec.model_validate_json(path.read_bytes())
     except ValidationError as error:
         _, why = first_wrong(error)
         raise InputError(f"{path}: damaged ({why}); give another --out, or remove the run's folder.") from error
@@ -206,7 +205,7 @@ def _clear(folder: Path) -> None:
 def _identity(spec: TrainSpec) -> TrainSpec:
     """Without what changes speed and memory alone: a run that ran out of memory resumes with smaller micro-batches."""
     options = {name: value for name, value in spec.engine_options.items() if name not in SPEED_ONLY}
-    return spec.model_copy(update={"engine_options": options})
+    return spec.model_copy(update={"engine_options": options, "recipe": current_names(spec.recipe)})
 
 
 class _Control:
