@@ -40,30 +40,11 @@ from isocompute.planner.request import PlanRequest
 from isocompute.planner.warnings import BaseRates
 
 if TYPE_CHECKING:  # what one command needs takes the others seconds to load
-    from isocompute.diagnose.claims import Claim
     from isocompute.diagnose.health import Health
+    from isocompute.diagnose.verdicts import Claim
     from isocompute.law.comparison import Ablation
     from isocompute.problems.split import Split
     from isocompute.sweep import Progress, Result
-
-__all__ = [
-    "BACKTEST_POINTS",
-    "Ablated",
-    "IncompleteError",
-    "Source",
-    "ablate",
-    "analyse_ablation",
-    "backtest",
-    "backtest_plans",
-    "check_health",
-    "compare",
-    "fit",
-    "forecast",
-    "forecast_all",
-    "judge_claims",
-    "plan",
-    "split",
-]
 
 Source = RunSet | Run | Sequence[Run] | str | Path | Sequence[str | Path]
 """Runs that are loaded, or where they lie."""

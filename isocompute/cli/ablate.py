@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from isocompute.api import Ablated
     from isocompute.law.comparison import Ablation, Part
 
-__all__ = ["ablated_json", "command"]
-
 
 def command(
     spec: Annotated[str, typer.Argument(metavar="SPEC.toml", help="A study's spec, with or without [variants].")],

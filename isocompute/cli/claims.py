@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from isocompute.core.run import RunSet
-    from isocompute.diagnose.claims import Claim
-
-__all__ = ["command"]
+    from isocompute.diagnose.verdicts import Claim
 
 
 def command(

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from isocompute.core.run import RunSet
     from isocompute.law.comparison import Comparison
 
-__all__ = ["command"]
-
 
 def command(
     a: Annotated[str, typer.Argument(help="One recipe: a run, a folder of its seeds, a table, or PATH::NAME.")],

@@ -12,8 +12,6 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from isocompute.trainers import Explanation
 
-__all__ = ["command", "explain_json"]
-
 
 def command(
     config: Annotated[str, typer.Argument(help="A config, script or argument list of any trainer that export knows.")],

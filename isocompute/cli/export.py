@@ -14,8 +14,6 @@ from isocompute.core.errors import InputError
 if TYPE_CHECKING:
     from isocompute.trainers import Exported, File, RunPlan
 
-__all__ = ["command", "export_json"]
-
 
 def command(
     trainer: Annotated[str, typer.Argument(help="verl, trl, openrlhf, prime-rl, nemo-rl or skyrl.")],

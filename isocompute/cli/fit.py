@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from isocompute.law.frontier import Optimum
     from isocompute.law.law import Law
 
-__all__ = ["command", "show"]
-
 _MOSTLY = 0.8
 """Share of replicates in which n* rises from which it takes a word why that is not enough."""
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from isocompute.law.forecasting import Backtest, Forecast
 
-__all__ = ["backtest_json", "command", "draw", "forecasts_json", "show"]
-
 _TO = "2x"
 _REASONS = 10
 """Reasons to leave runs out that are shown."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from isocompute.core.run import RunSet
     from isocompute.diagnose.health import Finding, Health
 
-__all__ = ["command"]
-
 _STYLES = {"healthy": "green", "unknown": "cyan", "warning": "yellow", "problem": "bold red"}
 """Verdict → colour, from best to worst."""
 

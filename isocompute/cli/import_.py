@@ -12,8 +12,6 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from isocompute.data.importing import Imports
 
-__all__ = ["command"]
-
 
 def command(
     paths: Annotated[list[str], typer.Argument(help="Logs: files, folders, globs, - for standard input.")],

@@ -9,8 +9,6 @@ import typer
 from isocompute.cli import options
 from isocompute.core.errors import InputError
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Base models and measurements of the language-model engine.", no_args_is_help=True, rich_markup_mode=None
 )

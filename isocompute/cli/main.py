@@ -32,8 +32,6 @@ from isocompute.cli import (
 from isocompute.cli.options import refuse_retired
 from isocompute.core.errors import InputError
 
-__all__ = ["app", "main"]
-
 
 class _Sections(TyperGroup):
     """A group whose help has a section for each `rich_help_panel` of its commands; plain text, as all help is here."""

@@ -15,27 +15,6 @@ from isocompute.core.errors import InputError
 if TYPE_CHECKING:
     from isocompute.core.run import RunSet
 
-__all__ = [
-    "RETIRED",
-    "Chart",
-    "Columns",
-    "Json",
-    "Metric",
-    "Problems",
-    "Replicates",
-    "Rollouts",
-    "Seed",
-    "Unit",
-    "Where",
-    "Without",
-    "captured_warnings",
-    "load_runs",
-    "pairs",
-    "plain_value",
-    "print_json",
-    "refuse_retired",
-]
-
 Metric = Annotated[str | None, typer.Option(help="Metric to read, such as avg@4; found by itself where it can be.")]
 Unit = Annotated[str | None, typer.Option(help="Unit of compute: rollouts, tokens, gpu_hours or steps.")]
 Columns = Annotated[

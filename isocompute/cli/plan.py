@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from isocompute.planner.decide import Plan
     from isocompute.planner.next_runs import Proposal
 
-__all__ = ["command"]
-
 _OF_BACKTEST = ("budget", "law", "metric", "problems_per_batch", "replicates", "seed")
 """Fields of a request that `--backtest` reads."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from isocompute.planner.next_runs import Proposal
     from isocompute.planner.published import Entry
 
-__all__ = ["budget_of", "show", "show_laws", "show_next", "show_tests", "tests_to_json"]
-
 
 def show(plan: Plan) -> None:
     """The plan on a terminal."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from isocompute.law.law import Law
     from isocompute.sweep.folder import Progress, Report
 
-__all__ = ["command"]
-
 _SPEC = """# The IsoCompute paper's grid (section 4) on the simulator; `isocompute study run` takes this file as it is.
 engine = "sim"
 seeds = [{seed}]

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from isocompute.report.evidence import Evidence
     from isocompute.report.page import Report
 
-__all__ = ["command"]
-
 
 def command(
     runs: Annotated[

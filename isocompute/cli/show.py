@@ -11,8 +11,6 @@ from rich.text import Text
 
 from isocompute.core.formatting import value
 
-__all__ = ["EXTRAPOLATED", "ceiling", "console", "heading", "short", "table"]
-
 EXTRAPOLATED = "?: less than 80% of the rise to this ceiling is done; it depends on the form"
 """What the mark of `ceiling` means."""
 

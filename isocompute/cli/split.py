@@ -11,8 +11,6 @@ from isocompute.cli import options
 if TYPE_CHECKING:
     from isocompute.problems.split import Split
 
-__all__ = ["command"]
-
 
 def command(
     problems: Annotated[str, typer.Argument(help="A problem file, gym:TASK, hf:NAME[:CONFIG][:SPLIT] or chain:LEVEL.")],

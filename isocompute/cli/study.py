@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from isocompute.sweep import CellStatus, Result
     from isocompute.sweep.folder import Progress, Report
 
-__all__ = ["STOPPED", "app", "duration", "end", "watched"]
-
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
 _SHOWN_ERRORS = 5

@@ -12,8 +12,6 @@ from isocompute.core.errors import InputError
 if TYPE_CHECKING:
     from isocompute.sweep.train import Trained
 
-__all__ = ["command"]
-
 STOPPED = 130
 _TABLES = ("recipe", "problems", "evaluation", "engine_options")
 

@@ -8,8 +8,6 @@ import typer
 
 from isocompute.cli import options
 
-__all__ = ["command"]
-
 
 def command(
     study: Annotated[str, typer.Argument(help="A study's folder, a folder of runs or of logs, or a table.")],

@@ -14,22 +14,6 @@ from isocompute.core.arrays import Ints
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.recipe import Recipe, sampled_per_problem
 
-__all__ = [
-    "SPEED_ONLY",
-    "Allocation",
-    "Cell",
-    "Control",
-    "Engine",
-    "Evaluation",
-    "Measures",
-    "MeasuringEngine",
-    "Spending",
-    "all_retired",
-    "evaluation_steps",
-    "grid",
-    "metric_names",
-]
-
 
 class Spending:
     """What follows from Bp, n and M, for everything that has the three."""

@@ -20,23 +20,6 @@ from isocompute.core.errors import InputError
 from isocompute.core.metric_names import REWARDS, TRAIN_REWARD, our_name_among, reward_rank
 from isocompute.core.run import LARGEST, Run, RunSet, RunWarning, ends_non_finite, listing, text_cells
 
-__all__ = [
-    "MINIMUM_POINTS",
-    "UNITS",
-    "Curve",
-    "Setting",
-    "are_percent",
-    "choose_metric",
-    "choose_unit",
-    "curves_of",
-    "median",
-    "noise_level",
-    "on_one_scale",
-    "scale_of",
-    "upper_bound",
-    "warn_of_scales",
-]
-
 UNITS = ("rollouts", "tokens", "gpu_hours", "steps")
 MINIMUM_POINTS = 4
 PERCENT = 100.0

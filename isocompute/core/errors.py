@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["InputError", "first_wrong", "quiet", "recorded"]
-
 
 class InputError(ValueError):
     """Wrong input: what is wrong, where, and what to do. The command line prints it on one line and exits with 2."""

@@ -11,17 +11,6 @@ from typing import Any
 
 from isocompute.core.errors import InputError
 
-__all__ = [
-    "children",
-    "exists",
-    "is_folder",
-    "is_remote",
-    "join",
-    "last_part",
-    "read_bytes",
-    "write_atomically",
-]
-
 
 def is_remote(address: str) -> bool:
     """Whether an address is for fsspec."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["count", "number", "pair", "plural", "thousands", "value"]
-
 _LARGE = 1e4
 """No reward that is read to three places is so large."""
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))

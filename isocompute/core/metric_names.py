@@ -11,20 +11,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = [
-    "CUMULATIVE",
-    "PER_STEP",
-    "REWARDS",
-    "STEP_NAMES",
-    "TRAIN_REWARD",
-    "Names",
-    "is_validation",
-    "our_name_among",
-    "our_names",
-    "reward_rank",
-]
-
-
 TRAIN_REWARD = "train/avg"
 REWARDS = (
     r"avg@\d+",

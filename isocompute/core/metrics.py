@@ -19,8 +19,6 @@ import numpy.typing as npt
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 
-__all__ = ["Estimate", "avg_at_k", "best_at_k", "mean_with_error", "worst_at_k", "zero_variance_share"]
-
 
 @dataclass(frozen=True)
 class Estimate:

@@ -12,8 +12,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from isocompute.core import files
 from isocompute.core.errors import InputError
 
-__all__ = ["ModelConfig", "RopeScaling", "read_config_file"]
-
 _LARGEST = 10**9
 """No count of a model is larger; with larger ones costs would overflow."""
 

@@ -18,18 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, Val
 
 from isocompute.core.errors import InputError, first_wrong
 
-__all__ = [
-    "FOLLOWS_BATCH",
-    "LEAVE_ONE_OUT",
-    "RECIPES",
-    "RENAMED",
-    "Recipe",
-    "current_names",
-    "learning_rate",
-    "make_recipe",
-    "sampled_per_problem",
-]
-
 FOLLOWS_BATCH = ("learning_rate", "critic_learning_rate", "warmup_steps")
 """Fields whose logged values change with the batch by design: they tell recipes apart only at one batch size."""
 _Baseline = Annotated[int, Field(ge=2)]

@@ -34,29 +34,6 @@ from isocompute.core import files
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import current_names
 
-__all__ = [
-    "CHECKPOINT",
-    "ERROR",
-    "FINISHED",
-    "PASS_RATES",
-    "POINTS",
-    "RUNNING",
-    "SETTINGS",
-    "LockGuard",
-    "LostError",
-    "Owner",
-    "Recorder",
-    "RunSettings",
-    "RunWriter",
-    "appended",
-    "parse_owner",
-    "process_start",
-    "read_owner",
-    "this_process",
-    "whole_lines",
-]
-
-
 RUNNING = "running.json"
 """The lock of a run, in its folder."""
 

@@ -20,31 +20,6 @@ import polars as pl
 from isocompute.core.errors import InputError
 from isocompute.core.recorder import RunSettings
 
-__all__ = [
-    "LARGEST",
-    "NON_FINITE",
-    "POINT_COLUMNS",
-    "NonFinite",
-    "NonFiniteWarning",
-    "Run",
-    "RunSet",
-    "RunWarning",
-    "TextCell",
-    "ends_non_finite",
-    "is_text_column",
-    "list_cells",
-    "listing",
-    "mark_non_finite",
-    "marks_as_json",
-    "marks_in",
-    "non_finite",
-    "place_of",
-    "restore_non_finite",
-    "text_cells",
-    "with_marks",
-]
-
-
 _BETWEEN = ", "
 
 

@@ -18,18 +18,6 @@ from pydantic import TypeAdapter, ValidationError
 from isocompute.core.metric_names import is_validation, our_names
 from isocompute.core.recipe import Recipe
 
-__all__ = [
-    "NO_COMPUTE",
-    "ORIGINS",
-    "Layout",
-    "constant_columns",
-    "layout_of",
-    "origin_of",
-    "origin_settings",
-    "recipe_field",
-]
-
-
 _TEXTS = {
     "model": ("model", "model_name", "base_model", "model_name_or_path"),
     "problems": ("problems", "problem_set", "dataset", "dataset_name", "set", "task"),

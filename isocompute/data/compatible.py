@@ -22,20 +22,6 @@ from isocompute.core.recipe import FOLLOWS_BATCH
 from isocompute.core.run import Run, RunSet, RunWarning, listing
 from isocompute.data.columns import origin_of
 
-__all__ = [
-    "Condition",
-    "algorithm",
-    "apart_from_batch",
-    "columns_in_name",
-    "conditions_of",
-    "ingredients",
-    "runs_of_leading_recipe",
-    "set_size",
-    "warn_of_pooling",
-    "warn_of_several",
-]
-
-
 _FIRST = ("problems", "model", "recipe.baseline_rollouts", "recipe.loss", "recipe.advantage")
 """Ingredients that name a condition before any other does."""
 _FOLLOWS_BATCH = {f"recipe.{name}" for name in FOLLOWS_BATCH}

@@ -24,8 +24,6 @@ from isocompute.data.columns import recipe_field
 from isocompute.data.source import as_number, flatten
 from isocompute.trainers import Setup, read_settings
 
-__all__ = ["CONFIG_SUFFIXES", "RunConfig", "config_beside", "read_run_config", "settings_in_name"]
-
 
 @dataclass(frozen=True)
 class RunConfig:

@@ -30,8 +30,6 @@ from isocompute.core.arrays import Array
 from isocompute.core.run import Run
 from isocompute.data.source import as_number
 
-__all__ = ["LOWER_BOUND", "TOKENS_WITH_PROMPTS", "Sampled", "sampled_rollouts", "with_rollouts", "with_tokens"]
-
 LOWER_BOUND = (
     "groups that were dropped are sampled again, and the log does not say how many: compute is what was trained on, a "
     "lower bound of what was sampled"

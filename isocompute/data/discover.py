@@ -31,8 +31,6 @@ from isocompute.data.rows import Match, Reader
 from isocompute.data.source import Log, Sample
 from isocompute.data.table import TABLE_SUFFIXES, Table
 
-__all__ = ["READERS", "Found", "find", "is_foreign_table", "reader_named", "reader_of"]
-
 READERS: tuple[Reader, ...] = (
     *(VerlConsole(), VerlFile(), VerlRollouts(), TrlState(), TrlConsole(), PrimeRL(), OpenRLHF(), SkyRL(), NemoRL()),
     *(PipelineRL(), Tinker(), TensorBoard(), WandbOffline(), Trackio(), Table()),

@@ -31,16 +31,6 @@ from isocompute.core.run import (
 )
 from isocompute.data.frames import parse_json_lines, with_numbers
 
-__all__ = [
-    "AbandonedBranch",
-    "abandoned_branch",
-    "is_bookkeeping",
-    "merge_rows_of_steps",
-    "read_run",
-    "rows_of_points",
-    "steps_of",
-]
-
 
 def read_run(address: str, *, name: str | None = None) -> Run:
     """Read a run folder; `NoPointsError` where it has no point yet."""

@@ -23,17 +23,6 @@ from isocompute.core.recorder import whole_lines
 from isocompute.core.run import RunWarning
 from isocompute.data.source import Log, Sample, as_number, flatten
 
-__all__ = [
-    "DecimalCommaError",
-    "NoPointsError",
-    "first_rows",
-    "parse_csv",
-    "parse_json_lines",
-    "read_frame",
-    "separator_of",
-    "with_numbers",
-]
-
 
 class NoPointsError(InputError):
     """A run without its first point: the file has no whole line yet."""

@@ -26,17 +26,6 @@ from isocompute.data.discover import Found, find, reader_named, reader_of
 from isocompute.data.folder import read_run
 from isocompute.data.rows import Reader, Rows, Sink
 
-__all__ = [
-    "FROM_NAME",
-    "Imported",
-    "Imports",
-    "folder_name",
-    "import_logs",
-    "summary",
-    "warn_of_differing_names",
-    "write_runs",
-]
-
 FROM_NAME = " from the name of the run"
 """The end of a note about a setting that only the run's name gives."""
 _SHORT = {"problems_per_batch": "Bp", "rollouts_per_problem": "n", "update_steps": "steps"}

@@ -22,8 +22,6 @@ from isocompute.data.config import read_run_config
 from isocompute.data.rows import NUMBERS_BEFORE
 from isocompute.data.source import as_float, flatten
 
-__all__ = ["LiveRun", "trl_callback"]
-
 
 class LiveRun:
     """Writes one run folder as rows arrive; an existing folder is continued."""

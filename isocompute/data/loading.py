@@ -38,8 +38,6 @@ from isocompute.data.importing import FROM_NAME, Imports, import_logs, warn_of_d
 from isocompute.data.source import Log
 from isocompute.data.table import TABLE_SUFFIXES, read_table
 
-__all__ = ["excluded_runs", "hint_for_data_in_memory", "load"]
-
 _DEPTH = 4
 _THREADS = 8
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}

@@ -20,8 +20,6 @@ from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 from isocompute.core.run import Run
 
-__all__ = ["BINS", "PassRates", "read_base_rates", "read_pass_rates"]
-
 BINS = 20
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 _PERCENT = 100.0

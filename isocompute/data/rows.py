@@ -25,8 +25,6 @@ from isocompute.core.run import POINT_COLUMNS, with_marks
 from isocompute.data.folder import abandoned_branch, is_bookkeeping
 from isocompute.data.source import Log, Sample, as_float
 
-__all__ = ["NO_MATCH", "NUMBERS_BEFORE", "Match", "Reader", "Rows", "Sink"]
-
 NUMBERS_BEFORE = 5
 _MAX_NAMES = 20_000
 _MAX_STEP = 2**53

@@ -25,9 +25,6 @@ from isocompute.core import files
 from isocompute.core.errors import InputError, quiet
 from isocompute.trainers.config_files import strip
 
-__all__ = ["LiteralError", "Log", "Sample", "as_float", "as_number", "depth_after", "flatten", "parse"]
-
-
 _DEPTH = 60
 _LONGEST = 1 << 20
 _TOKEN = re.compile(r"(?P<text>'[^'\\]*(?:\\.[^'\\]*)*'|\"[^\"\\]*(?:\\.[^\"\\]*)*\")|(?P<mark>[{}\[\]()])", re.DOTALL)

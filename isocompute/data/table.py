@@ -41,8 +41,6 @@ from isocompute.data.frames import (
 from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
 from isocompute.data.source import Log, Sample, as_number
 
-__all__ = ["TABLE_SUFFIXES", "Table", "read_table"]
-
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _SETTING_COLUMNS = ("problems_per_batch", "rollouts_per_problem", "seed", "gpus")
 _ROLES = ("run", "value", *_SETTING_COLUMNS, *POINT_COLUMNS, *ORIGINS)

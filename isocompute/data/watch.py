@@ -16,8 +16,6 @@ from isocompute.core.errors import InputError
 from isocompute.core.recorder import PASS_RATES, POINTS, SETTINGS
 from isocompute.data.discover import find
 
-__all__ = ["watch"]
-
 T = TypeVar("T")
 _State = tuple[tuple[str, int, int, int], ...]
 """Path, inode, size and time of every file that is read."""

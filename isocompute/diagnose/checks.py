@@ -29,24 +29,6 @@ from isocompute.diagnose.series import (
     trailing,
 )
 
-__all__ = [
-    "MISMATCHES",
-    "CheckFunction",
-    "Severity",
-    "Signals",
-    "check_finite",
-    "check_logprob_gap",
-    "check_polarisation",
-    "check_progress",
-    "check_reward_fall",
-    "check_spikes",
-    "check_train_validation_gap",
-    "check_truncation",
-    "check_zero_variance",
-    "drift_check",
-    "number_at",
-]
-
 Severity = Literal["warning", "problem"]
 
 MISMATCHES: dict[str, float] = {

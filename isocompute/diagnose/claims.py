@@ -17,8 +17,6 @@ from isocompute.diagnose.setups import Setup, Study, common_metric, sort_runs
 from isocompute.diagnose.verdicts import Claim, Statement, above, mean_of
 from isocompute.law.solver import HILL, POWER, Batch, Family, evaluate, solve
 
-__all__ = ["Claim", "judge", "metric_of"]
-
 
 def judge(runs: RunSet, *, metric: str | None = None) -> tuple[Claim, ...]:
     """Judge every claim of the two papers that these runs bear on; the others name the runs that would decide them."""

@@ -21,8 +21,6 @@ from isocompute.diagnose import checks
 from isocompute.diagnose.checks import MISMATCHES, CheckFunction, Severity, Signals, number_at
 from isocompute.diagnose.series import VALIDATION_NOISE, Reward, batch_noise, reference_rows, reward_of, series_of
 
-__all__ = ["Check", "Finding", "Health", "Severity", "Verdict", "check"]
-
 Verdict = Literal["healthy", "unknown", "warning", "problem"]
 """From best to worst; `unknown` is a run on which no check could run."""
 

@@ -22,21 +22,6 @@ from isocompute.law.frontier import Optimum, compared, frontier, seed_noise, wha
 from isocompute.law.law import Law, Tradeoff
 from isocompute.law.uncertainty import percentiles
 
-__all__ = [
-    "FIXED_BATCH",
-    "LEVELS_OFF",
-    "RISES",
-    "SMALL_SETS",
-    "TOKENS_AGREE",
-    "about_algorithms",
-    "about_batches",
-    "about_difficulty",
-    "about_metrics",
-    "about_optimum",
-    "about_sizes",
-    "about_units",
-]
-
 _SWEEP = "runs at three or more n with one Bp and recipe, evaluated over one range of compute"
 _FIGURE_7 = "IsoCompute section 4.1, figure 7"
 RISES = Statement(

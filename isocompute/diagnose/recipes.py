@@ -24,9 +24,6 @@ from isocompute.diagnose.verdicts import (
 )
 from isocompute.law.comparison import compare
 
-__all__ = ["about_recipes"]
-
-
 _Test = Callable[[Mapping[str, Any]], bool]
 _LAST = 3
 _LOSS_FIELDS = ("loss", "clip_low", "clip_high", "ratio_cap", "ratio_reference")

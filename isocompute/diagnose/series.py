@@ -19,27 +19,6 @@ from isocompute.core.curve import PERCENT, Curve, are_percent, noise_level, scal
 from isocompute.core.run import LARGEST, Run
 from isocompute.law.curves import collapse_start
 
-__all__ = [
-    "MINIMUM_FOR_PROGRESS",
-    "MINIMUM_TRAINING_BATCHES",
-    "VALIDATION_NOISE",
-    "Reward",
-    "Series",
-    "batch_noise",
-    "binomial_scale",
-    "downside_noise",
-    "first_drop",
-    "first_gap",
-    "has_risen",
-    "present_level",
-    "reference_rows",
-    "reward_of",
-    "series_of",
-    "sets_logged",
-    "stalled_since",
-    "trailing",
-]
-
 VALIDATION_NOISE = 0.02
 """Prior noise of an evaluation, of the scale: ScaleRL's error, and that of some 600 samples."""
 LEVEL_POINTS = (3, 20)

@@ -34,8 +34,6 @@ from isocompute.data.compatible import (
 from isocompute.law.curves import usable_points
 from isocompute.law.law import Law, fit_law
 
-__all__ = ["REPLICATES", "Difficulty", "Pair", "Setup", "Study", "common_metric", "difficulty_of", "sort_runs"]
-
 Difficulty = Literal["easy", "hard"]
 Pair = tuple[Sequence[Run], Sequence[Run]]
 """Runs of two recipes at one allocation."""

@@ -19,21 +19,6 @@ from scipy import stats
 from isocompute.core.arrays import Array
 from isocompute.law.uncertainty import SEED_MARGIN
 
-__all__ = [
-    "ONE_SEED",
-    "Claim",
-    "Difference",
-    "Interval",
-    "Statement",
-    "Verdict",
-    "above",
-    "combined",
-    "inside",
-    "mean_of",
-    "no_better",
-    "seed_difference",
-]
-
 Verdict = Literal["holds", "fails", "undecided"]
 Interval = tuple[float, float]
 

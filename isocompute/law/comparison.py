@@ -39,8 +39,6 @@ from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
 from isocompute.law.solver import HILL, Batch, solve
 from isocompute.law.uncertainty import SEED_MARGIN, around, percentiles
 
-__all__ = ["Ablation", "Collapse", "Comparison", "Efficiency", "Overtaking", "Part", "compare", "leave_one_out"]
-
 _ONE_SEED_FACTOR = 1.5
 _FAR = 4.0
 """Overtaking is looked for up to this many times the compute seen."""

@@ -15,21 +15,6 @@ from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.curve import MINIMUM_POINTS, Curve, Setting, median, noise_level, scale_of
 from isocompute.core.errors import InputError
 
-__all__ = [
-    "DEFAULT_BIN",
-    "MAXIMUM_POINTS",
-    "collapse_start",
-    "collapsed_early",
-    "last_trend",
-    "record_points",
-    "settings_of",
-    "usable_curves",
-    "usable_end",
-    "usable_mask",
-    "usable_points",
-]
-
-
 _ENOUGH_FOR_NOISE, _SHORT = 6, 12
 """Points from which the noise level can be estimated, and from which two or three low ones no longer hide it."""
 _STEPS = 2.5

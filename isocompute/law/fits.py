@@ -42,18 +42,6 @@ from isocompute.law.uncertainty import (
     t_over_normal,
 )
 
-__all__ = [
-    "CEILING_SEEN",
-    "CurveFit",
-    "Ensemble",
-    "akaike_weights",
-    "bins_of",
-    "block_length",
-    "block_resample",
-    "fit_groups",
-    "padded",
-]
-
 CEILING_SEEN = 0.8
 """A ceiling counts as seen when this share of the rise to it is done; below, it depends on the form of the curve."""
 _MOST_BINS = 48

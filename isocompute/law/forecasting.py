@@ -44,8 +44,6 @@ from isocompute.law.curves import collapse_start, usable_points
 from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.solver import FAMILIES, HILL, Batch, evaluate, solve
 
-__all__ = ["LEVEL", "VERDICTS", "Backtest", "Forecast", "backtest", "damped_trend", "forecast", "origins", "path"]
-
 LEVEL = 0.8
 VERDICTS = ("declining", "flat", "too_early", "improving")
 """The worst first."""

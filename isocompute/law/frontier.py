@@ -31,26 +31,6 @@ from isocompute.law.fits import CurveFit, padded
 from isocompute.law.solver import HILL, Batch, Fits, evaluate, solve
 from isocompute.law.uncertainty import SEED_MARGIN, around, basic, percentiles, seed_deviation
 
-__all__ = [
-    "EARLY_FACTOR",
-    "Frontier",
-    "Optimum",
-    "Reading",
-    "Slice",
-    "Switch",
-    "at_end",
-    "bounds",
-    "compared",
-    "ended",
-    "fit_optima",
-    "frontier",
-    "live",
-    "reached",
-    "seed_noise",
-    "sensitivity",
-    "what_to_run",
-]
-
 EARLY_FACTOR = 1.25
 """A setting takes part from its first compute divided by this."""
 _GRID_POINTS = 120

@@ -50,8 +50,6 @@ from isocompute.law.frontier import (
 from isocompute.law.surface import Surface, fit_surface
 from isocompute.law.uncertainty import SEED_MARGIN, by_chance
 
-__all__ = ["EarlyCollapse", "Law", "RunFit", "Tradeoff", "fit_law"]
-
 _NAMED = 3
 """Runs that a note names."""
 _SIGNIFICANT = 0.05

@@ -26,22 +26,6 @@ from threadpoolctl import ThreadpoolController
 
 from isocompute.core.arrays import Array, Bools, Ints
 
-__all__ = [
-    "EXPONENTIAL",
-    "FAMILIES",
-    "HILL",
-    "POWER",
-    "Batch",
-    "Family",
-    "Fits",
-    "Shape",
-    "Slopes",
-    "blas_on_one_core",
-    "evaluate",
-    "solve",
-]
-
-
 Shape = Callable[[Array, Array], Array]
 """`(x, theta_K) -> g`: each of `theta_K` broadcasts against `x`, which is what `Family.coordinate` makes of compute in
 units of the curve's first positive compute."""

@@ -23,8 +23,6 @@ from isocompute.law.law import Law
 from isocompute.law.solver import FAMILIES, Family
 from isocompute.law.surface import LeftOut, Surface, Terms
 
-__all__ = ["StoredLaw", "check_out", "is_law_file", "read_law", "write_law"]
-
 _FORMAT, _VERSION = "isocompute-law", 1
 _BEGINS = b'{"format": "isocompute-law"'
 _PRINTED = {"metric", "unit", "curves", "frontier"}

@@ -24,8 +24,6 @@ from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.law.fits import CurveFit, bins_of, block_resample
 from isocompute.law.solver import EXPONENTIAL, HILL, Family, blas_on_one_core
 
-__all__ = ["LeftOut", "Surface", "Terms", "fit_surface"]
-
 _BOX = ((-30.0, 60.0), (float(np.log(0.1)), float(np.log(20.0))))
 """Where log Cmid (in units of the first compute) and log B are held."""
 

@@ -23,22 +23,6 @@ from isocompute.core.arrays import Array, Bools
 from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 
-__all__ = [
-    "SEED_MARGIN",
-    "SeedEffect",
-    "SeedSpread",
-    "around",
-    "basic",
-    "by_chance",
-    "check_replicates",
-    "difference_error",
-    "percentiles",
-    "seed_deviation",
-    "seed_effects",
-    "single_seed_deviation",
-    "t_over_normal",
-]
-
 SEED_MARGIN = 0.02
 """ScaleRL's 95% half-width of a difference between two runs, of the scale the values lie on."""
 _FEWEST = 20

@@ -25,8 +25,6 @@ from isocompute.planner.decide import decide
 from isocompute.planner.law import planning_law
 from isocompute.planner.request import Budget, PlanRequest
 
-__all__ = ["AHEAD", "PlanTest", "Reached", "backtest_curves", "backtest_sweep", "halved_budgets"]
-
 AHEAD = 8.0
 """A law of the first 1/AHEAD of the compute plans the whole."""
 _SLACK = 1.03

@@ -29,22 +29,6 @@ from isocompute.planner.published import published, siblings
 from isocompute.planner.request import Budget, PlanRequest
 from isocompute.planner.warnings import SMALL_SET, SMALL_SET_ROLLOUTS, PlanWarning
 
-__all__ = [
-    "FAR",
-    "Constraints",
-    "allocations",
-    "begun",
-    "candidate_settings",
-    "columns",
-    "figure_10",
-    "law_warnings",
-    "planned_range",
-    "range_warnings",
-    "small_set_limit",
-    "values",
-    "way_to_find_out",
-]
-
 NEAR_PROBLEMS = 8
 """A law of one Bp answers for others up to this many times smaller or larger."""
 FAR = 10.0

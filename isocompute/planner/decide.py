@@ -53,8 +53,6 @@ from isocompute.planner.warnings import (
     run_warnings,
 )
 
-__all__ = ["LEVEL", "AssumedRegime", "Option", "Plan", "Ranked", "decide", "plan_to_json", "rank"]
-
 LEVEL = 0.8
 """Coverage of the interval of an expected value."""
 TOLERANCE = 5e-4

@@ -29,19 +29,6 @@ from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import EARLY_FACTOR
 from isocompute.law.surface import Surface
 
-__all__ = [
-    "SAME",
-    "WITHOUT_TREND",
-    "WITH_TREND",
-    "Curves",
-    "NoiseShares",
-    "centered",
-    "clip_keeping_mean",
-    "damped_trend",
-    "extrapolate",
-    "extrapolation_noise",
-]
-
 SAME = 1.02
 """Budgets that differ by a batch are the same budget."""
 DAMPING = 0.7

@@ -38,20 +38,6 @@ from isocompute.planner.extrapolation import (
 )
 from isocompute.planner.recipe import RunsRecipe, runs_recipe
 
-__all__ = [
-    "OWN",
-    "CollapseRate",
-    "Model",
-    "OptimumOnly",
-    "PlanningLaw",
-    "Survival",
-    "is_rate",
-    "leading_recipe",
-    "planning_law",
-    "survival_by_setting",
-]
-
-
 LEVEL = 0.8
 """Coverage of the interval of a collapse rate."""
 _JEFFREYS = 0.5

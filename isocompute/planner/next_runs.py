@@ -36,19 +36,6 @@ from isocompute.planner.extrapolation import Curves
 from isocompute.planner.recipe import RATE_FIELDS, RunsRecipe, anchored
 from isocompute.planner.request import Anchor
 
-__all__ = [
-    "Proposal",
-    "candidate_cells",
-    "common_targets",
-    "kept_study",
-    "likely_best",
-    "next_cells",
-    "next_recipe",
-    "next_study",
-    "proposal_to_json",
-    "propose",
-]
-
 SHARES = (0.5, 1.0)
 """Candidates run a setting to these shares of the budget. Shorter runs are cheap and say little of its end: with
 eighths and quarters among them, decisions end where they would without (docs/studies/plan-quality.md)."""

@@ -24,8 +24,6 @@ from isocompute.law.solver import FAMILIES
 from isocompute.planner.extrapolation import Curves
 from isocompute.planner.law import OptimumOnly, PlanningLaw, is_rate
 
-__all__ = ["Entry", "entries", "published", "siblings"]
-
 _BEFORE = 2.0
 """Figure 6 draws a curve from where it takes the lead; its form is trusted down to half of that."""
 _KMAX = max(len(family.parameters) for family in FAMILIES)

@@ -20,8 +20,6 @@ from isocompute.core.errors import InputError
 from isocompute.core.recipe import RECIPES, Recipe, current_names, learning_rate, make_recipe
 from isocompute.planner.request import PAPER_ANCHOR, Anchor
 
-__all__ = ["RATE_FIELDS", "AdvisedRecipe", "Line", "RunsRecipe", "advise_recipe", "anchored", "runs_recipe"]
-
 RATE_FIELDS = ("learning_rate", "lr_reference_batch", "lr_scaling")
 """Fields that give a learning rate together."""
 ISOCOMPUTE, SCALERL = "IsoCompute, arXiv 2603.12151", "ScaleRL, arXiv 2510.13786"

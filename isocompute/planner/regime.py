@@ -35,8 +35,6 @@ from isocompute.law.frontier import EARLY_FACTOR, seed_noise
 from isocompute.law.uncertainty import around, basic, t_over_normal
 from isocompute.planner.law import leading_recipe
 
-__all__ = ["ADVICE", "REGIMES", "Diagnosis", "Finding", "Regime", "Sweep", "Verdict", "by_rollouts", "diagnose"]
-
 LEAD = 0.005
 """A lead between two n that counts: the bin in which the IsoCompute paper counts rewards as equal."""
 MATERIAL = 0.02

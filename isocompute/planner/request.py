@@ -13,8 +13,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 
 from isocompute.core.errors import InputError
 
-__all__ = ["PAPER_ANCHOR", "Anchor", "Budget", "PlanRequest", "option_of", "parse_anchor", "parse_budget"]
-
 MOST_ROLLOUTS = 1e15
 """A budget buys at most this many rollouts: more are not counted exactly, and no run makes so many."""
 UNITS = {"": "rollouts", "tok": "tokens", "h": "gpu_hours"}

@@ -12,20 +12,6 @@ from isocompute.core.arrays import Array
 from isocompute.core.formatting import number, plural, thousands
 from isocompute.core.metrics import zero_variance_share
 
-__all__ = [
-    "SMALL_SET",
-    "SMALL_SET_ROLLOUTS",
-    "BaseRates",
-    "Mix",
-    "PlanWarning",
-    "classify",
-    "data_warnings",
-    "enough_updates",
-    "epochs_of",
-    "metric_warnings",
-    "run_warnings",
-]
-
 HARD, EASY, VERY_EASY = 0.0625, 0.3, 0.6
 SMALL_SET = 1000
 """Between the paper's D = 500, where n = 512 overfits, and D = 6,000, where it does not."""

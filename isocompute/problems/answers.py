@@ -14,18 +14,6 @@ from fractions import Fraction
 
 from isocompute.problems.problem_set import Problem
 
-__all__ = [
-    "LONGEST_RESPONSE",
-    "ExactVerifier",
-    "another_amount",
-    "final_answer",
-    "marked_answer",
-    "plain",
-    "same_answer",
-    "stated_answer",
-    "tidy",
-]
-
 LONGEST_RESPONSE = 200_000
 """Characters at the end of a response that verifiers read."""
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*+)?\{|\}")

@@ -17,8 +17,6 @@ from isocompute.core.arrays import Ints
 from isocompute.core.errors import InputError
 from isocompute.problems.problem_set import Problem, ProblemSet
 
-__all__ = ["LEVELS", "ChainSpec", "Chains", "distinct_chains", "load_chain", "make_chains", "parse_chain", "vocabulary"]
-
 OPERATIONS = "+-*"
 SPECIAL = ("<pad>", "<eos>", "=")
 LEVELS = {"very-easy": (1, 2), "easy": (3, 5), "hard": (8, 10), "extremely-hard": (14, 16), "all": (1, 16)}

@@ -27,20 +27,6 @@ from isocompute.core.errors import InputError
 from isocompute.problems.pass_rates import Counts, Kept, Mixing, counts_in, fit_mixing, log_kernel, rate_grid, tabulate
 from isocompute.problems.problem_set import Problem, draw
 
-__all__ = [
-    "BANDS",
-    "LEVEL",
-    "REPLICATES",
-    "Band",
-    "Difficulty",
-    "Subset",
-    "SubsetMean",
-    "choose_subsets",
-    "fit_difficulty",
-    "mean_to_json",
-    "mixture",
-]
-
 LEVEL = 0.95
 REPLICATES = 200
 _FRESH_SAMPLES = 128

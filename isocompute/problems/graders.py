@@ -41,8 +41,6 @@ from isocompute.problems.answers import (
 )
 from isocompute.problems.problem_set import Problem, ProblemSet, without_duplicates
 
-__all__ = ["TIMEOUT_SECONDS", "GymVerifier", "MathVerifier", "load_gym", "parse_gym", "require", "serve"]
-
 TIMEOUT_SECONDS = 5.0
 """Of processor time for one response, so that rewards do not depend on how busy a machine is."""
 _WALL_FACTOR = 20

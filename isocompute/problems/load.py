@@ -33,21 +33,6 @@ from isocompute.problems.problem_set import (
     without_duplicates,
 )
 
-__all__ = [
-    "IDS",
-    "QUESTIONS",
-    "RATES",
-    "VERIFIERS",
-    "Row",
-    "choose_column",
-    "columns_of",
-    "index_column",
-    "load_problems",
-    "rate_of",
-    "read_rows",
-    "text_of",
-]
-
 VERIFIERS = ("math", "exact")
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 QUESTIONS = ("question", "problem", "prompt", "input", "instruction", "messages", "query")

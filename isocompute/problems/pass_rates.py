@@ -20,19 +20,6 @@ from scipy.stats import binom
 from isocompute.core.arrays import Array, Ints
 from isocompute.core.errors import InputError
 
-__all__ = [
-    "Counts",
-    "Kept",
-    "Mixing",
-    "counts_in",
-    "fit_mixing",
-    "infer_samples",
-    "latent_pass_rates",
-    "log_kernel",
-    "rate_grid",
-    "tabulate",
-]
-
 Kept = tuple[float, float]
 """The measured pass rates that a set was filtered to, both included."""
 

@@ -12,17 +12,6 @@ import numpy as np
 from isocompute.core.arrays import Ints
 from isocompute.core.errors import InputError
 
-__all__ = [
-    "Problem",
-    "ProblemSampler",
-    "ProblemSet",
-    "ProblemWarning",
-    "Verifier",
-    "draw",
-    "question_key",
-    "without_duplicates",
-]
-
 _ROUNDING = 1e-9
 """A pass rate of 55 in 100 reaches .55, whatever floating point makes of it."""
 

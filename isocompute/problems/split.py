@@ -45,8 +45,6 @@ from isocompute.problems.load import (
 from isocompute.problems.pass_rates import Kept
 from isocompute.problems.problem_set import Problem, ProblemSet, ProblemWarning
 
-__all__ = ["MIXTURE", "SUMMARY", "Split", "counts_from_rates", "make_split", "read_counts", "write_split"]
-
 SUMMARY = "difficulty.json"
 MIXTURE = "mixture"
 _UNLIKELY = 1e-3

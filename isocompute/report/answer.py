@@ -24,8 +24,6 @@ from isocompute.report.charts.style import unit_name
 from isocompute.report.evidence import Evidence
 from isocompute.report.html import items, table, tag
 
-__all__ = ["Answer", "answer_card", "answers"]
-
 
 @dataclass(frozen=True)
 class Answer:

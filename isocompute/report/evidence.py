@@ -28,8 +28,6 @@ from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.forecasting import Forecast, forecast
 from isocompute.law.law import Law, fit_law
 
-__all__ = ["Evidence", "Source"]
-
 Source = RunSet | Run | str | Path | Sequence[str | Path]
 T = TypeVar("T")
 

@@ -15,8 +15,6 @@ from isocompute.report.charts import optimum, pass_rates, recipes, reward, sensi
 from isocompute.report.charts.style import Drawing, Needs, save
 from isocompute.report.evidence import Evidence
 
-__all__ = ["FIGURES", "Figure", "FigureSpec", "Missing", "draw"]
-
 
 @dataclass(frozen=True)
 class FigureSpec:

@@ -14,8 +14,6 @@ from typing import Any
 from isocompute.report.charts.style import DARK, themed, thin
 from isocompute.report.figures import Figure
 
-__all__ = ["dark_rules", "embedded_data", "facts", "inline_svg", "items", "table", "tag"]
-
 
 def tag(name: str, *inside: str, **attributes: str | None) -> str:
     """An element around finished HTML. A trailing `_` of an attribute's name is dropped, `_` inside becomes `-`."""

@@ -29,8 +29,6 @@ from isocompute.report.evidence import Evidence, Source
 from isocompute.report.figures import FIGURES, Figure, Missing, draw
 from isocompute.report.html import dark_rules, embedded_data, facts, inline_svg, items, table, tag
 
-__all__ = ["Report", "check_page", "collapse_note", "run_table", "write_report"]
-
 _MOST_ANSWERS = 12
 _MOST_CONDITIONS = 12
 _MOST_RUNS = 1000

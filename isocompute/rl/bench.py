@@ -25,8 +25,6 @@ from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.source import Sampler
 from isocompute.rl.setup import set_up
 
-__all__ = ["WARM_UP", "Bench", "Machine", "bench", "measure_machine", "prepared_training"]
-
 WARM_UP = 2
 """Updates before those that are timed."""
 

@@ -14,8 +14,6 @@ from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.rollouts import Rollouts
 from isocompute.rl.update import Optimizer, micro_batches, response_hidden
 
-__all__ = ["Critic", "Judgement", "judge", "update_critic"]
-
 
 class Critic(nn.Module):
     """Starts as the policy's body with a head of zeros: at first every value is 0 and returns are rewards."""

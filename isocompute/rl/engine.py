@@ -24,8 +24,6 @@ from isocompute.rl.setup import EngineSpec, Setup, Sizes, lm_recipe, set_up, tas
 from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.update import DivergedError
 
-__all__ = ["MODEL", "LmEngine", "gpus_of"]
-
 MODEL = "model"
 """Folder of a finished run with its weights."""
 

@@ -18,8 +18,6 @@ from isocompute.rl.rollout.eager import SamplingSettings, sample
 from isocompute.rl.setup import EngineSpec, memory_budget, sampling_rows
 from isocompute.rl.tasks import ProblemsSpec, Task, Tasks, whole_task
 
-__all__ = ["Counts", "EvaluationSpec", "count_correct", "measure", "measure_pass_rates", "metrics_of"]
-
 
 class EvaluationSpec(Evaluation):
     """The `[evaluation]` table of this engine."""

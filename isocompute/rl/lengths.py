@@ -19,17 +19,6 @@ from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe
 from isocompute.rl.model.checkpoint import check_vocabulary, read_tokenizer
 
-__all__ = [
-    "Interruption",
-    "budget_beyond",
-    "length_penalty",
-    "make_interruption",
-    "penalty_window",
-    "phrase_tokens",
-    "plan_interruption",
-]
-
-
 _ANSWER = 1 / 7
 """Share of a response's budget that is kept for the answer: ScaleRL's 2,048 of 14,336 tokens."""
 _WINDOW = 5 / 6

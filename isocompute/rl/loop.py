@@ -42,8 +42,6 @@ from isocompute.rl.update import (
     update,
 )
 
-__all__ = ["MEANS", "METRICS", "Training"]
-
 _CHECKPOINT_SECONDS = 20.0
 _EVALUATION, _SEED_STRIDE = 1 << 40, 1 << 20
 """Evaluations have a random stream of their own, apart from training and from other seeds' evaluations."""

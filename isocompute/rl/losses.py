@@ -12,23 +12,6 @@ from torch import Tensor
 
 from isocompute.core.errors import InputError
 
-__all__ = [
-    "cispo_loss",
-    "clip_loss",
-    "decoupled_advantages",
-    "entropy",
-    "gae",
-    "group_advantages",
-    "gspo_loss",
-    "kl_to_base",
-    "mixed_groups",
-    "reinforce_loss",
-    "token_weights",
-    "truncated_importance",
-    "value_loss",
-]
-
-
 _EPSILON = 1e-6
 
 

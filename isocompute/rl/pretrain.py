@@ -23,8 +23,6 @@ from isocompute.rl.model.checkpoint import RECIPE_FILE, save_decoder
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 
-__all__ = ["Memory", "PretrainSettings", "make_memory", "pretrain", "write_chain_tokenizer", "write_traces"]
-
 
 def write_chain_tokenizer(folder: Path, *, modulus: int, context: int) -> None:
     """Write a tokenizer with one token a word; transformers opens it too."""

@@ -21,19 +21,6 @@ from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import FP32_ATTENTION_SLOTS
 from isocompute.rl.tasks import ProblemsSpec, Tasks, make_tasks
 
-__all__ = [
-    "EngineSpec",
-    "Setup",
-    "choose_sizes",
-    "lm_recipe",
-    "memory_budget",
-    "sampling_rows",
-    "set_up",
-    "tasks_of",
-    "training_rows",
-]
-
-
 _RETIRED = {
     "overlap": "updates no longer run beside decoding",
     "generation_device": "a pipeline samples on the device it trains on",

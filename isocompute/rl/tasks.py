@@ -20,19 +20,6 @@ from isocompute.rl.lengths import budget_beyond
 from isocompute.rl.model.checkpoint import check_vocabulary, context_length, read_tokenizer
 from isocompute.rl.rollout.rollouts import Rollouts
 
-__all__ = [
-    "ChainVerifier",
-    "JoinedVerifier",
-    "ProblemsSpec",
-    "SubsetVerifier",
-    "Task",
-    "Tasks",
-    "TextVerifier",
-    "Verifier",
-    "make_tasks",
-    "whole_task",
-]
-
 
 class Verifier(Protocol):
     """Scores responses."""

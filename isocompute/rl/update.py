@@ -21,23 +21,6 @@ from isocompute.rl.losses import entropy, group_advantages, mixed_groups
 from isocompute.rl.model.decoder import Decoder, head_logits
 from isocompute.rl.rollout.rollouts import Rollouts
 
-__all__ = [
-    "Batch",
-    "DivergedError",
-    "Optimizer",
-    "UpdateStats",
-    "head_scores",
-    "make_batch",
-    "micro_batches",
-    "objective",
-    "refuse_collapse",
-    "refuse_unsound",
-    "response_hidden",
-    "score",
-    "score_all",
-    "update",
-]
-
 
 def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
     """Hidden states from which the response's tokens are predicted, one row a token, in the mask's order.

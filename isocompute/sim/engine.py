@@ -22,8 +22,6 @@ from isocompute.problems.problem_set import ProblemSampler
 from isocompute.sim.policy import Batch, Policy, advantages, evaluate, interference, logit_gradient, subsample
 from isocompute.sim.world import World, WorldSpec, log_softmax, make_world
 
-__all__ = ["SIM_DEFAULTS", "SimEngine"]
-
 SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
 """At B = 1,024, found as the paper found its own: a grid search at Bp = 128, n = 8 (docs/explanation/simulator.md)."""
 

@@ -19,8 +19,6 @@ from isocompute.core.metrics import avg_at_k, best_at_k, mean_with_error, worst_
 from isocompute.core.recipe import Recipe
 from isocompute.sim.world import Problems, World, WorldSpec, right_share, softmax
 
-__all__ = ["Batch", "Policy", "advantages", "evaluate", "interference", "logit_gradient", "subsample"]
-
 
 class Policy:
     """Shared weights (features × responses) and, where features are not all shared, weights of single problems.

@@ -24,8 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.errors import InputError, first_wrong
 
-__all__ = ["BANDS", "Problems", "World", "WorldSpec", "log_softmax", "make_world", "softmax"]
-
 Rate = Annotated[float, Field(ge=0, le=1)]
 BANDS: dict[str, tuple[float, float]] = {
     "very_easy": (0.6, 0.9),

@@ -11,8 +11,6 @@ from isocompute.core.recipe import LEAVE_ONE_OUT
 from isocompute.sweep.execute import load_engine
 from isocompute.sweep.spec import StudySpec, cells, parse_spec
 
-__all__ = ["check_ablation", "sources", "with_variants"]
-
 
 def with_variants(data: bytes, *, name: str) -> bytes:
     """The spec's text, with the recipe's own leave-one-out list where it names no variants."""

@@ -34,8 +34,6 @@ from isocompute.core.recipe import Recipe, learning_rate, make_recipe
 from isocompute.core.recorder import POINTS, LockGuard, LostError, Recorder, RunSettings, RunWriter, process_start
 from isocompute.data.source import flatten
 
-__all__ = ["CommandEngine", "LogTail", "PointsFile"]
-
 OUTPUT = "output.log"
 _PROCESS = "process.json"
 _POLL_SECONDS = 0.2

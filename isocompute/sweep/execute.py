@@ -29,19 +29,6 @@ from isocompute.core.recorder import CHECKPOINT, ERROR, FINISHED, POINTS, RUNNIN
 from isocompute.sweep import remote
 from isocompute.sweep.lock import STALE_SECONDS, LockedError, locked
 
-__all__ = [
-    "ENGINES",
-    "Outcome",
-    "check_name",
-    "execute",
-    "headline",
-    "is_finished",
-    "json_object",
-    "load_engine",
-    "summary_at",
-    "write_error",
-]
-
 ENGINES = {
     "sim": "isocompute.sim:SimEngine",
     "lm": "isocompute.rl.engine:LmEngine",

@@ -28,19 +28,6 @@ from isocompute.sweep.lock import is_locked, locked_folder
 from isocompute.sweep.spec import IDENTITY, RUNNER, SPEC, StudySpec, parse_spec
 from isocompute.sweep.spec import cells as cells_of
 
-__all__ = [
-    "STATES",
-    "CellStatus",
-    "Progress",
-    "Report",
-    "Result",
-    "State",
-    "StudyFolder",
-    "Tally",
-    "longest_first",
-    "status_to_json",
-]
-
 State = Literal["finished", "failed", "running", "stopped", "waiting"]
 _TAIL = 1 << 16
 _EARLY = ("ended", "diverged")

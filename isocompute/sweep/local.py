@@ -28,9 +28,6 @@ from isocompute.sweep.execute import Outcome, execute, load_engine, write_error
 from isocompute.sweep.folder import CellStatus, Progress, Report, Result, StudyFolder, Tally, longest_first
 from isocompute.sweep.spec import cells, check_cells, parse_spec
 
-__all__ = ["available_cores", "run", "run_local", "run_spec", "status", "stops_on_signal"]
-
-
 RETRIES = 2
 """How often a cell is retried whose worker died: enough for an out-of-memory kill that another process caused."""
 _TICK = 0.2

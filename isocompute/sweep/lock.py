@@ -29,8 +29,6 @@ from isocompute.core.errors import InputError
 from isocompute.core.recorder import LostError, Owner, parse_owner, process_start, read_owner, this_process
 from isocompute.sweep import remote
 
-__all__ = ["BEAT_SECONDS", "STALE_SECONDS", "LockedError", "is_locked", "locked", "locked_folder"]
-
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """Six missed refreshes: far more than a slow file system delays, little against what a cell costs."""

@@ -21,8 +21,6 @@ from isocompute.sweep.folder import CellStatus, Report, Result, Tally, longest_f
 from isocompute.sweep.local import stops_on_signal
 from isocompute.sweep.spec import Resources
 
-__all__ = ["run_ray"]
-
 RETRIES = 10
 """Attempts after the first when a node or worker dies: spot machines do so often."""
 _TICK = 0.5

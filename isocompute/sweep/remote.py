@@ -18,8 +18,6 @@ from isocompute.core.allocation import Control
 from isocompute.core.errors import InputError
 from isocompute.core.recorder import CHECKPOINT, FINISHED, POINTS, RUNNING
 
-__all__ = ["listing", "read_all", "remove", "scratch", "write"]
-
 _UPLOAD_SECONDS = 60.0
 """Engines without checkpoints of ours, such as outside trainers, are uploaded this often."""
 _LAST = (POINTS, CHECKPOINT, FINISHED)

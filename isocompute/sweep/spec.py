@@ -24,23 +24,6 @@ from isocompute.core.errors import InputError
 from isocompute.core.recipe import sampled_per_problem
 from isocompute.sweep.execute import check_name
 
-__all__ = [
-    "IDENTITY",
-    "RUNNER",
-    "SPEC",
-    "WHOLE",
-    "Budget",
-    "EvaluationTable",
-    "Grid",
-    "Resources",
-    "StudySpec",
-    "Variant",
-    "cells",
-    "check_cells",
-    "parse_spec",
-    "read_spec",
-]
-
 SPEC, IDENTITY, RUNNER = "study.toml", "identity.json", "runner.json"
 """Files of a study's folder, beside the folders of its sets, variants and cells."""
 _MOST = 2**53

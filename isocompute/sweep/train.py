@@ -21,9 +21,6 @@ from isocompute.core.recorder import CHECKPOINT, FINISHED, RUNNING, LostError
 from isocompute.sweep.execute import is_finished, summary_at
 from isocompute.sweep.lock import locked_folder
 
-__all__ = ["TrainSpec", "Trained", "read_train_spec", "train"]
-
-
 SPEC = "train.json"
 _DEFAULT_STEPS = 60
 

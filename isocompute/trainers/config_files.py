@@ -19,20 +19,6 @@ from typing import Any, Protocol
 
 from isocompute.core.errors import InputError, quiet
 
-__all__ = [
-    "ConfigFile",
-    "ConfigWatch",
-    "overrides",
-    "parse_config",
-    "parse_value",
-    "printed_config",
-    "process_of",
-    "read_config",
-    "resolve",
-    "strip",
-]
-
-
 _LARGEST = 5_000_000
 """Bytes of a file; a log is larger."""
 _PRINTED = re.compile(r"^.{0,200}\{'[A-Za-z_]+': \{'", re.MULTILINE)

@@ -14,8 +14,6 @@ from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
 from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
-
 NAME, TITLE, VERSION = "nemo-rl", "NeMo-RL", "0.6.0"
 COMMIT = "7ea279abfbeb698b092856d0dab61e7cf39bc909"
 ROOT = "grpo_math_1B.yaml"

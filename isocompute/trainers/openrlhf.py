@@ -15,8 +15,6 @@ from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
 from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
-
 NAME, TITLE, VERSION = "openrlhf", "OpenRLHF", "0.11.0"
 COMMIT = "3c3be6234e0cb353e76bb8019947db9dfe99fca7"
 KEYS = Keys(

@@ -17,8 +17,6 @@ from isocompute.core.allocation import Spending
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, current_names, learning_rate, make_recipe
 
-__all__ = ["Hardware", "RunPlan", "Share", "make_plan", "neighbours", "read_plan", "share_out"]
-
 PROMPT_LENGTH = 1024
 RESPONSE_LENGTH = 4096
 _SHORT = {"Bp": "problems_per_batch", "n": "rollouts_per_problem", "M": "update_steps"}

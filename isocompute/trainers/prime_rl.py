@@ -13,8 +13,6 @@ from isocompute.trainers.plan_input import Hardware, RunPlan
 from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
-
 NAME, TITLE, VERSION = "prime-rl", "prime-rl", "0.8.0"
 COMMIT = "559b44772e471d1538537b8805cc77f3824a5e64"
 TRAIN, EVAL = "orchestrator.train", "orchestrator.eval"

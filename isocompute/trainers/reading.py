@@ -12,24 +12,6 @@ from typing import Any
 
 from isocompute.trainers.config_files import ConfigFile
 
-__all__ = [
-    "NO_CLIP",
-    "ConfigReader",
-    "Keys",
-    "Note",
-    "Setup",
-    "as_number",
-    "clip_fields",
-    "describe",
-    "group_filter",
-    "in_batches",
-    "invert",
-    "setup_warnings",
-    "steps_from_epochs",
-    "times",
-    "unknown_keys",
-]
-
 NO_CLIP = 1e9
 """A gradient norm that is never reached: trainers have different values for 'do not clip'."""
 _CRITIC = ("gae_discount", "gae_lambda", "critic_learning_rate", "value_clip")

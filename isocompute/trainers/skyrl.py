@@ -13,8 +13,6 @@ from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
 from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
-
 NAME, TITLE, VERSION = "skyrl", "SkyRL", "0.3.0"
 COMMIT = "a9564572eb8e91076be43c1bd5e4615e3de17265"
 ALGORITHM, OPTIMIZER, PLACEMENT = "trainer.algorithm", "trainer.policy.optimizer_config", "trainer.placement"

@@ -19,8 +19,6 @@ from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
 from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
-
 NAME, TITLE, VERSION = "trl", "TRL", "1.16.0"
 KEYS = Keys(
     model="model_name_or_path",

@@ -16,8 +16,6 @@ from isocompute.trainers.plan_input import Hardware, RunPlan, Share, share_out
 from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
-__all__ = ["KEYS", "NAME", "TITLE", "VERSION", "export", "matches", "read"]
-
 NAME, TITLE, VERSION = "verl", "veRL", "0.9.1"
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 CORRECTION = "algorithm.rollout_correction"

@@ -15,31 +15,6 @@ from isocompute.core.recipe import learning_rate
 from isocompute.trainers.plan_input import RunPlan, Share
 from isocompute.trainers.reading import NO_CLIP, Note
 
-__all__ = [
-    "Exported",
-    "File",
-    "Flat",
-    "Notes",
-    "dotlist",
-    "file_name",
-    "flags",
-    "header",
-    "hydra",
-    "note_general",
-    "note_no_option",
-    "note_unfiltered",
-    "note_whitened",
-    "plan_values",
-    "python_call",
-    "require_full_batch",
-    "run_name",
-    "shell_script",
-    "tis_cap",
-    "toml",
-    "warmup_updates",
-    "yaml_text",
-]
-
 Flat = dict[str, Any]
 """A config as dotted keys and plain values."""
 

@@ -13,8 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Cache", "Found"]
-
 T = TypeVar("T")
 _WORKERS = 2
 """Results in the making at one time."""

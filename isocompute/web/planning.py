@@ -28,8 +28,6 @@ from isocompute.report.charts.style import ACCENT, BLUE, GREY, band, chart, comp
 from isocompute.web.results import Results, Scope
 from isocompute.web.source import Source, command_line
 
-__all__ = ["STUDY", "PlanQuery", "Planner", "as_parameters", "band_chart", "planner", "why_no_plan"]
-
 STUDY = "study"
 """The name of the law that is fitted to the runs being served."""
 _BAND_BUDGETS = 25

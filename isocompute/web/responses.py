@@ -17,21 +17,6 @@ from pydantic import BaseModel
 from isocompute.report.charts.style import themed
 from isocompute.web.results import Results, Scope
 
-__all__ = [
-    "RESPONSES",
-    "ChartFormat",
-    "InScope",
-    "PartName",
-    "RunName",
-    "SharedResults",
-    "TableFormat",
-    "as_csv",
-    "chart_response",
-    "described",
-    "json_response",
-    "table_response",
-]
-
 TableFormat = Literal["json", "csv"]
 ChartFormat = Literal["vega", "png", "svg", "csv"]
 RunName = Annotated[str, Query(min_length=1, max_length=400)]

@@ -28,8 +28,6 @@ from isocompute.report.figures import Figure, Missing
 from isocompute.web.cache import Cache, Found
 from isocompute.web.source import LoadOptions, OptionValue, Snapshot, Source
 
-__all__ = ["Results", "RunStatus", "Scope", "Verdict", "captured_warnings", "numbers", "replicates_option"]
-
 T = TypeVar("T")
 _REPLICATES, _FEWER_REPLICATES, _MANY_POINTS = 1000, 200, 10_000
 """A fifth of the wait for intervals that are still good to a few percent of their width."""

@@ -36,8 +36,6 @@ from isocompute.web.responses import (
 from isocompute.web.results import Results, Scope, numbers, replicates_option
 from isocompute.web.source import command_line
 
-__all__ = ["router"]
-
 router = APIRouter(prefix="/api")
 _TABLE = described("text/csv")
 _CHART = described("image/png", "image/svg+xml", "text/csv")

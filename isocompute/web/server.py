@@ -40,8 +40,6 @@ from isocompute.web.responses import RESPONSES, json_response
 from isocompute.web.results import Results, captured_warnings
 from isocompute.web.source import LoadOptions, Source
 
-__all__ = ["HOST", "PORT", "Served", "bind", "create_app", "serve", "warm"]
-
 HOST = "127.0.0.1"
 PORT = 8321
 _PORTS_TRIED = 20

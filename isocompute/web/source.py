@@ -22,8 +22,6 @@ from isocompute.core.errors import InputError
 if TYPE_CHECKING:
     from isocompute.core.run import RunSet
 
-__all__ = ["LoadOptions", "Part", "Snapshot", "Source", "command_line"]
-
 _SPEC = "study.toml"
 _POINTS = "points.jsonl"
 """As `data.writer` names it, which takes a tenth of a second to load."""

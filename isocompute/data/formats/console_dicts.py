@@ -12,8 +12,6 @@ from isocompute.data.rows import NO_MATCH, Match, Sink
 from isocompute.data.source import LiteralError, Log, Sample, depth_after, flatten, parse
 from isocompute.trainers.config_files import ConfigWatch, process_of, strip
 
-__all__ = ["OpenRLHF", "PipelineRL", "SkyRL"]
-
 _MAX_LINES = 3000
 _MAX_SIZE = 1 << 20
 

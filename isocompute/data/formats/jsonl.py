@@ -11,9 +11,6 @@ from isocompute.core.metric_names import STEP_NAMES
 from isocompute.data.rows import NO_MATCH, Match, Sink
 from isocompute.data.source import Log, Sample, as_number, flatten
 
-__all__ = ["PrimeRL", "Tinker", "objects", "read_rows", "step_of"]
-
-
 _NOT_METRICS = {*STEP_NAMES, "time", "timestamp", "_timestamp", "epoch_time"}
 _NOT_EVALUATIONS = {*_NOT_METRICS, "_runtime"}
 _VERSION = re.compile(r"eval/[^/]+/policy_version")

@@ -12,8 +12,6 @@ from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
 from isocompute.data.source import Log, Sample, as_number
 from isocompute.trainers.config_files import ConfigWatch, strip
 
-__all__ = ["NemoRL"]
-
 _STEP = re.compile(rb"(?<!=)={5,} *Step (\d{1,12})/(\d{1,12}) *={5,}")
 _EPOCH = re.compile(rb"(?<!=)={5,} *Epoch (\d{1,9})/\d+ *={5,}")
 _VALIDATION_AT = re.compile(rb"Starting validation at step (\d{1,12})")

@@ -10,9 +10,6 @@ from typing import BinaryIO, ClassVar
 from isocompute.data.rows import NO_MATCH, Match, Sink
 from isocompute.data.source import Log, Sample
 
-__all__ = ["TensorBoard", "fields"]
-
-
 _MOST_SHIFT = 63
 
 

@@ -15,8 +15,6 @@ from isocompute.data.formats.jsonl import step_of
 from isocompute.data.rows import NO_MATCH, Match, Sink
 from isocompute.data.source import Log, Sample, flatten
 
-__all__ = ["Trackio"]
-
 _MAGIC = b"SQLite format 3\x00"
 _TABLE = re.compile(rb"CREATE TABLE\s+[\"'`\[]?metrics\b", re.IGNORECASE)
 _RUN = re.compile(rb"\brun_name[\"'`\]]?\s+TEXT", re.IGNORECASE)

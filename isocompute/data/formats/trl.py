@@ -17,8 +17,6 @@ from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
 from isocompute.data.source import LiteralError, Log, Sample, as_number, flatten, parse
 from isocompute.trainers.config_files import ConfigWatch, strip
 
-__all__ = ["TrlConsole", "TrlState"]
-
 
 class TrlState:
     """`trainer_state.json` of any Hugging Face trainer; that of the last checkpoint has the whole run."""

@@ -25,8 +25,6 @@ from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
 from isocompute.data.source import Log, Sample, as_float, as_number, flatten
 from isocompute.trainers.config_files import ConfigWatch, strip
 
-__all__ = ["VerlConsole", "VerlFile", "VerlRollouts", "is_rollout_dump"]
-
 _STEP = re.compile(rb"step:(\d{1,15}) - ")
 _PART_OF_KEY = {bytes([c]) for c in b"/_.@-abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"}
 _WRAPPERS = (b"np.float64(", b"np.float32(", b"np.int64(", b"np.int32(", b"tensor(")

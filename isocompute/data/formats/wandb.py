@@ -15,8 +15,6 @@ from isocompute.data.formats.tensorboard import fields
 from isocompute.data.rows import NO_MATCH, Match, Rows, Sink
 from isocompute.data.source import Log, Sample, flatten
 
-__all__ = ["WandbOffline"]
-
 _MAGIC = b":W&B"
 _BLOCK = 32768
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4

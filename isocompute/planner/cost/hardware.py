@@ -32,21 +32,6 @@ from isocompute.core.errors import InputError
 from isocompute.planner.cost.model import ModelShape
 from isocompute.planner.warnings import PlanWarning
 
-__all__ = [
-    "TRAINING_BYTES",
-    "Efficiency",
-    "Gpu",
-    "Phase",
-    "StepCost",
-    "attended_pairs",
-    "check_training_memory",
-    "find_gpu",
-    "forward_flops",
-    "gpus",
-    "step_cost",
-]
-
-
 _PLAIN_WORDS = re.compile(r"nvidia|geforce|rtx|tesla|hgx|hbm[23]e?|sxm[45]?|pcie")
 """Words that do not tell chips apart."""
 _SAME_MEMORY = 0.1

@@ -17,8 +17,6 @@ from isocompute.core import files
 from isocompute.core.errors import InputError
 from isocompute.core.model_config import ModelConfig, read_config_file
 
-__all__ = ["FAMILIES", "ModelShape", "model_shape", "read_model_shape"]
-
 
 @dataclass(frozen=True)
 class Family:

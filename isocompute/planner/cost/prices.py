@@ -38,8 +38,6 @@ from isocompute.planner.warnings import PlanWarning
 if TYPE_CHECKING:
     from isocompute.core.run import Run
 
-__all__ = ["Hardware", "Prices", "Rates", "prices"]
-
 _PROMPT_TOKENS = 256.0
 """Assumed by default: a mathematics problem with its instructions."""
 _SIZED = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z0-9])")

@@ -27,20 +27,6 @@ from isocompute.planner.cost.model import ModelShape
 if TYPE_CHECKING:
     from isocompute.core.run import Run
 
-__all__ = [
-    "Throughput",
-    "TimedInterval",
-    "TimedSettings",
-    "calibrate",
-    "gpus_of",
-    "has_times",
-    "measure",
-    "measure_settings",
-    "modelled",
-    "plan_cost",
-    "timed_intervals",
-]
-
 _PREFIXES = ("timing/", "timing_s/")
 _ALWAYS = ("gen", "update_actor")
 _PHASES = (*_ALWAYS, "reward", "old_log_prob", "ref", "values", "adv", "update_critic")

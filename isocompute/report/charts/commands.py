@@ -28,9 +28,6 @@ from isocompute.report.charts.style import (
     value_axis,
 )
 
-__all__ = ["comparison_chart", "forecast_chart", "law_chart"]
-
-
 _BANDS = 12
 """More bands than these would hide each other."""
 

@@ -35,9 +35,6 @@ from isocompute.report.charts.style import (
 )
 from isocompute.report.evidence import Evidence
 
-__all__ = ["best_n", "in_tokens", "joint_best_n", "one_batch", "optimum_panel", "other_metrics", "records"]
-
-
 _BATCHES = 3
 """Batch sizes of a condition that are drawn."""
 _BOUND = "smallest or largest run so far"

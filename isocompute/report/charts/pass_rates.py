@@ -15,8 +15,6 @@ from isocompute.data.pass_rates import PassRates
 from isocompute.report.charts.style import HEAT, Drawing, Needs, chart, compute_axis, named_colours, panel, title_of
 from isocompute.report.evidence import Evidence
 
-__all__ = ["at_one_compute", "over_training"]
-
 _NEEDS = (
     "pass rates of the problems over training (pass_rates.jsonl beside a run's points, or veRL's rollout dumps) at two "
     "or more n of one recipe"

@@ -43,8 +43,6 @@ from isocompute.report.charts.style import (
 )
 from isocompute.report.evidence import Evidence
 
-__all__ = ["baselines", "extrapolation", "leave_one_out", "recipes"]
-
 _MOST_RUNS, _MOST_RECIPES = 4, 8
 _ONE_PART = 3
 """Fields that may change together and still be one part of a recipe."""

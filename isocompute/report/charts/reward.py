@@ -41,26 +41,6 @@ from isocompute.report.charts.style import (
 )
 from isocompute.report.evidence import Evidence
 
-__all__ = [
-    "Competition",
-    "algorithms",
-    "at_fixed_batch",
-    "at_fixed_problems",
-    "by_problems",
-    "extremely_hard",
-    "fullest_tradeoff",
-    "joint_frontier",
-    "label",
-    "mixtures",
-    "models",
-    "of_tradeoff",
-    "out_of_distribution",
-    "reward_against_compute",
-    "reward_panel",
-    "set_sizes",
-    "shades_of",
-]
-
 _TWO_N = "runs at two or more rollouts per problem (n) with the same problems per batch"
 
 

@@ -22,8 +22,6 @@ from isocompute.law.frontier import Slice
 from isocompute.report.charts.style import BLUE, Drawing, Needs, chart, panel, title_of, value_axis
 from isocompute.report.evidence import Evidence
 
-__all__ = ["Strata", "means", "sensitivity", "strata_of"]
-
 _GROUPS = 3
 """Panels of an end-point table: groups of strata that were run with the same n."""
 _SYMBOLS = {"rollouts_per_problem": ("n", "Bp"), "problems_per_batch": ("Bp", "n")}

@@ -20,37 +20,6 @@ from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.law.fits import CurveFit
 
-__all__ = [
-    "ACCENT",
-    "BLUE",
-    "DARK",
-    "GREY",
-    "HEAT",
-    "INK",
-    "PAPER",
-    "SIDES",
-    "WIDTH",
-    "Drawing",
-    "Needs",
-    "band",
-    "chart",
-    "check_format",
-    "compute_axis",
-    "doubling_axis",
-    "fit_data",
-    "fit_rows",
-    "named_colours",
-    "ordered_colours",
-    "panel",
-    "point_rows",
-    "save",
-    "themed",
-    "thin",
-    "title_of",
-    "unit_name",
-    "value_axis",
-]
-
 INK, MUTED, GRID, AXIS, PAPER = "#1f2328", "#57606a", "#e7e9ec", "#8c959f", "#ffffff"
 ACCENT, BLUE, GREY = "#c44e00", "#2c728e", "#767676"
 RAMP = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#d8c500")

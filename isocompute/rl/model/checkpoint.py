@@ -27,18 +27,6 @@ from isocompute.rl.model.decoder import Decoder
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = [
-    "RECIPE_FILE",
-    "TINY",
-    "Model",
-    "load_decoder",
-    "load_model",
-    "model_folder",
-    "recipe_defaults",
-    "save_decoder",
-]
-
-
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 _TOKENIZER_FILES = (

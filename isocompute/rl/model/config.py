@@ -14,8 +14,6 @@ from typing import Any
 from isocompute.core.errors import InputError
 from isocompute.core.model_config import ModelConfig, RopeScaling, read_config_file
 
-__all__ = ["ARCHITECTURES", "DecoderConfig"]
-
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _ROPE_NEEDS = {
     "default": (),

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from isocompute.rl.model.config import DecoderConfig
 
-__all__ = ["FP32_ATTENTION_SLOTS", "Cache", "Decoder", "head_logits", "rope_frequencies"]
-
 FP32_ATTENTION_SLOTS = 256
 """Slots up to which attention computes in FP32 in a bf16 model too. What is rounded there depends on the order in which
 slots are read, and would be the largest difference between the sampler's and the trainer's log-probs."""

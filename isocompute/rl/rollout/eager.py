@@ -19,17 +19,6 @@ from isocompute.rl.lengths import Interruption
 from isocompute.rl.model.decoder import Cache, Decoder
 from isocompute.rl.rollout.rollouts import Rollouts, left_padded
 
-__all__ = [
-    "INTERRUPTION",
-    "SamplingSettings",
-    "draw",
-    "read_behind",
-    "read_prompts",
-    "sample",
-    "uniform_at",
-    "uniforms",
-]
-
 
 @dataclass(frozen=True)
 class SamplingSettings:

@@ -30,8 +30,6 @@ from isocompute.rl.rollout.pool import Pool, Records
 from isocompute.rl.rollout.rollouts import Groups, Rollouts
 from isocompute.rl.rollout.source import MAX_REFILLS, RolloutSource
 
-__all__ = ["Group", "Ledger", "Pipeline"]
-
 
 @dataclass
 class Group:

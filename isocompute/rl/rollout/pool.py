@@ -20,8 +20,6 @@ from isocompute.rl.model.decoder import Cache, Decoder
 from isocompute.rl.rollout.eager import INTERRUPTION, SamplingSettings, draw, uniform_at
 from isocompute.rl.rollout.rollouts import Rollouts, left_padded
 
-__all__ = ["Pool", "Records", "SlotCache"]
-
 
 class SlotCache(Cache):
     """A cache whose sequences need not be equally long; the first `active` slots are in use."""

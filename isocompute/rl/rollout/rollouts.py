@@ -12,8 +12,6 @@ from torch import Tensor
 
 from isocompute.core.arrays import Ints
 
-__all__ = ["Groups", "Rollouts", "left_padded"]
-
 
 @dataclass(frozen=True)
 class Rollouts:

@@ -25,8 +25,6 @@ from isocompute.rl.rollout.eager import SamplingSettings, sample
 from isocompute.rl.rollout.rollouts import Groups, Rollouts
 from isocompute.rl.tasks import Task
 
-__all__ = ["MAX_REFILLS", "RolloutSource", "Sampler"]
-
 MAX_REFILLS = 10
 """Rounds of sampling after which a batch is trained on with the groups it has, as in DAPO's own code."""
 
