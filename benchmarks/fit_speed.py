@@ -20,7 +20,7 @@ import warnings
 import numpy as np
 from scipy.optimize import OptimizeWarning, curve_fit
 
-from isocompute.law.solver import FAMILIES, Batch, Family, solve
+from isocompute.law.solver import FAMILIES, Family, FitRows, solve
 
 
 def made_up(runs: int, points: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -68,7 +68,7 @@ def main() -> None:
     rows = args.runs * args.replicates
     group_R = np.repeat(np.arange(args.runs), args.replicates)
     values_RC = truth_GC[group_R] + 0.01 * rng.standard_normal((rows, args.points))
-    batch = Batch(compute_GC, compute_GC[:, -1], group_R, values_RC, np.ones_like(values_RC), upper=1.0)
+    batch = FitRows(compute_GC, compute_GC[:, -1], group_R, values_RC, np.ones_like(values_RC), upper=1.0)
     out: dict[str, object] = {"fits": rows * len(FAMILIES), "machine": platform.processor(), "cores": os.cpu_count()}
     totals = np.zeros(3)
     worst, compared = 0.0, 0

@@ -11,7 +11,7 @@ from isocompute.cli.study import end, watched
 
 if TYPE_CHECKING:
     from isocompute.api import Ablated
-    from isocompute.law.comparison import Ablation, Part
+    from isocompute.law.comparison import AblatedPart, Ablation
 
 
 def command(
@@ -69,7 +69,7 @@ def _ablation_json(ablation: Ablation) -> dict[str, Any]:
     }
 
 
-def _part_json(part: Part) -> dict[str, Any]:
+def _part_json(part: AblatedPart) -> dict[str, Any]:
 
     return {
         "name": part.name or "whole",

@@ -30,13 +30,13 @@ def command(
     json: options.Json = False,
 ) -> None:
     """Write a plan as a trainer's config: one update sees exactly Bp · n rollouts of the current policy."""
-    from isocompute.trainers import Hardware, export_plan, read_plan
+    from isocompute.trainers import TrainingHardware, export_plan, read_plan
 
     read = read_plan(plan)
     if model is not None:
         read = read.model_copy(update={"model": model})
     sequences, tokens = _per_device(per_device)
-    hardware = Hardware(gpus=gpus, gpus_per_node=gpus_per_node, max_sequences=sequences, max_tokens=tokens)
+    hardware = TrainingHardware(gpus=gpus, gpus_per_node=gpus_per_node, max_sequences=sequences, max_tokens=tokens)
     made = export_plan(trainer=trainer, plan=read, hardware=hardware)
     written = {} if out is None else _write(made, out)
     if json:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from isocompute.core.recipe import Recipe
 from isocompute.data.columns import recipe_field
 from isocompute.data.source import as_number, flatten
-from isocompute.trainers import Setup, read_settings
+from isocompute.trainers import TrainerSetup, read_settings
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _recipe_settings(recipe: dict[str, Any], max_new_tokens: int | None) -> dict
     return out | ({"problem_set": {"max_new_tokens": max_new_tokens}} if max_new_tokens else {})
 
 
-def _recipe_of(setup: Setup) -> dict[str, Any]:
+def _recipe_of(setup: TrainerSetup) -> dict[str, Any]:
     """The fields of `Recipe` that a setup states."""
     names = [name for name in Recipe.model_fields if hasattr(setup, name) and name != "schedule"]  # theirs is a decay
     recipe = {name: value for name in names if (value := getattr(setup, name)) is not None}

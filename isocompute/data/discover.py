@@ -130,7 +130,7 @@ _ENDINGS = (".metrics.jsonl", "_trainer_state.json", ".trainer_state.json", ".cs
 
 
 @dataclass(frozen=True)
-class Found:
+class ImportSource:
     """One thing to import: a log, several files that are one run, or a run folder."""
 
     logs: tuple[Log, ...]
@@ -141,7 +141,7 @@ class Found:
     run_folder: Path | None = None
 
 
-def find(paths: Sequence[str]) -> Iterator[Found]:
+def find(paths: Sequence[str]) -> Iterator[ImportSource]:
     """Everything to read, in order, each file once: paths, folders, globs, `-` for standard input."""
     seen: set[str] = set()
     for path in paths:
@@ -153,12 +153,12 @@ def find(paths: Sequence[str]) -> Iterator[Found]:
                 yield found
 
 
-def _find(address: str) -> Iterator[Found]:
+def _find(address: str) -> Iterator[ImportSource]:
     if address == "-":
-        yield Found((_standard_input(),), "stdin", True)
+        yield ImportSource((_standard_input(),), "stdin", True)
         return
     if files.is_remote(address):
-        yield Found((Log.at(address),), _run_name(Path(files.last_part(address))), True)
+        yield ImportSource((Log.at(address),), _run_name(Path(files.last_part(address))), True)
         return
     path = Path(address)
     try:
@@ -174,10 +174,10 @@ def _find(address: str) -> Iterator[Found]:
         if each.is_dir():
             yield from _find_in_folder(each, each, _DEPTH)
         else:
-            yield Found((Log.at(str(each)),), _run_name(each), exists)
+            yield ImportSource((Log.at(str(each)),), _run_name(each), exists)
 
 
-def _find_in_folder(path: Path, top: Path, depth: int) -> Iterator[Found]:
+def _find_in_folder(path: Path, top: Path, depth: int) -> Iterator[ImportSource]:
     """Logs below a folder. Of a W&B folder only its transaction log: the other files repeat it."""
     try:
         entries = sorted(path.iterdir(), key=lambda entry: _natural_order(entry.name))
@@ -186,22 +186,22 @@ def _find_in_folder(path: Path, top: Path, depth: int) -> Iterator[Found]:
     plain = [e for e in entries if e.is_file() and not e.name.startswith(".")]
     folders = [e for e in entries if e.is_dir() and not e.name.startswith(".") and not e.is_symlink()]
     if any(e.name == POINTS for e in plain):
-        yield Found((), path.name or path.resolve().name, True, run_folder=path)
+        yield ImportSource((), path.name or path.resolve().name, True, run_folder=path)
         return
     if len(plain) > _MAX_FILES:
         raise InputError(f"{path}: more than {_MAX_FILES} files; name the logs.")
     name = path.resolve().name if path == top else "/".join(path.relative_to(top).parts)
     wandb = [e for e in plain if e.suffix == ".wandb"]
     if wandb:
-        yield from (Found((Log.at(str(e)),), name, False) for e in wandb)
+        yield from (ImportSource((Log.at(str(e)),), name, False) for e in wandb)
         return
     groups = _one_run_groups(plain, folders)
     for group in groups:
-        yield Found(tuple(Log.at(str(e)) for e in group), name, False)
+        yield ImportSource(tuple(Log.at(str(e)) for e in group), name, False)
     grouped = {e for group in groups for e in group}
     for entry in plain:
         if entry not in grouped and _may_be_log(entry):
-            yield Found((Log.at(str(entry)),), _run_name(entry), False)
+            yield ImportSource((Log.at(str(entry)),), _run_name(entry), False)
     for entry in folders if depth else []:
         if not (entry.name.startswith("checkpoint-") and (entry / _STATE).is_file()):
             yield from _find_in_folder(entry, top, depth - 1)

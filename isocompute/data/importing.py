@@ -22,7 +22,7 @@ from isocompute.core.recorder import PASS_RATES, POINTS, SETTINGS, RunSettings
 from isocompute.core.run import NON_FINITE, POINT_COLUMNS, Run, RunWarning, listing, non_finite, place_of
 from isocompute.data.config import config_beside, read_run_config, settings_in_name
 from isocompute.data.counters import with_rollouts, with_tokens
-from isocompute.data.discover import Found, find, reader_named, reader_of
+from isocompute.data.discover import ImportSource, find, reader_named, reader_of
 from isocompute.data.folder import read_run
 from isocompute.data.rows import Reader, Rows, Sink
 
@@ -116,7 +116,7 @@ def import_logs(
     return Imports(tuple(runs), tuple(left_out))
 
 
-def _import(found: Found, reader: Reader | None, defaults: Mapping[str, int | None]) -> list[Imported]:
+def _import(found: ImportSource, reader: Reader | None, defaults: Mapping[str, int | None]) -> list[Imported]:
     if found.run_folder is not None:
         run = read_run(str(found.run_folder), name=found.name)
         run = replace(run, settings=run.settings.filled(**defaults))
@@ -151,7 +151,7 @@ def _import(found: Found, reader: Reader | None, defaults: Mapping[str, int | No
 
 def _finish(
     rows: Rows,
-    found: Found,
+    found: ImportSource,
     format_name: str,
     sources: tuple[str, ...],
     defaults: Mapping[str, int | None],

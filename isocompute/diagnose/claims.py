@@ -15,7 +15,7 @@ from isocompute.diagnose import optima
 from isocompute.diagnose.recipes import about_recipes
 from isocompute.diagnose.setups import Setup, Study, common_metric, sort_runs
 from isocompute.diagnose.verdicts import Claim, Statement, above, mean_of
-from isocompute.law.solver import HILL, POWER, Batch, Family, evaluate, solve
+from isocompute.law.solver import HILL, POWER, Family, FitRows, evaluate, solve
 
 
 def judge(runs: RunSet, *, metric: str | None = None) -> tuple[Claim, ...]:
@@ -201,7 +201,7 @@ def _gain(curve: Curve, study: Study) -> float | None:
 def _predict(curve: Curve, half: int, family: Family) -> float:
     compute_C, values_C = curve.compute_C[:half], curve.values_C[:half]
     unit = float(compute_C[compute_C > 0][0])
-    batch = Batch(
+    batch = FitRows(
         compute_GC=(compute_C / unit)[None],
         span_G=np.array([max(float(compute_C[-1]) / unit, 1.0 + 1e-9)]),
         group_R=np.zeros(1, dtype=np.int64),

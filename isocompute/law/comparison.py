@@ -36,7 +36,7 @@ from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, plural, value
 from isocompute.law.curves import collapse_start, collapsed_early, usable_points
 from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
-from isocompute.law.solver import HILL, Batch, solve
+from isocompute.law.solver import HILL, FitRows, solve
 from isocompute.law.uncertainty import SEED_MARGIN, around, percentiles
 
 _ONE_SEED_FACTOR = 1.5
@@ -53,7 +53,7 @@ _END = 0.9
 
 
 @dataclass(frozen=True)
-class Efficiency:
+class HillParameters:
     """Hill parameters of one side at the common ceiling."""
 
     efficiency: float
@@ -99,8 +99,8 @@ class Comparison:
     error_rule: str
     """`bootstrap`, or `one seed: at least ±…` with the number applied."""
     common_ceiling: float
-    efficiency_a: Efficiency
-    efficiency_b: Efficiency
+    efficiency_a: HillParameters
+    efficiency_b: HillParameters
     efficiency_ratio: float
     efficiency_ratio_interval: tuple[float, float]
     speed_ratio: float
@@ -148,7 +148,7 @@ class Comparison:
         }
 
 
-def _side(fit: CurveFit, efficiency: Efficiency) -> dict[str, Any]:
+def _side(fit: CurveFit, efficiency: HillParameters) -> dict[str, Any]:
     return {
         "runs": [curve.name for curve in fit.curves],
         "form": fit.family.name,
@@ -257,7 +257,7 @@ def _at_ceiling(fit: CurveFit, ceiling: float) -> Array:
     compute_C = np.concatenate([c.compute_C for c in fit.curves])
     values_C = np.concatenate([c.values_C for c in fit.curves])
     values_RC = np.concatenate([values_C[None], fit.ensemble.at(compute_C)])
-    batch = Batch(
+    batch = FitRows(
         (compute_C / fit.unit)[None],
         np.array([max(fit.last / fit.unit, 1.0 + 1e-9)]),
         np.zeros(len(values_RC), dtype=np.int64),
@@ -275,9 +275,9 @@ def _is_outside(fit: CurveFit, theta_RK: Array) -> bool:
     return middle > fit.last or middle <= fit.unit * (1.0 + 1e-6)
 
 
-def _efficiency(fit: CurveFit, theta_RK: Array, level: float) -> Efficiency:
+def _efficiency(fit: CurveFit, theta_RK: Array, level: float) -> HillParameters:
     steep_R, middle_R = np.exp(theta_RK[:, 1]), np.exp(theta_RK[:, 0]) * fit.unit
-    return Efficiency(
+    return HillParameters(
         float(steep_R[0]),
         around(float(steep_R[0]), steep_R[1:], level),
         float(middle_R[0]),
@@ -358,7 +358,7 @@ _LEADS = {"a": "leads at the end", "b": "is behind at the end"}
 
 
 @dataclass(frozen=True)
-class Part:
+class AblatedPart:
     """A variant of the recipe: the part it lacks, seen through it."""
 
     name: str
@@ -389,8 +389,8 @@ class Part:
 class Ablation:
     """The whole recipe first, then its variants."""
 
-    whole: Part
-    parts: tuple[Part, ...]
+    whole: AblatedPart
+    parts: tuple[AblatedPart, ...]
     share: float
     """Of the compute, what the prediction was fitted on."""
 
@@ -429,7 +429,7 @@ def leave_one_out(
         predicted, interval = _predicted(half, curves, level)
         reached = float(np.mean([curve.values_C[_at_end(curve)].mean() for curve in curves]))
         against = _compare((sides[""], sides[name]), (fits[0], fit), level) if name else None
-        parts.append(Part(name, fit, half, predicted, interval, reached, against))
+        parts.append(AblatedPart(name, fit, half, predicted, interval, reached, against))
     return Ablation(parts[0], tuple(parts[1:]), share)
 
 

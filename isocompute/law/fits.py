@@ -32,7 +32,7 @@ import numpy as np
 from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.curve import Curve, Setting, median, noise_level, scale_of, upper_bound
 from isocompute.core.formatting import number, plural, value
-from isocompute.law.solver import FAMILIES, Batch, Family, Fits, blas_on_one_core, evaluate, solve
+from isocompute.law.solver import FAMILIES, Family, FitRows, Fits, blas_on_one_core, evaluate, solve
 from isocompute.law.uncertainty import (
     SeedEffect,
     SeedSpread,
@@ -295,7 +295,7 @@ class _Rows:
         weights_GM = total(weights_GN)
         mean_GM = total(weights_GN * self.values_GN) / np.where(weights_GM > 0, weights_GM, 1.0)
         every = np.arange(len(self.groups), dtype=np.int64)
-        fits = solve(family, Batch(self.compute_GM, self.span_G, every, mean_GM, weights_GM, upper_G))
+        fits = solve(family, FitRows(self.compute_GM, self.span_G, every, mean_GM, weights_GM, upper_G))
         residual_GN = self.values_GN - self.at(family, fits)
         return Fits(
             fits.theta_RK, fits.base_R, fits.ceiling_R, np.einsum("gn,gn,gn->g", weights_GN, residual_GN, residual_GN)
@@ -422,7 +422,7 @@ def _bootstrap(
                 average_NM = (bin_N[:, None] == np.arange(len(points_M))) / points_M
                 values_RM[mine, : len(points_M)] = values_BN @ average_NM
                 weights_RM[mine, : len(points_M)] = points_M
-            solved = solve(family, Batch(rows.compute_GM, rows.span_G, group_R, values_RM, weights_RM, upper_G))
+            solved = solve(family, FitRows(rows.compute_GM, rows.span_G, group_R, values_RM, weights_RM, upper_G))
             theta_GBK[drawn_GB, : len(family.parameters)] = solved.theta_RK
             base_GB[drawn_GB], ceiling_GB[drawn_GB] = solved.base_R, solved.ceiling_R
     return [

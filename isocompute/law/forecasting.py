@@ -42,7 +42,7 @@ from isocompute.core.formatting import number
 from isocompute.core.formatting import value as words
 from isocompute.law.curves import collapse_start, usable_points
 from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.solver import FAMILIES, HILL, Batch, evaluate, solve
+from isocompute.law.solver import FAMILIES, HILL, FitRows, evaluate, solve
 
 LEVEL = 0.8
 VERDICTS = ("declining", "flat", "too_early", "improving")
@@ -232,7 +232,7 @@ def _predictions(curve: Curve, ends_O: Ints, ats_O: Array) -> tuple[list[str], A
         weights.append((index_C >= start_O[:, None]) & (index_C < ends_O[:, None]))
     weights_RC = np.concatenate(weights).astype(np.float64)
     rows, starts = len(weights_RC), len(weights)
-    batch = Batch(
+    batch = FitRows(
         compute_GC=(compute_C / unit)[None],
         span_G=np.array([max(float(compute_C[-1]) / unit, 1.0 + 1e-9)]),
         group_R=np.zeros(rows, dtype=np.int64),
@@ -393,7 +393,7 @@ def backtest(curve: Curve, *, level: float = LEVEL, ahead: float = 2.0) -> Backt
     at = float(curve.compute_C[tail].mean())
     made = forecast(seen, at, level=level)
     unit = float(seen.compute_C[seen.compute_C > 0][0])
-    batch = Batch(
+    batch = FitRows(
         (seen.compute_C / unit)[None],
         np.array([max(float(seen.compute_C[-1]) / unit, 1.0 + 1e-9)]),
         np.zeros(1, dtype=np.int64),

@@ -28,7 +28,7 @@ import numpy as np
 from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.curve import scale_of
 from isocompute.law.fits import CurveFit, padded
-from isocompute.law.solver import HILL, Batch, Fits, evaluate, solve
+from isocompute.law.solver import HILL, FitRows, Fits, evaluate, solve
 from isocompute.law.uncertainty import SEED_MARGIN, around, basic, percentiles, seed_deviation
 
 EARLY_FACTOR = 1.25
@@ -340,7 +340,7 @@ def _sigmoids(x_G: Sequence[Array], rows_G: Sequence[Array]) -> list[Fits]:
     first_G = [np.unique(row_R, return_index=True)[1] for row_R in row_GR]
     values = [row_C for rows_RC, first_U in zip(rows_G, first_G, strict=True) for row_C in rows_RC[first_U]]
     values_UC, weights_UC = padded(values, 0.0), padded([np.ones_like(row_C) for row_C in values], 0.0)
-    batch = Batch(
+    batch = FitRows(
         compute_GC=padded([x_C / x_C[0] for x_C in x_G], 1.0),
         span_G=np.array([max(float(x_C[-1] / x_C[0]), 1.0 + 1e-9) for x_C in x_G]),
         group_R=np.repeat(np.arange(len(x_G)), [len(first_U) for first_U in first_G]),
@@ -357,7 +357,7 @@ def _sigmoids(x_G: Sequence[Array], rows_G: Sequence[Array]) -> list[Fits]:
     return [better[np.array(row_R)] for row_R in row_GR]
 
 
-def _fit_signed(batch: Batch, wanted_R: Bools, sign: float) -> Fits:
+def _fit_signed(batch: FitRows, wanted_R: Bools, sign: float) -> Fits:
     """Sigmoids that rise (sign 1) or fall (-1) and end at or below (above) the highest (lowest) value seen; the other
     rows have an infinite sum of squares.
     """

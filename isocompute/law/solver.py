@@ -155,7 +155,7 @@ _TINY = 1e-100
 
 
 @dataclass(frozen=True)
-class Batch:
+class FitRows:
     """Rows to fit. Rows with the same `group` share `compute_GC[group]`; padding has weight 0."""
 
     compute_GC: Array
@@ -196,7 +196,7 @@ class Fits:
         return out
 
 
-def solve(family: Family, batch: Batch) -> Fits:
+def solve(family: Family, batch: FitRows) -> Fits:
     """Fit every row of the batch with one family."""
     chunks = _chunks(batch)
     parts = []
@@ -234,7 +234,7 @@ def blas_on_one_core() -> AbstractContextManager[object]:
     return limit
 
 
-def _chunks(batch: Batch) -> list[tuple[Ints, int]]:
+def _chunks(batch: FitRows) -> list[tuple[Ints, int]]:
     """Rows to fit together, and how many of their columns are more than padding: rows of one width, and so many that
     a pass stays in cache.
     """
@@ -252,7 +252,7 @@ def _chunks(batch: Batch) -> list[tuple[Ints, int]]:
     return out
 
 
-def _best_starts(family: Family, batch: Batch) -> Array:
+def _best_starts(family: Family, batch: FitRows) -> Array:
     """The grid point with the smallest sum of squares, for every row; groups with the same compute share the work."""
     starts_RK = np.empty((len(batch.group_R), len(family.parameters)))
     upper_R = batch.upper_R
@@ -315,7 +315,7 @@ def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper_R: Arr
     return np.asarray(best_R)
 
 
-def _refine(family: Family, batch: Batch, theta_RK: Array) -> Fits:
+def _refine(family: Family, batch: FitRows, theta_RK: Array) -> Fits:
     """Damped Gauss-Newton inside the box; rows that have converged drop out of the work."""
     theta_KR = np.ascontiguousarray(theta_RK.T)
     spans, place_R = np.unique(batch.span_G[batch.group_R], return_inverse=True)
@@ -377,7 +377,7 @@ class _Work:
     pinned: bool
 
     @classmethod
-    def of(cls, family: Family, batch: Batch) -> _Work:
+    def of(cls, family: Family, batch: FitRows) -> _Work:
         """A batch as one family sees it."""
         w_CR = np.ascontiguousarray(batch.weights_RC.T)
         total_R = w_CR.sum(axis=0)

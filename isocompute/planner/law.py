@@ -156,7 +156,7 @@ def is_rate(metric: str) -> bool:
     return any(re.fullmatch(r"(avg|best|worst)@\d+", part) for part in metric.split("/"))
 
 
-class Model(Protocol):
+class LawModel(Protocol):
     """Values of allocations, and which (Bp, n) it knows."""
 
     def settings(self) -> list[tuple[int, int]]:
@@ -190,7 +190,7 @@ class PlanningLaw:
     last: float
     """The range of compute that was measured."""
     uncertainty: str
-    model: Model
+    model: LawModel
     difficulty: str | None = None
     problems: int | None = None
     """D it was measured on."""

@@ -57,7 +57,7 @@ ADVICE: dict[Regime, str] = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Limit:
     """One limit: how much reward is at stake, how sure that is, and what it was read from."""
 
     regime: Regime
@@ -74,7 +74,7 @@ class Diagnosis:
 
     regime: Regime | None
     """None where no limit is supported."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Limit, ...]
 
     def to_json(self) -> dict[str, Any]:
         """As plain data: `regime`, `advice`, `findings[{regime, verdict, value, interval, evidence}]`."""
@@ -140,7 +140,7 @@ def _leading(runs: RunSet, sweep: Sweep | None) -> list[Run]:
     return [runs.named(curve.name) for curve in best.curves]
 
 
-def by_rollouts(sweep: Sweep | None) -> tuple[Finding, Finding]:
+def by_rollouts(sweep: Sweep | None) -> tuple[Limit, Limit]:
     """Updates and noise: which n leads at the largest compute that all settings have.
 
     The best of several larger n is chosen among noisy values, so its lead must hold against that choice and other
@@ -151,7 +151,7 @@ def by_rollouts(sweep: Sweep | None) -> tuple[Finding, Finding]:
     fits = tuple(f for f in fits if f.starts <= compute * EARLY_FACTOR)
     if sweep is None or len({f.setting[1] for f in fits}) < 2:
         why = "fewer than two n with curves over one range of compute: run another n"
-        return Finding("updates", "unknown", None, None, why), Finding("noise", "unknown", None, None, why)
+        return Limit("updates", "unknown", None, None, why), Limit("noise", "unknown", None, None, why)
     at = np.array([compute])
     n_S = np.array([f.setting[1] or 0 for f in fits], dtype=np.float64)
     value_S = np.array([float(f.at(at)[0]) for f in fits])
@@ -177,11 +177,11 @@ def by_rollouts(sweep: Sweep | None) -> tuple[Finding, Finding]:
     return updates, noise
 
 
-def _interference(runs: Sequence[Run], metric: str) -> Finding:
+def _interference(runs: Sequence[Run], metric: str) -> Limit:
     source = _near_zero(runs) or _unsolved(runs, metric)
     if source is None:
         why = "pass rates of problems are unknown: log 'train/pass_rates', 'train/zero_pass' or best@k"
-        return Finding("interference", "unknown", None, None, why)
+        return Limit("interference", "unknown", None, None, why)
     name, share = source
     start, end = (float(np.mean([share(run)[i] for run in runs])) for i in (0, -1))
     return _finding(
@@ -192,7 +192,7 @@ def _interference(runs: Sequence[Run], metric: str) -> Finding:
     )
 
 
-def _coverage(runs: Sequence[Run], metric: str) -> Finding:
+def _coverage(runs: Sequence[Run], metric: str) -> Limit:
     source = _unsolved(runs, metric)
     if source is None:
         return _coverage_from_groups(runs)
@@ -201,12 +201,12 @@ def _coverage(runs: Sequence[Run], metric: str) -> Finding:
     return _finding("coverage", (value, interval), _MOST, f"{value:.0%} of the problems have no success ({name})")
 
 
-def _coverage_from_groups(runs: Sequence[Run]) -> Finding:
+def _coverage_from_groups(runs: Sequence[Run]) -> Limit:
     """Of the groups that score all the same, at most the mean reward are all right: the rest are all wrong."""
     known = [r for r in runs if _values(r, "zero_variance") is not None and _values(r, "train/avg") is not None]
     if not known:
         why = "successes are unknown: log 'train/zero_pass', best@k, or 'zero_variance' with 'train/avg'"
-        return Finding("coverage", "unknown", None, None, why)
+        return Limit("coverage", "unknown", None, None, why)
     tied = float(np.mean([_end(_column(run, "zero_variance"))[0] for run in known]))
     reward = float(np.mean([_end(_column(run, "train/avg"))[0] for run in known]))
     low, high = max(0.0, tied - reward), min(tied, 1.0 - reward)
@@ -218,12 +218,12 @@ def _coverage_from_groups(runs: Sequence[Run]) -> Finding:
     )
 
 
-def _data(runs: Sequence[Run], metric: str) -> Finding:
+def _data(runs: Sequence[Run], metric: str) -> Limit:
     name = next((c for c in ("train/exact", "train/avg") if all(_values(r, c) is not None for r in runs)), None)
     if name is None:
-        return Finding("data", "unknown", None, None, "training reward is unknown: log 'train/avg'")
+        return Limit("data", "unknown", None, None, "training reward is unknown: log 'train/avg'")
     if name == metric:
-        return Finding(
+        return Limit(
             "data", "unknown", None, None, f"'{metric}' is the training reward itself: evaluate held-out problems"
         )
 
@@ -235,10 +235,10 @@ def _data(runs: Sequence[Run], metric: str) -> Finding:
     return _finding("data", (value, interval), MATERIAL, f"'{name}' − '{metric}' grew by {value:.3f} over the run")
 
 
-def _finding(regime: Regime, estimate: _Estimate, mark: float, evidence: str) -> Finding:
+def _finding(regime: Regime, estimate: _Estimate, mark: float, evidence: str) -> Limit:
     value, (low, high) = estimate
     verdict: Verdict = "yes" if low > mark else "no" if high < mark else "unclear"
-    return Finding(regime, verdict, value, (low, high), evidence)
+    return Limit(regime, verdict, value, (low, high), evidence)
 
 
 def _near_zero(runs: Sequence[Run]) -> tuple[str, Callable[[Run], Array]] | None:

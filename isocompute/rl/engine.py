@@ -20,7 +20,7 @@ from isocompute.rl.loop import METRICS, Training
 from isocompute.rl.model.checkpoint import model_folder, save_decoder, stop_tokens
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.rollout.pipeline import Pipeline
-from isocompute.rl.setup import EngineSpec, Setup, Sizes, lm_recipe, set_up, tasks_of
+from isocompute.rl.setup import CellSetup, EngineSpec, Sizes, lm_recipe, set_up, tasks_of
 from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.update import DivergedError
 
@@ -171,7 +171,7 @@ def _explained_memory_errors(sizes: Sizes, slots: int | None) -> Iterator[None]:
         ) from error
 
 
-def _settings(cell: Cell, setup: Setup) -> RunSettings:
+def _settings(cell: Cell, setup: CellSetup) -> RunSettings:
     engine, problems = setup.engine, setup.problems
     return RunSettings(
         problems_per_batch=cell.problems_per_batch,

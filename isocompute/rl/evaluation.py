@@ -26,7 +26,7 @@ class EvaluationSpec(Evaluation):
 
 
 @dataclass(frozen=True)
-class Counts:
+class PassCounts:
     """Right responses among `samples` of every problem; length and truncation are means over all responses."""
 
     correct_P: Ints
@@ -37,7 +37,7 @@ class Counts:
 
 def count_correct(
     decoder: Decoder, task: Task, settings: SamplingSettings, *, samples: int, seed: int, rows: int
-) -> Counts:
+) -> PassCounts:
     """Sample every problem of a task, about `rows` sequences at a time."""
     device = decoder.embed_tokens.weight.device
     correct_P = np.zeros(len(task), dtype=np.int64)
@@ -53,12 +53,12 @@ def count_correct(
         length += float(out.lengths_B.sum())
         truncated += float((~out.stopped_B).sum())
     total = len(task) * samples
-    return Counts(correct_P, samples, length / total, truncated / total)
+    return PassCounts(correct_P, samples, length / total, truncated / total)
 
 
 def measure(
     decoder: Decoder, tasks: Tasks, settings: SamplingSettings, *, samples: int, ks: Sequence[int], seed: int, rows: int
-) -> tuple[dict[str, float], dict[str, Counts]]:
+) -> tuple[dict[str, float], dict[str, PassCounts]]:
     """The metrics of validation and out-of-distribution sets, and the per-problem counts by set."""
     counts = {
         prefix: count_correct(decoder, task, settings, samples=samples, seed=seed, rows=rows)
@@ -75,7 +75,7 @@ def measure(
     return metrics, {tasks.measured[prefix].name: of_set for prefix, of_set in counts.items()}
 
 
-def metrics_of(counts: Counts, ks: Sequence[int], *, prefix: str = "") -> dict[str, float]:
+def metrics_of(counts: PassCounts, ks: Sequence[int], *, prefix: str = "") -> dict[str, float]:
     """avg@k, best@k and worst@k with their standard errors over problems."""
     samples_P = np.full(len(counts.correct_P), counts.samples)
     out: dict[str, float] = {}

@@ -128,7 +128,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Setup:
+class CellSetup:
     """A cell with all that its spec names."""
 
     cell: Cell
@@ -140,7 +140,7 @@ class Setup:
     sizes: Sizes
 
 
-def set_up(cell: Cell) -> Setup:
+def set_up(cell: Cell) -> CellSetup:
     """Load what the cell names; cells of a study share their base and their problems."""
     engine, recipe, problems = EngineSpec.of(cell.engine), lm_recipe(cell), ProblemsSpec.of(cell.problems)
     model = _model(engine.model, engine.torch_dtype, engine.where, _stamps(model_folder(engine.model)))
@@ -149,7 +149,7 @@ def set_up(cell: Cell) -> Setup:
         torch.set_num_threads(engine.threads or 1)  # threads of a small model would mostly wait for each other
     tasks = tasks_of(problems, model.folder, engine, recipe)
     sizes = choose_sizes(engine, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
-    return Setup(cell, engine, recipe, problems, model, tasks, sizes)
+    return CellSetup(cell, engine, recipe, problems, model, tasks, sizes)
 
 
 _ONE_THREAD = 4_000_000

@@ -19,7 +19,7 @@ from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, learning_rate, make_recipe
 from isocompute.core.recorder import Recorder, RunSettings
 from isocompute.problems.problem_set import ProblemSampler
-from isocompute.sim.policy import Batch, Policy, advantages, evaluate, interference, logit_gradient, subsample
+from isocompute.sim.policy import CountBatch, Policy, advantages, evaluate, interference, logit_gradient, subsample
 from isocompute.sim.world import World, WorldSpec, log_softmax, make_world
 
 SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
@@ -182,7 +182,7 @@ class _Training:
         self._sums += (reward, 1.0 - float(batch.mixed_P.mean()), norm)
         return True
 
-    def _rollouts(self, sampler_PK: Array, correct_P: Ints, rollouts: int, sampled: int) -> tuple[Batch, Ints]:
+    def _rollouts(self, sampler_PK: Array, correct_P: Ints, rollouts: int, sampled: int) -> tuple[CountBatch, Ints]:
         """Draw `sampled` rollouts a problem and keep `rollouts` of them, with advantages from all."""
         rows = np.arange(len(correct_P))
         counts_PK = self.rng.multinomial(sampled, sampler_PK)
@@ -191,7 +191,7 @@ class _Training:
         if sampled > rollouts:
             counts_PK = subsample(counts_PK, rollouts, self.rng)
         mixed_P = (right_P > 0) & (right_P < sampled)
-        return Batch(counts_PK, correct_P, sampler_PK, right_advantage_P, wrong_advantage_P, mixed_P), right_P
+        return CountBatch(counts_PK, correct_P, sampler_PK, right_advantage_P, wrong_advantage_P, mixed_P), right_P
 
     def evaluate(self) -> dict[str, Any]:
         """The point of this step."""

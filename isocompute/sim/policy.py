@@ -106,7 +106,7 @@ def _step(weights: Array, moments_2: Array, gradient: Array, recipe: Recipe, rat
 
 
 @dataclass(frozen=True)
-class Batch:
+class CountBatch:
     """Rollouts of a batch of problems, as counts."""
 
     counts_PK: Ints
@@ -155,7 +155,7 @@ def subsample(counts_PK: Ints, keep: int, rng: np.random.Generator) -> Ints:
     return out_PK
 
 
-def logit_gradient(recipe: Recipe, batch: Batch, policy_PK: Array, base_log_PK: Array) -> Array:
+def logit_gradient(recipe: Recipe, batch: CountBatch, policy_PK: Array, base_log_PK: Array) -> Array:
     """Gradient of the objective by the logits of the present policy.
 
     Policy term: Σ_k counts_k A_k f(ρ_k) ∇log π_k / n averaged over problems, with ρ the ratio to the sampler's policy
@@ -186,7 +186,7 @@ def logit_gradient(recipe: Recipe, batch: Batch, policy_PK: Array, base_log_PK: 
     return np.asarray(gradient_PK)
 
 
-def _regularisers(recipe: Recipe, batch: Batch, policy_PK: Array, base_log_PK: Array) -> Array:
+def _regularisers(recipe: Recipe, batch: CountBatch, policy_PK: Array, base_log_PK: Array) -> Array:
     """Ascent directions of -kl_coef · KL(π || base) and entropy_coef · H(π), averaged over problems."""
     log_PK = np.log(np.maximum(policy_PK, 1e-300))
     logit_PK = -(recipe.kl_coef + recipe.entropy_coef) * log_PK

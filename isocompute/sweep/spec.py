@@ -71,7 +71,7 @@ class Grid(_Strict):
     max_batch: Count | None = Field(default=None, description="B_max: cells with Bp · n above it are left out")
 
 
-class Budget(_Strict):
+class CellBudget(_Strict):
     """What every cell may spend; its update steps are the budget over what one of them samples, rounded down."""
 
     rollouts: Count = Field(description="C, in rollouts, of every cell")
@@ -117,7 +117,7 @@ class StudySpec(_Strict):
     recipe: Table = Field(default={}, description="the recipe's fields, as the engine reads them")
     variants: dict[str, Variant] = Field(default={}, description="the same with another recipe, each in its own folder")
     grid: Grid
-    budget: Budget
+    budget: CellBudget
     seeds: Annotated[list[Annotated[Whole, Field(ge=0)]], Distinct] = Field(
         default=[0], min_length=1, description="a run for each"
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 from isocompute.core.errors import InputError
 from isocompute.trainers.config_files import ConfigFile, parse_config, parse_value, read_config, resolve
-from isocompute.trainers.plan_input import Hardware, HasJson, RunPlan, make_plan, read_plan
-from isocompute.trainers.reading import FILE_NAMES, Note, Setup, describe, setup_warnings, unknown_keys
+from isocompute.trainers.plan_input import HasJson, RunPlan, TrainingHardware, make_plan, read_plan
+from isocompute.trainers.reading import FILE_NAMES, Note, TrainerSetup, describe, setup_warnings, unknown_keys
 from isocompute.trainers.writing import Exported, File
 
 __all__ = [
@@ -20,10 +20,10 @@ __all__ = [
     "Explanation",
     "Exported",
     "File",
-    "Hardware",
     "Note",
     "RunPlan",
-    "Setup",
+    "TrainerSetup",
+    "TrainingHardware",
     "explain",
     "explain_text",
     "export_plan",
@@ -41,7 +41,7 @@ def _module(trainer: str) -> ModuleType:
 
 
 def export_plan(
-    *, trainer: str, plan: Mapping[str, Any] | RunPlan | HasJson, hardware: Hardware | None = None
+    *, trainer: str, plan: Mapping[str, Any] | RunPlan | HasJson, hardware: TrainingHardware | None = None
 ) -> Exported:
     """The plan as that trainer's config, so that one update sees exactly Bp · n rollouts of the current policy.
 
@@ -56,7 +56,7 @@ def export_plan(
         near = get_close_matches(name, TRAINERS, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
         raise InputError(f"'{trainer}' is no trainer here: there are {', '.join(TRAINERS)}{hint}")
-    made: Exported = _module(name).export(make_plan(plan), hardware or Hardware())
+    made: Exported = _module(name).export(make_plan(plan), hardware or TrainingHardware())
     return made
 
 
@@ -64,7 +64,7 @@ def export_plan(
 class Explanation:
     """A config's setup, what is unusual about it, and both in a paragraph."""
 
-    setup: Setup
+    setup: TrainerSetup
     warnings: tuple[Note, ...]
     unknown: dict[str, str | None]
     """Keys that the trainer does not have, each with the one that was probably meant."""
@@ -112,11 +112,11 @@ def _explain(file: ConfigFile, source: str, gpus: int | None, problems: int | No
     return Explanation(setup, unique, unknown, file.form, describe(setup, trainer.TITLE, unique, unknown))
 
 
-def read_settings(trainer: str | None, config: Mapping[str, Any]) -> tuple[Setup, list[str]] | None:
+def read_settings(trainer: str | None, config: Mapping[str, Any]) -> tuple[TrainerSetup, list[str]] | None:
     """What a log's config (dotted keys) amounts to, and notes on what was inferred.
 
-    `Setup.without_defaults` is what the config itself sets. `None` where it is no config of a trainer here. An unknown
-    `trainer` is recognised by its keys.
+    `TrainerSetup.without_defaults` is what the config itself sets. `None` where it is no config of a trainer here. An
+    unknown `trainer` is recognised by its keys.
     """
 
     def value(given: Any) -> Any:

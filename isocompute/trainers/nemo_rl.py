@@ -10,8 +10,8 @@ from typing import Any
 from isocompute.core.errors import InputError
 from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
-from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
+from isocompute.trainers.plan_input import RunPlan, TrainingHardware, share_out
+from isocompute.trainers.reading import ConfigReader, Keys, Note, TrainerSetup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
 NAME, TITLE, VERSION = "nemo-rl", "NeMo-RL", "0.6.0"
@@ -82,7 +82,7 @@ _ENDLESS = 1_000_000
 """Steps that stand for no limit."""
 
 
-def export(plan: RunPlan, hardware: Hardware) -> Exported:
+def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
     """`nemo_rl.yaml`."""
     writing.require_full_batch(plan, TITLE)
     if plan.recipe.advantage == "gae" and plan.rollouts_per_problem < 2:
@@ -180,7 +180,7 @@ def matches(file: ConfigFile) -> int:
     return sum(key.startswith(("grpo.", "loss_fn.", "policy.generation.")) or key in own for key in file.keys)
 
 
-def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setup, list[Note]]:
+def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
     """What the settings amount to, and what is unusual about them in NeMo-RL."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS, has_defaults=all(name.endswith(ROOT) for name in file.parents))

@@ -11,8 +11,8 @@ import math
 
 from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
-from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
+from isocompute.trainers.plan_input import RunPlan, TrainingHardware, share_out
+from isocompute.trainers.reading import ConfigReader, Keys, Note, TrainerSetup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
 NAME, TITLE, VERSION = "openrlhf", "OpenRLHF", "0.11.0"
@@ -71,7 +71,7 @@ _WEIGHT = 10
 """Of a share of the updates that is left out, against the same share of the problems."""
 
 
-def export(plan: RunPlan, hardware: Hardware) -> Exported:
+def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
     """A script with the arguments, one a line."""
     writing.require_full_batch(plan, TITLE)
     notes = Notes()
@@ -215,7 +215,7 @@ def matches(file: ConfigFile) -> int:
     return found + 4 * any("openrlhf" in word for word in file.words)
 
 
-def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setup, list[Note]]:
+def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
     """What the settings amount to, and what is unusual about them in OpenRLHF."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS)

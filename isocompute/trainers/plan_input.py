@@ -168,7 +168,7 @@ MICRO_BATCH = 8
 
 
 @dataclass(frozen=True)
-class Hardware:
+class TrainingHardware:
     """GPUs, and what one of them holds at a time while training."""
 
     gpus: int = 8
@@ -212,7 +212,7 @@ class Share:
     """Tokens a device takes at once, where that is the limit."""
 
 
-def share_out(plan: RunPlan, hardware: Hardware) -> Share:
+def share_out(plan: RunPlan, hardware: TrainingHardware) -> Share:
     """Equal parts on every GPU, in the largest micro-batches that fit and divide them.
 
     Raises InputError with the nearest (Bp, n) that divide where Bp · n does not.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from isocompute.core.errors import InputError
 from isocompute.trainers import writing
 from isocompute.trainers.config_files import ConfigFile
-from isocompute.trainers.plan_input import Hardware, RunPlan
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
+from isocompute.trainers.plan_input import RunPlan, TrainingHardware
+from isocompute.trainers.reading import ConfigReader, Keys, Note, TrainerSetup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
 NAME, TITLE, VERSION = "prime-rl", "prime-rl", "0.8.0"
@@ -61,7 +61,7 @@ _IN_FLIGHT = 1024
 """prime-rl's own limit on rollouts in flight; a group must fit."""
 
 
-def export(plan: RunPlan, hardware: Hardware) -> Exported:
+def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
     """`rl.toml`."""
     if plan.rollouts_per_problem < 2:
         raise InputError(
@@ -123,7 +123,7 @@ def export(plan: RunPlan, hardware: Hardware) -> Exported:
     return Exported(NAME, VERSION, (File("rl.toml", writing.toml(top, settings)),), tuple(notes))
 
 
-def _deployment(hardware: Hardware, notes: Notes) -> Flat:
+def _deployment(hardware: TrainingHardware, notes: Notes) -> Flat:
     """A quarter of the machine trains, the rest samples: sampling is what takes the time."""
     if hardware.gpus < 2:
         raise InputError("prime-rl trains and samples on different GPUs: it needs --gpus 2 or more.")
@@ -177,7 +177,7 @@ def matches(file: ConfigFile) -> int:
     return sum(key.startswith(tables) or key in own for key in file.keys) + 2 * named
 
 
-def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setup, list[Note]]:
+def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
     """What the settings amount to, and what is unusual about them in prime-rl."""
     del problems  # its steps are counted, never derived from the data
     notes: list[Note] = []

@@ -29,7 +29,7 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Setup:
+class TrainerSetup:
     """Bp, n, M and the recipe; `None` is unknown. C = Bp · n · M counts rollouts sampled, so M counts batches."""
 
     trainer: str
@@ -100,13 +100,13 @@ class Setup:
         return self.updates_per_batch == 1 and self.staleness == 0
 
     @property
-    def without_defaults(self) -> Setup:
+    def without_defaults(self) -> TrainerSetup:
         """What the file itself sets; all else is unknown."""
         unknown: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name in self.assumed}
         return replace(self, **unknown)
 
 
-_KINDS = {f.name: str(f.type).partition(" ")[0] for f in fields(Setup)}
+_KINDS = {f.name: str(f.type).partition(" ")[0] for f in fields(TrainerSetup)}
 """int, float or str of each field."""
 
 
@@ -207,7 +207,7 @@ class ConfigReader:
         """Of all nodes; what the user has given stands over the file."""
         return given or (self.integer("nodes") or 1) * (self.integer("gpus_per_node", "gpus") or 1)
 
-    def setup(self, trainer: str, version: str, **computed: Any) -> Setup:
+    def setup(self, trainer: str, version: str, **computed: Any) -> TrainerSetup:
         """The setup: what was computed, and every other field that has a key of its own."""
         values = dict(computed)
         for name in self._keys.names.keys() & _KINDS.keys() - computed.keys():
@@ -220,8 +220,8 @@ class ConfigReader:
             values |= dict.fromkeys(_CRITIC)
         clip = values.get("grad_clip")
         values["grad_clip"] = None if clip is None or not 0 < clip < NO_CLIP else clip
-        left = [f.name for f in fields(Setup) if f.name in self.assumed and values.get(f.name) is not None]
-        return Setup(trainer, version, **values, assumed=tuple(left))
+        left = [f.name for f in fields(TrainerSetup) if f.name in self.assumed and values.get(f.name) is not None]
+        return TrainerSetup(trainer, version, **values, assumed=tuple(left))
 
 
 def clip_fields(cispo: bool, low: float | None, high: float | None) -> dict[str, float | None]:
@@ -288,7 +288,7 @@ PAPER_RATE, PAPER_BATCH = 1e-6, 1024
 """The IsoCompute paper's learning rate and the batch it holds at; it grows with the batch's square root."""
 
 
-def setup_warnings(setup: Setup) -> list[Note]:
+def setup_warnings(setup: TrainerSetup) -> list[Note]:
     """What is unusual about a setup, whichever trainer it is for."""
     found: list[Note] = []
 
@@ -342,7 +342,7 @@ def setup_warnings(setup: Setup) -> list[Note]:
 _MOST_UNKNOWN = 6
 
 
-def describe(setup: Setup, title: str, warnings: Sequence[Note], unknown: Mapping[str, str | None]) -> str:
+def describe(setup: TrainerSetup, title: str, warnings: Sequence[Note], unknown: Mapping[str, str | None]) -> str:
     """Allocation, whether it is on-policy, the recipe, what is assumed, warnings, and keys that the trainer lacks."""
     bp, n, m = (_count(x) for x in (setup.problems_per_batch, setup.rollouts_per_problem, setup.update_steps))
     batch, compute = _count(setup.batch_size), _count(setup.compute)
@@ -371,7 +371,7 @@ def describe(setup: Setup, title: str, warnings: Sequence[Note], unknown: Mappin
     return " ".join(sentences)
 
 
-def _on_policy(setup: Setup) -> str:
+def _on_policy(setup: TrainerSetup) -> str:
     if setup.updates_per_batch is None:
         return "How many optimiser steps a batch gets is unknown."
     if setup.updates_per_batch % 1:
@@ -386,7 +386,7 @@ def _on_policy(setup: Setup) -> str:
     return f"Off-policy: {setup.updates_per_batch:g} optimiser steps a batch{size}."
 
 
-def _recipe(setup: Setup) -> str:
+def _recipe(setup: TrainerSetup) -> str:
     def value(number: float | None) -> str:
         return "?" if number is None else "off" if number == 0 else f"{number:g}"
 

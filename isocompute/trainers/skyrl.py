@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
-from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
+from isocompute.trainers.plan_input import RunPlan, TrainingHardware, share_out
+from isocompute.trainers.reading import ConfigReader, Keys, Note, TrainerSetup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
 NAME, TITLE, VERSION = "skyrl", "SkyRL", "0.3.0"
@@ -87,7 +87,7 @@ AGGREGATIONS = {
 }
 
 
-def export(plan: RunPlan, hardware: Hardware) -> Exported:
+def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
     """A script with the arguments, one a line."""
     writing.require_full_batch(plan, TITLE)
     notes = Notes()
@@ -186,7 +186,7 @@ def matches(file: ConfigFile) -> int:
     return sum(key.startswith(tables) for key in file.keys) + 3 * any("skyrl" in word for word in file.words)
 
 
-def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setup, list[Note]]:
+def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
     """What the settings amount to, and what is unusual about them in SkyRL."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS)

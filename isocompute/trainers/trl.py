@@ -15,8 +15,8 @@ from pathlib import PurePath
 from isocompute.core.errors import InputError
 from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
-from isocompute.trainers.plan_input import Hardware, RunPlan, share_out
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
+from isocompute.trainers.plan_input import RunPlan, TrainingHardware, share_out
+from isocompute.trainers.reading import ConfigReader, Keys, Note, TrainerSetup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
 NAME, TITLE, VERSION = "trl", "TRL", "1.16.0"
@@ -70,7 +70,7 @@ _BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "
 """What `datasets.load_dataset` calls the format of a file."""
 
 
-def export(plan: RunPlan, hardware: Hardware) -> Exported:
+def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
     """`grpo_config.py` and `grpo.yaml`."""
     if plan.rollouts_per_problem < 2:
         raise InputError(f"n = {plan.rollouts_per_problem}: TRL's GRPO takes 2 rollouts a problem or more.")
@@ -178,7 +178,7 @@ def matches(file: ConfigFile) -> int:
     return 2 * len(own & file.keys) + 3 * named
 
 
-def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setup, list[Note]]:
+def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
     """What the settings amount to, and what is unusual about them in TRL."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS)

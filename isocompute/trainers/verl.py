@@ -12,8 +12,8 @@ import shlex
 
 from isocompute.trainers import reading, writing
 from isocompute.trainers.config_files import ConfigFile
-from isocompute.trainers.plan_input import Hardware, RunPlan, Share, share_out
-from isocompute.trainers.reading import ConfigReader, Keys, Note, Setup
+from isocompute.trainers.plan_input import RunPlan, Share, TrainingHardware, share_out
+from isocompute.trainers.reading import ConfigReader, Keys, Note, TrainerSetup
 from isocompute.trainers.writing import Exported, File, Flat, Notes
 
 NAME, TITLE, VERSION = "verl", "veRL", "0.9.1"
@@ -84,7 +84,7 @@ ADVANTAGES = {
 AGGREGATIONS = {"token": "token-mean", "sequence": "seq-mean-token-mean", "fixed": "seq-mean-token-sum-norm"}
 
 
-def export(plan: RunPlan, hardware: Hardware) -> Exported:
+def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
     """Overrides and a script for `python3 -m verl.trainer.main_ppo`."""
     writing.require_full_batch(plan, TITLE)
     notes = Notes()
@@ -184,7 +184,7 @@ def matches(file: ConfigFile) -> int:
     return sum(key.startswith("actor_rollout_ref.") for key in file.keys) + 3 * started
 
 
-def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Setup, list[Note]]:
+def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
     """What the settings amount to, and what is unusual about them in veRL."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS)

@@ -19,7 +19,7 @@ _WORKERS = 2
 
 
 @dataclass(frozen=True)
-class Found(Generic[T]):
+class CachedResult(Generic[T]):
     """A result, the version of the files that it rests on, and whether they are still the same."""
 
     value: T
@@ -33,7 +33,7 @@ class _Task:
     future: Future[Any]
 
 
-class Cache:
+class ResultCache:
     """The latest result of each key, least recently used keys dropped beyond `size`."""
 
     def __init__(self, *, size: int = 256) -> None:
@@ -43,7 +43,7 @@ class Cache:
         self._lock = threading.Lock()
         self._workers = threading.Semaphore(_WORKERS)
 
-    def get(self, key: Hashable, version: str, make: Callable[[], T]) -> Found[T]:
+    def get(self, key: Hashable, version: str, make: Callable[[], T]) -> CachedResult[T]:
         """The result of `make` for this version of the files; the last one while a new one is made.
 
         An error is a result too: it is kept, and raised to everyone who asks for this version. `make` must not ask
@@ -59,7 +59,7 @@ class Cache:
             succeeded = [task for task in tasks if task.future.done() and task.future.exception() is None]
             task = tasks[-1] if tasks[-1].future.done() or not succeeded else succeeded[-1]
             del tasks[: tasks.index(task)]
-        return Found(task.future.result(), task.version, task.version == version)
+        return CachedResult(task.future.result(), task.version, task.version == version)
 
     def _start(self, make: Callable[[], Any]) -> Future[Any]:
         """Run on a daemon thread, so that the program can end before it is done."""

@@ -25,7 +25,7 @@ from isocompute.law.law import Law, fit_law
 from isocompute.report import figures
 from isocompute.report.evidence import Evidence
 from isocompute.report.figures import Figure, Missing
-from isocompute.web.cache import Cache, Found
+from isocompute.web.cache import CachedResult, ResultCache
 from isocompute.web.source import LoadOptions, OptionValue, Snapshot, Source
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class Results:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.status = RunStatus()
-        self._cache = Cache()
+        self._cache = ResultCache()
         self._loading, self._drawing = threading.Lock(), threading.Lock()
         self._runs: dict[str, tuple[str, RunSet | InputError, tuple[str, ...]]] = {}
         self._evidence: dict[Hashable, tuple[str, FittedEvidence]] = {}
@@ -156,7 +156,7 @@ class Results:
                 self._evidence[key] = (scope.snapshot.version, evidence)
         return evidence
 
-    def law(self, scope: Scope) -> Found[Law]:
+    def law(self, scope: Scope) -> CachedResult[Law]:
         """What `isocompute fit` finds."""
 
         def fit() -> Law:
@@ -166,9 +166,9 @@ class Results:
 
         return self.cached("law", scope, fit)
 
-    def figure(self, scope: Scope, name: str) -> Found[Figure | Missing]:
+    def figure(self, scope: Scope, name: str) -> CachedResult[Figure | Missing]:
         """A figure, or what it needs."""
-        law: Found[Law] | None = None
+        law: CachedResult[Law] | None = None
         with suppress(InputError):  # the figure says what it needs
             law = self.law(scope)
         evidence = self.evidence(scope)
@@ -184,11 +184,11 @@ class Results:
 
     def cached(
         self, what: str, scope: Scope, make: Callable[[], T], *more: Hashable, version: str | None = None
-    ) -> Found[T]:
+    ) -> CachedResult[T]:
         """A slow result. One that is made of another result is of that one's `version`."""
         now = scope.snapshot.version
         found = self._cache.get((what, scope.part, scope.metric, scope.unit, *more), version or now, make)
-        return Found(found.value, found.version, found.version == now)
+        return CachedResult(found.value, found.version, found.version == now)
 
 
 # --- How each run does: its numbers at once, its verdicts a few at a time ---------------------------------------------

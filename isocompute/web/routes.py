@@ -19,7 +19,7 @@ from isocompute.law.forecasting import Forecast
 from isocompute.planner.published import entries
 from isocompute.report.charts import commands as charts
 from isocompute.report.figures import FIGURES, Missing
-from isocompute.web.cache import Found
+from isocompute.web.cache import CachedResult
 from isocompute.web.planning import PlanQuery, as_parameters, band_chart, planner, why_no_plan
 from isocompute.web.responses import (
     ChartFormat,
@@ -395,7 +395,7 @@ def compare_chart(
     )
 
 
-def _compare(results: Results, scope: Scope, a: str, b: str) -> tuple[Found[Comparison], str | None]:
+def _compare(results: Results, scope: Scope, a: str, b: str) -> tuple[CachedResult[Comparison], str | None]:
     """The comparison, and the command that makes it."""
     if a == b:
         raise InputError(f"both sides are '{a}': choose two different runs.")

@@ -109,7 +109,7 @@ class LoadOptions:
 
 
 @dataclass(frozen=True)
-class Part:
+class StudySubset:
     """A folder of runs inside the study; the empty name is the whole of it."""
 
     name: str
@@ -122,7 +122,7 @@ class Snapshot:
 
     version: str
     """Differs whenever a file was added, removed or written to."""
-    parts: tuple[Part, ...]
+    parts: tuple[StudySubset, ...]
     """The whole comes last where there are others: its runs may not belong together."""
     specs: tuple[str, ...]
     """Folders that hold a `study.toml`, named from the top."""
@@ -214,9 +214,9 @@ def _files(
             yield from _files(Path(entry.path), f"{folder}/{entry.name}".strip("/"), (*parents, here))
 
 
-def _parts(runs_in: Mapping[str, int], specs: list[str]) -> tuple[Part, ...]:
+def _parts(runs_in: Mapping[str, int], specs: list[str]) -> tuple[StudySubset, ...]:
     """The folders whose runs belong together. Where there is one such folder, the whole is the only part."""
-    whole = Part("", sum(runs_in.values()))
+    whole = StudySubset("", sum(runs_in.values()))
     several = {folder: runs for folder, runs in sorted(runs_in.items()) if folder and runs > 1}
     if len(several) < 2:
         return (whole,)
@@ -228,4 +228,4 @@ def _parts(runs_in: Mapping[str, int], specs: list[str]) -> tuple[Part, ...]:
                 return spec
         return folder
 
-    return (*(Part(name(folder), runs) for folder, runs in several.items()), whole)
+    return (*(StudySubset(name(folder), runs) for folder, runs in several.items()), whole)

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from scipy.optimize import least_squares
 
 from isocompute.core.arrays import Array
-from isocompute.law.solver import FAMILIES, HILL, Batch, Family, evaluate, solve
+from isocompute.law.solver import FAMILIES, HILL, Family, FitRows, evaluate, solve
 from tests.law.made_up import hill
 
 COMPUTE = np.geomspace(1.0, 120.0, 40)
 
 
-def one_group(values_RC: Array, *, upper: float = 1.0, weights_RC: Array | None = None, pinned: bool = False) -> Batch:
-    return Batch(
+def one_group(
+    values_RC: Array, *, upper: float = 1.0, weights_RC: Array | None = None, pinned: bool = False
+) -> FitRows:
+    return FitRows(
         COMPUTE[None],
         COMPUTE[-1:],
         np.zeros(len(values_RC), dtype=np.int64),
@@ -127,7 +129,7 @@ def test_weights_are_repetitions() -> None:
     index = np.repeat(np.arange(40), weights_C)
     repeated = solve(
         HILL,
-        Batch(
+        FitRows(
             COMPUTE[None, index] / COMPUTE[0],
             COMPUTE[-1:],
             np.zeros(1, dtype=np.int64),

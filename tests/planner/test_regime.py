@@ -15,7 +15,7 @@ from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings
 from isocompute.law.fits import fit_groups
-from isocompute.planner.regime import ADVICE, REGIMES, Diagnosis, Finding, Sweep, by_rollouts, diagnose
+from isocompute.planner.regime import ADVICE, REGIMES, Diagnosis, Limit, Sweep, by_rollouts, diagnose
 from tests.planner.regimes import SETUPS, sweep
 
 SEEDS = 5
@@ -28,7 +28,7 @@ def test_the_limit_of_a_simulated_setup_is_named(regime: str) -> None:
     assert named == [regime] * SEEDS
 
 
-def finding(diagnosis: Diagnosis, regime: str) -> Finding:
+def finding(diagnosis: Diagnosis, regime: str) -> Limit:
     return next(f for f in diagnosis.findings if f.regime == regime)
 
 

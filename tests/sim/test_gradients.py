@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import RECIPES, Recipe, learning_rate, make_recipe
-from isocompute.sim.policy import Batch, advantages, logit_gradient, subsample
+from isocompute.sim.policy import CountBatch, advantages, logit_gradient, subsample
 from isocompute.sim.world import softmax
 
 P, K = 5, 6
@@ -32,7 +32,7 @@ def test_group_advantages_are_the_rollouts_own(right: list[int]) -> None:
             np.testing.assert_allclose(got, expected, atol=1e-12)
 
 
-def objective(recipe: Recipe, batch: Batch, logits: np.ndarray, base_log: np.ndarray) -> float:
+def objective(recipe: Recipe, batch: CountBatch, logits: np.ndarray, base_log: np.ndarray) -> float:
     """The objective summed rollout by rollout, with the stop-gradients made explicit by `frozen` below."""
     policy = softmax(logits.copy())
     total, kept = 0.0, 0
@@ -96,7 +96,7 @@ def test_gradient_is_that_of_the_objective(fields: dict[str, Any]) -> None:
     counts[0, correct[0]] = n  # one group that is all right
     right = counts[np.arange(P), correct]
     good, bad = advantages(recipe, right, n)
-    batch = Batch(counts, correct, sampler, good, bad, (right > 0) & (right < n))
+    batch = CountBatch(counts, correct, sampler, good, bad, (right > 0) & (right < n))
     shift = 0.25 if recipe.updates_per_batch > 1 else 0.0
     logits = np.log(sampler) + shift * rng.standard_normal((P, K))
     base_log = np.log(softmax(rng.standard_normal((P, K))))

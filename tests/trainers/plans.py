@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from isocompute.trainers import Hardware, RunPlan, Setup, make_plan
+from isocompute.trainers import RunPlan, TrainerSetup, TrainingHardware, make_plan
 
 LOSSES = ("clip", "gspo", "cispo", "reinforce")
 ADVANTAGES = ("group_std", "group_mean", "batch_std", "none", "gae")
@@ -52,7 +52,7 @@ RECIPES = st.fixed_dictionaries(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[RunPlan, Hardware]:
+def cases(draw: st.DrawFn) -> tuple[RunPlan, TrainingHardware]:
     """A plan that divides over the machine it comes with."""
     gpus = draw(st.sampled_from((2, 3, 4, 8, 16, 64)))
     recipe = draw(RECIPES)
@@ -62,7 +62,7 @@ def cases(draw: st.DrawFn) -> tuple[RunPlan, Hardware]:
         n, problems = n * gpus, max(1, problems // gpus)
     prompt, response = draw(st.integers(16, 2048)), draw(st.integers(16, 8192))
     limit = draw(st.sampled_from(("none", "sequences", "tokens")))
-    hardware = Hardware(
+    hardware = TrainingHardware(
         gpus=gpus,
         max_sequences=draw(st.integers(1, 64)) if limit == "sequences" else None,
         max_tokens=draw(st.integers(1, 8)) * (prompt + response) if limit == "tokens" else None,
@@ -106,7 +106,7 @@ IN_SCRIPT = {"model", "train_file"}
 """What a GRPOConfig does not hold: the script that makes the trainer says it."""
 
 
-def differences(plan: RunPlan, setup: Setup, noted: set[str]) -> dict[str, tuple[Any, Any]]:
+def differences(plan: RunPlan, setup: TrainerSetup, noted: set[str]) -> dict[str, tuple[Any, Any]]:
     """Fields that differ and that no note speaks of: (wanted, found)."""
     out = {}
     for name, value in wanted(plan).items():

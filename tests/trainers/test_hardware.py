@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
-from isocompute.trainers import Hardware, RunPlan, make_plan
+from isocompute.trainers import RunPlan, TrainingHardware, make_plan
 from isocompute.trainers.plan_input import neighbours, share_out
 from tests.trainers.plans import cases
 
 
 @given(case=cases())
-def test_shares_add_up_and_fit(case: tuple[RunPlan, Hardware]) -> None:
+def test_shares_add_up_and_fit(case: tuple[RunPlan, TrainingHardware]) -> None:
     plan, hardware = case
     share = share_out(plan, hardware)
     assert share.gpus * share.micro_batch * share.accumulation == plan.batch_size
@@ -38,17 +38,17 @@ def test_neighbours_are_the_nearest_that_divide(problems: int, rollouts: int, gp
 
 def test_an_impossible_plan_names_its_neighbours() -> None:
     with pytest.raises(InputError, match=r"33 × 7 = 231 .* 8 GPUs.*: 32 × 7, 33 × 8, 40 × 7"):
-        share_out(make_plan({"Bp": 33, "n": 7, "M": 10}), Hardware(gpus=8))
+        share_out(make_plan({"Bp": 33, "n": 7, "M": 10}), TrainingHardware(gpus=8))
 
 
 def test_nodes_are_whole() -> None:
-    assert (Hardware(gpus=16).nodes, Hardware(gpus=16).gpus_on_node) == (2, 8)
-    assert (Hardware(gpus=6).nodes, Hardware(gpus=6).gpus_on_node) == (1, 6)
+    assert (TrainingHardware(gpus=16).nodes, TrainingHardware(gpus=16).gpus_on_node) == (2, 8)
+    assert (TrainingHardware(gpus=6).nodes, TrainingHardware(gpus=6).gpus_on_node) == (1, 6)
     with pytest.raises(InputError, match="12 GPUs are no whole number of nodes of 8; take 8 or 16"):
-        Hardware(gpus=12)
+        TrainingHardware(gpus=12)
 
 
 def test_a_sequence_must_fit() -> None:
     plan = make_plan({"Bp": 8, "n": 8, "M": 1, "max_prompt_length": 100, "max_response_length": 1000})
     with pytest.raises(InputError, match=r"1000 tokens a device hold no sequence of 100 \+ 1000"):
-        share_out(plan, Hardware(max_tokens=1000))
+        share_out(plan, TrainingHardware(max_tokens=1000))

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 
 from isocompute.trainers import (
     TRAINERS,
-    Hardware,
     RunPlan,
+    TrainingHardware,
     explain_text,
     export_plan,
     make_plan,
@@ -60,7 +60,7 @@ def keys_of(trainer: str, text: str) -> set[str]:
 @pytest.mark.parametrize("trainer", ["openrlhf", "prime-rl", "nemo-rl", "skyrl"])
 @settings(max_examples=20)
 @given(case=cases())
-def test_keys_exist(trainer: str, case: tuple[RunPlan, Hardware]) -> None:
+def test_keys_exist(trainer: str, case: tuple[RunPlan, TrainingHardware]) -> None:
     plan, hardware = case
     text = export_plan(trainer=trainer, plan=plan, hardware=hardware).files[0].text
     used = keys_of(trainer, text)
@@ -136,7 +136,7 @@ def test_a_misspelt_key_is_named(name: str) -> None:
 @pytest.mark.parametrize("trainer", TRAINERS)
 @settings(max_examples=10)
 @given(case=cases())
-def test_no_export_has_an_unknown_key(trainer: str, case: tuple[RunPlan, Hardware]) -> None:
+def test_no_export_has_an_unknown_key(trainer: str, case: tuple[RunPlan, TrainingHardware]) -> None:
     plan, hardware = case
     for file in export_plan(trainer=trainer, plan=plan, hardware=hardware).files:
         assert explain_text(file.text).unknown == {}

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isocompute.trainers import Setup, explain_text, export_plan
+from isocompute.trainers import TrainerSetup, explain_text, export_plan
 from isocompute.trainers.config_files import parse_config as parse
 
 BARE = {"Bp": 32, "n": 8}
 
 
-def exported(updates: int, problems: int | None, **over: Any) -> tuple[dict[str, Any], Setup, dict[str, str]]:
+def exported(updates: int, problems: int | None, **over: Any) -> tuple[dict[str, Any], TrainerSetup, dict[str, str]]:
     """The settings, what they amount to, and the notes."""
     made = export_plan(trainer="openrlhf", plan=BARE | {"M": updates, "problems": problems} | over)
     (file,) = made.files

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from isocompute.trainers import TRAINERS, Hardware, RunPlan, explain_text, export_plan, make_plan
+from isocompute.trainers import TRAINERS, RunPlan, TrainingHardware, explain_text, export_plan, make_plan
 from tests.trainers.plans import IN_SCRIPT, cases, differences
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 @settings(max_examples=30)
 @given(case=cases())
-def test_a_config_says_the_plan(trainer: str, case: tuple[RunPlan, Hardware]) -> None:
+def test_a_config_says_the_plan(trainer: str, case: tuple[RunPlan, TrainingHardware]) -> None:
     plan, hardware = case
     made = export_plan(trainer=trainer, plan=plan, hardware=hardware)
     noted = {note.code for note in made.notes}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from isocompute.trainers import TRAINERS, Exported, Hardware, explain_text, export_plan, make_plan
+from isocompute.trainers import TRAINERS, Exported, TrainingHardware, explain_text, export_plan, make_plan
 from isocompute.trainers.config_files import parse_config as parse
 from isocompute.trainers.writing import run_name
 
@@ -72,7 +72,7 @@ def test_a_plan_is_exported_to_the_same_bytes_by_another_process() -> None:
 
 
 def test_a_run_has_the_same_name_on_another_machine() -> None:
-    here, there = (export_plan(trainer="verl", plan=PLAN, hardware=Hardware(gpus=gpus)) for gpus in (8, 16))
+    here, there = (export_plan(trainer="verl", plan=PLAN, hardware=TrainingHardware(gpus=gpus)) for gpus in (8, 16))
     assert names("verl", here) == names("verl", there)
 
 

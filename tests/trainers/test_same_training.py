@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from isocompute.core.recipe import learning_rate, make_recipe
-from isocompute.trainers import TRAINERS, Exported, Setup, explain_text, export_plan
+from isocompute.trainers import TRAINERS, Exported, TrainerSetup, explain_text, export_plan
 
 TRUNCATES = {
     "trl": "vllm_importance_sampling_correction=True",
@@ -24,7 +24,7 @@ def exported(trainer: str, recipe: str | dict[str, Any]) -> Exported:
     return export_plan(trainer=trainer, plan={"Bp": 512, "n": 8, "M": 100, "recipe": recipe})
 
 
-def read_back(made: Exported) -> Setup:
+def read_back(made: Exported) -> TrainerSetup:
     return explain_text(made.files[0].text, source=made.files[0].name, problems=100_000).setup
 
 

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from trl import GRPOConfig
 
-from isocompute.trainers import Hardware, RunPlan, explain_text, export_plan, make_plan
+from isocompute.trainers import RunPlan, TrainingHardware, explain_text, export_plan, make_plan
 from isocompute.trainers import trl as trainer
 from isocompute.trainers.reading import unknown_keys
 from tests.trainers.plans import cases
@@ -48,7 +48,7 @@ def constructed(text: str, **over: Any) -> GRPOConfig:
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
-def test_every_export_constructs(tmp_path: Path, case: tuple[RunPlan, Hardware]) -> None:
+def test_every_export_constructs(tmp_path: Path, case: tuple[RunPlan, TrainingHardware]) -> None:
     plan, hardware = case
     python, as_yaml = export_plan(trainer="trl", plan=plan, hardware=hardware).files
     local = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
@@ -104,7 +104,7 @@ def test_trls_script_loads_the_training_file(tmp_path: Path, monkeypatch: pytest
     write_problems(tmp_path / f"problems{suffix.lower()}", ["one", "two"])
     (tmp_path / f"problems{suffix.lower()}").rename(file)
     plan = {"Bp": 8, "n": 8, "M": 40, "train_file": str(file), "val_file": "val.parquet", "validation_samples": 4}
-    text = export_plan(trainer="trl", plan=plan, hardware=Hardware(gpus=1)).files[1].text
+    text = export_plan(trainer="trl", plan=plan, hardware=TrainingHardware(gpus=1)).files[1].text
     given = started(text, tmp_path, monkeypatch)
     assert given["train_dataset"]["prompt"][:] == ["one", "two"]
     assert given["eval_dataset"] is None
@@ -118,7 +118,7 @@ def test_trls_script_validates_as_the_note_says(tmp_path: Path, monkeypatch: pyt
     train = write_problems(folder / "train.parquet", ["one", "two"])
     val = write_problems(folder / "test.parquet", ["three"])
     plan = {"Bp": 8, "n": 8, "M": 40, "train_file": train, "val_file": val, "validation_samples": 4}
-    made = export_plan(trainer="trl", plan=plan, hardware=Hardware(gpus=1))
+    made = export_plan(trainer="trl", plan=plan, hardware=TrainingHardware(gpus=1))
     (said,) = [note.message for note in made.notes if note.code == "val_file"]
     assert all(word in said for word in ("dataset_name: FOLDER", "eval_strategy: steps", "eval_on_start: true"))
     table = yaml.safe_load(made.files[1].text)
@@ -143,7 +143,7 @@ def test_validation_sees_every_problem_k_times(tmp_path: Path) -> None:
     from trl import GRPOTrainer
 
     table = {"Bp": 2, "n": 4, "M": 2, "max_response_length": 4, "validation_samples": 3, "val_file": "val.parquet"}
-    text = export_plan(trainer="trl", plan=table, hardware=Hardware(gpus=1)).files[0].text
+    text = export_plan(trainer="trl", plan=table, hardware=TrainingHardware(gpus=1)).files[0].text
     config = constructed(text, output_dir=str(tmp_path), **ON_THIS_MACHINE)
     seen: Counter[str] = Counter()
 
@@ -202,7 +202,7 @@ def test_an_update_sees_bp_problems_and_n_rollouts(
     plan = make_plan(
         {"Bp": problems, "n": rollouts, "M": 2, "recipe": recipe, "max_response_length": 4, "learning_rate": 1e-4}
     )
-    hardware = Hardware(gpus=1, max_sequences=per_device)
+    hardware = TrainingHardware(gpus=1, max_sequences=per_device)
     text = export_plan(trainer="trl", plan=plan, hardware=hardware).files[0].text
     config = constructed(text, output_dir=str(tmp_path), **ON_THIS_MACHINE)
     step = 0

@@ -103,9 +103,11 @@ def test_trl_validates_on_nothing_where_the_plan_has_no_file() -> None:
 
 @pytest.mark.parametrize(("samples", "room", "rows"), [(4, 8, 8), (4, 2, 4), (3, 8, 6), (64, 8, 64)])
 def test_trl_keeps_a_problems_rollouts_together(samples: int, room: int, rows: int) -> None:
-    from isocompute.trainers import Hardware
+    from isocompute.trainers import TrainingHardware
 
-    made = export_plan(trainer="trl", plan=PLAN | {"validation_samples": samples}, hardware=Hardware(8, 8, room))
+    made = export_plan(
+        trainer="trl", plan=PLAN | {"validation_samples": samples}, hardware=TrainingHardware(8, 8, room)
+    )
     assert parse(made.files[0].text).settings["per_device_eval_batch_size"] == rows
 
 

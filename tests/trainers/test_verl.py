@@ -18,7 +18,7 @@ from hydra.errors import ConfigCompositionException
 from hypothesis import given, settings
 from omegaconf import DictConfig, OmegaConf
 
-from isocompute.trainers import Hardware, RunPlan, export_plan, make_plan
+from isocompute.trainers import RunPlan, TrainingHardware, export_plan, make_plan
 from isocompute.trainers import verl as trainer
 from isocompute.trainers.reading import unknown_keys
 from tests.trainers.plans import cases
@@ -58,7 +58,7 @@ def overrides_of(script: str) -> list[str]:
 
 @settings(max_examples=5)
 @given(case=cases())
-def test_every_export_composes(case: tuple[RunPlan, Hardware]) -> None:
+def test_every_export_composes(case: tuple[RunPlan, TrainingHardware]) -> None:
     plan, hardware = case
     script, overrides = export_plan(trainer="verl", plan=plan, hardware=hardware).files
     arguments = overrides_of(script.text)

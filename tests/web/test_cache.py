@@ -6,19 +6,19 @@ from functools import partial
 import pytest
 
 from isocompute.core.errors import InputError
-from isocompute.web.cache import Cache
+from isocompute.web.cache import ResultCache
 from tests.sweep.tools import until
 
 
 def test_a_result_is_made_once_for_each_version_of_the_files() -> None:
-    cache, made = Cache(), []
+    cache, made = ResultCache(), []
     for version in ("1", "1", "1"):
         cache.get("law", version, lambda: made.append(1))
     assert len(made) == 1
 
 
 def test_many_who_ask_at_once_share_one_making() -> None:
-    cache, made, gate = Cache(), [], threading.Event()
+    cache, made, gate = ResultCache(), [], threading.Event()
 
     def make() -> int:
         gate.wait(30)
@@ -36,7 +36,7 @@ def test_many_who_ask_at_once_share_one_making() -> None:
 
 
 def test_the_last_result_is_answered_while_the_next_is_made() -> None:
-    cache, gate = Cache(), threading.Event()
+    cache, gate = ResultCache(), threading.Event()
     cache.get("law", "1", lambda: "old")
 
     def make() -> str:
@@ -52,7 +52,7 @@ def test_the_last_result_is_answered_while_the_next_is_made() -> None:
 
 
 def test_an_error_is_kept_and_is_not_answered_in_place_of_a_newer_result() -> None:
-    cache, made = Cache(), []
+    cache, made = ResultCache(), []
 
     def fail() -> None:
         made.append(1)
@@ -66,14 +66,14 @@ def test_an_error_is_kept_and_is_not_answered_in_place_of_a_newer_result() -> No
 
 
 def test_the_oldest_results_make_room() -> None:
-    cache, made = Cache(size=2), []
+    cache, made = ResultCache(size=2), []
     for key in ("a", "b", "c", "a"):
         cache.get(key, "1", partial(made.append, key))
     assert made == ["a", "b", "c", "a"]
 
 
 def test_two_results_are_made_at_a_time() -> None:
-    cache, gate, started = Cache(), threading.Event(), []
+    cache, gate, started = ResultCache(), threading.Event(), []
 
     def make(key: str) -> None:
         started.append(key)

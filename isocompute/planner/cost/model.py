@@ -19,7 +19,7 @@ from isocompute.core.model_config import ModelConfig, read_config_file
 
 
 @dataclass(frozen=True)
-class Family:
+class Architecture:
     """How a `model_type` departs from Llama."""
 
     qkv_bias: bool | Literal["config"] = "config"
@@ -42,27 +42,27 @@ class Family:
 
 
 _GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
-FAMILIES: dict[str, Family] = {
-    "llama": Family(),
-    "mistral": Family(qkv_bias=False, output_bias=False, window="all"),
-    "qwen2": Family(qkv_bias=True, output_bias=False, window="late"),
-    "qwen3": Family(qk_norm="head", window="late"),
-    "gemma": Family(tied=True),
-    "gemma2": Family(tied=True, norms=4, window="pattern", window_pattern=2),
-    "gemma3": Family(tied=True, norms=4, qk_norm="head", window="pattern", window_pattern=6, defaults=_GEMMA3),
-    "phi3": Family(qkv_bias=False, output_bias=False, window="all"),
-    "olmo2": Family(qk_norm="all"),
-    "olmo3": Family(qk_norm="all", window="pattern", window_pattern=4),
-    "granite": Family(),
-    "smollm3": Family(tied=True),
-    "glm4": Family(output_bias=False, norms=4),
-    "mixtral": Family(qkv_bias=False, output_bias=False, window="all"),
-    "olmoe": Family(qk_norm="all"),
-    "qwen2_moe": Family(qkv_bias=True, output_bias=False, window="late"),
-    "qwen3_moe": Family(qk_norm="head", window="late"),
-    "glm4_moe": Family(output_bias=False, qk_norm="config"),
-    "deepseek_v2": Family(latent=True),
-    "deepseek_v3": Family(latent=True),
+FAMILIES: dict[str, Architecture] = {
+    "llama": Architecture(),
+    "mistral": Architecture(qkv_bias=False, output_bias=False, window="all"),
+    "qwen2": Architecture(qkv_bias=True, output_bias=False, window="late"),
+    "qwen3": Architecture(qk_norm="head", window="late"),
+    "gemma": Architecture(tied=True),
+    "gemma2": Architecture(tied=True, norms=4, window="pattern", window_pattern=2),
+    "gemma3": Architecture(tied=True, norms=4, qk_norm="head", window="pattern", window_pattern=6, defaults=_GEMMA3),
+    "phi3": Architecture(qkv_bias=False, output_bias=False, window="all"),
+    "olmo2": Architecture(qk_norm="all"),
+    "olmo3": Architecture(qk_norm="all", window="pattern", window_pattern=4),
+    "granite": Architecture(),
+    "smollm3": Architecture(tied=True),
+    "glm4": Architecture(output_bias=False, norms=4),
+    "mixtral": Architecture(qkv_bias=False, output_bias=False, window="all"),
+    "olmoe": Architecture(qk_norm="all"),
+    "qwen2_moe": Architecture(qkv_bias=True, output_bias=False, window="late"),
+    "qwen3_moe": Architecture(qk_norm="head", window="late"),
+    "glm4_moe": Architecture(output_bias=False, qk_norm="config"),
+    "deepseek_v2": Architecture(latent=True),
+    "deepseek_v3": Architecture(latent=True),
 }
 _ALIASES = {
     "gemma3_text": "gemma3",
@@ -169,7 +169,7 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Mod
     )
 
 
-def _family(config: Mapping[str, Any], where: str) -> tuple[str, Family]:
+def _family(config: Mapping[str, Any], where: str) -> tuple[str, Architecture]:
     kind = str(config.get("model_type"))
     name = _ALIASES.get(kind, kind)
     if name not in FAMILIES:
@@ -193,7 +193,7 @@ class _Attention:
     decode_pair_flops: int
 
 
-def _attention(fields: ModelConfig, family: Family, hidden: int, where: str) -> _Attention:
+def _attention(fields: ModelConfig, family: Architecture, hidden: int, where: str) -> _Attention:
     """Multi-head or grouped-query attention."""
     heads: int = fields.need("num_attention_heads", where=where)
     kv_heads = fields.num_key_value_heads or heads
@@ -244,7 +244,7 @@ def _shared_expert(fields: ModelConfig, hidden: int) -> int:
     return 3 * hidden * (fields.n_shared_experts or 0) * (fields.moe_intermediate_size or 0)
 
 
-def _windowed_layers(fields: ModelConfig, family: Family, layers: int) -> int:
+def _windowed_layers(fields: ModelConfig, family: Architecture, layers: int) -> int:
     """How many layers look at the last `sliding_window` tokens only."""
     if not fields.sliding_window:
         return 0

@@ -19,7 +19,7 @@ from isocompute.law.curves import usable_points
 from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
 from isocompute.law.forecasting import Forecast
 from isocompute.law.law import Law
-from isocompute.law.solver import HILL, Batch, solve
+from isocompute.law.solver import HILL, FitRows, solve
 from isocompute.law.uncertainty import around
 from isocompute.report.charts.style import (
     ACCENT,
@@ -430,7 +430,9 @@ def _pinned(fit: CurveFit, ceiling: float) -> tuple[float, float, float]:
     ones_RC: Array = np.ones((1, len(values_C)))
     solved = solve(
         HILL,
-        Batch((compute_C / fit.unit)[None], span, np.zeros(1, np.int64), values_C[None], ones_RC, ceiling, pinned=True),
+        FitRows(
+            (compute_C / fit.unit)[None], span, np.zeros(1, np.int64), values_C[None], ones_RC, ceiling, pinned=True
+        ),
     )
     midpoint, efficiency = np.exp(solved.theta_RK[0])
     return float(efficiency), float(midpoint) * fit.unit, float(solved.base_R[0])
