@@ -19,7 +19,7 @@ from isocompute.diagnose.series import has_risen, stalled_since
 from tests.commands import Call
 from tests.conftest import rising as rising_points
 from tests.conftest import write_points
-from tests.diagnose.health.made_up import rising, run_of
+from tests.diagnose.synthetic_runs import rising, run_of
 
 CODE = "no_progress"
 

@@ -15,7 +15,7 @@ from isocompute.diagnose.optima import about_optimum
 from isocompute.diagnose.recipes import about_recipes
 from isocompute.diagnose.setups import sort_runs
 from isocompute.diagnose.verdicts import above, combined, inside, no_better, seed_difference
-from tests.diagnose.claims.made_up import Truth, crossing, same, sweep
+from tests.diagnose.synthetic_sweeps import Truth, crossing, same, sweep
 
 
 def _by_code(runs: RunSet) -> dict[str, Claim]:

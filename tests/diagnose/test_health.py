@@ -15,7 +15,7 @@ from isocompute.data import RunSettings
 from isocompute.diagnose import health as checks
 from isocompute.diagnose.health import Finding, Health, check
 from isocompute.diagnose.series import binomial_scale
-from tests.diagnose.health.made_up import rising, run_of
+from tests.diagnose.synthetic_runs import rising, run_of
 
 
 def _codes(health: Health) -> list[str]:

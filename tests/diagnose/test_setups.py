@@ -16,7 +16,7 @@ from isocompute.core.errors import InputError
 from isocompute.data import Run, RunSet, RunSettings, RunWarning
 from isocompute.diagnose.claims import Claim, judge
 from isocompute.diagnose.setups import sort_runs
-from tests.diagnose.claims.made_up import crossing, same, sweep
+from tests.diagnose.synthetic_sweeps import crossing, same, sweep
 
 
 def changed(runs: RunSet, change: Callable[[int, RunSettings], dict[str, Any]]) -> RunSet:
