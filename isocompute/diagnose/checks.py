@@ -1,4 +1,4 @@
-"""Each health check of a run as one function: from its signals to what was detected, or why the check cannot run."""
+"""The health checks, one function each: from the signals of a run to what was detected, or why it cannot run."""
 
 from __future__ import annotations
 
@@ -42,26 +42,27 @@ MISMATCHES: dict[str, float] = {
     "train/gen_kl_error": 0.01,
     "training/rollout_probs_diff_mean": 0.05,
 }
-"""Trainers' measures of the distance between sampler and trainer, and what is large for each: an importance weight
-off by a tenth a token, or a KL of .01, which is about the same distance (δ²/2 at δ = .14)."""
+"""Trainers' metrics of the mismatch between sampler and trainer, with the value above which each is large.
+
+That value is an importance weight off by a tenth per token, or a KL of .01, which is similar (δ²/2 at δ = .14)."""
 MISMATCH_ENGINES = ("tinker", "prime-rl", "nemo-rl")
 """Trainers whose `kl` is between sampler and trainer, not to the base model (docs/reference/log-formats.md)."""
 
 WINDOW = 5
-"""Points a share is averaged over: one bad batch is no state of a run."""
+"""Points that a share is averaged over, so that one bad batch is no finding."""
 TRUNCATION = ((0.05, "warning"), (0.10, "warning"), (0.15, "problem"))
 TRUNCATION_RISE = 0.10
-"""Above 15% from the start is a setting, not an instability: a problem only where it rose by this much."""
+"""Truncation above 15% is a problem only if it rose by this much; a high share from the start is a setting."""
 ZERO_VARIANCE_EXCESS = 0.1
 ZERO_VARIANCE, ZERO_VARIANCE_POINTS = 0.8, 10
-"""The share that counts where no pass rates predict it, over this many points."""
+"""Without pass rates to predict it, a higher share than this over so many points is a finding."""
 POLARISED = 0.05
-"""Share of problems newly near a pass rate of 0 that counts."""
+"""Increase in the share of problems near a pass rate of 0 that is a finding."""
 SHARE_SIGMAS = 3.0
 DRIFT_SIGMAS, DRIFT_REFERENCE_POINTS = 6.0, 3
 SPIKE_FACTOR, SPIKE_SIGMAS, SPIKE_PRIOR_NOISE = 5.0, 6.0, 0.3
 SPIKES, SPIKE_WINDOW, SPIKE_REFERENCE_POINTS = 3, 30, 10
-"""One spike is what gradient clipping is for; three in thirty points, after ten without, are a state."""
+"""Gradient clipping handles one spike; three within thirty points, after the first ten points, are a finding."""
 
 
 class Detection(NamedTuple):
@@ -74,11 +75,11 @@ class Detection(NamedTuple):
 
 @dataclass(frozen=True)
 class Signals:
-    """A run with what several checks read."""
+    """A run with the series and pass rates that its checks read."""
 
     run: Run
     must_be_finite: tuple[str, ...]
-    """Metrics that it logs and that must be numbers: rewards, loss, norm of the gradient, entropy."""
+    """Logged metrics that must be finite: rewards, loss, gradient norm, entropy."""
     validation: Reward | None
     other_validation: tuple[Reward, ...]
     """Rewards on further held-out sets."""
@@ -86,32 +87,32 @@ class Signals:
     record_R: Ints
     """For every row, the row at which the reward last set a record."""
     near_best_R: Ints
-    """For every row, the row at which it was last at its best level."""
+    """For every row, the last row at which the reward was near its best level."""
     rates: Mapping[int, PassRates]
-    """How pass rates are spread over training problems, by row; empty where that is not known."""
+    """Distribution of pass rates over the training problems, by row; empty if unknown."""
 
     @property
     def rewards(self) -> tuple[Reward, ...]:
-        """Those that the run is judged by, validation first."""
+        """The rewards that the run is judged by, validation first."""
         return tuple(r for r in (self.validation, self.train) if r is not None)
 
     @property
     def held_out(self) -> tuple[Reward, ...]:
-        """Those of every held-out set, the one that the run is judged by first."""
+        """The rewards on all held-out sets; the one that the run is judged by comes first."""
         return (*((self.validation,) if self.validation is not None else ()), *self.other_validation)
 
     def step(self, row: int) -> str:
-        """A point in words."""
+        """The step of a row as text, such as `step 40`."""
         number = number_at(self.run, "step", row)
         return f"point {row + 1}" if number is None else f"step {number:.0f}"
 
 
 CheckFunction = Callable[[Signals], list[Detection] | str | None]
-"""What is detected; None where what the check needs is not logged, a text where what is logged cannot be read."""
+"""Returns what was detected; None if what the check needs is not logged, a text if the logged values are invalid."""
 
 
 def number_at(run: Run, column: str, row: int) -> float | None:
-    """A finite number of a column, or None."""
+    """The value of a column at a row; None if it is missing or not finite."""
     series = run.points.get_column(column, default=None)
     if series is None or not series.dtype.is_numeric():
         return None
@@ -120,7 +121,7 @@ def number_at(run: Run, column: str, row: int) -> float | None:
 
 
 def check_finite(signals: Signals) -> list[Detection] | None:
-    """Rewards, losses, gradients and entropies that are not finite any more."""
+    """Detect the first reward, loss, gradient norm or entropy that is not finite."""
     marked = non_finite(signals.run.points)
     first = {name: marked[name] for name in signals.must_be_finite if name in marked}
     if not first:
@@ -138,7 +139,7 @@ def _not_finite(value: float) -> str:
 
 
 def check_reward_fall(signals: Signals) -> list[Detection] | None:
-    """Reward that drops, in training and on any held-out set; on a further set that is a warning."""
+    """Detect a drop of the reward in training or on a held-out set; on a further set it is a warning."""
     held_out = signals.held_out
     tested = [(reward, sets_logged(held_out, reward)) for reward in held_out]
     if signals.train is not None:
@@ -159,15 +160,16 @@ def check_reward_fall(signals: Signals) -> list[Detection] | None:
 
 
 def check_progress(signals: Signals) -> list[Detection] | None:
-    """Reward that never rose: on held-out problems where it is logged, else in training.
+    """Detect a reward that never rose: on held-out problems if logged, else in training.
 
-    This finding is withdrawn when the reward does rise, and beside a fall, which asks for the opposite: a collapse
-    counts as noise, so the rise before it may not show. Training without any success stays.
+    The finding is withdrawn if the reward rises later. It is also withdrawn if the reward drops, for which the advice
+    is the opposite: a drop counts as noise and can hide the rise before it. Training without any success stays a
+    finding.
     """
     rewards = signals.rewards
     if not any(len(reward.series) >= MINIMUM_FOR_PROGRESS for reward in rewards):
         return None
-    stuck = _constant(rewards[-1])  # training's where it is logged: it makes the gradient
+    stuck = _constant(rewards[-1])  # the training reward if logged, since it makes the gradient
     stalled = stuck or _stalled(signals)
     if stalled is None or (stalled.severity == "warning" and check_reward_fall(signals)):
         return []
@@ -192,13 +194,13 @@ def _stalled(signals: Signals) -> Detection | None:
 
 
 def _constant(reward: Reward) -> Detection | None:
-    """No success at all, or nothing but successes: either way no group has anything to compare."""
+    """Detect a constant reward of no success or only successes: no group then has an advantage."""
     values_T, first = reward.series.values_T, float(reward.series.values_T[0])
     if len(values_T) < MINIMUM_FOR_PROGRESS or not np.all(values_T == first):
         return None
     row = int(reward.series.row_T[MINIMUM_FOR_PROGRESS - 1])
     text = f"{reward.series.name} is {first:g} at all {len(values_T)} points"
-    if first in (0.0, -1.0):  # what verifiers give where every answer is wrong
+    if first in (0.0, -1.0):  # the reward if every answer is wrong
         return Detection(row, "problem", f"{text}: without a success there is no gradient")
     if first in (1.0, PERCENT):
         return Detection(row, "warning", f"{text}: nothing is left to learn from these problems")
@@ -206,7 +208,7 @@ def _constant(reward: Reward) -> Detection | None:
 
 
 def check_train_validation_gap(signals: Signals) -> list[Detection] | None:
-    """Training reward that rises while validation reward falls."""
+    """Detect a training reward that rises while the validation reward falls."""
     validation, train = signals.validation, signals.train
     if validation is None or train is None or len(validation.series) < 4:
         return None
@@ -224,7 +226,7 @@ def check_train_validation_gap(signals: Signals) -> list[Detection] | None:
 
 
 def _level(value: float) -> str:
-    """A reward: three places; three digits where it is so large that places say nothing."""
+    """A reward with three decimals, or three digits if it is very large."""
     return f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
@@ -234,11 +236,12 @@ def _level(value: float) -> str:
 def drift_check(
     name: str, label: str, *, up: bool, warning: float, problem: float | None, floor: float = 0.0, smooth: int = 1
 ) -> CheckFunction:
-    """A check for a series that drifts while the reward gains nothing.
+    """Return a check for a series that drifts while the reward does not improve.
 
-    A healthy run spends entropy and KL on reward, so the reference is not the start. The series must change by the
-    factor `warning` since the record, or by `problem` since the reward was last at its best; and by six times its own
-    noise. Values under `floor` count as the floor; the last `smooth` points give the value now.
+    A healthy run trades entropy and KL for reward, so the reference is the best reward, not the start. The series must
+    change by a factor `warning` since the reward's last record, or `problem` since it was last near its best. The
+    change must also exceed six times the noise. Values below `floor` are raised to it. The current value is the median
+    of the last `smooth` points.
     """
 
     def check(signals: Signals) -> list[Detection] | None:
@@ -251,7 +254,7 @@ def drift_check(
         logs_T = np.log(np.maximum(series.values_T, max(floor, 1e-12)))
         before_T, now_T = trailing(np.median, logs_T, DRIFT_REFERENCE_POINTS), trailing(np.median, logs_T, smooth)
         noise_T = downside_noise(sign * logs_T, prior=batch_noise(signals.run.settings.problems_per_batch))
-        found: dict[int, Detection] = {}  # what shows at one point is one finding, the worst
+        found: dict[int, Detection] = {}  # one finding per point, the worst
         marks: tuple[tuple[float | None, Severity, Ints, str], ...] = (
             (warning, "warning", signals.record_R, "the best reward"),
             (problem, "problem", signals.near_best_R, "the reward was last at its best"),
@@ -277,11 +280,11 @@ def drift_check(
 
 
 def check_truncation(signals: Signals) -> list[Detection] | str | None:
-    """Truncated responses, at ScaleRL's 5, 10 and 15%."""
+    """Detect truncated responses above ScaleRL's 5, 10 and 15%."""
     series = _share(signals, "truncated", minimum=WINDOW)
     if not isinstance(series, Series):
         return series
-    found: dict[int, Detection] = {}  # marks that are passed at one point are one finding, the highest
+    found: dict[int, Detection] = {}  # thresholds crossed at the same point are one finding, the highest
     for mark, severity in TRUNCATION:
         at = _first_above(series, mark)
         if at is not None:
@@ -293,22 +296,19 @@ def check_truncation(signals: Signals) -> list[Detection] | str | None:
 
 
 def check_zero_variance(signals: Signals) -> list[Detection] | str | None:
-    """Zero-variance groups: more than the pass rates predict where these are known, else most of all groups.
+    """Detect zero-variance groups: more than the pass rates predict if these are known, else over 80% of all groups.
 
-    Of pass rates in bins the prediction is the most it can be: p^n + (1 - p)^n at each bin's edge further from a half.
+    The pass rates are binned, so the prediction is an upper bound: p^n + (1 - p)^n at each bin's edge farther from 1/2.
     """
     settings, rates = signals.run.settings, signals.rates
     n, problems = settings.rollouts_per_problem, settings.problems_per_batch
+    series = _share(signals, "zero_variance", minimum=WINDOW if rates and n and problems else ZERO_VARIANCE_POINTS)
+    if not isinstance(series, Series):
+        return series
     if not (rates and n and problems):
-        series = _share(signals, "zero_variance", minimum=ZERO_VARIANCE_POINTS)
-        if not isinstance(series, Series):
-            return series
         at = _first_above(series, ZERO_VARIANCE, window=ZERO_VARIANCE_POINTS)
         text = f"over {ZERO_VARIANCE:.0%} of the groups have zero variance"
         return [] if at is None else [Detection(int(series.row_T[at]), "warning", text)]
-    series = _share(signals, "zero_variance", minimum=WINDOW)
-    if not isinstance(series, Series):
-        return series
     low_K = np.arange(BINS) / BINS
     edge_K = np.where(low_K < 0.5, low_K, low_K + 1.0 / BINS)
     zero_variance_K = edge_K**n + (1.0 - edge_K) ** n
@@ -327,7 +327,7 @@ def check_zero_variance(signals: Signals) -> list[Detection] | str | None:
 
 
 def check_polarisation(signals: Signals) -> list[Detection] | None:
-    """More problems near a pass rate of 0 while the mean has not fallen (interference)."""
+    """Detect more problems near a pass rate of 0 while the mean has not fallen (interference)."""
     rates, rows = signals.rates, sorted(signals.rates)
     if len(rows) < 2:
         return None
@@ -348,7 +348,7 @@ def check_polarisation(signals: Signals) -> list[Detection] | None:
 
 
 def _share(signals: Signals, name: str, *, minimum: int) -> Series | str | None:
-    """A metric as a share of 1, from percent where values go beyond 1; a text where it is neither."""
+    """A metric as shares from 0 to 1, converted if it is in percent; a text if it is neither."""
     series = series_of(signals.run, name, minimum=minimum)
     if series is None:
         return None
@@ -359,11 +359,12 @@ def _share(signals: Signals, name: str, *, minimum: int) -> Series | str | None:
 
 
 def _share_error(share: float, inverse_count: float) -> float:
+    """Standard error of a share, with a lower bound for shares near 0 and 1."""
     return math.sqrt(max(share * (1.0 - share), 1e-3) * inverse_count)
 
 
 def _first_above(series: Series, mark: float, *, window: int = WINDOW) -> int | None:
-    """The first point from which the mean of the last `window` lies above a mark; a full window is needed."""
+    """The first point at which the mean of a full window lies above a mark."""
     above_T = trailing(np.mean, series.values_T, window) > mark
     above_T[: window - 1] = False
     return int(above_T.argmax()) if above_T.any() else None
@@ -377,7 +378,7 @@ def _window_mean(series: Series, at: int) -> float:
 
 
 def check_logprob_gap(signals: Signals) -> list[Detection] | None:
-    """Distance between the sampler's and the trainer's log-probs."""
+    """Detect a large mismatch between the log-probs of the sampler and the trainer."""
     marks = {name: mark for name, mark in MISMATCHES.items() if series_of(signals.run, name) is not None}
     if not marks and signals.run.settings.engine in MISMATCH_ENGINES:
         marks = {"kl": MISMATCHES["mismatch_kl/mean"]}
@@ -393,9 +394,9 @@ def check_logprob_gap(signals: Signals) -> list[Detection] | None:
 
 
 def check_spikes(signals: Signals) -> list[Detection] | None:
-    """The third spike of the gradient's norm in thirty points.
+    """Detect three spikes of the gradient norm within thirty points.
 
-    A spike is five times the median of the points before it, and six times their spread on a log scale above it.
+    A spike is five times the median of the points before it, and six of their standard deviations above it in logs.
     """
     first = SPIKE_REFERENCE_POINTS
     series = series_of(signals.run, "grad_norm", minimum=first + SPIKES)

@@ -19,7 +19,7 @@ from isocompute.law.solver import HILL, POWER, Family, FitRows, evaluate, solve
 
 
 def judge(runs: RunSet, *, metric: str | None = None) -> tuple[Claim, ...]:
-    """Judge every claim of the two papers that these runs bear on; the others name the runs that would decide them."""
+    """Judge the two papers' claims on these runs; a claim without the runs it needs is undecided and names them."""
     study = sort_runs(runs, metric_of(runs, metric))
     for setup in study.sweeps():
         made = study.curves(setup.runs)
@@ -33,7 +33,7 @@ def judge(runs: RunSet, *, metric: str | None = None) -> tuple[Claim, ...]:
 
 
 def metric_of(runs: RunSet, metric: str | None = None) -> str:
-    """The metric asked for, else the one that all runs have, else that of most of them, with a warning."""
+    """The metric asked for, else one that all runs have, else the most common one, with a warning."""
     chosen = common_metric(runs, metric)
     having = sum(chosen in run.metrics for run in runs)
     if metric is None and having < len(runs):
@@ -66,7 +66,7 @@ _SPREAD = Statement(
 
 
 def about_problems(study: Study) -> Iterator[Claim]:
-    """Bp matters less than n: the range of reward over n less that over Bp, in the widest slices."""
+    """Bp matters less than n: the range of reward over n less the range over Bp, in the widest slices."""
     for setup in study.sweeps():
         law = study.law(setup)
         slices = law.slices if law else ()
@@ -92,7 +92,7 @@ def about_problems(study: Study) -> Iterator[Claim]:
 
 
 def about_spread(study: Study) -> Iterator[Claim]:
-    """Larger n spreads progress more evenly: pairs of runs of one Bp and seed, at equal compute."""
+    """Larger n spreads progress more evenly, by pairs of runs with the same Bp and seed at equal compute."""
     for setup in study.sweeps():
         pairs = _spread_pairs(setup)
         if len(pairs) < _PAIRS:
@@ -115,9 +115,9 @@ def about_spread(study: Study) -> Iterator[Claim]:
 
 
 def _spread_pairs(setup: Setup) -> list[tuple[float, tuple[str, str]]]:
-    """For every Bp and seed: the share near 0 of the smallest n less that of a larger, at the compute both have.
+    """For each Bp and seed: the share of problems near 0 at the smallest n less that at a larger n, at equal compute.
 
-    Repetitions that share one seed, or log none, are paired in their order: each run is in one pair.
+    Repetitions that share a seed or log none are paired in order, so each run is in one pair.
     """
     groups: dict[tuple[int | None, int | None], dict[int, list[tuple[str, Array, Array]]]] = {}
     for run in setup.runs:
@@ -138,7 +138,7 @@ def _spread_pairs(setup: Setup) -> list[tuple[float, tuple[str, str]]]:
 
 
 def _near_zero(run: Run) -> tuple[Array, Array] | None:
-    """Share of problems near a pass rate of 0 along compute: of the training set where runs keep it, else held-out."""
+    """Compute and share of problems near a pass rate of 0, on the training set if logged, else on held-out problems."""
     points = run.points
     if "rollouts" not in points.columns:
         return None
@@ -167,7 +167,7 @@ _FORM = Statement(
 
 
 def about_form(study: Study) -> Iterator[Claim]:
-    """A sigmoid extrapolates better than a power law: fit the first half of every run, predict its last tenth."""
+    """A sigmoid extrapolates better than a power law: fit the first half of each run and predict its last tenth."""
     gains: dict[str, float] = {}
     for run in (run for setup in study.setups for run in setup.runs):
         made = study.curves([run])
@@ -189,7 +189,7 @@ def about_form(study: Study) -> Iterator[Claim]:
 
 
 def _gain(curve: Curve, study: Study) -> float | None:
-    """Error of the power law less that of the sigmoid, of the curve's scale; None where the curve is too short."""
+    """Error of the power law less that of the sigmoid, as a share of the scale; None if the curve is too short."""
     half = int((curve.compute_C <= 0.5 * curve.compute_C[-1]).sum())
     if len(curve.compute_C) < _POINTS or half < _POINTS // 2 or np.ptp(curve.values_C[:half]) == 0:
         return None
@@ -199,6 +199,7 @@ def _gain(curve: Curve, study: Study) -> float | None:
 
 
 def _predict(curve: Curve, half: int, family: Family) -> float:
+    """Mean prediction for the last tenth of a curve by a family fitted to its first `half` points."""
     compute_C, values_C = curve.compute_C[:half], curve.values_C[:half]
     unit = float(compute_C[compute_C > 0][0])
     batch = FitRows(
@@ -226,4 +227,4 @@ _JUDGES: tuple[tuple[Callable[[Study], Iterator[Claim]], tuple[Statement, ...]],
     (about_recipes, ()),
     (about_form, (_FORM,)),
 )
-"""Every judge, with the statements that lack runs where it yields no claim."""
+"""The functions that judge claims, each with the statements that lack runs if it yields no claim."""

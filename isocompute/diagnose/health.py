@@ -1,7 +1,7 @@
-"""Is this run healthy? The papers' signs of trouble, read off a run's own log as it grows.
+"""Health checks of one run: the papers' warning signs, detected in the run's own log.
 
-A finding depends on the points up to where it shows, so a finding on a prefix of a run stays: all but `no_progress`,
-which a run that learns late, or collapses, withdraws.
+A finding depends only on the points up to the one where it shows, so later points do not remove it. The exception is
+`no_progress`, which is withdrawn if the run learns late or collapses.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Verdict = Literal["healthy", "unknown", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a run, from a point of its training on."""
+    """Something wrong with a run, and the point at which it was detected."""
 
     code: str
     severity: Severity
     since_step: int | None
-    """The point at which it showed; what came later was not needed to see it."""
+    """The step at which it was detected, from the points up to there."""
     since_rollouts: float | None
     evidence: str
     advice: str
@@ -40,7 +40,7 @@ class Finding:
     """Where the advice comes from."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, the keys as here."""
+        """The fields as plain data."""
         return asdict(self)
 
 
@@ -52,7 +52,7 @@ class Check:
     metrics: tuple[str, ...]
     ran: bool
     needs: str | None = None
-    """What to log for it to run, and how many points of it; None where it ran."""
+    """What to log, and at how many points, for the check to run; None if it ran."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Health:
     run: str
     verdict: Verdict
     findings: tuple[Finding, ...]
-    """In the order in which they showed."""
+    """In the order in which they were detected."""
     checks: tuple[Check, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, the keys as here."""
+        """The fields as plain data."""
         checks = [asdict(check) | {"metrics": list(check.metrics)} for check in self.checks]
         return asdict(self) | {"findings": [asdict(finding) for finding in self.findings], "checks": checks}
 
@@ -84,9 +84,9 @@ class _Spec(NamedTuple):
 _ISOCOMPUTE, _SCALERL = "IsoCompute (2603.12151)", "ScaleRL (2510.13786)"
 _EVERY_SET = ("avg@k", TRAIN_REWARD)
 _FINITE = ("loss", "grad_norm", "entropy")
-"""Beside the rewards, what must be a number at every point."""
+"""Metrics, besides the rewards, that must be finite at every point."""
 _KL_FLOOR = 0.1
-"""Nats a token; drift below it is small whatever its factor."""
+"""Nats per token; growth of a KL below this does not matter."""
 _ENTROPY, _LENGTH = ("entropy",), ("response_length",)
 
 _CHECKS: dict[str, _Spec] = {
@@ -112,9 +112,9 @@ _CHECKS: dict[str, _Spec] = {
         "a reward: avg@k or train/avg, 8 points",
         checks.check_progress,
         "raise the learning rate (√B scaling from a base that learns), raise n, and choose problems that are neither "
-        "solved nor out of reach; read some responses beside their scores",
+        "solved nor too hard; read some responses with their scores",
         f"{_ISOCOMPUTE} section 3, factor 3 (the learning rate); {_SCALERL} section 3.2 (problems that are solved); "
-        "the rest is our reading",
+        "the rest is our interpretation",
     ),
     "entropy_collapse": _Spec(
         _ENTROPY,
@@ -127,14 +127,14 @@ _CHECKS: dict[str, _Spec] = {
         _ENTROPY,
         "entropy, 2 points",
         checks.drift_check("entropy", "entropy", up=True, warning=3, problem=3),
-        "on hard sets take the entropy bonus away, or anchor it with a KL term; lower the learning rate",
+        "on hard sets remove the entropy bonus, or anchor it with a KL term; lower the learning rate",
         f"{_ISOCOMPUTE} section 3, factor 2 and figure 3",
     ),
     "length_explosion": _Spec(
         _LENGTH,
         "response_length, 2 points",
         checks.drift_check("response_length", "response length", up=True, warning=2, problem=3),
-        "on hard sets take the entropy bonus away; cap lengths by forced interruption; a larger response budget where "
+        "on hard sets remove the entropy bonus; cap lengths by forced interruption; a larger response budget if "
         "long answers are right",
         f"{_ISOCOMPUTE} section 3, factor 2; {_SCALERL} appendix A.10 and A.15",
     ),
@@ -144,7 +144,7 @@ _CHECKS: dict[str, _Spec] = {
         checks.drift_check("response_length", "response length", up=False, warning=2, problem=3),
         "read some responses: the policy has stopped answering or found a short cut; go back to the best checkpoint "
         "and lower the learning rate",
-        f"{_ISOCOMPUTE} section 3, factor 3 (an unstable learning rate); that short answers show it is our reading",
+        f"{_ISOCOMPUTE} section 3, factor 3 (an unstable learning rate); the rest is our interpretation",
     ),
     "truncation": _Spec(
         ("truncated",),
@@ -158,7 +158,7 @@ _CHECKS: dict[str, _Spec] = {
         ("kl",),
         "kl (to the base model), 2 points",
         checks.drift_check("kl", "KL", up=True, warning=3, problem=None, floor=_KL_FLOOR, smooth=5),
-        "the policy leaves the base model without getting better: a KL term on easy sets, a lower learning rate",
+        "the policy moves away from the base model without improving: a KL term on easy sets, a lower learning rate",
         f"{_ISOCOMPUTE} section 3, factor 2",
     ),
     "zero_variance": _Spec(
@@ -171,9 +171,9 @@ _CHECKS: dict[str, _Spec] = {
     ),
     "logprob_gap": _Spec(
         tuple(MISMATCHES),
-        "a distance of sampler and trainer, such as logprob_gap, 5 points",
+        "a mismatch between sampler and trainer, such as logprob_gap, 5 points",
         checks.check_logprob_gap,
-        "compute the logits in FP32 on sampler and trainer alike, and weigh by truncated importance sampling",
+        "compute the logits in FP32 on both sampler and trainer, and use truncated importance sampling",
         f"{_SCALERL} section 3.2 and figure 5b; {_ISOCOMPUTE} appendix A",
     ),
     "grad_norm_spikes": _Spec(
@@ -187,7 +187,7 @@ _CHECKS: dict[str, _Spec] = {
         ("train/pass_rates",),
         "pass rates of problems (pass_rates.jsonl or train/pass_rates), 2 points",
         checks.check_polarisation,
-        "some problems are given up for others: raise n, which spreads progress; a KL term; fewer unlike problems",
+        "some problems improve at the cost of others: raise n, which spreads progress; a KL term; similar problems",
         f"{_ISOCOMPUTE} section 5.1 and figure 11",
     ),
     "train_validation_gap": _Spec(
@@ -199,15 +199,15 @@ _CHECKS: dict[str, _Spec] = {
     ),
 }
 _NO_SUCCESS = (
-    "take easier problems, or a larger n so that some rollout succeeds; check the verifier on answers that are known "
-    "to be right",
-    f"{_SCALERL} section 3.2 (zero-variance groups give no gradient); the rest is our reading",
+    "take easier problems, or a larger n so that some rollout succeeds; check the verifier on answers known to be "
+    "right",
+    f"{_SCALERL} section 3.2 (zero-variance groups give no gradient); the rest is our interpretation",
 )
-"""Advice and source of `no_progress` where it is a problem: training has no success at all."""
+"""Advice and source of `no_progress` as a problem: training has no success at all."""
 
 
 def check(run: Run, *, paths: Sequence[str] = ()) -> Health:
-    """Check one run. `paths` are where it was read from, to find its `pass_rates.jsonl`.
+    """Check one run. `paths` are the files it was read from, to find its `pass_rates.jsonl`.
 
     >>> import isocompute
     >>> check(isocompute.load("runs/easy-32x8")[0]).verdict
@@ -232,14 +232,14 @@ def check(run: Run, *, paths: Sequence[str] = ()) -> Health:
             findings.append((row, Finding(code, severity, since, rollouts, evidence, advice, source)))
     ordered = tuple(finding for _, finding in sorted(findings, key=lambda pair: pair[0]))
     severities = {finding.severity for finding in ordered}
-    known = any(each.ran for each in ran if each.code != "non_finite")  # that values are finite is no sign of health
-    quiet: Verdict = "healthy" if known else "unknown"
-    verdict: Verdict = "problem" if "problem" in severities else "warning" if severities else quiet
+    known = any(each.ran for each in ran if each.code != "non_finite")  # finite values alone are no sign of health
+    without_findings: Verdict = "healthy" if known else "unknown"
+    verdict: Verdict = "problem" if "problem" in severities else "warning" if severities else without_findings
     return Health(run.name, verdict, ordered, tuple(ran))
 
 
 def _metrics_read(signals: Signals, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the metrics that a check reads, those that the run logs."""
+    """The metrics that a check reads and the run logs."""
     if names == _FINITE:
         return signals.must_be_finite
     if names == _EVERY_SET:
@@ -255,18 +255,18 @@ _NO_REWARDS = ("entropy", "kl", "response_length", "truncated", "zero_variance",
 _NAMED_REWARD = re.compile(
     r"(?:.*[^a-z])?(?:reward|accuracy|acc|score|pass|success|solved?|correct|return)s?(?:[^a-z].*)?", re.IGNORECASE
 )
-"""Names of rewards beside those of `metric_names`: `fit` takes a run's only metric whatever it is called."""
+"""Names of rewards besides those in `metric_names`: `choose_metric` takes any name if it is the only metric."""
 _SETS = re.compile(r"(?:(?!exact/|train/)[^/]+/)?avg@(\d{1,6})(?:/(?!error$).+)?")
-"""Averages of the held-out sets, `avg@k`, `avg@k/NAME` and `NAME/avg@k`, but for other readings of one evaluation."""
+"""Mean rewards of held-out sets: `avg@k`, `avg@k/NAME` and `NAME/avg@k`, without other columns of one evaluation."""
 _LEAST_NOISE = 0.8
-"""Of a small set's prior noise: thirty problems look quieter than they are by chance, and such sets may be many."""
+"""Lower bound on the noise of a further set, as a share of its prior: of many small sets some look quiet by chance."""
 
 
 def _signals(run: Run, paths: Sequence[str]) -> Signals:
     no_rewards = [name for name in (*_NO_REWARDS, *MISMATCHES) if name in run.points.columns]
     try:
         metric = choose_metric(RunSet((replace(run, points=run.points.drop(no_rewards)),)), any_number=False)
-    except InputError:  # nothing that is surely a reward: the checks without one still run
+    except InputError:  # no metric is clearly a reward: the checks that need none still run
         metric = TRAIN_REWARD
     metric = metric if _is_reward(metric) else TRAIN_REWARD
     is_held_out = reward_rank(metric) < reward_rank(TRAIN_REWARD) or not metric.lower().startswith("train")
@@ -289,7 +289,7 @@ def _signals(run: Run, paths: Sequence[str]) -> Signals:
 
 
 def _is_reward(metric: str) -> bool:
-    """Whether a metric is a reward by its name, not whatever happens to be the only column."""
+    """Whether the name of a metric is that of a reward."""
     if reward_rank(metric) < len(REWARDS):
         return True
     named = is_validation(metric) or _NAMED_REWARD.fullmatch(metric) is not None
@@ -301,16 +301,19 @@ def _reward(run: Run, name: str, prior: float) -> Reward | None:
     return None if series is None else reward_of(series, prior=prior)
 
 
-def _set_noise(samples: int) -> float:
-    """Prior noise of a further set, of the scale: a binomial at this many samples of thirty problems, one AIME."""
-    return max(VALIDATION_NOISE, 0.5 / math.sqrt(30 * max(1, samples)))
-
-
 def _other_sets(run: Run, judged: str) -> tuple[Reward, ...]:
-    """Rewards of the held-out sets beside the one that the run is judged by."""
-    found = [(name, match) for name in run.metrics if name != judged and (match := _SETS.fullmatch(name))]
-    known = [(series, _set_noise(int(m[1]))) for name, m in found if (series := series_of(run, name))]
-    return tuple(reward_of(series, prior=noise, floor=_LEAST_NOISE * noise) for series, noise in known)
+    """Rewards of the held-out sets besides the one that the run is judged by.
+
+    The prior noise is binomial, for k samples of each of thirty problems, the size of AIME.
+    """
+    out = []
+    for name in run.metrics:
+        match = _SETS.fullmatch(name)
+        series = series_of(run, name) if match and name != judged else None
+        if match and series is not None:
+            noise = max(VALIDATION_NOISE, 0.5 / math.sqrt(30 * max(1, int(match[1]))))
+            out.append(reward_of(series, prior=noise, floor=_LEAST_NOISE * noise))
+    return tuple(out)
 
 
 def _rates(run: Run, paths: Sequence[str]) -> dict[int, PassRates]:

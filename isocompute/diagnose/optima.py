@@ -42,7 +42,7 @@ SMALL_SETS = Statement(
 )
 TOKENS_AGREE = Statement(
     "tokens_agree",
-    "Counted in tokens, n* is what it is in rollouts, within a factor of two.",
+    "n* is the same in tokens as in rollouts, within a factor of two.",
     "IsoCompute appendix E, figure 24",
     "a sweep over n whose points count tokens",
 )
@@ -89,12 +89,12 @@ def about_algorithms(study: Study) -> Iterator[Claim]:
 
 
 def _rises(statement: Statement, study: Study, setup: Setup, law: Law, tradeoff: Tradeoff, best: Optimum) -> Claim:
-    """By doublings of n* over the range; half of one counts as moving, as in the law's own optimum."""
+    """Judge a rise by the doublings of n* over the range; over half a doubling is a rise, as in the law's optimum."""
     interval, moved = best.L_interval, 0.5
     lead, seeds = _final_lead(tradeoff.fits, best), min(len(fit.curves) for fit in tradeoff.fits)
     error = ONE_SEED * scale_of(np.concatenate([run.curve.values_C for run in law.runs]))
     verdict: Verdict = "undecided"
-    needs: str | None = "seeds, or all n over one range of compute: the intervals allow n* to stand still"
+    needs: str | None = "seeds, or all n over one range of compute: the intervals allow a constant n*"
     if best.rises and interval[0] > moved:
         verdict = "holds" if seeds > 1 or lead >= error else "undecided"
         needs = f"seeds: with one, a lead under {error:.3g} is not significant (here {lead:.3f})"
@@ -123,7 +123,7 @@ def _levels_off(study: Study, setup: Setup, best: Optimum, rise: Claim) -> Claim
         needs = "more compute: n* still rises in the last tenth of the range"
     elif best.saturates and rise.verdict == "holds":
         verdict = "holds" if best.ceiling_interval[1] < best.largest else "undecided"
-        needs = "seeds: the intervals allow n* to go on rising"
+        needs = "seeds: the intervals allow n* to keep rising"
     statistic = {
         "value": best.ceiling,
         "unit": "n at the end",
@@ -135,7 +135,7 @@ def _levels_off(study: Study, setup: Setup, best: Optimum, rise: Claim) -> Claim
 
 
 def _final_lead(fits: Sequence[CurveFit], best: Optimum) -> float:
-    """Lead of the last optimum over the first one where both end: that the first led before, the crossing shows."""
+    """Lead of the last optimum over the first where both end; the crossing shows that the first led before."""
     first, last = (
         max((fit for fit in fits if fit.setting[1] == n), key=lambda fit: float(fit.at(np.array([fit.last]))[0]))
         for n in (best.estimate_C[0], best.estimate_C[-1])
@@ -145,7 +145,7 @@ def _final_lead(fits: Sequence[CurveFit], best: Optimum) -> float:
 
 
 def _at_edge(best: Optimum) -> str | None:
-    """What to run where n* may have risen unseen: from below the smallest n, or to one above what was run that far."""
+    """What to run if n* may have risen outside the grid: from below the smallest n, or to above the largest."""
     if best.ceiling_bound == ">=":
         return _past_the_end(best)
     if best.floor_bound == "<=":
@@ -155,7 +155,7 @@ def _at_edge(best: Optimum) -> str | None:
 
 
 def _past_the_end(best: Optimum) -> str:
-    """What to run where n* at the end is a lower bound, and why."""
+    """What to run if n* at the end is only a lower bound, and why."""
     leads = ": the largest n leads at the end" if best.estimate_C[-1] == best.largest else ""
     return f"{what_to_run(best)}{leads}"
 
@@ -213,9 +213,9 @@ def _higher(
     statistic: Mapping[str, Any],
     runs: Sequence[str],
 ) -> Claim:
-    """Whether one n* lies above the other, by the interval of log2 of their ratio: from the far ends of both.
+    """Judge whether one n* lies above the other, by the interval of log2 of their ratio, from the far ends of both.
 
-    An n* at the edge of what was run is only a bound, and decides nothing where it may lie on the other side.
+    An n* at the edge of the grid is only a bound, so the claim is undecided if the true n* could reverse it.
     """
     value = float(np.log2(higher.ceiling / lower.ceiling))
     low = float(np.log2(higher.ceiling_interval[0] / lower.ceiling_interval[1]))
@@ -252,7 +252,7 @@ def about_metrics(study: Study) -> Iterator[Claim]:
         if setup is None or not all(name in run.metrics for run in setup.runs for name in (larger, smaller)):
             yield statement.lacks()
             continue
-        a, b = (_at_the_end(study, setup, metric=metric) for metric in (larger, smaller))
+        a, b = (_final_optimum(study, setup, metric=metric) for metric in (larger, smaller))
         if a is None or b is None:
             yield replace(statement, needs=_SWEEP).lacks()
             continue
@@ -267,7 +267,7 @@ def about_units(study: Study) -> Iterator[Claim]:
     for setup in study.sweeps():
         if any("tokens" not in run.points.columns for run in setup.runs):
             continue
-        rollouts, tokens = (_at_the_end(study, setup, unit=unit) for unit in ("rollouts", "tokens"))
+        rollouts, tokens = (_final_optimum(study, setup, unit=unit) for unit in ("rollouts", "tokens"))
         if rollouts is not None and tokens is not None:
             value, interval = _log_ratio(tokens, rollouts)
             edge = _edge(tokens, rollouts)
@@ -280,26 +280,26 @@ def about_units(study: Study) -> Iterator[Claim]:
 
 
 @dataclass(frozen=True)
-class _End:
-    """n on the frontier at the end."""
+class _FinalN:
+    """n* on the frontier at the largest compute."""
 
     n: float
     n_B: Array
-    """In every replicate."""
+    """n* in every replicate."""
     smallest: float
     largest: float
-    """Of the n that were run."""
+    """Largest n that was run."""
 
 
-def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: str | None = None) -> _End | None:
-    """n at the largest compute that settings share, on the frontier of all of them.
+def _final_optimum(study: Study, setup: Setup, *, metric: str | None = None, unit: str | None = None) -> _FinalN | None:
+    """n* at the largest compute that the settings share; None if there is none.
 
-    None where that cannot be read; a warning says so where something is wrong with it.
+    A metric or unit that cannot be read gives a warning.
     """
     try:
         made = study.fittable(setup, metric=metric, unit=unit)
     except InputError as error:
-        warnings.warn(f"{error} A claim that reads it stays undecided.", RunWarning, stacklevel=2)
+        warnings.warn(f"{error} A claim that needs it stays undecided.", RunWarning, stacklevel=2)
         return None
     groups: dict[Setting, list[Curve]] = {}
     for curve in made[0] if made else ():
@@ -310,7 +310,7 @@ def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: 
         return None
     values = np.concatenate([curve.values_C for group in groups.values() for curve in group])
     fits = fit_groups(list(groups.values()), replicates=REPLICATES, seed=0, upper=upper_bound(values))
-    # Sets and metrics have seed effects of their own; a run in two units of compute has the same.
+    # Seed effects are independent between setups and metrics, but the same in two units of compute.
     stream = zlib.crc32(f"{setup.name} {metric or study.metric}".encode())
     front = frontier(fits, seed_noise_SB=seed_noise(fits, seed=stream))
     part, _ = compared(fits, front.compute_C)
@@ -318,11 +318,11 @@ def _at_the_end(study: Study, setup: Setup, *, metric: str | None = None, unit: 
         return None
     n_S = np.array([float(fit.setting[1] or 0) for fit in fits])
     at = part.stop - 1
-    return _End(float(n_S[front.best_C[at]]), n_S[front.best_BC[:, at]], float(n_S.min()), float(n_S.max()))
+    return _FinalN(float(n_S[front.best_C[at]]), n_S[front.best_BC[:, at]], float(n_S.min()), float(n_S.max()))
 
 
-def _edge(a: _End, b: _End) -> str | None:
-    """What to run where both optima are at the same edge of what was run, and so not known."""
+def _edge(a: _FinalN, b: _FinalN) -> str | None:
+    """What to run if both optima lie at the same edge of the grid, where neither is known."""
     if a.n == b.n == a.smallest:
         return f"n below {a.smallest:.0f}: both optima are the smallest n that was run"
     if a.n == b.n == a.largest:
@@ -330,7 +330,7 @@ def _edge(a: _End, b: _End) -> str | None:
     return None
 
 
-def _log_ratio(a: _End, b: _End) -> tuple[float, Interval]:
+def _log_ratio(a: _FinalN, b: _FinalN) -> tuple[float, Interval]:
     """log2 of one n* over another; their bootstraps are paired at random, as if the two were independent."""
     value = float(np.log2(a.n / b.n))
     low, high = percentiles(np.log2(a.n_B) - np.log2(b.n_B))

@@ -1,4 +1,4 @@
-"""Claims about recipes: two that differ in one thing, at one allocation."""
+"""Claims about recipes, judged on pairs of runs that differ in one thing at the same allocation."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from isocompute.diagnose.verdicts import (
 from isocompute.law.comparison import compare
 
 _Test = Callable[[Mapping[str, Any]], bool]
-_LAST = 3
+_LAST_EVALUATIONS = 3
+"""Evaluations whose mean is the reward at the end."""
 _LOSS_FIELDS = ("loss", "clip_low", "clip_high", "ratio_cap", "ratio_reference")
 _MARGIN = 0.04
-"""A reward that is higher by less counts as no better, of the scale: twice ScaleRL's error."""
+"""A reward that is higher by less than this share of the scale is no better: twice ScaleRL's error."""
 
 
 @dataclass(frozen=True)
 class _Contrast:
-    """A claim that one recipe beats, does not beat or outpaces another that differs in some fields alone."""
+    """A claim that recipe a beats, does not beat or is faster than recipe b, which differs only in `fields`."""
 
     statement: Statement
     fields: tuple[str, ...]
@@ -173,9 +174,9 @@ def _judge(study: Study, contrast: _Contrast, pairs: Sequence[Pair]) -> Claim | 
 
 
 def _rewards_at_end(a: Sequence[Curve], b: Sequence[Curve], scale: float) -> Difference:
-    """The last evaluations at the compute that all of these runs have: as measured, collapses included."""
+    """Difference of the mean last evaluations at the compute that all runs reached, collapses included."""
     end = min(float(curve.compute_C[-1]) for curve in (*a, *b))
-    # Repetitions may all be given the same seed, or none: then they go by name.
+    # Repetitions may share a seed or log none; they are then identified by name.
     seeds = [[curve.seed for curve in side] for side in (a, b)]
     by_seed = all(None not in side and len(set(side)) == len(side) for side in seeds)
 
@@ -183,7 +184,7 @@ def _rewards_at_end(a: Sequence[Curve], b: Sequence[Curve], scale: float) -> Dif
         out: dict[int | str, tuple[float, float]] = {}
         for curve in curves:
             values_C = curve.values_C[curve.compute_C <= end * (1 + 1e-9)]
-            last_C = values_C[-_LAST:] if len(values_C) else curve.values_C[:1]
+            last_C = values_C[-_LAST_EVALUATIONS:] if len(values_C) else curve.values_C[:1]
             key = curve.seed if by_seed and curve.seed is not None else curve.name
             out[key] = float(last_C.mean()), noise_level(curve.values_C) / math.sqrt(len(last_C))
         return out
@@ -192,7 +193,7 @@ def _rewards_at_end(a: Sequence[Curve], b: Sequence[Curve], scale: float) -> Dif
 
 
 def _by_fit(a: Sequence[Curve], b: Sequence[Curve], kind: str) -> tuple[Difference | None, str | None]:
-    """Ceilings or speeds by `isocompute compare`, and why they are only guesses where they are."""
+    """Difference in ceiling or speed by `isocompute compare`, and why it is undecided, if it is."""
     try:
         result = compare(a, b, replicates=REPLICATES)
     except InputError as error:
@@ -205,6 +206,6 @@ def _by_fit(a: Sequence[Curve], b: Sequence[Curve], kind: str) -> tuple[Differen
         value, low, high = (
             float(np.log2(max(ratio, 1e-12))) for ratio in (result.speed_ratio, *result.speed_ratio_interval)
         )
-    if min(len(a), len(b)) == 1:  # the error of both sides, where `compare` takes that of one
+    if min(len(a), len(b)) == 1:  # both sides have a seed error; `compare` counts one
         low, high = (value + math.sqrt(2.0) * (end - value) for end in (low, high))
     return Difference(value, (low, high), result.error_rule), why

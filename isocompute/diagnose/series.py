@@ -20,15 +20,13 @@ from isocompute.core.run import LARGEST, Run
 from isocompute.law.curves import collapse_start
 
 VALIDATION_NOISE = 0.02
-"""Prior noise of an evaluation, of the scale: ScaleRL's error, and that of some 600 samples."""
+"""Prior noise of an evaluation, as a share of the scale: ScaleRL's error, about that of 600 samples."""
 LEVEL_POINTS = (3, 20)
-"""A level is the mean of as many last values as bring its error to .02 of the scale, within these limits."""
-
-
+"""A level is the mean of the last values: as many as bring its error to .02 of the scale, within these limits."""
 MINIMUM_FOR_PROGRESS = 8
-"""Evaluations before which a slow start is no standstill."""
+"""Evaluations needed to find that a reward does not rise."""
 MINIMUM_TRAINING_BATCHES = 40
-"""The same of batches, of which a run has many more: two full levels."""
+"""Training batches needed to find the same: two full levels."""
 
 
 # Series ---------------------------------------------------------------------------------------------------------------
@@ -36,23 +34,23 @@ MINIMUM_TRAINING_BATCHES = 40
 
 @dataclass(frozen=True)
 class Series:
-    """The points of a run that have a finite value of a metric, up to `LARGEST`."""
+    """The finite values of a metric in a run, up to `LARGEST` in size."""
 
     name: str
     row_T: Ints
-    """Their rows in the run."""
+    """The row of each value in the run."""
     values_T: Array
 
     def __len__(self) -> int:
         return len(self.values_T)
 
     def until(self, row: int) -> int:
-        """How many of its points lie in rows up to and including this one."""
+        """Number of values in rows up to and including this one."""
         return int(np.searchsorted(self.row_T, row, side="right"))
 
 
 def series_of(run: Run, name: str, *, minimum: int = 1) -> Series | None:
-    """A metric of a run; None where it has fewer finite values than a check needs."""
+    """A metric of a run as a series; None if it has fewer than `minimum` finite values."""
     column: pl.Series | None = run.points.get_column(name, default=None)
     if column is None or not (column.dtype.is_numeric() or column.dtype == pl.Boolean):
         return None
@@ -73,9 +71,9 @@ def trailing(summary: Callable[..., Any], values_T: Array, width: int) -> Array:
 def downside_noise(values_T: Array, *, prior: Array | float) -> Array:
     """Standard deviation of the noise, from the falls of a series.
 
-    A series that rises falls by noise alone, so the size of its falls is noise, whatever its slope and curvature; the
-    median makes it blind to the rare true fall. Negate a series that is expected to fall. Entry t uses the moves before
-    t, the last `100` of them, shrunk towards the prior standard deviation.
+    A rising series falls by noise alone, so the size of its falls is noise, whatever its slope and curvature. The
+    median ignores the rare real fall. Negate a series that is expected to fall. Entry t uses the last 100 falls before
+    t, shrunk towards the prior standard deviation.
     """
     moves_T = np.diff(values_T, prepend=values_T[:1])
     falls = -moves_T[moves_T < 0]
@@ -107,7 +105,7 @@ class Reward:
     level_T: Array
     """Mean of the last values, as many as bring its error to .02 of the scale: 3 at least and 20 at most."""
     width_T: Ints
-    """How many values that is."""
+    """Number of values in that mean."""
     error_T: Array
     """Standard error of that mean."""
     best_T: Array
@@ -119,9 +117,10 @@ class Reward:
 
 
 def reward_of(series: Series, *, prior: float, floor: float = 0.0) -> Reward:
-    """Levels of a reward. `prior` is its noise, of the scale, before the series has shown its own; `floor` the least.
+    """The levels of a reward series.
 
-    The best level is the highest trailing mean so far, less what the highest of so many means exceeds the truth by.
+    `prior` is the noise before the series shows its own and `floor` its lower bound, both as shares of the scale. The
+    best level is the highest trailing mean so far, less the bias of a maximum over so many noisy means.
     """
     values_T = series.values_T
     fewest, most = LEVEL_POINTS
@@ -131,7 +130,7 @@ def reward_of(series: Series, *, prior: float, floor: float = 0.0) -> Reward:
     means = {int(w): trailing(np.mean, values_T, int(w)) for w in np.unique(width_T)}
     level_T = np.array([means[int(w)][t] for t, w in enumerate(width_T)])
     count_T = np.arange(1, len(values_T) + 1)
-    # The mean of fewer values than it takes is no level to drop from, but of a quiet series its lower bound is.
+    # A mean of too few values is no level to drop from, but for a quiet series its lower bound is.
     bound_T = np.where(width_T == fewest, level_T - 2.0 * noise_T / np.sqrt(count_T), -np.inf)
     top_T = np.maximum.accumulate(np.where(count_T >= width_T, level_T, bound_T))
     bias_T = noise_T / np.sqrt(width_T) * np.sqrt(2.0 * np.log(np.maximum(1.0, count_T / width_T)))
@@ -144,11 +143,11 @@ def reward_of(series: Series, *, prior: float, floor: float = 0.0) -> Reward:
 
 
 def binomial_scale(values_T: Array, *, rate_T: Array) -> Array:
-    """What a difference is measured by, at every point.
+    """The scale that differences of a reward are measured by, at every point.
 
-    It is `scale_of` of the values so far: 1 for rates, 2 for [-1, 1], 100 for percent, else the range. For rates and
-    percent it shrinks with the spread of a binomial at rate p, √(4 p (1 - p)), down to that at .01 or .99: on a hard
-    set .03 of .06 is half of all.
+    It is `scale_of` the values so far: 1 for rates, 2 for [-1, 1], 100 for percent, else the range. For rates and
+    percent it shrinks with the standard deviation of a binomial at rate p, √(4 p (1 - p)), down to that at .01 or .99.
+    On a hard set, a fall from .06 to .03 is large.
     """
     low_T, high_T = np.minimum.accumulate(values_T), np.maximum.accumulate(values_T)
     rates_T, percent_T = (low_T >= -1.0) & (high_T <= 1.0), are_percent(low_T, high_T)
@@ -160,21 +159,21 @@ def binomial_scale(values_T: Array, *, rate_T: Array) -> Array:
 
 
 def batch_noise(problems_per_batch: int | None) -> float:
-    """Prior noise of a batch's mean reward, or of the logarithm of its lengths: a spread of .4 between problems.
+    """Prior noise of a batch's mean reward or log length: a standard deviation of .4 between problems.
 
-    Where a log does not give Bp it is 32, the smallest of the IsoCompute paper.
+    Bp defaults to 32, the smallest of the IsoCompute paper.
     """
     return 0.4 / math.sqrt(problems_per_batch or 32)
 
 
 def sets_logged(rewards: Sequence[Reward], at: Reward) -> Ints:
-    """At every point of a reward, how many of these have been logged up to there."""
+    """For every point of `at`, how many of `rewards` have been logged by then."""
     first_K = np.sort([int(reward.series.row_T[0]) for reward in rewards])
     return np.searchsorted(first_K, at.series.row_T, side="right")
 
 
 def reference_rows(rows: int, rewards: Sequence[Reward], at: Callable[[Reward], Ints]) -> Ints:
-    """`at` of a reward, for every row of a run and as a row of it, by the first of these rewards that has a value."""
+    """For every row of a run, the row that `at` gives for the first of these rewards that has a value by then."""
     out_R = np.zeros(rows, dtype=np.int64)
     for reward in reversed(rewards):
         row_T = reward.series.row_T
@@ -185,10 +184,10 @@ def reference_rows(rows: int, rewards: Sequence[Reward], at: Callable[[Reward], 
 
 
 def present_level(curve: Curve) -> float:
-    """The level that a whole run is at: mean of its last 3 to 20 values, as in `Reward.level_T`.
+    """The final level of a whole run: the mean of its last 3 to 20 values, as in `Reward.level_T`.
 
-    A check begins with a prior of the noise, which makes the mean of a short run a long one; here the noise is that of
-    the whole curve. After a collapse only what came after it counts, be it one value; where the run broke, the last 3.
+    Checks start from a prior of the noise, which averages more values of a short run; here the noise is that of the
+    whole curve. After a collapse only the values since then count, at most 3, as at the end of a run that diverged.
     """
     values_T = curve.values_C
     collapse = collapse_start(values_T, shortest=1)
@@ -213,16 +212,17 @@ class Drop(NamedTuple):
 def first_drop(reward: Reward, *, tests_T: Ints) -> Drop | None:
     """The first drop that is both certain and large: Page's CUSUM against the best level so far.
 
-    The sum takes how far each value lies below the best level in units of noise, less an allowance: half of the drop
-    that matters, as the test is fastest for it. A drop matters that is a fifth of the rise seen and .04 of the scale,
-    twice the error that ScaleRL found between repetitions of one run. At an allowance of 1 the alarm lies at 4.9: six
-    noise levels alarm at once, three within three points. `tests_T` series share one rate of false alarms.
+    The sum adds how far each value lies below the best level, in units of noise, less an allowance. The allowance is
+    half of the smallest drop that matters, for which the test is then fastest. A drop matters if it is a fifth of the
+    rise so far and .04 of the scale, twice ScaleRL's error between repetitions of one run. At an allowance of 1 the
+    threshold is 4.9: a drop of six noise levels is found at once, one of three within three points. `tests_T` is the
+    number of series that share one rate of false alarms.
     """
     values_T = reward.series.values_T
     total, began, summed, noise = 0.0, 0, 0.0, 0.0
     for t in range(1, len(values_T)):
         best = float(reward.best_T[t - 1])
-        if total == 0.0:  # fixed while a drop is under way, which must not count as its own noise
+        if total == 0.0:  # fixed during a drop, which must not count as its own noise
             noise = float(reward.noise_T[t])
         rise = best - float(values_T[0])
         matters = max(0.2 * rise, 0.04 * float(reward.scale_T[t]))
@@ -240,18 +240,18 @@ def first_drop(reward: Reward, *, tests_T: Ints) -> Drop | None:
 
 
 def _alarm(allowance: float, *, points: int, tests: int) -> float:
-    """Where the sum alarms, for one false alarm in 10^5 points of noise: Siegmund's approximation (1985), inverted.
+    """Threshold of the sum for one false alarm in 10^5 points of noise: Siegmund's approximation (1985), inverted.
 
-    A run of over 1,000 points gets more in proportion, or its length alone would raise an alarm; so do several tests.
+    Those points grow with the length of a run of over 1,000 points and with the number of tests.
     """
     wanted = 1e5 * tests * max(1.0, points / 1000)
     return math.log(2.0 * allowance**2 * wanted) / (2.0 * allowance) - 1.166
 
 
 def first_gap(validation: Reward, train: Reward) -> int | None:
-    """Where the validation reward lies below its best while training's has risen since by .05 of the scale.
+    """The first index of the validation reward at which it is below its best while the training reward has risen.
 
-    Both by three standard errors; an index of the validation reward.
+    Both changes must exceed three standard errors, and the rise .05 of the scale.
     """
     for t in range(len(validation.series)):
         best = int(validation.best_at_T[t])
@@ -268,18 +268,18 @@ def first_gap(validation: Reward, train: Reward) -> int | None:
 
 
 def has_risen(values_T: Array) -> bool:
-    """Whether the reward rose at any time, judged from the points up to there: what rose once has learned.
+    """Whether the reward rose at any time, judged from the points up to then.
 
-    It rose where the mean of what follows its first 1, 2, 4, … values, or of its last 4, 8, 16, …, lies three standard
-    errors above the mean of what came before: the former finds a rise that came early and stayed, the latter a late
-    one. Longer series have had more chances, so the square of the three grows by 2 ln of the length.
+    It rose if the mean after its first 1, 2, 4, … values, or of its last 4, 8, 16, …, lies three standard errors above
+    the mean of the values before. The former finds an early rise that stayed, the latter a late one. Longer series have
+    more chances, so the square of the three grows by 2 ln of the length.
     """
     count = len(values_T)
     if count < MINIMUM_FOR_PROGRESS:
         return False
     total_T = np.concatenate([[0.0], np.cumsum(values_T - values_T[0])])
     noise_T = _noise_of_moves(values_T)
-    asked_T = np.sqrt(3.0**2 + 2.0 * np.log(np.arange(1, count + 1) / MINIMUM_FOR_PROGRESS).clip(0.0))
+    threshold_T = np.sqrt(3.0**2 + 2.0 * np.log(np.arange(1, count + 1) / MINIMUM_FOR_PROGRESS).clip(0.0))
     for power in range(int(math.log2(count - 1)) + 1):
         part = 2**power
         end_T = np.arange(max(part + 1, MINIMUM_FOR_PROGRESS), count + 1)  # how many values are seen
@@ -288,16 +288,15 @@ def has_risen(values_T: Array) -> bool:
             before_T = total_T[split_T] / split_T
             after_T = (total_T[end_T] - total_T[split_T]) / (end_T - split_T)
             error_T = noise_T[end_T - 1] * np.sqrt(1.0 / split_T + 1.0 / (end_T - split_T))
-            if np.any(after_T - before_T > asked_T[end_T - 1] * error_T):
+            if np.any(after_T - before_T > threshold_T[end_T - 1] * error_T):
                 return True
     return False
 
 
 def stalled_since(values_T: Array, *, minimum: int) -> int | None:
-    """Of a reward that has not risen, the point from which a rise that matters would have shown.
+    """The point from which a reward that has not risen would have shown a rise; None while noise could hide one.
 
-    The absence of a rise means nothing while noise would hide one: a tenth of the scale, between the first half and
-    the second, must be three standard errors.
+    A rise of a tenth of the scale, from the first half to the second, must exceed three standard errors.
     """
     count_T = np.arange(1, len(values_T) + 1)
     error_T = _noise_of_moves(values_T) * 2.0 / np.sqrt(count_T)
@@ -308,6 +307,6 @@ def stalled_since(values_T: Array, *, minimum: int) -> int | None:
 
 
 def _noise_of_moves(values_T: Array) -> Array:
-    """Standard deviation σ of the noise by the mean move up to each point, 2σ/√π for noise; a trend only adds to it."""
+    """Standard deviation σ of the noise, from the mean absolute move up to each point, 2σ/√π; a trend adds to it."""
     moves_T = np.abs(np.diff(values_T, prepend=values_T[0]))
     return np.cumsum(moves_T) / np.maximum(1, np.arange(len(values_T))) * (math.sqrt(math.pi) / 2.0)

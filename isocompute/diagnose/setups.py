@@ -1,8 +1,8 @@
 """Runs sorted into setups: one model, problem set and recipe, run at several allocations and with several seeds.
 
-A claim about n* is about one setup; a claim about a recipe is about two that differ in nothing else. A setup is a
-condition (`data.compatible`) of the runs that are alike but for what follows the batch: whether a learning rate follows
-it on one problem set does not depend on the other sets in the folder.
+A claim about n* concerns one setup; a claim about a recipe compares two that differ in nothing else. Setups are the
+conditions (`data.compatible`) within groups of runs that share everything that does not depend on the batch. So whether
+a learning rate depends on the batch is decided for each problem set alone, not for all sets in a folder.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ REPLICATES = 200
 _HARD, _EASY = 0.0625, (0.3, 0.6)
 """The IsoCompute paper's bands of base pass rate."""
 _TABLES = ("recipe", "world", "problem_set")
-"""Keys of `run.json` that `ingredients` takes apart."""
+"""Keys of `run.json` that `ingredients` splits into fields."""
 _UNCOUNTED = "without step or compute"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Runs that share all but allocation and seed."""
+    """Runs that share everything except allocation and seed."""
 
     name: str
-    """What distinguishes it from the other setups here: its problem set, then the recipe's fields that differ."""
+    """What distinguishes it from the other setups: its problem set, then the recipe's fields that differ."""
     condition: Condition
     settings: Mapping[str, Any]
-    """How all its runs were made, but for the recipe, as flat keys such as `world.size`."""
+    """Settings that all its runs share, without the recipe, as flat keys such as `world.size`."""
     recipe: Mapping[str, Any]
-    """The fields that all its runs share: a learning rate that follows the batch is none of them."""
+    """Recipe fields that all its runs share, so without a learning rate that depends on the batch."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -64,12 +64,12 @@ class Setup:
 
     @property
     def size(self) -> int | None:
-        """Problems in the training set, where that is known."""
+        """Problems in the training set, if known."""
         return set_size(self.condition)
 
     @property
     def apart_from_size(self) -> str:
-        """All settings but the number of problems, to compare by."""
+        """All settings except the number of problems, as a text to compare."""
         return _text([{k: v for k, v in self.settings.items() if not k.endswith(".size")}, self.recipe])
 
 
@@ -82,10 +82,10 @@ class Study:
     source: str
     _laws: dict[str, Law | None] = field(default_factory=dict)
     _warned: set[tuple[str, ...]] = field(default_factory=set)
-    """Runs that collapse too early and were named in a warning."""
+    """Runs that a warning has named because they collapse too early."""
 
     def law(self, setup: Setup) -> Law | None:
-        """A setup's law, or None where its curves support none."""
+        """A setup's law, or None if its curves support none."""
         if setup.name not in self._laws:
             made = self.fittable(setup)
             self._laws[setup.name] = (
@@ -98,7 +98,7 @@ class Study:
     ) -> tuple[list[Curve], str] | None:
         """The setup's curves that a law can be fitted to, and their unit; a warning names runs that collapse too early.
 
-        There must be a curve before the collapse, if there is one.
+        Such a run has too few points before the collapse.
         """
         made = self.curves(setup.runs, metric=metric, unit=unit)
         if made is None:
@@ -110,8 +110,8 @@ class Study:
         if collapsed and collapsed not in self._warned:
             self._warned.add(collapsed)
             warnings.warn(
-                f"{self.source}: {len(collapsed)} of {len(made[0])} runs fall for good before they give a curve; "
-                f"claims about n* are without {listing(collapsed)}.",
+                f"{self.source}: {len(collapsed)} of {len(made[0])} runs collapse before they give a curve; "
+                f"claims about n* leave out {listing(collapsed)}.",
                 RunWarning,
                 stacklevel=3,
             )
@@ -120,9 +120,9 @@ class Study:
     def curves(
         self, runs: Sequence[Run], *, metric: str | None = None, unit: str | None = None
     ) -> tuple[list[Curve], str] | None:
-        """Curves of some runs and their unit of compute; None where they have none.
+        """Curves of some runs and their unit of compute; None if they have none.
 
-        `InputError` where they cannot be read together, such as runs that count compute in different units.
+        `InputError` if they cannot be read together, such as runs that count compute in different units.
         """
         chosen = RunSet(tuple(runs), self.source)
         if metric not in (None, self.metric):
@@ -134,7 +134,7 @@ class Study:
         return curves, unit
 
     def where(self, setup: Setup) -> str:
-        """What a claim's code adds to distinguish sweeps; nothing where there is one."""
+        """The part of a claim's code that names the sweep; empty if there is only one."""
         return setup.name if len(self.sweeps()) > 1 else ""
 
     def sweeps(self) -> tuple[Setup, ...]:
@@ -142,7 +142,7 @@ class Study:
         return tuple(s for s in self.setups if len({r.settings.rollouts_per_problem for r in s.runs} - {None}) > 1)
 
     def difficulty(self, setup: Setup) -> Difficulty | None:
-        """Easy or hard, in the paper's words."""
+        """Easy or hard for the model, as the paper defines it; None if neither."""
         runs = [_values(run, self.metric) for run in setup.runs]
         values, base = np.concatenate(runs), float(np.median([values_C[0] for values_C in runs]))
         percent = self.scale(values) == PERCENT
@@ -150,9 +150,9 @@ class Study:
         return difficulty_of(setup.runs[0].settings.problems or "", rate)
 
     def scale(self, values: Array) -> float:
-        """The length of the scale that some runs' values lie on.
+        """The length of the scale of some runs' values.
 
-        On a hard set not every run in percent gets far enough to show that it is; then the others do.
+        On a hard set, a run in percent may stay too low to show that it is; then all runs of the study decide.
         """
         percent = values.min() >= 0.0 and values.max() > 1.0 and self._scale == PERCENT
         return PERCENT if percent else scale_of(values)
@@ -169,10 +169,10 @@ class Study:
         *,
         difficulty: Difficulty | None = None,
     ) -> Iterator[Pair]:
-        """Recipes on both sides of a claim that differ in `fields` alone, at every allocation that both ran."""
+        """Pairs of recipes on both sides of a claim that differ only in `fields`, at every allocation that both ran."""
         among = [s for s in self.setups if difficulty is None or self.difficulty(s) == difficulty]
         chosen = [(s, 0 if is_a(s.recipe) else 1) for s in among if is_a(s.recipe) or is_b(s.recipe)]
-        # A column that names a table's runs and only repeats these fields of the recipe, such as `arm`, is none apart.
+        # A column in a table's run names that only repeats these fields, such as `arm`, is no further difference.
         flat = [_with_recipe(setup.settings, setup.recipe) for setup, _ in chosen]
         columns = {column for setup, _ in chosen for column, _ in columns_in_name(setup.runs[0].name)}
         labels = {column for column in columns if _follows(flat, column, *(f"recipe.{name}" for name in fields))}
@@ -188,7 +188,7 @@ class Study:
 
 
 def sort_runs(runs: RunSet, metric: str) -> Study:
-    """The setups of the runs that have a curve of the metric."""
+    """Sort the runs that have a curve of the metric into setups."""
     alike: dict[str, list[Run]] = {}
     for run in _with_curves(runs, metric):
         alike.setdefault(apart_from_batch(run), []).append(run)
@@ -203,7 +203,7 @@ def sort_runs(runs: RunSet, metric: str) -> Study:
 
 
 def difficulty_of(name: str, rate: float | None) -> Difficulty | None:
-    """By the name of the problem set, else by the base model's pass rate, in the paper's bands."""
+    """Easy or hard by the name of the problem set, else by the base model's pass rate in the paper's bands."""
     plain = name.lower().replace("very-easy", "").replace("very_easy", "")
     if "hard" in plain or "easy" in plain:
         return "hard" if "hard" in plain else "easy"
@@ -216,7 +216,7 @@ def difficulty_of(name: str, rate: float | None) -> Difficulty | None:
 
 
 def common_metric(runs: RunSet, metric: str | None = None) -> str:
-    """The metric asked for, else the one of all runs; where they share none, that of as many as possible."""
+    """The metric asked for, else one that all runs have, else one that as many as possible have."""
     try:
         return choose_metric(runs, metric)
     except InputError:
@@ -233,7 +233,7 @@ def common_metric(runs: RunSet, metric: str | None = None) -> str:
 
 
 def _is_metric_of(runs: RunSet, metric: str) -> bool:
-    """Whether this is the metric that these runs would be read in."""
+    """Whether this is the metric that `choose_metric` takes for these runs."""
     try:
         return choose_metric(runs) == metric
     except InputError:
@@ -243,8 +243,8 @@ def _is_metric_of(runs: RunSet, metric: str) -> bool:
 def _with_curves(runs: RunSet, metric: str) -> RunSet:
     """The runs that have a curve of a metric; a warning names those that are constant or too short for one.
 
-    Runs without the metric are passed over: the choice of the metric warned of them. What is broken is refused, as
-    `fit` refuses it. Where no run counts compute, there is no warning of each.
+    Runs without the metric are skipped, since the choice of the metric has warned about them. A broken run is an error,
+    as in `fit`. There is no warning if no run counts compute.
     """
     having = [run for run in runs if metric in run.metrics]
     lacking = {run.name: why for run in having if (why := _lacks(run, metric, runs.source)) is not None}
@@ -260,7 +260,7 @@ def _with_curves(runs: RunSet, metric: str) -> RunSet:
 
 
 def _lacks(run: Run, metric: str, source: str) -> str | None:
-    """Why a run has no curve, or None where it has one; `InputError` where it is broken."""
+    """Why a run has no curve, or None if it has one; `InputError` if it is broken."""
     try:
         with quiet(RunWarning):  # one warning covers all runs
             curves_of(RunSet((run,), source), metric=metric)
@@ -295,9 +295,9 @@ def _values(run: Run, metric: str) -> Array:
 
 
 def _by_further_keys(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs by the further keys of their `run.json`, such as a length of responses.
+    """Group runs by the further keys of their `run.json`, such as a response length.
 
-    A key that differs in every run, as a note, or that goes with the allocation, separates none.
+    A key that differs in every run, such as a note, or that depends on the allocation alone does not separate runs.
     """
     known = {id(run): (*_TABLES, *ingredients(run)) for run in runs}
     flats = [
@@ -317,7 +317,7 @@ def _by_further_keys(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the runs of a condition share but the recipe: its ingredients, and further keys that all of them have."""
+    """Settings that the runs of a condition share, without the recipe: ingredients and further keys of `run.json`."""
     further = _shared([_flat(run.settings.compared) for run in runs])
     return {k: v for k, v in further.items() if k.partition(".")[0] not in _TABLES} | {
         k: v for k, v in ingredients(runs[0]).items() if not k.startswith("recipe.")
@@ -329,7 +329,7 @@ def _shared(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _recipe(run: Run) -> dict[str, Any]:
-    """A recipe's fields: what its name stands for, then what is logged."""
+    """A run's recipe: the defaults, updated by the recipe of that name, then by the logged fields."""
     logged = run.settings.recipe or {}
     name = logged.get("name")
     known = RECIPES.get(name, {}) if isinstance(name, str) else {}
@@ -342,11 +342,11 @@ def _with_recipe(settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
 
 
 def _names(all_settings: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The problem set and whatever differs: the model, the set's size, fields of the recipe."""
+    """Names for setups: the problem set and what differs, such as the model, the set's size or recipe fields."""
     flat = [_with_recipe(settings, recipe) for settings, recipe in zip(all_settings, recipes, strict=True)]
     keys = dict.fromkeys(key for each in flat for key in each)
     differing = [k for k in keys if k != "problems" and len({_text(each.get(k)) for each in flat}) > 1]
-    # What goes with the problem set in every setup adds nothing to its name.
+    # A key that the problem set determines adds nothing to the name.
     shown = [k for k in differing if not _follows(flat, k, "problems")]
     one_set = len({each.get("problems") for each in flat}) == 1
     out: list[str] = []
@@ -358,6 +358,7 @@ def _names(all_settings: Sequence[Mapping[str, Any]], recipes: Sequence[Mapping[
 
 
 def _follows(flat: Sequence[Mapping[str, Any]], key: str, *others: str) -> bool:
+    """Whether the values of other keys determine that of `key`."""
     by_others: dict[str, set[str]] = {}
     for each in flat:
         by_others.setdefault(_text([each.get(other) for other in others]), set()).add(_text(each.get(key)))

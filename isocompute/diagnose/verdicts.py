@@ -1,9 +1,9 @@
-"""What a claim is, and when an interval decides one.
+"""Claims, and how an interval decides one.
 
-With seeds on both sides the spread between them is the error: paired where the seeds are the same (Student), else
-Welch's. With one seed on each side the data do not show that spread: each side gets ScaleRL's ±.02 of the scale, the
-spread of repetitions of one run, so the difference gets √2 times as much. With one seed on one side alone the other's
-spread is used for both, and never less than that.
+With several seeds on both sides their standard deviation gives the error: paired if the seeds are the same (Student),
+else Welch's. With one seed on each side the data do not show it. Each side then gets ScaleRL's ±.02 of the scale, the
+error between repetitions of one run, so the difference gets √2 times that. With one seed on only one side, the standard
+deviation of the other side is used for both, with the same minimum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Verdict = Literal["holds", "fails", "undecided"]
 Interval = tuple[float, float]
 
 ONE_SEED = math.sqrt(2.0) * SEED_MARGIN
-"""95% error of a difference between single runs, of the scale."""
+"""95% error of a difference between single runs, as a share of the scale."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,22 @@ class Claim:
     source: str
     verdict: Verdict
     statistic: dict[str, Any]
-    """Named numbers and texts the verdict rests on; `value` is the one that `interval` is about."""
+    """The numbers and texts behind the verdict; `interval` is that of `value`."""
     interval: Interval | None
-    """95% of `statistic["value"]`."""
+    """95% interval of `statistic["value"]`."""
     needs: str | None
-    """Undecided: the runs that would decide it."""
+    """The runs that would decide it, if it is undecided."""
     runs: tuple[str, ...]
-    """The runs it used."""
+    """Names of the runs that it used."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, the keys as here."""
+        """The fields as plain data."""
         return asdict(self) | {"interval": self.interval and list(self.interval), "runs": list(self.runs)}
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What a paper states, and the runs that it takes to judge it."""
+    """A statement of a paper, and the runs that are needed to judge it."""
 
     code: str
     text: str
@@ -67,23 +67,23 @@ class Statement:
         runs: Iterable[str],
         where: str = "",
     ) -> Claim:
-        """The claim with what was found; `needs` counts where it is undecided, `where` names one of several setups."""
+        """The claim with its verdict. `needs` is kept only if it is undecided; `where` names one of several setups."""
         code = f"{self.code}/{where}" if where else self.code
         lacking = needs if verdict == "undecided" else None
         return Claim(code, self.text, self.source, verdict, dict(statistic), interval, lacking, tuple(runs))
 
     def lacks(self) -> Claim:
-        """The claim where the runs that it takes are missing."""
+        """The undecided claim if the runs it needs are missing."""
         return Claim(self.code, self.text, self.source, "undecided", {}, None, self.needs, ())
 
 
 def above(interval: Interval) -> Verdict:
-    """`holds` where all of the interval lies above 0, `fails` where all of it lies below."""
+    """`holds` if the whole interval lies above 0, `fails` if it lies below."""
     return "holds" if interval[0] > 0 else "fails" if interval[1] < 0 else "undecided"
 
 
 def inside(interval: Interval, margin: float) -> Verdict:
-    """For a claim that two things are equal: `holds` within the margin, `fails` where the interval misses it."""
+    """For a claim that two things are equal: `holds` within the margin, `fails` outside it."""
     if -margin < interval[0] and interval[1] < margin:
         return "holds"
     return "fails" if interval[0] > margin or interval[1] < -margin else "undecided"
@@ -96,7 +96,7 @@ def no_better(interval: Interval, margin: float) -> Verdict:
 
 @dataclass(frozen=True)
 class Difference:
-    """One quantity less another, with its 95% interval and how that was found."""
+    """A difference with its 95% interval and the rule that gave it."""
 
     value: float
     interval: Interval
@@ -104,7 +104,7 @@ class Difference:
 
 
 def mean_of(values: Sequence[float]) -> Difference:
-    """Mean with Student's interval; at least two values."""
+    """Mean of at least two values, with Student's interval."""
     mean, half = float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
     return Difference(mean, (mean - half, mean + half), f"Student over {len(values)}")
 
@@ -112,9 +112,9 @@ def mean_of(values: Sequence[float]) -> Difference:
 def seed_difference(
     a: Mapping[int | str, tuple[float, float]], b: Mapping[int | str, tuple[float, float]], *, scale: float
 ) -> Difference:
-    """Difference between two recipes from values with standard errors by seed.
+    """Difference between two recipes, from the value and standard error of each seed.
 
-    Never tighter than the errors of the values themselves: two seeds that agree by chance are no proof.
+    The interval is never narrower than the errors of the values, since two seeds may agree by chance.
     """
     value_a, value_b = (np.array([v for v, _ in side.values()]) for side in (a, b))
     difference = float(value_a.mean() - value_b.mean())
@@ -138,7 +138,7 @@ def seed_difference(
 
 
 def _welch(value_a: Array, value_b: Array) -> float:
-    """Half of Welch's interval; 0 where no seed differs from another of its side."""
+    """Half the width of Welch's interval; 0 if the seeds of neither side differ."""
     parts = [float(v.var(ddof=1)) / len(v) for v in (value_a, value_b)]
     total = sum(parts)
     if total <= 0:

@@ -126,7 +126,7 @@ def test_a_run_that_falls_before_it_gives_a_curve_leaves_its_sweep() -> None:
     with pytest.warns(RunWarning) as said:
         found = claim(RunSet((with_values(runs[0], flat, "fallen"), *runs)), "optimum_rises")
     assert [str(warning.message) for warning in said] == [
-        "runs: 1 of 7 runs fall for good before they give a curve; claims about n* are without 'fallen'."
+        "runs: 1 of 7 runs collapse before they give a curve; claims about n* leave out 'fallen'."
     ]
     assert (found.verdict, "fallen" in found.runs) == ("holds", False)
 
