@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from isocompute import __version__
+from isocompute._version import __version__
 from isocompute.cli import (
     ablate,
     claims,

@@ -37,7 +37,7 @@ def command(
     """Train a model by reinforcement learning, evaluate it on the way, and write the run and the weights."""
     import math
 
-    from isocompute.sweep.local import stops_on_signal
+    from isocompute.sweep.execute import stops_on_signal
     from isocompute.sweep.train import read_train_spec, train
 
     if rollouts is not None and not math.isfinite(rollouts):

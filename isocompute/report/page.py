@@ -1,6 +1,6 @@
 """The report as one HTML file: the answer, the figures, what is missing, the methods, the runs.
 
-Everything is inside: no script, style, font or picture is fetched, and the content policy forbids it.
+The file is self-contained: it loads no script, style, font or picture, and its content policy forbids it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from isocompute import __version__
+from isocompute._version import __version__
 from isocompute.core import files
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import count, number, pair, plural, value
@@ -29,9 +29,8 @@ from isocompute.report.evidence import Evidence, Source
 from isocompute.report.figures import FIGURES, Figure, Missing, draw
 from isocompute.report.html import dark_rules, embedded_data, facts, inline_svg, items, table, tag
 
-_MOST_ANSWERS = 12
-_MOST_CONDITIONS = 12
-_MOST_RUNS = 1000
+_MOST_ANSWERS, _MOST_CONDITIONS, _MOST_RUNS = 12, 12, 1000
+"""Answers, conditions and runs on a page; `report --json` has all answers."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,14 @@ class Report:
 
 
 def check_page(out: str | Path) -> Path:
-    """Refuse a name that is none of a page before any work is done."""
+    """Check the path of a page before any work is done."""
     path = Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"--out {path}: a report is a page: end it in .html, or give --figure NAME for a picture.")
+        raise InputError(
+            f"--out {path}: a report is an HTML page: end the name in .html, or give --figure NAME for a picture."
+        )
     if path.is_dir():
-        raise InputError(f"--out {path}: there is a folder of that name; give another file.")
+        raise InputError(f"--out {path}: this is a folder; give the name of a file.")
     return path
 
 
@@ -112,7 +113,7 @@ def write_report(
 
 
 def _page(evidence: Evidence, answers: Sequence[Answer], drawn: Sequence[Figure | Missing]) -> str:
-    """The template `assets/report.html`, filled in; texts are escaped, the rest is finished HTML."""
+    """Fill in the template `assets/report.html`."""
     assets = resources("isocompute.report") / "assets"
     html, style, script = ((assets / f"report.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     dark = f"@media screen and (prefers-color-scheme: dark) {{\n{dark_rules('svg.chart')}\n}}\n"
@@ -201,7 +202,7 @@ def _methods(evidence: Evidence) -> str:
 
 
 def _method_facts(evidence: Evidence) -> list[tuple[str, str]]:
-    """What was fitted to what, and how intervals were made."""
+    """How curves were fitted and intervals computed."""
     laws = evidence.laws()
     out = [
         ("Metric", evidence.metric),
@@ -209,14 +210,14 @@ def _method_facts(evidence: Evidence) -> list[tuple[str, str]]:
         (
             "Curves",
             f"{len(evidence.curves)} of {len(evidence.runs)} runs; all points up to a collapse, each fitted as "
-            f"{', '.join(family.name for family in FAMILIES)} and weighed by Akaike's criterion",
+            f"{', '.join(family.name for family in FAMILIES)} and weighted by Akaike's criterion",
         ),
         (
             "Intervals",
             f"{evidence.replicates} bootstrap replicates over points, seeds and forms (seed {evidence.seed}); 95% "
-            "unless said otherwise; metrics beside the report's own have a fifth of the replicates",
+            "unless stated otherwise; other metrics have a fifth of the replicates",
         ),
-        ("Frontier", "the upper envelope of the fitted curves; an optimum at the edge of what was run is a bound"),
+        ("Frontier", "the upper envelope of the fitted curves; an optimum at the edge of the grid is a bound"),
         (
             "Forecast",
             "an average of curve families and simple rules, weighted by how well each predicted this run's past",
@@ -228,7 +229,7 @@ def _method_facts(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def collapse_note(evidence: Evidence) -> str | None:
-    """Which runs collapsed, and after how much compute; None where none did."""
+    """Which runs collapsed, and after how much compute; None if none did."""
     collapsed = evidence.collapsed
     if not collapsed:
         return None
@@ -240,7 +241,7 @@ def collapse_note(evidence: Evidence) -> str | None:
 
 
 def _setting_rows(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
-    """Every setting by condition; what all runs share is in one column."""
+    """Every setting, with a column for each condition."""
     conditions = evidence.conditions[:_MOST_CONDITIONS]
     made_of = [ingredients(condition.runs[0]) for condition in conditions]
     keys = sorted({key for parts in made_of for key in parts}, key=lambda key: ("." in key, key))
@@ -257,7 +258,7 @@ def _text(setting: Any) -> str:
 
 
 def _left_out_reasons(evidence: Evidence) -> list[str]:
-    """Why runs give no curve: one line a reason, with the runs it holds for."""
+    """Why runs give no curve: each reason with its runs."""
     groups: dict[str, list[str]] = {}
     for name, why in evidence.left_out.items():
         reason = why.removeprefix(f"{evidence.runs.source}: ").replace(f"run '{name}', ", "").replace(f"'{name}'", "it")
@@ -266,9 +267,9 @@ def _left_out_reasons(evidence: Evidence) -> list[str]:
 
 
 def run_table(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
-    """Headings, and one row a run, the first thousand; without columns that no run fills.
+    """Headings and a row for each of the first thousand runs, without empty columns.
 
-    A note on a run is beside its name, where a narrow page does not cut it off.
+    Notes stand next to the names, where a narrow page does not cut them off.
     """
     columns = ["run", "note", "condition", "Bp", "n", "seed", "points", unit_name(evidence.unit), "last", "best"]
     columns += ["form", "ceiling", "95%", "rise done"]

@@ -10,10 +10,12 @@ import errno
 import importlib
 import json
 import re
+import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -244,3 +246,25 @@ def write_error(folder: Path, error: BaseException) -> None:
 def headline(error: str) -> str:
     """The message of an `error.txt`, without the traceback."""
     return error.split("\n\nTraceback, last lines:", 1)[0]
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stops_on_signal(stop: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM call `stop`; where that returns False, since it was called before, they end the program."""
+
+    def handle(*_: object) -> None:
+        if not stop():
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

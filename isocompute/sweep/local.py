@@ -15,8 +15,7 @@ import os
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 from isocompute.core import files
 from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
-from isocompute.sweep.execute import Outcome, execute, load_engine, write_error
+from isocompute.sweep.execute import STOP_SIGNALS, Outcome, execute, load_engine, stops_on_signal, write_error
 from isocompute.sweep.folder import CellStatus, Progress, Report, Result, StudyFolder, Tally, longest_first
 from isocompute.sweep.spec import cells, check_cells, parse_spec
 
@@ -33,7 +32,6 @@ RETRIES = 2
 _TICK = 0.2
 _CHUNK_SECONDS = 0.1
 _LARGEST_CHUNK = 64
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """1 in a worker until its libraries are loaded: cells fill the cores, and BLAS starts a thread a core when it loads."""
 
@@ -56,25 +54,6 @@ def run_local(
         finally:
             pool.kill()
     return tally.result(folder=address, stopping=pool.stopping)
-
-
-@contextmanager
-def stops_on_signal(stop: Callable[[], bool]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call `stop`; where that returns False, since it was called before, they end the program."""
-
-    def handle(*_: object) -> None:
-        if not stop():
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handle) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Worker:
@@ -154,7 +133,7 @@ class _Pool:
             daemon=False,  # an engine may have processes of its own
         )
         # Until the worker can handle them, signals wait: a Ctrl-C while it imports would print a traceback.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             os.environ.update(dict.fromkeys(_THREADS, "1"))
             process.start()
@@ -265,10 +244,10 @@ def _work(
     threads: dict[str, str | None],
 ) -> None:
     """What a worker process does: cells in, outcomes out."""
-    for number in _SIGNALS:
+    for number in STOP_SIGNALS:
         # The runner decides when to stop. A handler and not SIG_IGN, which an outside trainer would inherit.
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     engine = load_engine(engine_name)
     _restore(threads)  # an outside trainer gets the environment that the user started the study with

@@ -16,9 +16,8 @@ from typing import Any
 from isocompute.core import files
 from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
-from isocompute.sweep.execute import Outcome, execute, load_engine, write_error
+from isocompute.sweep.execute import Outcome, execute, load_engine, stops_on_signal, write_error
 from isocompute.sweep.folder import CellStatus, Report, Result, Tally, longest_first
-from isocompute.sweep.local import stops_on_signal
 from isocompute.sweep.spec import Resources
 
 RETRIES = 10

@@ -30,7 +30,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from isocompute import __version__
+from isocompute._version import __version__
 from isocompute.core import files
 from isocompute.core.errors import InputError
 from isocompute.report.charts.style import DARK
