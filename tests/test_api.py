@@ -119,7 +119,7 @@ def test_tables_in_memory_are_refused_by_every_function_that_takes_runs() -> Non
 def test_a_plan_says_what_a_law_is() -> None:
     (run,) = isocompute.load("runs/easy-32x8")
     cases: list[tuple[Any, str]] = [
-        (run, "not as Run: what is loaded already is given as a RunSet"),
+        (run, "not as Run: loaded runs are given as a RunSet"),
         (["runs/easy-32x8", "runs/easy-32x64"], r"not as list: isocompute.load reads runs\."),
     ]
     for given, words in cases:

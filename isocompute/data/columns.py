@@ -1,6 +1,6 @@
 """What the columns of a table mean: the run, step, compute and metrics; and the model, problems and recipe of a run.
 
-A column gives a run's model, problems or recipe only where it has one value in every run: a learning rate that is
+A column gives a run's model, problems or recipe only if it has a single value in every run: a learning rate that is
 logged as it decays is a metric.
 """
 
@@ -38,13 +38,13 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
 _ALGORITHMS = {"grpo": "group_std", "dr_grpo": "group_mean", "rloo": "group_mean"}
 """Advantages by the name of the algorithm."""
 _AMBIGUOUS = {"epsilon", "schedule", "interrupt_window"}
-"""Fields that no column gives: TRL's epsilon is a clip, ours is Adam's; the others are not plain values."""
+"""Fields that are never read from columns: TRL's `epsilon` is a clip, ours is Adam's; the rest are not plain values."""
 _FIELDS = {name: field for name, field in Recipe.model_fields.items() if name not in _AMBIGUOUS}
 _WORDS = ("loss", "advantage", "aggregation")
-"""Fields whose values other tools name differently; they are kept as they are."""
+"""Fields whose values other tools name differently; their values are kept as they are."""
 _BY_NAME = {spelling: name for name in _FIELDS for spelling in (name, *_SPELLINGS.get(name, ()))}
 ORIGINS = (*_TEXTS, *_FIELDS)
-"""What a column can say of how a run was made, in our names."""
+"""Settings of a run that a column can give, by our names."""
 
 
 def origin_of(columns: Sequence[str]) -> dict[str, str]:
@@ -62,7 +62,7 @@ def origin_of(columns: Sequence[str]) -> dict[str, str]:
 
 
 def constant_columns(table: pl.DataFrame, runs: Iterable[pl.DataFrame]) -> dict[str, str]:
-    """The columns that say how the table's runs were made: those with one valid value in each run."""
+    """Columns that hold settings of the runs: those with a single valid value in each run."""
     found = {
         column: name
         for column, name in origin_of(table.columns).items()
@@ -90,14 +90,14 @@ def origin_settings(run: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, 
 
 
 def recipe_field(key: str, value: Any) -> tuple[str, Any] | None:
-    """A recipe's field and its value from a key that several trainers or scripts use; None where it is not one."""
+    """The recipe field and value of a key that several trainers or scripts use; None if it is not such a key."""
     name = _BY_NAME.get(key)
     found = None if name is None else _value(name, value)
     return None if name is None or found is None else (name, found)
 
 
 def _value(name: str, value: Any) -> Any:
-    """The value as the settings keep it; None where it cannot be one."""
+    """The value as the settings store it; None if it is not valid for this name."""
     if name in _TEXTS:
         return str(value) if isinstance(value, str) and value.strip() else None
     if name in _WORDS:
@@ -123,7 +123,7 @@ NO_COMPUTE = (
     "no run counts compute in rollouts or tokens or gpu_hours or steps; add the column 'rollouts', or 'step' with "
     "problems_per_batch and rollouts_per_problem"
 )
-"""The message of a fit for a table without any of these columns."""
+"""The error message for a table without any of these columns."""
 
 _RUN = ("run", "run_name", "run_id", "experiment", "experiment_name", "exp", "trial", "name")
 _METRIC = ("metric", "metric_name", "key", "tag", "variable")
@@ -215,7 +215,7 @@ class Layout:
     """Columns of metrics."""
     why: str = ""
     other: bool = False
-    """Whether it is certainly not a log, and `why` says what it is."""
+    """True for a table that is certainly not a log; `why` says what it is."""
 
 
 def layout_of(columns: Sequence[str], numeric: set[str]) -> Layout:
@@ -238,7 +238,7 @@ def layout_of(columns: Sequence[str], numeric: set[str]) -> Layout:
     problems = _PROBLEMS & set(plain)
     if (problems or any(c.endswith("pass_rate") for c in plain)) and not step and not compute and not run:
         reader = "isocompute split" if problems else "isocompute plan --pass-rates"  # split needs the questions
-        why = f"this is a set of problems (a row a problem), not a training log; {reader} reads those"
+        why = f"this is a set of problems (one row per problem), not a training log; {reader} reads those"
         return Layout("none", why=why, other=True)
     if not numbers:
         return Layout("none", why="no column of numbers besides the step")

@@ -1,9 +1,10 @@
-"""Which runs may share a law: those that differ in their allocation and seed alone. Such a group is a condition.
+"""Which runs may share a law: those that differ only in their allocation and seed. Such a group is a condition.
 
-A run's ingredients are its problem set, model, engine and recipe, the simulator's world or the engine's problem table,
-and the columns that the name of a table's run gives (`set=easy,n=8`). Only ingredients that vary separate conditions,
-and only where they split further than those before them: on the paper's two sets the recipes differ in their KL term
-too, but `easy` and `hard` already separate them.
+A run's ingredients are its problem set, model, engine and recipe, and the simulator's world or the engine's problem
+table. The name of a table's run adds its columns (`set=easy,n=8`).
+
+An ingredient separates conditions only if it splits the runs further than the ingredients before it. On the paper's two
+sets the recipes differ in their KL term too, but `easy` and `hard` already separate them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _FIRST = ("problems", "model", "recipe.baseline_rollouts", "recipe.loss", "recip
 _FOLLOWS_BATCH = {f"recipe.{name}" for name in FOLLOWS_BATCH}
 _ALLOCATION = {"n", "bp", "m", "seed", "run", "rollouts_per_problem", "problems_per_batch"}
 _FEW = 2
-"""Up to so many ingredients are all in a condition's name; of more, only those that most runs do not share."""
+"""Up to this many ingredients are all part of a condition's name; of more, only those that most runs do not share."""
 _ALWAYS = {"problems", "model", "recipe.loss"}
 _PLAIN = {"problems", "model", "engine", "recipe.loss", "recipe.advantage"}
 
@@ -49,20 +50,20 @@ class Condition:
 
     @property
     def changes(self) -> int:
-        """How many ingredients are not those of most runs."""
+        """The number of ingredients that differ from those of most runs."""
         return len(self.labels)
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The names of its runs, which no other condition has."""
+        """The names of its runs, which are unique to this condition."""
         return tuple(run.name for run in self.runs)
 
     def ingredient(self, key: str) -> Any:
-        """An ingredient of its runs; None where it is not known."""
+        """An ingredient of its runs; None if unknown."""
         return ingredients(self.runs[0]).get(key)
 
     def rest(self, *without: str) -> str:
-        """All ingredients but those that begin with one of these, as text for comparison."""
+        """All ingredients except those with one of these prefixes, as text for comparison."""
         return _text({key: v for key, v in ingredients(self.runs[0]).items() if not key.startswith(without)})
 
 
@@ -98,7 +99,7 @@ def ingredients(run: Run) -> dict[str, Any]:
     out: dict[str, Any] = {}
     settings = run.settings.model_dump(exclude_none=True)
     for key in ("problems", "model", "engine"):
-        if key in settings:  # of a path the last two names: the same set is elsewhere on another machine
+        if key in settings:  # the last two parts of a path: the same set has another place on another machine
             value = settings[key]
             out[key] = "/".join(value.rstrip("/").rsplit("/", 2)[-2:]) if isinstance(value, str) else value
     for table in ("recipe", "world", "problem_set"):
@@ -114,12 +115,12 @@ def ingredients(run: Run) -> dict[str, Any]:
 
 
 def apart_from_batch(run: Run) -> str:
-    """All ingredients but those that change with the batch by design, as text for comparison."""
+    """All ingredients except those that change with the batch by design, as text for comparison."""
     return _text({key: value for key, value in ingredients(run).items() if key not in _FOLLOWS_BATCH})
 
 
 def columns_in_name(name: str) -> list[tuple[str, str]]:
-    """The columns of a table and their values that a run's name was made of; empty for a name that people gave.
+    """The table columns and values that a run's name was built from; empty for a name that a person chose.
 
     >>> columns_in_name("set=easy,n=8"), columns_in_name("grpo n=8")
     ([('set', 'easy'), ('n', '8')], [])
@@ -155,10 +156,10 @@ def warn_of_pooling(side: RunSet) -> None:
 
 
 def runs_of_leading_recipe(runs: RunSet, *, metric: str) -> tuple[RunSet, str]:
-    """The runs that one plan can use, and what was left out in words, empty where nothing was.
+    """The runs that one plan can use, and a phrase that names the chosen recipe; empty if all runs share one.
 
     Runs of several problem sets or models are refused: the easier set or the better model would win. Of several
-    recipes the one whose runs ended highest is taken.
+    recipes, the one with the highest final value of the metric is used.
     """
     found = conditions_of(runs)
     if len(found) < 2:
@@ -181,13 +182,13 @@ def runs_of_leading_recipe(runs: RunSet, *, metric: str) -> tuple[RunSet, str]:
 
 
 def set_size(condition: Condition) -> int | None:
-    """D: training problems, where it is known."""
+    """D, the number of training problems; None if unknown."""
     size = condition.ingredient("world.size") or condition.ingredient("problem_set.size")
     return int(size) if isinstance(size, int | float) else None
 
 
 def algorithm(condition: Condition) -> str | None:
-    """The usual name of a recipe's loss and advantage."""
+    """The usual name of a recipe's loss and advantage, such as GRPO; None if the loss is unknown."""
     loss, advantage = (condition.ingredient(f"recipe.{key}") for key in ("loss", "advantage"))
     if loss is None:
         return None
@@ -199,7 +200,7 @@ def algorithm(condition: Condition) -> str | None:
 
 
 def _differ_in_setup(conditions: Sequence[Condition]) -> bool:
-    """Whether conditions differ in more than their recipe, so that their rewards do not compare."""
+    """Whether conditions differ in more than their recipe, so that their rewards cannot be compared."""
     return len(conditions) > 1 and any(not key.startswith("recipe.") for c in conditions for key in c.labels)
 
 

@@ -1,7 +1,7 @@
-"""The settings of a run from its trainer's configuration, as far as a log prints it or a file beside the log has it.
+"""The settings of a run from its trainer's configuration, which a log prints or a file beside the log contains.
 
-Each trainer's keys are in `isocompute.trainers`. Here are those of Tinker, PipelineRL and people's own scripts. Only
-what a config says counts: a default of today's version may not have been the default of the version that ran.
+`isocompute.trainers` reads the configs of most trainers; this module adds Tinker, PipelineRL and custom scripts. Only
+what a config states counts: today's default may differ from the default of the version that ran.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RunConfig:
 
 
 def read_run_config(config: Mapping[str, Any], *, trainer: str | None = None) -> RunConfig:
-    """The settings that a config with dotted keys gives; `trainer` is whose log it was found in."""
+    """The settings that a config with dotted keys gives; `trainer` is the one whose log contained it."""
     full, notes = (config and trainer not in _WITHOUT_FILE and read_settings(trainer, config)) or (None, [])
     setup = None if full is None else full.without_defaults
     known = setup is not None and (setup.problems_per_batch or setup.rollouts_per_problem)
@@ -60,7 +60,7 @@ def read_run_config(config: Mapping[str, Any], *, trainer: str | None = None) ->
     }
     settings |= {key: value for key, value in stated.items() if value is not None}
     recipe = _recipe_of(setup)
-    if not recipe and setup.trainer != "trl":  # whose keys have no tables; of other configs a log may have lost those
+    if not recipe and setup.trainer != "trl":  # a log may have lost the tables of its keys; TRL's keys have none
         recipe = _plain_recipe(config)
     settings |= _recipe_settings(recipe, setup.max_response_length)
     steps = Fraction(1)
@@ -77,7 +77,7 @@ def _recipe_settings(recipe: dict[str, Any], max_new_tokens: int | None) -> dict
 
 def _recipe_of(setup: TrainerSetup) -> dict[str, Any]:
     """The fields of `Recipe` that a setup states."""
-    names = [name for name in Recipe.model_fields if hasattr(setup, name) and name != "schedule"]  # theirs is a decay
+    names = [name for name in Recipe.model_fields if hasattr(setup, name) and name != "schedule"]  # here, a decay
     recipe = {name: value for name in names if (value := getattr(setup, name)) is not None}
     if setup.staleness and _is_consistent({**recipe, "pipeline_steps": setup.staleness}):
         recipe["pipeline_steps"] = setup.staleness
@@ -86,7 +86,7 @@ def _recipe_of(setup: TrainerSetup) -> dict[str, Any]:
         if updates == int(updates):
             recipe["updates_per_batch"] = int(updates)
         else:
-            del recipe["updates_per_batch"]  # a batch that ends within a step; no field says that
+            del recipe["updates_per_batch"]  # no field describes a batch that ends within a step
     return recipe
 
 
@@ -102,16 +102,16 @@ def _is_consistent(recipe: dict[str, Any]) -> bool:
 # Tinker, PipelineRL and other scripts.
 
 _WITHOUT_FILE = ("tinker", "pipelinerl")
-"""Trainers that `isocompute.trainers` does not have."""
+"""Trainers without a module in `isocompute.trainers`."""
 _KEYS: dict[str, tuple[str, ...]] = {
     "update_steps": ("max_steps", "trainer.max_steps", "finetune.max_train_steps", "update_steps"),
     "seed": ("seed", "dataset_builder.seed"),
     "model": ("model_name", "model_name_or_path", "model_path", "model.name"),
     "problems": ("data.train_files", "data.train_data", "dataset_name", "prompt_data", "data.prompt_dataset"),
 }
-"""Keys that mean one thing in every trainer."""
+"""Keys with the same meaning in every trainer."""
 _NAMING_K = ("verl", "prime-rl")
-"""Trainers whose metrics are named by the samples that they take."""
+"""Trainers whose metric names contain the number of samples (k of avg@k)."""
 _ALL_GPUS = ("verl", "nemo-rl", "skyrl")
 """Trainers whose setup counts all GPUs of a run, not those of one role."""
 _BATCH_KEYS = (
@@ -140,7 +140,7 @@ def _plain_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_batch(config: Mapping[str, Any]) -> dict[str, int]:
-    """Bp and n; keys that give both go before keys that give one."""
+    """Bp and n; keys that give both take precedence over keys that give one."""
     best: dict[str, int] = {}
     for keys in _BATCH_KEYS:
         batch = zip(("problems_per_batch", "rollouts_per_problem"), map(_whole, map(config.get, keys)), strict=True)
@@ -157,7 +157,7 @@ def _other_batch(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _plain_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe from keys that mean one thing wherever they are."""
+    """A recipe from keys whose meaning does not depend on the trainer."""
     out: dict[str, Any] = {}
     for prefix in _PREFIXES:
         for key, value in config.items():
@@ -192,7 +192,7 @@ _IN_NAME = {
 
 
 def settings_in_name(name: str) -> dict[str, int]:
-    """Bp and n that a run's name gives, such as `bp32-n8`, where it gives one value.
+    """Bp and n that a run's name gives, such as `bp32-n8`, if it gives a single value.
 
     `bsz256`, `b32` and `batch32` do not count: such a number may be problems or rollouts.
     """
@@ -222,7 +222,7 @@ _LOG_SUFFIXES = (".metrics.jsonl", ".jsonl", ".log", ".txt", ".out", ".json", ".
 
 
 def config_beside(path: Path) -> dict[str, Any]:
-    """The configuration of the first such file that is a run's and not a model's, flat with dotted keys."""
+    """The first configuration file beside a log that belongs to a run and not to a model; flat, with dotted keys."""
     for candidate in _candidates(path):
         config = _read_config_file(candidate)
         of_model = config.keys() & {"architectures", "model_type"} and not config.keys() & _TRAINING_KEYS
@@ -238,14 +238,14 @@ def _candidates(path: Path) -> Iterator[Path]:
             yield from (path.parent / (stem + suffix) for suffix in CONFIG_SUFFIXES)
     try:
         if any(other.name.endswith(".config.json") for other in itertools.islice(path.parent.iterdir(), 10_000)):
-            return  # every log here has one of its own
+            return  # each log here has its own config file
     except OSError:
         pass
     yield from (path.parent / name for name in _NAMES)
 
 
 def _read_config_file(path: Path) -> dict[str, Any]:
-    """A configuration file as one flat mapping with dots; empty where it is missing or not readable."""
+    """A configuration file as a flat mapping with dotted keys; empty if it is missing or not readable."""
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST:
             return {}
@@ -255,7 +255,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
         elif path.suffix == ".toml":
             data = tomllib.loads(text)
         else:
-            yaml: Any = import_module("yaml")  # not a requirement, but installed wherever YAML is written
+            yaml: Any = import_module("yaml")  # optional: whoever writes YAML has it installed
             try:
                 data = yaml.load(text, Loader=yaml.SafeLoader)
             except yaml.YAMLError:

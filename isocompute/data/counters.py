@@ -1,7 +1,7 @@
 """Compute at each point of a log: rollouts that were sampled, and tokens of their responses.
 
 Rollouts are steps × Bp · n where a trainer trains on all it samples. Some trainers drop zero-variance groups and refill
-the batch; compute is then what was sampled, which each logs in its own way:
+the batch; compute is then what was sampled, which each trainer logs in its own way:
 
 | | keys | rollouts of a step |
 | --- | --- | --- |
@@ -35,11 +35,11 @@ LOWER_BOUND = (
     "lower bound of what was sampled"
 )
 TOKENS_WITH_PROMPTS = "tokens_with_prompts"
-"""Our name of a trainer's own counter of tokens."""
+"""Our name for a trainer's own token counter."""
 
 
 def with_rollouts(run: Run, config: Mapping[str, Any], *, steps_per_batch: Fraction) -> tuple[Run, list[str]]:
-    """The run with the rollouts so far where its points lack them, and notes; unchanged where they are not known."""
+    """Add cumulative rollouts to points that lack them, and return notes; unchanged if they are unknown."""
     if "rollouts" in run.points.columns or "step" not in run.points.columns:
         return run, []
     bp, n = run.settings.problems_per_batch, run.settings.rollouts_per_problem
@@ -104,9 +104,9 @@ class _Counter:
     """One way to count the rollouts of a step."""
 
     keys: tuple[str, ...]
-    """Summed up; a step that has some of them has 0 of the others."""
+    """Added up; a missing key counts as 0 if the step has any of the others."""
     rollouts: Callable[[Array, _Batch], Array]
-    """Of each step, from the sums."""
+    """The rollouts of each step, from these sums."""
     always: bool = True
     """Whether every step logs the keys; if not, a step without them has 0."""
 
@@ -153,7 +153,7 @@ _COUNTERS = (
 def sampled_rollouts(
     points: pl.DataFrame, *, problems: int | None, rollouts: int | None, config: Mapping[str, Any]
 ) -> Sampled | None:
-    """Rollouts sampled up to each point, where the trainer logs them; Bp and n where they are known."""
+    """Rollouts sampled up to each point; None if the trainer does not log them."""
     if "step" not in points.columns:
         return None
     step_T = points["step"].cast(pl.Float64).to_numpy()
@@ -173,7 +173,7 @@ def sampled_rollouts(
 
 
 def _sum_over_steps(step_T: Array, made_T: Array) -> Array | None:
-    """Totals so far: a row counts for the steps since the row before, the last one also for those after it."""
+    """Cumulative totals: a row counts for the steps since the previous row, the last one also for those after it."""
     known = np.flatnonzero(np.isfinite(made_T) & (made_T >= 0) & (step_T > 0))
     if not len(known):
         return None
@@ -191,12 +191,12 @@ def _sum_over_steps(step_T: Array, made_T: Array) -> Array | None:
 _PROMPT_LENGTH = "prompt_length/mean"
 _UNKNOWN_TOKENS = (
     f"the trainer's count of tokens has the prompts in it and is kept as {TOKENS_WITH_PROMPTS}; tokens of responses "
-    "are unknown: they take the response length from the start on, Bp and n"
+    "are unknown: they need Bp, n and the response length from the first step on"
 )
 
 
 def with_tokens(points: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """The points with `tokens` where they are known, and a note where only a total with prompts is."""
+    """Add `tokens` to the points if they are known; a note if only a total with prompts is."""
     if "tokens" in points.columns:
         return points, []
     tokens_T = _tokens_from_lengths(points)
@@ -209,11 +209,11 @@ def with_tokens(points: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
 
 
 def _tokens_from_lengths(points: pl.DataFrame) -> Array | None:
-    """Rollouts since the row before times the mean length of their responses, summed up.
+    """The cumulative sum of the rollouts since the previous row times the mean length of their responses.
 
-    That is exact where every step is logged, or a mean over the steps since the row before. Where steps and rollouts
-    count from 0, a row's length is that of the batch after its rollouts. A log that begins in the middle of a run
-    does not say what came before.
+    This is exact if every step is logged, or if a row's length is the mean since the previous row. If steps and
+    rollouts count from 0, a row has the length of the batch that follows it. None for a log that begins in the middle
+    of a run.
     """
     rollouts_T, length_T = _column(points, "rollouts"), _column(points, "response_length")
     if rollouts_T is None or length_T is None:
@@ -222,8 +222,8 @@ def _tokens_from_lengths(points: pl.DataFrame) -> Array | None:
     made = np.diff(rollouts_T[known], prepend=0.0)
     if len(known) < 2 or made[0] < 0 or np.any(made[1:] <= 0):
         return None
-    # A first row that counts for more than any later one: the log begins late. Where each step samples as many as it
-    # needs, steps tell that, not rollouts.
+    # The log begins late if its first row covers more than any later row. That is measured in steps where the rollouts
+    # per step vary.
     step_T = _column(points, "step")
     adaptive = any(key in points.columns for counter in _COUNTERS for key in counter.keys)
     passed = np.diff(step_T[known], prepend=0.0) if step_T is not None and adaptive else made
@@ -239,7 +239,7 @@ def _tokens_from_lengths(points: pl.DataFrame) -> Array | None:
 
 
 def _tokens_from_total(points: pl.DataFrame) -> Array | None:
-    """The responses' share of a total with prompts, by the mean lengths of both; needs no batch size."""
+    """The responses' share of a total that includes prompts, by the mean lengths of both; needs no batch size."""
     total_T, prompt_T = _column(points, TOKENS_WITH_PROMPTS), _column(points, _PROMPT_LENGTH)
     length_T = _column(points, "response_length")
     if "step" not in points.columns or total_T is None or prompt_T is None or length_T is None:

@@ -40,7 +40,7 @@ READERS: tuple[Reader, ...] = (
 # The format of a file.
 
 _READABLE = 0.45
-"""A match from here on is tried where no format is clear."""
+"""The lowest score of a format that is tried if none matches clearly."""
 
 
 def reader_named(name: str) -> Reader:
@@ -52,7 +52,7 @@ def reader_named(name: str) -> Reader:
 
 
 def reader_of(log: Log) -> Reader:
-    """The clear match, or the best of the others; an error that says why where there is none."""
+    """The reader that clearly matches, else the best of the others; an error with the reason if none fits."""
     sample = log.sample()
     if not sample.head.strip():
         raise InputError(f"{log.name}: the file is empty.")
@@ -82,7 +82,7 @@ def reader_of(log: Log) -> Reader:
 
 
 def is_foreign_table(address: str) -> bool:
-    """Whether a file with a table's ending needs a reader for logs, because its columns are not ours."""
+    """Whether a table file needs a reader for logs because its columns are not ours."""
     try:
         log = Log.at(address)
         if address.lower().endswith((".jsonl", ".ndjson")) and not isinstance(reader_of(log), Table):
@@ -93,7 +93,7 @@ def is_foreign_table(address: str) -> bool:
 
 
 def _matches(log: Log, sample: Sample) -> list[tuple[Match, Reader]]:
-    """How well each reader fits, the best first. A console log that another reader clearly knows is no table."""
+    """How well each reader matches, best first. A file that another reader clearly matches is not tried as a table."""
     text = b"\n".join([sample.head, *sample.lines])
     *others, table = READERS
     found = [(reader.sniff(sample), reader) for reader in others if any(mark in text for mark in reader.marks)]
@@ -113,7 +113,7 @@ _NOT_LOG_SUFFIXES = {
     ".ico", ".ipynb", ".md", ".rst", ".py", ".pyc", ".sh", ".toml", ".yaml", ".yml", ".ini", ".lock", ".cfg", ".jinja",
     ".c", ".cc", ".cpp", ".h", ".cu", ".so", ".o", ".whl", ".exe", ".mp4", ".wav",
 }  # fmt: skip
-"""Passed over in a folder; a file that the user names is read whatever it is called."""
+"""Skipped in folders; a file that the user names is read whatever its name."""
 _NOT_LOG_NAMES = {
     "tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json",
     "vocab.json", "merges.txt", "added_tokens.json", "adapter_config.json", "preprocessor_config.json", "args.json",
@@ -125,7 +125,7 @@ _GENERIC_NAMES = {
     "metrics", "trainer_state", "train", "training", "log", "logs", "console", "output", "stdout", "stderr", "run",
     "nohup", "history", "wandb-history", "points", "export",
 }  # fmt: skip
-"""Names of files that say nothing; the run is then called like its folder."""
+"""Uninformative file names; such a run is named after its folder."""
 _ENDINGS = (".metrics.jsonl", "_trainer_state.json", ".trainer_state.json", ".csv.gz", ".log.gz", ".jsonl.gz")
 
 
@@ -137,7 +137,7 @@ class ImportSource:
     name: str
     """The run's name, if the log has none."""
     named_by_user: bool
-    """Then it must be readable; a file found in a folder may be something else."""
+    """A file that the user names must be readable; a file found in a folder may be something else."""
     run_folder: Path | None = None
 
 
@@ -178,7 +178,7 @@ def _find(address: str) -> Iterator[ImportSource]:
 
 
 def _find_in_folder(path: Path, top: Path, depth: int) -> Iterator[ImportSource]:
-    """Logs below a folder. Of a W&B folder only its transaction log: the other files repeat it."""
+    """Logs below a folder. In a W&B folder, only the transaction log: the other files repeat it."""
     try:
         entries = sorted(path.iterdir(), key=lambda entry: _natural_order(entry.name))
     except OSError as error:
@@ -208,10 +208,10 @@ def _find_in_folder(path: Path, top: Path, depth: int) -> Iterator[ImportSource]
 
 
 def _one_run_groups(plain: list[Path], folders: list[Path]) -> list[list[Path]]:
-    """Files that are one run together: a folder's event files, its rollout dumps, the last of its checkpoints."""
+    """Groups of files that form one run: a folder's event files, its rollout dumps, the last of its checkpoints."""
     states = [e / _STATE for e in folders if e.name.startswith("checkpoint-") and (e / _STATE).is_file()]
     if any(e.name == _STATE for e in plain):
-        states = []  # the folder's own has the whole history too
+        states = []  # the folder's own file also has the whole history
     events = [e for e in plain if "tfevents" in e.name]
     dumps = [e for e in plain if is_rollout_dump(e.name)]
     return [group for group in (events, dumps, states[-1:]) if group]
@@ -229,7 +229,7 @@ def _may_be_log(path: Path) -> bool:
 
 
 def _run_name(path: Path) -> str:
-    """A file's name without its ending; its folder's where that says nothing."""
+    """A file's name without its suffix; its folder's name if that is uninformative."""
     name = path.name
     stem = next((name.removesuffix(e) for e in _ENDINGS if name.endswith(e) and name != e), name)
     if stem != name:
@@ -250,8 +250,8 @@ def _natural_order(name: str) -> list[tuple[bool, int, str]]:
 
 
 def _standard_input() -> Log:
-    """Standard input as a temporary file, which can be sampled before it is read and goes when the log does."""
-    copy = tempfile.NamedTemporaryFile(prefix="isocompute-", suffix=".log")  # noqa: SIM115 - the log keeps it
+    """Standard input as a temporary file, which can be sampled before it is read and is deleted with the log."""
+    copy = tempfile.NamedTemporaryFile(prefix="isocompute-", suffix=".log")  # noqa: SIM115 - the log keeps it open
     shutil.copyfileobj(sys.stdin.buffer, copy)
     copy.flush()
     return Log(Path(copy.name), "-", keep_alive=copy)

@@ -36,7 +36,7 @@ def read_run(address: str, *, name: str | None = None) -> Run:
     """Read a run folder; `NoPointsError` where it has no point yet."""
     points_address = files.join(address, POINTS)
     points = parse_json_lines(files.read_bytes(points_address), points_address)
-    # Digits in quotes are numbers where they count compute or a reward; elsewhere they may be anything, such as a job.
+    # Quoted digits are numbers in columns of compute or reward; elsewhere they may be anything, such as a job's id.
     numeric = {c for c in points.columns if c in POINT_COLUMNS or reward_rank(c) < len(REWARDS)}
     points = with_numbers(points, text=[c for c in points.columns if c not in numeric or is_text_column(c)])
     settings = RunSettings()
@@ -99,10 +99,10 @@ def _last_of_each_step(cells: pl.DataFrame) -> pl.DataFrame:
 
 
 def _repeated_rows(table: pl.DataFrame, numbers: pl.DataFrame) -> Bools:
-    """Rows, in order of step, that a later row of their step repeats: one with at least half of the same columns.
+    """Rows, in order of step, that a later row of the same step repeats: it shares half of the larger row's columns.
 
-    Half is counted against the larger row, as for logs (data/rows.py). `numbers` is the table without NaN. It counts
-    where each of two rows has a number that the other lacks: a training and a validation row, padded with NaN.
+    Logs follow the same rule (data/rows.py). `numbers` is the table without NaN. Two rows are compared by it if each
+    has a number that the other lacks, such as a training and a validation row that are padded with NaN.
     """
     measured = [name for name in table.columns if not is_bookkeeping(name) and name != NON_FINITE]
     step_R = table["step"].to_numpy()
@@ -131,12 +131,12 @@ def _share_half(a_RC: Bools, b_RC: Bools) -> Bools:
 
 
 def steps_of(table: pl.DataFrame) -> pl.Series | None:
-    """The steps, where every row has one."""
+    """The steps; None unless every row has one."""
     step = table.get_column("step", default=None)
     return step if step is not None and step.dtype.is_numeric() and not step.has_nulls() else None
 
 
-# Branches that a resumed run abandoned: what it had logged beyond the checkpoint it went back to.
+# Branches that a resumed run abandoned: points logged beyond the checkpoint that it resumed from.
 
 _MIN_REPEATED = 3
 """Fewer repeated steps may be late rows, or those of another process."""
@@ -146,13 +146,13 @@ _MAX_RESTARTS = 100
 
 @dataclass(frozen=True)
 class AbandonedBranch:
-    """Rows of an abandoned branch that lie beyond the end of the run as it went on."""
+    """Rows of an abandoned branch that lie beyond the last step of the resumed run."""
 
     rows_R: Bools
     end: int
-    """The last step of the run as it went on."""
+    """The last step of the resumed run."""
     steps: int
-    """How many steps these rows are; the resumed run has not reached any of them."""
+    """The number of steps in these rows; the resumed run has not reached any of them."""
 
     @property
     def note(self) -> str:
@@ -164,11 +164,11 @@ class AbandonedBranch:
 
 
 def abandoned_branch(step_R: Ints, trained_R: Bools) -> AbandonedBranch | None:
-    """The rows, in the order written, beyond the last step since a restart; None where there are none.
+    """Find rows beyond the last step since a restart, in rows as they were written; None if there are none.
 
-    A restart is where the rows of training (`trained_R`) go back and go on from there through steps that were logged
-    before. Late rows, rows in another order, and those of evaluations are not restarts. Nor are the rows of several
-    processes, which log nearly every step more than once.
+    At a restart the training rows (`trained_R`) go back and continue through steps that were logged before. Late rows,
+    rows in another order, and rows of evaluations are not restarts. Nor are the rows of several processes, which log
+    nearly every step more than once.
 
     >>> branch = abandoned_branch(np.array([1, 2, 3, 4, 5, 6, 2, 3, 4]), np.ones(9, dtype=bool))
     >>> branch.rows_R.tolist(), branch.end, branch.steps
@@ -192,12 +192,12 @@ def abandoned_branch(step_R: Ints, trained_R: Bools) -> AbandonedBranch | None:
 
 
 def _is_restart(before: Ints, after: Ints) -> bool:
-    """Whether `after` repeats steps of `before`, most of which up to there were logged once."""
+    """Whether `after` repeats steps of `before`, and most steps before those were logged once."""
     turns = np.flatnonzero(np.diff(after) < 0)
     first = after[: turns[0] + 1] if len(turns) else after
     steps, times = np.unique(before[before < first[0]], return_counts=True)
-    several = 2 * np.count_nonzero(times > 1) > len(steps)
-    return np.isin(np.unique(first), before).sum() >= _MIN_REPEATED and not several
+    several_processes = 2 * np.count_nonzero(times > 1) > len(steps)
+    return np.isin(np.unique(first), before).sum() >= _MIN_REPEATED and not several_processes
 
 
 _BOOKKEEPING = {
@@ -211,7 +211,7 @@ _BOOKKEEPING = {
 
 
 def is_bookkeeping(name: str) -> bool:
-    """Whether a column says where in training a row stands (clocks, counters, learning rate), not what was measured.
+    """Whether a column records the progress of training (clocks, counters, learning rate) and not a measurement.
 
     >>> is_bookkeeping("training/epoch"), is_bookkeeping("_runtime"), is_bookkeeping("val_reward")
     (True, True, False)

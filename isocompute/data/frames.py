@@ -25,7 +25,7 @@ from isocompute.data.source import Log, Sample, as_number, flatten
 
 
 class NoPointsError(InputError):
-    """A run without its first point: the file has no whole line yet."""
+    """A run without a point yet: the file has no complete line."""
 
 
 class DecimalCommaError(InputError):
@@ -56,8 +56,8 @@ def parse_json_lines(data: bytes, address: str) -> pl.DataFrame:
 def _has_every_key(table: pl.DataFrame, data: bytes) -> bool:
     """Whether every key became a column; polars silently drops those that its sample of rows did not have.
 
-    Every key has a colon, so there are as many colons as values and nulls. Colons inside strings make them too many:
-    then the answer is no where it might be yes, never the reverse. Those of `non_finite` follow an escaped quote.
+    Every key has a colon, so there are as many colons as values and nulls. Colons inside strings can only turn a yes
+    into a no, never the reverse. Colons in the text of `non_finite` follow an escaped quote and are subtracted.
     """
     nulls = data.count(b":null") + data.count(b": null")
     quoted = data.count(b'\\":') - data.count(b'\\\\":')
@@ -65,7 +65,7 @@ def _has_every_key(table: pl.DataFrame, data: bytes) -> bool:
 
 
 def _parse_line_by_line(data: bytes, address: str) -> pl.DataFrame:
-    """The slow way: names the wrong line, and reads what polars does not."""
+    """Parse line by line, which is slow but names an invalid line and reads what polars does not."""
     rows = []
     for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
@@ -110,7 +110,7 @@ def parse_csv(data: bytes, address: str, *, separator: str, run_column: str) -> 
 
 
 def with_numbers(table: pl.DataFrame, *, text: Collection[str]) -> pl.DataFrame:
-    """The table with columns of text whose cells are all numbers or empty as numbers; those of `text` stay."""
+    """Convert columns of text whose cells are all numbers or empty; the columns in `text` stay text."""
     numbers = []
     for name in [c for c, kind in table.schema.items() if kind == pl.String and c not in text]:
         cells = table[name].str.strip_chars()
@@ -142,8 +142,8 @@ _UNREADABLE = (
 
 
 def first_rows(sample: Sample) -> pl.DataFrame | None:
-    """The first rows, or None where the file is not a table; `DecimalCommaError` where it has decimal commas."""
-    parquet = sample.head[:4] == b"PAR1"  # its columns stand at its end
+    """The first rows, or None if the file is not a table; `DecimalCommaError` if it has decimal commas."""
+    parquet = sample.head[:4] == b"PAR1"  # its schema is at the end of the file
     try:
         frame, _ = _parse(sample.log.whole(_LARGEST) if parquet else sample.head, sample.log.name, whole=parquet)
     except DecimalCommaError:
@@ -170,7 +170,7 @@ def read_frame(log: Log) -> pl.DataFrame:
 
 
 def _parse(data: bytes, name: str, *, whole: bool) -> tuple[pl.DataFrame | None, int]:
-    """Columns of text and of numbers, and the number of skipped lines; only the first rows where not `whole`."""
+    """The table and the number of skipped lines; only the first rows unless `whole`."""
     if data[:4] == b"PAR1":
         return pl.read_parquet(io.BytesIO(data)), 0
     start = data.lstrip()[:1]
@@ -182,7 +182,7 @@ def _parse(data: bytes, name: str, *, whole: bool) -> tuple[pl.DataFrame | None,
         except ValueError:
             if whole:
                 raise
-            # The head of a long array: its keys are enough to recognise it.
+            # The head of a long array: a key is enough to recognise a table.
             return (pl.DataFrame({"step": [0], "value": [0.0]}) if b'step"' in data else None), 0
         return _from_rows([flatten(row) for row in rows if isinstance(row, dict)]), 0
     return _parse_text(data, name, whole)
@@ -214,7 +214,7 @@ def _parse_objects(data: bytes, whole: bool) -> tuple[pl.DataFrame | None, int]:
 
 
 def _from_rows(rows: list[dict[str, Any]]) -> pl.DataFrame | None:
-    """A table of rows with any keys; None where hardly a row shares its keys with another."""
+    """A table of rows with any keys; None if hardly any rows share their keys."""
     names = dict.fromkeys(key for row in rows for key in row)
     if not rows or len(names) * len(rows) > 1_000_000 + 50 * sum(map(len, rows)):
         return None
@@ -230,7 +230,7 @@ def _column(name: str, cells: list[Any]) -> pl.Series:
 
 
 def _parse_text(data: bytes, name: str, whole: bool) -> tuple[pl.DataFrame | None, int]:
-    """Text with separated cells; None where most of the first rows have another number of cells than the header."""
+    """A table from separated text; None if too many of the first rows have more or fewer cells than the header."""
     head = data[: 1 << 18].decode("utf-8-sig", "replace")
     first = next((line for line in head.split("\n", 50) if line.strip()), "")
     separator = max(_SEPARATORS, key=first.count)
@@ -252,13 +252,13 @@ def _parse_text(data: bytes, name: str, whole: bool) -> tuple[pl.DataFrame | Non
 
 
 def _read_text(data: bytes, separator: str, **how: Any) -> pl.DataFrame:
-    """All cells as text without blanks around them."""
+    """All cells as text, stripped."""
     frame = pl.read_csv(io.BytesIO(data), separator=separator, infer_schema=False, encoding="utf8-lossy", **how)
     return frame.rename(str.strip).select(pl.all().str.strip_chars())
 
 
 def _typed(text: pl.DataFrame) -> pl.DataFrame:
-    """Columns whose cells are all numbers, or empty, as numbers; the others as text."""
+    """Convert columns whose cells are all numbers or empty; the others stay text."""
     text = text.select(pl.when(pl.all().is_in(_EMPTY)).then(None).otherwise(pl.all()).name.keep())
     numbers = text.select(pl.all().cast(pl.Float64, strict=False))
     nulls = zip(text.columns, text.null_count().row(0), numbers.null_count().row(0), strict=True)
@@ -266,7 +266,7 @@ def _typed(text: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_ragged(data: bytes, separator: str) -> tuple[pl.DataFrame, int]:
-    """The table without rows of more cells than the header, whose values stand in the wrong columns."""
+    """Drop rows with more cells than the header, whose values are in the wrong columns; also return their number."""
     start = len(data) - len(data.lstrip())
     end = start + len(data[start : data.find(b"\n", start)].rstrip(b"\r"))
     wider = data[:end] + f"{separator}{_RAGGED}".encode() + data[end:]
@@ -277,7 +277,7 @@ def _without_ragged(data: bytes, separator: str) -> tuple[pl.DataFrame, int]:
     return frame.filter(~ragged).drop(_RAGGED), int(ragged.sum())
 
 
-# What separates the cells. Where a comma is the decimal sign, spreadsheets write `;`, and numbers may have commas.
+# The separator of cells. Where the comma is the decimal sign, spreadsheets write `;`, and numbers may have commas.
 
 _SEPARATORS = (",", "\t", ";")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
@@ -285,7 +285,7 @@ _THOUSANDS = re.compile(r"-?[1-9]\d{0,2}(,\d{3})+")
 
 
 def separator_of(head: bytes, address: str) -> str:
-    """What separates the first line's cells, from the first bytes of a table; decimal commas are an error.
+    """The separator of the cells, from the first bytes of a table; decimal commas are an error.
 
     >>> separator_of(b"run;step;reward\\na;1;0.25\\n", "x.csv")
     ';'

@@ -1,4 +1,4 @@
-"""`import_logs`: trainers' logs as runs, with notes on what was inferred, replaced and skipped; and as run folders."""
+"""Import trainers' logs as runs, with notes on what was inferred, replaced and skipped; write runs as run folders."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Imported:
     skipped_lines: int = 0
     """Lines that look like metrics and could not be read."""
     notes: tuple[str, ...] = ()
-    """What was inferred or is not known."""
+    """What was inferred or is unknown."""
     pass_rates: Mapping[tuple[int, str], Sequence[int]] = field(default_factory=dict)
     """(step, problem) → correct, samples; from rollout dumps."""
     pass_rates_set: str = "train"
     """Whether these problems are trained on (`train`) or held out (`validation`)."""
     ignored_name: Mapping[str, int] = field(default_factory=dict)
-    """Bp and n that the run's name gives, where the user's values were taken instead."""
+    """Bp and n in the run's name that the user's values replaced."""
 
     @property
     def validation_points(self) -> int:
@@ -62,7 +62,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Imports(Sequence[Imported]):
-    """The runs, and the files of a folder without any."""
+    """The imported runs, and the files of a folder that have none."""
 
     runs: tuple[Imported, ...]
     left_out: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ def _finish(
     name = rows.name or found.name
     notes = [*rows.notes, *config.notes]
     notes += [
-        f"{metric} is {marked.value:g} at {place_of(points, marked.row)}, not finite any more"
+        f"{metric} is {marked.value:g} at {place_of(points, marked.row)}, no longer finite"
         for metric, marked in non_finite(points).items()
     ]
     settings = config.settings
@@ -229,7 +229,7 @@ def warn_of_differing_names(ignored: Mapping[str, Mapping[str, int]], defaults: 
         if len(first) > 1:
             two = [f"'{run}' says {_short(key)} = {named}" for named, run in first.items()][:2]
             warnings.warn(
-                f"--{key.replace('_', '-')} {value} makes one setting of runs whose names differ ({', '.join(two)}): "
+                f"--{key.replace('_', '-')} {value} applies to runs whose names differ ({', '.join(two)}): "
                 "leave it out if the names are right.",
                 RunWarning,
                 stacklevel=3,
@@ -269,7 +269,7 @@ def _has_curve(item: Imported) -> bool:
 
 
 def _merged(a: Imported, b: Imported) -> Imported | None:
-    """One run from two files with the same value wherever both have one; None where they differ."""
+    """Merge two files of one run, which agree at every step that both have; None if they differ."""
     left, right = a.run.points, b.run.points
     sources = tuple(dict.fromkeys(a.sources + b.sources))
     if left.equals(right) and a.run.settings == b.run.settings:
@@ -296,21 +296,21 @@ def _merged(a: Imported, b: Imported) -> Imported | None:
 
 
 def _free_name(base: str, taken: Iterable[str]) -> str:
-    """The name, with a number where it is taken; case does not count."""
+    """The name, with a number appended if it is taken (ignoring case)."""
     name, number, taken = base, 2, {other.lower() for other in taken}
     while name.lower() in taken:
         name, number = f"{base}-{number}", number + 1
     return name
 
 
-# Runs as run folders: `run.json`, `points.jsonl`, `import.json` (where they come from), `pass_rates.jsonl`.
+# Runs as run folders: `run.json`, `points.jsonl`, `import.json` (their sources), `pass_rates.jsonl`.
 
 _NOT_COMPARED = {*POINT_COLUMNS[1:], NON_FINITE}
 _MAX_NAMED = 3
 
 
 def write_runs(imports: Imports, out: Path) -> list[Path]:
-    """A folder for each run below `out`; every file appears as a whole or not at all.
+    """Write each run into its own folder below `out`; every file is replaced atomically.
 
     A run that is already there is overwritten; a warning names those that were different runs.
     """
@@ -336,7 +336,7 @@ def write_runs(imports: Imports, out: Path) -> list[Path]:
 
 
 def _is_different_run(points: pl.DataFrame, path: Path) -> bool:
-    """Whether the first three points of a file have other values than these, or no metric in common; compute aside."""
+    """Whether the first three points of a file differ from these or share no metric with them, ignoring compute."""
     try:
         with path.open("rb") as file:
             before = [json.loads(line) for line in itertools.islice(file, 3)]
@@ -406,7 +406,7 @@ def _points(points: pl.DataFrame) -> Iterator[bytes]:
 
 
 def _lines(table: pl.DataFrame) -> list[bytes]:
-    """The rows' lines. Rows with the same nulls are written at once, which is most of them."""
+    """The JSON line of each row. Rows with the same nulls, which most have, are written together."""
     null_RC = np.packbits(table.select(pl.all().is_null()).to_numpy(), axis=1)
     _, kind_R = np.unique(null_RC, axis=0, return_inverse=True)
     kind_R = kind_R.reshape(-1)
@@ -431,7 +431,7 @@ def _pass_rates(item: Imported) -> Iterator[bytes]:
 
 
 def _write_chunks(path: Path, chunks: Iterator[bytes]) -> None:
-    """Like `write_atomically`, for what is too large to hold in memory."""
+    """Like `write_atomically`, for data that are too large to hold in memory."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         with temporary.open("wb") as file:

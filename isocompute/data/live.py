@@ -32,7 +32,7 @@ class LiveRun:
         self._writer = RunWriter(folder, self._settings)
         self._metrics: dict[str, float] = {}
         self._numbers: dict[str, float] = {}
-        """How often a metric was a number before it was not; -inf where NaN means that it was not measured."""
+        """How often each metric was finite before it was not; -inf if its NaN means 'not measured'."""
         self._step: int | None = None
         self._written = True
 
@@ -45,7 +45,7 @@ class LiveRun:
         self._written = False
 
     def flush(self) -> None:
-        """Write the current point as a whole; of several lines of a step the last one counts."""
+        """Write the current point; if a step has several lines, the last one counts."""
         if self._written or self._step is None:
             return
         self._written = True
@@ -81,7 +81,7 @@ class LiveRun:
         return before >= NUMBERS_BEFORE
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the last point and close the run folder."""
         self.flush()
         self._writer.close()
 
@@ -97,7 +97,7 @@ def trl_callback(folder: str | Path) -> Any:
             self.run: LiveRun | None = None
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002 - transformers' names
-            """Every row that the trainer logs, but its closing summary."""
+            """Add every row that the trainer logs, except its closing summary."""
             if not state.is_world_process_zero or not logs or "train_runtime" in logs:
                 return
             if self.run is None:
@@ -110,7 +110,7 @@ def trl_callback(folder: str | Path) -> Any:
                 self.run.flush()
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - transformers' names
-            """Write the last point."""
+            """Close the run folder."""
             if self.run is not None:
                 self.run.close()
                 self.run = None
@@ -119,7 +119,7 @@ def trl_callback(folder: str | Path) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """The number in a numpy or torch scalar; None where it holds several."""
+    """The number in a numpy or torch scalar; None for an array of several."""
     item = getattr(value, "item", None)
     if not callable(item):
         return value

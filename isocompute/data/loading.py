@@ -1,5 +1,7 @@
-"""`load`: addresses to a `RunSet`. Reads run folders, folders of them (studies), tables, single runs of either
-(`PATH::NAME`), and trainers' raw logs, which are imported on the way.
+"""Load runs as a `RunSet`.
+
+An address is a run folder, a folder of them (a study), a table, a single run of either (`PATH::NAME`), or a trainer's
+raw log, which is imported first.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ def load(
 ) -> RunSet:
     """Read runs. `PATH::NAME` takes one run out of a folder or table, `without` leaves some out by name or pattern.
 
-    `problems_per_batch` and `rollouts_per_problem` are used for runs without them, and never replace a run's own. (The
-    name of a log does not count where they are given.)
+    `problems_per_batch` and `rollouts_per_problem` are used for runs without them, and never replace a run's own. If
+    they are given, the values in a log's name are ignored.
     """
     many = _addresses(paths)
     if not many:
@@ -86,17 +88,17 @@ def load(
 
 @dataclass(frozen=True)
 class _Request:
-    """How runs are to be read."""
+    """The arguments of `load` that apply to every path."""
 
     columns: Mapping[str, str]
     where: Mapping[str, str]
     defaults: Mapping[str, int | None]
     ignored_names: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """Bp and n in the names of logs where `defaults` are used instead, by run; filled while reading."""
+    """Bp and n in the names of logs that `defaults` replaced, by run; filled while reading."""
 
 
 def _addresses(given: object) -> list[str]:
-    """Paths as text. A table in memory is refused before the names of its columns are taken for paths."""
+    """Paths as text. A table in memory is refused, because iterating over it would yield column names."""
     single = isinstance(given, str | PathLike | Mapping | RunSet) or hasattr(type(given), "columns")
     many = list(given) if isinstance(given, Iterable) and not single else [given]
     for one in many:
@@ -107,9 +109,9 @@ def _addresses(given: object) -> list[str]:
 
 
 def hint_for_data_in_memory(given: object) -> str | None:
-    """How to turn data that are not a file into runs; None where the object holds no data."""
+    """How to load data that are in memory; None if the object holds no data."""
     if isinstance(given, Run | RunSet):
-        return "what is loaded already is given as a RunSet, such as isocompute.RunSet((run,))"
+        return "loaded runs are given as a RunSet, such as isocompute.RunSet((run,))"
     how = 'polars.DataFrame(rows).write_parquet("runs.parquet")' if isinstance(given, Mapping) else None
     if hasattr(type(given), "columns"):  # asked of the type: a lazy frame computes its columns
         ways = {
@@ -129,7 +131,7 @@ def excluded_runs(names: Sequence[str], without: Sequence[str]) -> set[str]:
     """
     out: set[str] = set()
     for wanted in without:
-        # A run's own name goes first: it may contain what means something in a pattern.
+        # An exact name takes precedence: it may contain the special characters of a pattern.
         matched = {wanted} if wanted in names else {name for name in names if fnmatchcase(name, wanted)}
         if not matched:
             near = get_close_matches(wanted, names, n=4, cutoff=0.4)
@@ -187,7 +189,7 @@ def _load_one(address: str, request: _Request) -> list[Run]:
 
 
 def _load_foreign_table(address: str, request: _Request) -> list[Run] | None:
-    """A table in other columns than ours; None where `where` is about its rows and not about its runs."""
+    """The runs of a table whose columns are not ours; None if `where` filters its rows and not its runs."""
     with recorded() as caught:
         try:
             runs = _load_logs(address, "not a table with our columns", request)
@@ -203,7 +205,7 @@ def _load_foreign_table(address: str, request: _Request) -> list[Run] | None:
 
 
 def _load_logs(address: str, otherwise: str, request: _Request) -> list[Run]:
-    """Import a trainer's logs; `otherwise` says what else the address is not."""
+    """Import a trainer's logs; the error begins with `otherwise`, the reason why this is not a study or a table."""
     try:
         found = import_logs(
             address,
@@ -224,7 +226,7 @@ def _load_logs(address: str, otherwise: str, request: _Request) -> list[Run]:
 
 
 def _import_warnings(found: Imports) -> Iterator[str]:
-    """What was left out of the logs, and what only their names gave."""
+    """Warnings about what was left out of the logs, and about settings that only their names give."""
     tables = [why for why in found.left_out if NO_COMPUTE in why]
     if len(tables) == 1:
         yield f"1 table left out: {tables[0]}"
@@ -280,7 +282,7 @@ def _run_folders(address: str, name: str, depth: int) -> Iterator[tuple[str, str
 
 
 def _warn_of_text(runs: Sequence[Run], address: str) -> None:
-    """One warning for all columns of a study that are text because of a cell; the fit checks rewards itself."""
+    """Warn once about all columns of a study that a cell made text; the fit checks rewards itself."""
     odd: dict[str, tuple[str, int]] = {}
     for run in runs:
         columns = [name for name in run.points.columns if name != NON_FINITE and reward_rank(name) == len(REWARDS)]
@@ -298,7 +300,7 @@ def _warn_of_text(runs: Sequence[Run], address: str) -> None:
 
 
 def _filter_by_settings(runs: list[Run], where: Mapping[str, str], address: str) -> list[Run]:
-    """Runs whose `run.json`, or whose name where it spells out a table's columns, has these values."""
+    """Runs with these values in `run.json`, or in a name that was built from a table's columns."""
     for key, wanted in where.items():
         values = [_setting(run, key) for run in runs]
         kept = [run for run, value in zip(runs, values, strict=True) if _equal(value, wanted)]
@@ -312,7 +314,7 @@ def _filter_by_settings(runs: list[Run], where: Mapping[str, str], address: str)
 
 
 def _setting(run: Run, key: str) -> str | None:
-    """A run's setting as text; `recipe.learning_rate` is a field of a table in it."""
+    """A run's setting as text; dots reach into tables, as in `recipe.learning_rate`."""
     value: object = run.settings.model_dump()
     for name in key.split("."):
         value = value.get(name) if isinstance(value, dict) else None

@@ -1,7 +1,7 @@
-"""Pass rates of problems: their spread at each point of a run, and those of the base model from a file.
+"""Pass rates of problems: their distribution at each point of a run, and those of the base model from a file.
 
 Two sources: `pass_rates.jsonl` beside a run's points (counts of each problem, docs/reference/run-folder.md), and the
-histogram that the simulator writes into its points (`train/pass_rates`, exact rates in equal bins).
+histogram in the simulator's points (`train/pass_rates`, exact rates in equal bins).
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ import polars as pl
 from isocompute.core import files
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
+from isocompute.core.recorder import PASS_RATES
 from isocompute.core.run import Run
 
 BINS = 20
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
-_PERCENT = 100.0
 _ALONE = "pass_rate"
-"""Name of the one column of a file without names."""
-_FILE = "pass_rates.jsonl"
+"""The column's name for files without column names."""
 _HISTOGRAM = "train/pass_rates"
 
 
 @dataclass(frozen=True)
 class PassRates:
-    """The spread at one step: shares of problems in equal bins of pass rate."""
+    """The distribution at one step: shares of problems in equal bins of pass rate."""
 
     step: int
     set: str
@@ -39,36 +38,37 @@ class PassRates:
     share_K: Array
     """In `BINS` bins from 0 to 1."""
     samples: int | None
-    """Of each problem; None where rates are exact, 0 where problems were sampled unequally often."""
+    """Samples per problem; None if rates are exact, 0 if problems have different numbers of samples."""
     zero: float
     """Share of problems that were never solved (exact rates: under .01)."""
     mean: float
     rate_P: Array | None = None
-    """Of each problem; None where only the histogram was kept."""
+    """The rate of each problem; None if only the histogram was kept."""
     bins: int = BINS
-    """So many bins show the problems' spread and not the grid of rates that the samples allow."""
+    """A number of bins that shows the distribution of problems, not the grid of rates that the samples allow."""
 
     def shares(self, bins: int) -> Array:
-        """Shares of problems in this many equal bins; a histogram that was kept stays as it is."""
+        """Shares of problems in this many equal bins; without the problems' rates, the stored histogram."""
         return self.share_K if self.rate_P is None else _histogram(self.rate_P, bins)
 
 
 def read_pass_rates(run: Run, paths: Sequence[str]) -> tuple[PassRates, ...]:
-    """All that a run kept, in order of step; `paths` are where the runs were read from."""
+    """All pass rates of a run, in order of step; `paths` are those that the runs were loaded from."""
     if isinstance(run.points.schema.get(_HISTOGRAM), pl.List):
         return _from_points(run)
     for path in paths:
         whole = path.split("::", 1)[0]  # PATH::NAME is one run of a folder
         for folder in (files.join(whole, run.name), whole):
-            address = files.join(folder, _FILE)
+            address = files.join(folder, PASS_RATES)
             if files.exists(address):
                 return _from_counts(files.read_bytes(address))
     return ()
 
 
 def _histogram(rate_P: Array, bins: int) -> Array:
-    """Bins are closed below, the last one on both sides. A rate on an edge, such as 3 of 10, must not fall below it by
-    rounding.
+    """Shares of problems in equal bins, which are closed below; the last one is closed on both sides.
+
+    The tolerance keeps a rate on an edge, such as 3 of 10, out of the bin below.
     """
     index_P = np.clip(np.floor(rate_P * bins + 1e-9).astype(np.int64), 0, bins - 1)
     share_K: Array = np.bincount(index_P, minlength=bins) / len(rate_P)
@@ -76,10 +76,10 @@ def _histogram(rate_P: Array, bins: int) -> Array:
 
 
 def _even_bins(samples: int) -> int:
-    """About `BINS` bins that each hold as many of the S + 1 rates 0/S, 1/S … 1 as any other, where there are such.
+    """About `BINS` bins that hold equally many of the S + 1 rates 0/S, 1/S … 1, if possible.
 
-    16 samples give 17 rates: 20 bins would have gaps, 16 a last bin with two rates. Where no such number divides S + 1,
-    the rates are so many that `BINS` bins have no gaps.
+    16 samples give 17 rates: 20 bins would have gaps, and 16 would have a last bin with two rates. If no such number
+    divides S + 1, the result is the smaller of S + 1 and `BINS`.
     """
     rates = samples + 1
     even = (bins for bins in range(BINS + 1, BINS // 2 - 1, -1) if rates % bins == 0)
@@ -140,11 +140,13 @@ def _from_counts(data: bytes) -> tuple[PassRates, ...]:
 
 
 def read_base_rates(path: str, *, column: str | None = None) -> Array:
-    """Pass rates from a CSV, JSON-lines or parquet table (a column of rates, or `correct` and `samples`), a JSON list
-    or a text file of one number a line."""
+    """Pass rates of the base model from a table, a JSON list, or a text file with one number per line.
+
+    Tables (CSV, TSV, JSON lines, parquet) have a column of rates, or the columns `correct` and `samples`.
+    """
     table = _read(path, files.read_bytes(path))
     if all(cells.null_count() == len(cells) for cells in table):  # a blank line is a row of nulls
-        raise InputError(f"{path}: the table has no rows; write the pass rate of every problem, one a line.")
+        raise InputError(f"{path}: the table has no rows; write the pass rate of every problem, one per line.")
     rates = _as_numbers(_rates(table, path, column), path)
     if rates.null_count():
         row = rates.is_null().arg_max() or 0
@@ -153,7 +155,7 @@ def read_base_rates(path: str, *, column: str | None = None) -> Array:
     wrong = np.flatnonzero(~((rates_P >= 0) & (rates_P <= 1)))
     if len(wrong):
         i = int(wrong[0])
-        percent = bool(np.median(rates_P) > 1 and rates_P.min() >= 0 and rates_P.max() <= _PERCENT)
+        percent = bool(np.median(rates_P) > 1 and rates_P.min() >= 0 and rates_P.max() <= 100)
         hint = "these look like percent: divide by 100" if percent else "fix or delete it"
         raise InputError(f"{path}: row {i + 1} of '{rates.name}' is {rates_P[i]:g}, outside [0, 1]; {hint}.")
     return rates_P
@@ -179,30 +181,30 @@ def _read(path: str, data: bytes) -> pl.DataFrame:
 
 def _numbers(listed: object) -> list[float]:
     if not isinstance(listed, list) or not all(type(x) in (int, float) for x in listed):
-        raise ValueError("it is no list of numbers; write a table as .jsonl, an object a line")
+        raise ValueError("it is not a list of numbers; write a table as .jsonl, one object per line")
     return [float(x) for x in listed]
 
 
 def _as_numbers(cells: pl.Series, path: str) -> pl.Series:
-    """A column as numbers, null where a cell is none."""
+    """A column as numbers; null for a cell that is not a number."""
     if cells.dtype.is_nested():
-        raise InputError(f"{path}: '{cells.name}' holds lists, not numbers; write one number a row.")
+        raise InputError(f"{path}: '{cells.name}' holds lists, not numbers; write one number per row.")
     return cells.cast(pl.Float64, strict=False)
 
 
 def _flat(table: pl.DataFrame) -> pl.DataFrame:
-    """Fields of structs as columns `struct.field`: veRL's data keep pass rates in `extra_info`."""
+    """Turn the fields of structs into columns `struct.field`: veRL's data keep pass rates in `extra_info`."""
     structs = [name for name, kind in table.schema.items() if isinstance(kind, pl.Struct)]
     fields = [
         pl.col(name).struct.field(field.name).alias(f"{name}.{field.name}")
         for name in structs
-        for field in table.schema[name].fields  # type: ignore[attr-defined]  # a Struct, as asked above
+        for field in table.schema[name].fields  # type: ignore[attr-defined]  # a Struct, as checked above
     ]
     return table.select(pl.exclude(structs), *fields) if structs else table
 
 
-def _asked_for(column: str, columns: list[str], path: str) -> str:
-    """The column of exactly this name, else the one field of a struct that is called so."""
+def _column_named(column: str, columns: list[str], path: str) -> str:
+    """The column with exactly this name, else the only field of a struct with it."""
     if column in columns:
         return column
     nested = [name for name in columns if name.endswith(f".{column}")]
@@ -218,7 +220,7 @@ def _asked_for(column: str, columns: list[str], path: str) -> str:
 def _rates(table: pl.DataFrame, path: str, column: str | None) -> pl.Series:
     table = _flat(table)
     if column is not None:
-        return table[_asked_for(column, table.columns, path)]
+        return table[_column_named(column, table.columns, path)]
     if {"correct", "samples"} <= set(table.columns):
         correct, samples = (_as_numbers(table[name], path) for name in ("correct", "samples"))
         return (correct / samples).alias("correct / samples")
@@ -239,6 +241,6 @@ def _rates(table: pl.DataFrame, path: str, column: str | None) -> pl.Series:
     if _NUMBER.fullmatch(names[0]):
         raise InputError(
             f"{path}: the first line, '{names[0]}', is a number where the column's name should be; put pass_rate above "
-            "it, or save one number a line as .txt."
+            "it, or save one number per line as .txt."
         )
     return table[names[0]]

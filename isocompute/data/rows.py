@@ -1,4 +1,4 @@
-"""Rows as a log's reader finds them, and the points they become: one per step, in our names for the metrics.
+"""Rows as readers find them in logs, and the points that they become: one per step, with our names for the metrics.
 
 Values are kept in flat arrays: a million steps of fifty metrics take 400 MB, not several gigabytes of dictionaries.
 
@@ -29,9 +29,9 @@ NUMBERS_BEFORE = 5
 _MAX_NAMES = 20_000
 _MAX_STEP = 2**53
 _BLOCK_VALUES = 1_000_000
-"""Values that a block keeps before they become columns."""
+"""Values that a block collects before they become columns."""
 _KINDS = (0.0, math.nan, math.inf, -math.inf)
-"""Kinds of values that are not finite; the first stands for all finite ones."""
+"""Kinds of values: the first one represents all finite values, the others are non-finite."""
 _COMPARED = 16
 """Rows of one step that are compared with each other; trainers write a step in at most about eight."""
 _Piece = tuple[npt.NDArray[np.int64], Array]
@@ -98,7 +98,7 @@ class Rows:
         self._steps = array("q")
         self._layouts = array("l")
         self._layout_ids: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
-        """Distinct rows by their names and those of them that are not NaN, numbered."""
+        """Numbers of the distinct layouts: a row's names, and those whose values are not NaN."""
         self._block_ids: dict[tuple[str, ...], int] = {}
         self._blocks: list[_Block] = []
         self._columns: dict[str, list[_Piece]] = {}
@@ -106,13 +106,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self._steps)
 
-    @property
-    def last_step(self) -> int | None:
-        """The step of the last row."""
-        return self._steps[-1] if self._steps else None
-
     def count_steps(self) -> int:
-        """How many different steps there are."""
+        """The number of distinct steps."""
         return len(set(self._steps))
 
     def add(self, step: float, names: tuple[str, ...], values: Sequence[float]) -> None:
@@ -135,7 +130,7 @@ class Rows:
             self._blocks[block].flush(self._columns)
 
     def _numbers(self, names: tuple[str, ...], values: Sequence[float]) -> tuple[str, ...]:
-        """The names of what is not NaN."""
+        """The names whose values are not NaN."""
         if not math.isnan(sum(values)) or len(self._layout_ids) >= _MAX_NAMES:
             return names
         return tuple(name for name, value in zip(names, values, strict=True) if not math.isnan(value))
@@ -148,8 +143,8 @@ class Rows:
         self.add(step, tuple(numbers), list(numbers.values()))
         return True
 
-    def found(self, config: Mapping[str, Any]) -> None:
-        """Add settings of the run; what was found first stands."""
+    def add_config(self, config: Mapping[str, Any]) -> None:
+        """Add settings of the run in the trainer's keys; earlier ones take precedence."""
         for key, value in config.items():
             self.config.setdefault(key, value)
 
@@ -158,7 +153,7 @@ class Rows:
         self._steps = array("q", steps)
 
     def points(self, *, samples: int = 1) -> tuple[pl.DataFrame, int]:
-        """The points in our names, and how many of them a later line replaced. This uses the rows up.
+        """The points in our names, and how many of them a later line replaced. This consumes the rows.
 
         `samples` is the number of samples per problem in an evaluation whose metrics' names do not give it.
         A step without a finite value is a point only if one of its metrics has just become non-finite.
@@ -196,7 +191,7 @@ class Rows:
     def _merged_columns(
         self, order: Any, starts: Any, dropped: Bools, samples: int
     ) -> tuple[dict[str, Array], dict[str, npt.NDArray[np.int8]]]:
-        """A value per step for each metric, by our name; and the kinds of values where not all are finite."""
+        """A value per step for each metric, by our name; and the kinds of values of metrics with non-finite ones."""
         count = len(self._steps)
         for block in self._blocks:
             block.flush(self._columns)
@@ -241,7 +236,7 @@ class Rows:
         return branch.steps
 
     def _of_training(self) -> Bools:
-        """The rows of the commonest metric, one on training problems if there is any."""
+        """Whether each row has the most frequent metric, on training problems if there is one."""
         layouts = np.frombuffer(self._layouts, dtype=np.dtype("l"))
         times = np.bincount(layouts, minlength=len(self._layout_ids))
         counts: dict[str, int] = {}
@@ -265,11 +260,10 @@ class Rows:
     def _replaced(self, order: Any, starts: Any, count: int) -> tuple[Any, int]:
         """Rows that a later row of their step replaces, and the number of steps that were logged again.
 
-        Trainers write a step in several rows with different keys, so a repeated step alone means nothing. A row that
-        shares half of the larger one's keys repeats it: the earlier one goes. One that shares half of the smaller
-        one's (validation repeated after a resume) counts as logged again, and the other keys stay. Epoch and clocks,
-        which are in every row of a step, do not count. Nor does NaN where each of two rows has a number that the other
-        lacks.
+        Trainers write a step in several rows with different keys, so a repeated step alone means nothing. A later row
+        that shares half of the larger row's keys replaces the earlier row. A row that shares half of the smaller row's
+        keys (validation repeated after a resume) counts as logged again, and the other keys stay. Epochs and clocks,
+        which every row of a step has, are ignored. So is NaN if each of two rows has a number that the other lacks.
         """
         dropped = np.zeros(count, dtype=bool)
         if order is None:
@@ -299,13 +293,13 @@ class Rows:
 
 
 class Sink:
-    """What a reader fills: the runs of one log by name, None where the log does not name its run."""
+    """What a reader fills: the runs of one log by name; the name is None if the log does not give it."""
 
     def __init__(self) -> None:
         self.runs: dict[str | None, Rows] = {}
 
     def run(self, name: str | None = None) -> Rows:
-        """The run of this name, begun if it is new."""
+        """The run of this name, created if it is new."""
         if name not in self.runs:
             if len(self.runs) >= _MAX_NAMES:
                 raise InputError(f"more than {_MAX_NAMES} different run names: is that column the run's name?")
@@ -335,7 +329,7 @@ def _last_of_each(values: Array, starts: Any, dropped: Any) -> Array:
 
 
 def _non_finite(values_T: Array, kinds_T: npt.NDArray[np.int8]) -> pl.Series:
-    """The non-finite values of a metric that was measured before; null elsewhere."""
+    """The non-finite values of a metric that was finite before; null elsewhere."""
     rows = np.flatnonzero((kinds_T > 0) & np.isnan(values_T))
     marks = pl.Series([None], dtype=pl.Float64).new_from_index(0, len(values_T))
     if not len(rows) or np.isfinite(values_T[: rows[0]]).sum() < NUMBERS_BEFORE:
@@ -344,7 +338,7 @@ def _non_finite(values_T: Array, kinds_T: npt.NDArray[np.int8]) -> pl.Series:
 
 
 def _ordered(frame: pl.DataFrame) -> pl.DataFrame:
-    """Compute first, then metrics on held-out problems, then the others, without empty ones."""
+    """Order columns: compute, metrics on held-out problems, other metrics; empty columns are dropped."""
     first = [c for c in POINT_COLUMNS if c in frame.columns]
     kept = [c for c in frame.columns if c not in first and frame[c].null_count() < frame.height]
     return frame.select(first + sorted(kept, key=lambda name: not is_validation(name)))
@@ -369,7 +363,7 @@ def _derive_zero_variance(data: dict[str, Array]) -> None:
 
 
 def _counters(data: Mapping[str, Array], steps: Any) -> dict[str, Array]:
-    """Seconds and tokens so far: as logged, or summed up where no step is missing."""
+    """Cumulative seconds and tokens: as logged, or as a sum if no step is missing."""
     out: dict[str, Array] = {}
     for ours, names in CUMULATIVE.items():
         found = next((data[name] for name in names if name in data), None)
@@ -383,7 +377,7 @@ def _counters(data: Mapping[str, Array], steps: Any) -> dict[str, Array]:
             out[ours] = np.cumsum(np.nan_to_num(found))
             made = data.get("rollouts")
             after = made is not None and made[0] > 0
-            if steps[0] == 0 and not after and not np.isnan(found[0]):  # a row stands before its own batch
+            if steps[0] == 0 and not after and not np.isnan(found[0]):  # a row is logged before its own batch
                 out[ours] -= found
     return out
 
@@ -396,13 +390,13 @@ class Match:
     """How well a sample fits a format."""
 
     score: float
-    """0 not at all; up to .7 it could be read so; from .8 on it is this format and no other."""
+    """0: no match; up to .7: the file can be read as this format; from .8 on: it is this format and no other."""
     rows: int = 0
     """Rows of metrics seen in the sample, to weigh two formats in one file."""
     why: str = ""
-    """Where the score is low: what is missing."""
+    """What is missing, if the score is low."""
     other: bool = False
-    """Certainly not a log, and `why` says what it is: no other format need be named."""
+    """True for a file that is certainly not a log; `why` says what it is."""
 
     @property
     def clear(self) -> bool:
@@ -419,12 +413,12 @@ class Reader(Protocol):
     name: ClassVar[str]
     """For `--format` and the report."""
     marks: ClassVar[tuple[bytes, ...]]
-    """Bytes of which every log of the format contains one; empty if there are none."""
+    """Every log of the format contains one of these; empty if there are none."""
     looks_for: ClassVar[str]
     """What its files contain, for the error about a file that no reader knows."""
 
     def sniff(self, sample: Sample) -> Match:
-        """Judge a sample: cheap, and never an error."""
+        """Judge a sample: cheap, and never raises."""
         ...
 
     def read(self, log: Log, sink: Sink) -> None:

@@ -1,4 +1,4 @@
-"""A log as bytes from anywhere, samples of it, and the values in its text.
+"""A log as bytes, local or remote; samples of it; and parsers for the values in its text.
 
 Values are read without evaluating anything: numbers, printed dicts, `np.float64(…)`, `tensor(…)`. `ast.literal_eval`
 refuses `inf`, `PosixPath('x')` or `<object>` in a printed dict; `parse` keeps them as text.
@@ -44,13 +44,13 @@ class LiteralError(ValueError):
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number from a value or its text; None without one."""
+    """A finite number from a value or its text, else None."""
     number = as_float(value)
     return number if number is not None and math.isfinite(number) else None
 
 
 def as_float(value: Any) -> float | None:
-    """A number from a value or its text (`'0.25'`, `np.float64(0.25)`, `tensor(nan)`); None without one."""
+    """A number from a value or its text (`'0.25'`, `np.float64(0.25)`, `tensor(nan)`), else None."""
     if isinstance(value, str):
         if len(value) > _LONGEST_NUMBER:
             return None
@@ -70,7 +70,7 @@ def as_float(value: Any) -> float | None:
 
 
 def flatten(value: Any, prefix: str = "", separator: str = "/", depth: int = 0) -> dict[str, Any]:
-    """A nested mapping as one flat one: `{'a': {'b': 1}}` gives `a/b`."""
+    """Flatten a nested mapping: `{'a': {'b': 1}}` gives `{'a/b': 1}`."""
     out: dict[str, Any] = {}
     if depth < _DEPTH:
         for key, inner in value.items():
@@ -88,7 +88,7 @@ def depth_after(depth: int, text: str) -> int:
 
 
 def _walk(depth: int, text: str) -> tuple[int, int]:
-    """The depth after the text, or -1 and where the last bracket was closed."""
+    """The depth after the text and its length; once all brackets are closed, -1 and where the last one closes."""
     for token in _TOKEN.finditer(text):
         mark = token["mark"]
         if mark and mark in "{[(":
@@ -141,6 +141,8 @@ def _value(node: ast.expr, depth: int) -> Any:
     return ast.unparse(node)
 
 
+# Logs and samples of them.
+
 _BLOCK = 1 << 22
 _LONGEST_LINE = 1 << 23
 """Longer lines are skipped: no trainer writes a metrics line of eight million characters."""
@@ -180,7 +182,7 @@ class Sample:
 
 @dataclass
 class Log:
-    """One file to import: by its path, or by its bytes where it has none."""
+    """One file to import: by its path, or by its bytes if it is remote."""
 
     path: Path | None
     name: str
@@ -293,7 +295,7 @@ class Log:
         return Sample(self.filename, b"", lines, self)
 
     def _size(self) -> int | None:
-        """Bytes that can be reached by seeking; None where a sample can only be taken from the start."""
+        """The size in bytes; None for a log without random access, whose samples are its start."""
         with self.raw() as file:
             stream, encoding = _opened(file)
             if stream is not file or encoding:
@@ -302,7 +304,7 @@ class Log:
 
 
 def _opened(file: BinaryIO) -> tuple[BinaryIO, str | None]:
-    """The stream to read from, and its encoding where that is not UTF-8."""
+    """The stream to read from, and its encoding if that is not UTF-8."""
     start = file.read(4)
     file.seek(0)
     stream: BinaryIO = file

@@ -58,8 +58,8 @@ def read_table(
 
     `columns` maps our names to the table's (`{"value": "val_reward_fit", "rollouts": "C_rollouts"}`), `where` keeps
     the rows whose column has a value. Without a `run` column the rows are one run for each (Bp, n, seed), model and
-    problem set they name. Columns that say a model, a problem set or a field of the recipe, the same in all rows of a
-    run, go into the settings.
+    problem set they name. Columns of a model, a problem set or a recipe field become settings if each run has a
+    single value of them.
     """
     columns, where = columns or {}, where or {}
     table, rows = _read(address, columns)
@@ -122,7 +122,7 @@ def _read(address: str, columns: Mapping[str, str]) -> tuple[pl.DataFrame, pl.Se
 
 
 def _numbers_from_text(table: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
-    """Numbers in quotes as numbers, but for columns that name runs, models or problems (`007` stays `007`)."""
+    """Convert quoted numbers, except in columns that name runs, models or problems (`007` stays `007`)."""
     names = ("run", "model", "problems")
     text = [column for column, role in origin_of(table.columns).items() if role in names]
     named = [columns.get(role, role) for role in names]
@@ -237,7 +237,7 @@ def _run(
 
 
 def _check_first_step(name: str, table: pl.DataFrame, address: str) -> None:
-    """A resumed run goes on from a checkpoint; rows back at the first step with other values are another run."""
+    """Refuse a run that has its first step twice with other values: it must be two runs, not a resumed one."""
     step = steps_of(table)
     if step is None or step.n_unique() == table.height:
         return
@@ -257,7 +257,7 @@ _SCORES = {"long": 0.9, "tracker": 0.9, "runs": 0.6, "rows": 0.6, "ends": 0.5, "
 _MAX_ROLLOUTS = 4096
 """A column `num_rollouts` with more than that counts compute, not the rollouts of a problem."""
 _MAX_RUNS = 50
-"""Distinct values of a column that makes rows different runs."""
+"""The most distinct values of a column that separates runs."""
 
 
 class Table:
@@ -268,7 +268,7 @@ class Table:
     looks_for: ClassVar[str] = "a table with a column for the step or the compute"
 
     def sniff(self, sample: Sample) -> Match:
-        """Judge by the columns of the first rows. Decimal commas match too: reading the table then says so."""
+        """Judge by the columns of the first rows. Decimal commas match too, so that reading the table reports them."""
         try:
             frame = first_rows(sample)
         except DecimalCommaError:
@@ -279,7 +279,7 @@ class Table:
         return Match(_SCORES[layout.kind], frame.height, layout.why, layout.other)
 
     def is_foreign(self, sample: Sample) -> bool:
-        """Whether the columns have other names, or another meaning, than in a table of ours."""
+        """Whether the columns differ in name or meaning from our own."""
         frame = first_rows(sample)
         if frame is None:
             return False
@@ -386,7 +386,7 @@ def _read_runs(frame: pl.DataFrame, layout: Layout, sink: Sink) -> None:
     for column in layout.numbers:
         rows = sink.run(column)
         _add_columns(frame, layout, {column: "value"}, rows)
-        rows.notes.append("each column is taken for a run; its metric has no name in the file and is called 'value'")
+        rows.notes.append("each column is read as a run; the file does not name its metric, so it is called 'value'")
 
 
 def _add_columns(frame: pl.DataFrame, layout: Layout, names: dict[str, str], rows: Rows) -> None:
@@ -432,7 +432,7 @@ def _read_ends(frame: pl.DataFrame, layout: Layout, sink: Sink) -> None:
 
 
 def _runs_of(frame: pl.DataFrame, layout: Layout) -> Iterator[tuple[str | None, pl.DataFrame]]:
-    """The rows of each run: by the run's column, else by the columns of settings and sets."""
+    """The name and rows of each run: by the run's column, else by the columns of settings and sets."""
     keys = [layout.run] if layout.run else _run_keys(frame, layout)
     if not keys:
         yield None, frame
@@ -443,7 +443,7 @@ def _runs_of(frame: pl.DataFrame, layout: Layout) -> Iterator[tuple[str | None, 
 
 
 def _run_keys(frame: pl.DataFrame, layout: Layout) -> list[str]:
-    """The columns that make rows different runs where none names the run."""
+    """The columns that separate runs if no column names the run."""
     keys = [*layout.keys, *(c for ours, c in layout.settings.items() if ours != "gpus")]
     counter = layout.step or next(iter(layout.compute.values()), None)
     texts = [c for c, kind in frame.schema.items() if kind == pl.String and c not in keys]
@@ -455,7 +455,7 @@ def _run_keys(frame: pl.DataFrame, layout: Layout) -> list[str]:
 
 
 def _take_settings(run: pl.DataFrame, layout: Layout, rows: Rows) -> list[str]:
-    """Take over the settings that are one whole number for the whole run; the other columns, which are metrics."""
+    """Store settings that are a single whole number in the run; return the other columns, which are metrics."""
     varying = []
     for ours, column in layout.settings.items():
         values = run[column].drop_nulls().unique().to_list()

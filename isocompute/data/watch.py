@@ -1,7 +1,7 @@
-"""`--follow`: read again whenever a log or a run folder has grown, until the user stops it.
+"""Read logs and run folders again whenever they grow (`--follow`), until the user interrupts.
 
-Everything is read again, so a file that was cut, replaced or rotated needs no special case. The pauses grow with the
-time that reading takes, so that following never needs more than a small share of one core.
+Every file is read as a whole, so one that was truncated, replaced or rotated needs no special case. The pauses grow
+with the time that reading takes, so that following never needs more than a small share of one core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAUSE = 2.0
 _PAUSE_PER_READING = 10
 """A pause is at least this many times as long as the last reading took."""
 _LARGE = 50_000_000
-"""A log of so many bytes without a point is the wrong file, not one that has just begun."""
+"""A log of this size without a point is the wrong file, not a run that has just begun."""
 
 
 def watch(

@@ -508,10 +508,10 @@ _LOST_ESCAPE = re.compile(rb"\[\d{1,3}(?:;\d{1,3}){0,4}m")
 _PROCESS = re.compile(rb"\s*(?:\([^()\n]{0,120}\bpid=\d+[^()\n]{0,60}\)|\[(?:rank|default)\d+\]:)[ ]?")
 
 
-class TakesSettings(Protocol):
+class ConfigSink(Protocol):
     """Whatever takes in the settings that are found."""
 
-    def found(self, config: Mapping[str, Any]) -> None:
+    def add_config(self, config: Mapping[str, Any]) -> None:
         """Take in settings; what was found first stands."""
 
 
@@ -549,7 +549,7 @@ def printed_config(text: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
 
     class First:
-        def found(self, config: Mapping[str, Any]) -> None:
+        def add_config(self, config: Mapping[str, Any]) -> None:
             for key, value in config.items():
                 out.setdefault(key, value)
 
@@ -568,7 +568,7 @@ def process_of(line: bytes) -> bytes:
 class ConfigWatch:
     """Fed with every line before the first metrics, it finds the printed config and command-line overrides."""
 
-    def __init__(self, rows: TakesSettings) -> None:
+    def __init__(self, rows: ConfigSink) -> None:
         self._rows = rows
         self._path: list[tuple[int, str]] | None = None
         self._process = b""
@@ -579,16 +579,16 @@ class ConfigWatch:
             return
         text = strip(line)
         if (b"=" in text or (b"--" in text and _PRINTED_FLAG.search(text))) and _TELLING.search(text):
-            self._rows.found(overrides(text.decode(errors="replace")))
+            self._rows.add_config(overrides(text.decode(errors="replace")))
         if b"=" in text and (b"Config(" in text or b"Namespace(" in text):
-            self._rows.found({k.decode(): _scalar(v) for k, v in _ARGUMENT.findall(text)})
+            self._rows.add_config({k.decode(): _scalar(v) for k, v in _ARGUMENT.findall(text)})
         if len(text) < 300 and (leaf := _LEAF.fullmatch(text)):
-            self._rows.found({leaf[1].decode(): int(leaf[2])})
+            self._rows.add_config({leaf[1].decode(): int(leaf[2])})
         if text.startswith((b"{'", b'{"')):
             self._path, self._process = [], process_of(line)
         elif self._path is None or not text[:1].isspace() or process_of(line) != self._process:
             return
-        self._rows.found(self._pairs(text))
+        self._rows.add_config(self._pairs(text))
 
     def _pairs(self, text: bytes) -> dict[str, Any]:
         """The settings on one line of a dump, with their whole path; the path moves on."""

@@ -55,7 +55,7 @@ def test_a_flag_that_makes_one_setting_of_different_names_is_told(
     assert told.code == 0
     assert told.err.count("--rollouts-per-problem 16") == 1
     assert (
-        "--rollouts-per-problem 16 makes one setting of runs whose names differ ('llama-n2-bp64' says n = 2, "
+        "--rollouts-per-problem 16 applies to runs whose names differ ('llama-n2-bp64' says n = 2, "
         "'llama-n4-bp64' says n = 4): leave it out if the names are right"
     ) in told.err
     assert "--problems-per-batch" not in told.err
@@ -72,14 +72,14 @@ def test_a_flag_is_not_told_of_where_names_agree_or_the_runs_say_it(call: Call, 
     console(tmp_path / "one" / "llama-n2.log")
     console(tmp_path / "one" / "llama.log")
     for folder in ("same", "said", "folders", "one"):
-        assert "makes one setting" not in call("fit", tmp_path / folder, *TOLD, "--replicates", "50").err, folder
+        assert "applies to runs" not in call("fit", tmp_path / folder, *TOLD, "--replicates", "50").err, folder
 
 
 def test_a_run_that_is_left_out_does_not_make_names_differ(call: Call, tmp_path: Path) -> None:
     for n in (2, 4):
         console(tmp_path / f"llama-n{n}.log")
     told = call("fit", tmp_path, *TOLD, "--without", "llama-n4", "--replicates", "50")
-    assert told.code == 0 and "makes one setting" not in told.err
+    assert told.code == 0 and "applies to runs" not in told.err
 
 
 def sweep(path: Path, *, percent: tuple[int, ...] = ()) -> Path:

@@ -74,7 +74,8 @@ def test_attempts_that_count_from_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize("start", [7, 11])
 def test_a_resumed_run_is_warned_of_where_its_batch_changed(start: int, tmp_path: Path) -> None:
     first = config(made.VERL_CONFIG) + steps(range(1, 11))
-    with pytest.warns(RunWarning, match=rf"goes on at step {start} with Bp = 64 \(it was 16\) and n = 32 \(it was 8\)"):
+    changed = rf"continues at step {start} with Bp = 64 \(it was 16\) and n = 32 \(it was 8\)"
+    with pytest.warns(RunWarning, match=changed):
         item = read(first + config(OTHER) + steps(range(start, 15)), tmp_path)
     assert (batch(item), item.run.points.height) == ((16, 8), 14)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Metrics of a trainer's log that are not finite any more: kept for `health`, out of the way of everything else."""
+"""Metrics of a trainer's log that are no longer finite: kept for `health`, out of the way of everything else."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def test_import_says_since_when(tmp_path: Path) -> None:
     path = tmp_path / "some.log"
     path.write_text(trl_state(broken))
     (item,) = import_logs(path)
-    assert "grad_norm is inf at step 9, not finite any more" in item.notes
-    assert "loss is nan at step 10, not finite any more" in item.notes
+    assert "grad_norm is inf at step 9, no longer finite" in item.notes
+    assert "loss is nan at step 10, no longer finite" in item.notes
 
 
 def test_a_reward_that_breaks_leaves_a_law_the_points_before(tmp_path: Path, call: Call) -> None:
@@ -155,7 +155,7 @@ def test_a_row_with_nothing_finite_is_a_point_once_that_is_news(tmp_path: Path, 
     path.write_text("".join(json.dumps({"step": s} | nothing_finite(s)) + "\n" for s in range(1, 20)))
     (item,) = import_logs(path)
     assert item.run.points["step"].to_list() == list(range(1, 20))
-    assert "loss is nan at step 9, not finite any more" in item.notes
+    assert "loss is nan at step 9, no longer finite" in item.notes
     code, out, _ = call("health", path, "--json")
     (found,) = (f for f in json.loads(out)["runs"][0]["findings"] if f["code"] == "non_finite")
     assert (code, found["since_step"]) == (1, 9)
@@ -200,7 +200,7 @@ def test_nan_for_what_the_other_row_measures_is_no_repeat(tmp_path: Path, order:
     (item,) = import_logs(tinker(tmp_path, rows))
     assert (item.replaced, item.run.points.height) == (0, 8)
     assert item.run.points.select("train/avg", "optim/kl", "avg@1").null_count().row(0) == (0, 0, 0)
-    assert not any("not finite any more" in note for note in item.notes)
+    assert not any("no longer finite" in note for note in item.notes)
 
 
 def test_a_resumed_run_that_breaks_is_still_a_repeat(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_resumed_run_that_breaks_is_still_a_repeat(tmp_path: Path) -> None:
     (item,) = import_logs(tinker(tmp_path, rows))
     assert item.replaced == 1
     assert item.run.points["optim/kl"].to_list()[-1] is None
-    assert [note for note in item.notes if "not finite any more" in note] != []
+    assert [note for note in item.notes if "no longer finite" in note] != []
 
 
 def test_an_evaluation_that_breaks_in_a_row_of_its_own_is_seen(tmp_path: Path) -> None:

@@ -336,7 +336,7 @@ def test_a_metric_spelled_two_ways_is_one_curve(write: Write) -> None:
         (made.VERL_CONFIG, "closest is verl: veRL's config is there, but no line"),
         (
             "prompt,reward_model,extra\na,b,c\nd,e,f\n",
-            r"some.dat: this is a set of problems \(a row a problem\), not a training log; "
+            r"some.dat: this is a set of problems \(one row per problem\), not a training log; "
             r"isocompute split reads those\.$",
         ),
         ("a,b\n1,2\n3,4\n", "closest is table: no run counts compute in rollouts"),

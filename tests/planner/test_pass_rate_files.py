@@ -47,9 +47,9 @@ def test_read(tmp_path: Path, name: str, text: str) -> None:
         ("several.csv", "a,b\n.5,.5\n", "which column holds pass rates\\? Say --pass-rate-column with one of a, b"),
         ("empty.txt", "", "the table has no rows"),
         ("empty.json", "[]", "the table has no rows"),
-        ("object.json", '{"a": 0.5}', "it is no list of numbers; write a table as .jsonl"),
-        ("null.json", "[0.5, null]", "it is no list of numbers"),
-        ("true.json", "[0.5, true]", "it is no list of numbers"),
+        ("object.json", '{"a": 0.5}', "it is not a list of numbers; write a table as .jsonl"),
+        ("null.json", "[0.5, null]", "it is not a list of numbers"),
+        ("true.json", "[0.5, true]", "it is not a list of numbers"),
         ("broken.json", "[0.5", "not a readable json file"),
         ("rates.xlsx", "0.5", r"pass rates are read from \.csv, \.tsv, \.jsonl, \.parquet, \.json or \.txt"),
     ],
@@ -91,5 +91,5 @@ def test_a_field_of_one_struct_is_found_and_of_several_refused(tmp_path: Path) -
 
 def test_a_column_of_lists_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "lists.jsonl").write_text('{"rates": [0.5, 1]}\n{"rates": [1]}\n')
-    with pytest.raises(InputError, match="'rates' holds lists, not numbers; write one number a row"):
+    with pytest.raises(InputError, match="'rates' holds lists, not numbers; write one number per row"):
         read_base_rates(str(tmp_path / "lists.jsonl"), column="rates")

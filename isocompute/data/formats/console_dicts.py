@@ -1,5 +1,6 @@
-"""Consoles that print a step and a dict: OpenRLHF `Global step N: {…}`, SkyRL `Step N:` and a dict over several lines
-behind it, PipelineRL `Completed steps N: {…}`.
+"""Consoles that print a step and a dict, which may span several lines.
+
+OpenRLHF prints `Global step N: {…}`, SkyRL `Step N: {…}` and PipelineRL `Completed steps N: {…}`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class _StepAndDict:
     _keys: ClassVar[re.Pattern[str]]
 
     def sniff(self, sample: Sample) -> Match:
-        """Such dicts with the trainer's own keys."""
+        """Count dicts with the trainer's own keys."""
         rows = sum(
             1 for _, row in self._rows((line, line) for line in sample.lines) if row and any(map(self._keys.match, row))
         )
@@ -50,17 +51,17 @@ class _StepAndDict:
                 watch = None
 
     def _rows(self, lines: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Step and dict from (raw line, cleaned line); None for a dict that is torn or not readable."""
+        """Step and dict from (raw line, cleaned line); None for a dict that is incomplete or not readable."""
         step, depth, process = 0, 0, b""
         pieces: list[str] = []
         size = 0
-        waiting = False  # for the dict of the last step
+        waiting = False  # whether the dict of the last step is still to come
         for raw, cleaned in lines:
             text = cleaned
             match = self._line.search(text) if self.marks[0] in text else None
             if match:
                 if pieces:
-                    yield step, None  # the next one begins before this one ended
+                    yield step, None  # the next step begins before this dict ended
                 pieces, depth, size = [], 0, 0
                 step, process, waiting = int(match["step"]), process_of(raw), True
                 text = text[match.end() :]
@@ -113,10 +114,10 @@ class OpenRLHF(_StepAndDict):
 
 
 class SkyRL(_StepAndDict):
-    """SkyRL's `console` logger: floats as text, four places. A `Global step` is OpenRLHF's."""
+    """SkyRL's `console` logger, which prints floats as text. A `Global step` is OpenRLHF's."""
 
     name: ClassVar[str] = "skyrl"
-    looks_for: ClassVar[str] = "'Step N:' and a dict with keys such as 'reward/avg_raw_reward' behind it"
+    looks_for: ClassVar[str] = "'Step N:' and a dict with keys such as 'reward/avg_raw_reward' after it"
     marks: ClassVar[tuple[bytes, ...]] = (b"tep ",)
     _line = re.compile(rb"(?<![\w'])(?<![Gg]lobal )[Ss]tep (?P<step>\d{1,15}): ?(?=\s*(?:\{|$|\\))")
     _keys = re.compile(r"reward/|loss/|policy/|generate/|trainer/|timing/|eval/")

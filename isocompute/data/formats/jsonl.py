@@ -1,4 +1,4 @@
-"""Logs with one JSON object per line: how to read them, and those of prime-rl and Tinker."""
+"""Logs with one JSON object per line: shared functions, and the formats of prime-rl and Tinker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def objects(log: Log) -> Iterator[dict[str, Any] | None]:
 def step_of(row: Mapping[str, Any], names: tuple[str, ...] = STEP_NAMES) -> float | None:
     """The update that a row belongs to.
 
-    prime-rl's evaluations log the batch in progress as their step; the version of their policy is the finished batches.
+    prime-rl's evaluations log the batch in progress as their step; their policy's version counts finished batches.
     """
     version = next((name for name in row if _VERSION.fullmatch(name)), None)
     if version is not None and all(name.startswith("eval/") for name in row if name not in _NOT_EVALUATIONS):
@@ -44,7 +44,7 @@ def step_of(row: Mapping[str, Any], names: tuple[str, ...] = STEP_NAMES) -> floa
 
 
 def read_rows(log: Log, sink: Sink, row_of: Callable[[dict[str, Any]], dict[str, Any]] = flatten) -> None:
-    """Every object with a step and a number is a row."""
+    """Add every object with a step and a number as a row."""
     rows = sink.run()
     for value in objects(log):
         row = row_of(value) if value is not None else {}
@@ -54,7 +54,7 @@ def read_rows(log: Log, sink: Sink, row_of: Callable[[dict[str, Any]], dict[str,
             rows.skipped_lines += 1
 
 
-# prime-rl's file monitor, `metrics.jsonl`: several rows a step, from the orchestrator and from the trainer.
+# prime-rl's file monitor, `metrics.jsonl`: several rows per step, from the orchestrator and from the trainer.
 
 _KEYS = re.compile(
     r"(?:entropy|mismatch_kl)/(?:all/)?mean|progress/(?:rollouts|total_rollouts|total_samples|tasks|problems)"
@@ -64,7 +64,7 @@ _KEYS = re.compile(
 
 
 class PrimeRL:
-    """Rows of `step`, `time` and one process's metrics."""
+    """Rows of `step`, `time` and the metrics of one process."""
 
     name: ClassVar[str] = "prime-rl"
     marks: ClassVar[tuple[bytes, ...]] = (b'"step"',)
@@ -84,7 +84,7 @@ class PrimeRL:
         read_rows(log, sink)
 
 
-# Tinker cookbook: `metrics.jsonl`, one row a step, with `config.json` beside it.
+# Tinker cookbook: `metrics.jsonl`, one row per step, with `config.json` beside it.
 
 
 class Tinker:

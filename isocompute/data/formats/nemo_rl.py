@@ -1,6 +1,6 @@
 """NeMo-RL's console: `===== Step N/M =====`, then bulleted results; validation in a block of its own.
 
-Its TensorBoard files have more metrics; they are read as such.
+Its TensorBoard files have more metrics and are read by `TensorBoard`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _DOT = "•".encode()
 
 
 class NemoRL:
-    """`run_grpo.py`."""
+    """The console of `run_grpo.py`."""
 
     name: ClassVar[str] = "nemo-rl"
     marks: ClassVar[tuple[bytes, ...]] = (b"Step ",)
     looks_for: ClassVar[str] = "'===== Step N/M =====' and 'Training Results:' with '• Avg Reward: …'"
 
     def sniff(self, sample: Sample) -> Match:
-        """Headers and results."""
+        """Count headers of steps, and results."""
         steps = sum(1 for line in sample.lines if b"Step " in line and _STEP.search(line))
         results = sum(1 for line in sample.lines if b"Avg " in line and b"Reward:" in line and _DOT in line)
         if steps and results:
@@ -52,7 +52,7 @@ class NemoRL:
         return Match(0.5, steps, "steps without 'Avg Reward'") if steps else NO_MATCH
 
     def read(self, log: Log, sink: Sink) -> None:
-        """A step's bullets are one row, a validation's another."""
+        """The bullets of a step are one row; those of a validation are another."""
         rows = sink.run()
         watch: ConfigWatch | None = ConfigWatch(rows)
         block = _Block(rows)

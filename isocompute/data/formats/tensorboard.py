@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers, as much as event files need: fields by number, without a schema."""
+"""TensorBoard event files, and the wire format of protocol buffers, which W&B files use too."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import BinaryIO, ClassVar
 from isocompute.data.rows import NO_MATCH, Match, Sink
 from isocompute.data.source import Log, Sample
 
+# Protocol buffers, as far as event files need them: fields by number, without a schema.
+
 _MOST_SHIFT = 63
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """(number, value) of each field: whole numbers for varints, bytes for everything else.
 
-    Stops at the first thing that cannot be: a torn message gives what is there.
+    Stops at the first invalid byte, so that a truncated message gives its complete fields.
     """
     at, end = 0, len(data)
     while at < end:
@@ -45,7 +47,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A varint and where it ends, which is past the data where it is torn."""
+    """A varint and the position after it, which is past the end of the data if the varint is truncated."""
     value = shift = 0
     while at < len(data) and shift <= _MOST_SHIFT:
         byte = data[at]
@@ -57,7 +59,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return 0, len(data) + 1
 
 
-# TensorBoard event files: TFRecord frames around `Event` messages; scalars in their old and new form.
+# Event files: TFRecord frames around `Event` messages, with scalars in their old and new form.
 
 _LARGEST = 1 << 26
 _POLYNOMIAL = 0x82F63B78
@@ -67,7 +69,7 @@ _MONITORED = "NeMo-RL's GPU monitoring (ray/…) left out: it counts seconds, no
 
 
 class TensorBoard:
-    """One file; the files of a folder are one run."""
+    """Event files; those of one folder are one run."""
 
     name: ClassVar[str] = "tensorboard"
     marks: ClassVar[tuple[bytes, ...]] = (b"\0",)  # lengths are 64-bit numbers
@@ -103,7 +105,7 @@ class TensorBoard:
 
 
 def is_event_file(head: bytes) -> bool:
-    """Whether the first frame is one."""
+    """Whether a file begins with a frame of event records."""
     if len(head) < 16:
         return False
     length, check = struct.unpack("<QI", head[:12])

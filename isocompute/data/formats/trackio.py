@@ -18,7 +18,7 @@ from isocompute.data.source import Log, Sample, flatten
 _MAGIC = b"SQLite format 3\x00"
 _TABLE = re.compile(rb"CREATE TABLE\s+[\"'`\[]?metrics\b", re.IGNORECASE)
 _RUN = re.compile(rb"\brun_name[\"'`\]]?\s+TEXT", re.IGNORECASE)
-"""Other trackers have a table of that name, too."""
+"""The column tells trackio from other trackers, which have a table of that name too."""
 
 
 class Trackio:
@@ -37,7 +37,7 @@ class Trackio:
         return Match(0.4, why="a SQLite file without trackio's table of metrics")
 
     def read(self, log: Log, sink: Sink) -> None:
-        """A row of the table is a row of its run."""
+        """Add each row of the table to its run."""
         with tempfile.TemporaryDirectory() as folder:
             path = log.path
             if path is None:
@@ -62,7 +62,7 @@ def _read(base: sqlite3.Connection, sink: Sink) -> None:
     if base.execute("SELECT name FROM sqlite_master WHERE name = 'configs'").fetchone():
         for name, text in base.execute("SELECT run_name, config FROM configs"):
             if str(name) in sink.runs:
-                sink.run(str(name)).found(flatten(_object(text), separator="."))
+                sink.run(str(name)).add_config(flatten(_object(text), separator="."))
 
 
 def _object(text: Any) -> dict[str, Any]:

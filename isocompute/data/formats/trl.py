@@ -1,7 +1,7 @@
 """TRL: `trainer_state.json`, and its console, which prints a dict every `logging_steps` between progress bars.
 
-The printed dicts have no step. It is that of the training's progress bar where bars and dicts alternate. Where the two
-streams were written apart (a redirected standard output is buffered), dicts and steps are counted.
+The printed dicts have no step. The training's progress bar gives it if bars and dicts alternate. If the two streams
+were written separately (a redirected standard output is buffered), dicts and steps are counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from isocompute.trainers.config_files import ConfigWatch, strip
 
 
 class TrlState:
-    """`trainer_state.json` of any Hugging Face trainer; that of the last checkpoint has the whole run."""
+    """`trainer_state.json` of any Hugging Face trainer; the last checkpoint's file has the whole run."""
 
     name: ClassVar[str] = "trl"
     marks: ClassVar[tuple[bytes, ...]] = (b'"log_history"', b'"best_model_checkpoint"')
@@ -50,9 +50,9 @@ class TrlState:
             elif "train_runtime" not in row:  # the closing summary
                 rows.add_mapping(step, {k: v for k, v in row.items() if k not in ("step", "total_flos")})
         if state.get("max_steps"):
-            rows.found({"max_steps": state["max_steps"]})
+            rows.add_config({"max_steps": state["max_steps"]})
         if isinstance(state.get("args"), dict):
-            rows.found(state["args"])
+            rows.add_config(state["args"])
 
 
 # The console.
@@ -138,8 +138,8 @@ def _dict_in(line: bytes) -> dict[str, Any] | None:
     return flatten(value) if isinstance(value, dict) else None
 
 
-# The steps of printed dicts. A log has progress bars of many things: data, weights, batches of an evaluation. The
-# training's is the one that the trainer announces, or else the one that moves on from dict to dict.
+# The steps of printed dicts. A log has many progress bars: of data, weights, batches of an evaluation. The training's
+# bar is the one that the trainer announces, or else the one that advances from dict to dict.
 
 _BAR = re.compile(rb"(\d{1,9})/(\d{1,9}) \[(?:\d+:)?\d+:\d+<")
 _TOTAL_STEPS = re.compile(rb"Total optimization steps = ([\d,]{1,15})")
@@ -154,11 +154,11 @@ class _Drawn(NamedTuple):
     done: int
     total: int
     named: bool
-    """Whether a description is before it; the trainer's own bar has none."""
+    """Whether a description precedes the bar; the trainer's own bar has none."""
 
 
 def _bars_in(line: bytes) -> Iterator[_Drawn]:
-    """The bars on a line, several where a copy has lost the carriage returns; not those of data, in examples."""
+    """The bars on a line, several if a copy has lost the carriage returns; bars that count examples are left out."""
     end = 0
     for match in _BAR.finditer(line):
         before = line[end : match.start()]
@@ -179,7 +179,7 @@ class _Bar:
         self.furthest = 0
         self._done = 0
         self._done_before: dict[int, int] = {}
-        """Row → done, where the bar was drawn since the row before."""
+        """Row → done, if the bar was drawn since the previous row."""
         self._went_back: set[int] = set()
 
     def draw(self, done: int, *, row: int, place: int) -> None:
@@ -198,7 +198,7 @@ class _Bar:
         return out
 
     def alternates_with(self, training: list[int]) -> bool:
-        """Whether the bar moves on between the rows of training, but for a resumed run's jumps back."""
+        """Whether the bar advances between the rows of training, except where a resumed run jumps back."""
         rare = len(training) // 20
         if not training or len(self._done_before) < len(training) - rare:
             return False
@@ -225,7 +225,7 @@ class _Steps:
         self._bars: dict[tuple[bool, int], _Bar] = {}
         """By whether it is named, and its total."""
         self._unnamed = _Bar(0)
-        """All bars without a name as one: a run that was resumed for more steps has two totals."""
+        """All unnamed bars as one: a run that was resumed for more steps has two totals."""
         self._drawn = 0
         self._logged: list[float | None] = []
         self._epochs: list[float | None] = []
@@ -254,7 +254,7 @@ class _Steps:
         elif match := _STEPS_PER_EPOCH.search(line):
             self._per_epoch = _count(match) or None
         elif match := _BATCH_SIZE.search(line):
-            rows.found({"total_train_batch_size": _count(match)})
+            rows.add_config({"total_train_batch_size": _count(match)})
 
     def add_row(self, step: float | None, epoch: float | None, *, is_evaluation: bool) -> None:
         """A row, with the step and epoch that it logs."""
@@ -263,7 +263,7 @@ class _Steps:
         self._is_evaluation.append(is_evaluation)
 
     def of_rows(self, rows: Rows) -> list[int]:
-        """A step for every row; an evaluation's is that of the bar, of its epoch, or of the training row before it."""
+        """The step of every row; an evaluation's comes from the bar, its epoch, or the training row before it."""
         count = len(self._logged)
         training = [i for i, evaluation in enumerate(self._is_evaluation) if not evaluation] or list(range(count))
         bar = self._training_bar(training)
@@ -295,7 +295,7 @@ class _Steps:
         return out
 
     def _training_bar(self, training: list[int]) -> _Bar | None:
-        """The bar that alternates with the dicts, None where none does; sets `total`."""
+        """The bar that alternates with the dicts, None if none does; sets `total`."""
         unnamed = {total: bar for (named, total), bar in self._bars.items() if not named}
         bars = unnamed or {total: bar for (_, total), bar in self._bars.items()}
         moving = [total for total, bar in bars.items() if bar.alternates_with(training)]
@@ -311,7 +311,7 @@ class _Steps:
         return None
 
     def _of_training(self, training: list[int], done_at: list[int | None], rows: Rows) -> list[int]:
-        """The steps of the rows of training: logged, of the bar, of the epoch, or counted."""
+        """The steps of the training rows: as logged, from the bar, from the epoch, or counted."""
         logged = [step for i in training if (step := self._logged[i]) is not None and step >= 0 and step == int(step)]
         if len(logged) == len(training):
             return [int(step) for step in logged]

@@ -3,8 +3,9 @@
 The console prints `step:N - key:value - key:value …`, one line per step, among whatever else the processes print. Logs
 of a gigabyte are common, so lines with the keys of an earlier one are converted as a whole.
 
-veRL before 01/2025 counts its updates from 0 and logs an update, and a validation after it, under the number it began
-with: `step:9` is the end of the tenth batch. Its first versions print the base model's validation and log it nowhere.
+veRL before 01/2025 counts updates from 0: an update, and a validation after it, has the number of finished batches
+before it, so that `step:9` is the end of the tenth batch. Its first versions print the base model's validation but do
+not log it.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _records(lines: Iterable[bytes], other: Callable[[bytes], None] | None = Non
 
 
 class _Layouts:
-    """Keys of earlier lines, as bytes and as names; most lines have those of the line before."""
+    """Keys of earlier lines, as bytes and as names; most lines have the keys of the line before."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, ...], tuple[str, ...]] = {}
@@ -138,7 +139,7 @@ def _unwrapped(body: bytes) -> bytes:
 
 
 def _pair_by_pair(body: bytes) -> tuple[tuple[str, ...], list[float]] | None:
-    """Drops what is not a number; the last value may have other output right behind it."""
+    """Names and values of the pairs with a number; other output may follow the last value directly."""
     found: dict[str, float] = {}
     pairs = body.decode(errors="replace").split(" - ")
     for i, pair in enumerate(pairs):
@@ -215,9 +216,9 @@ _INITIAL_VALIDATION = b"Initial validation metrics: {"
 _PRINTED_PAIR = re.compile(r"'([^']{1,300})': *([^\s,}]{1,40})")
 _MAX_PRINTED = 20_000
 _CONFIG = b"actor_rollout_ref"
-"""In the first line of a config, and in every command line."""
+"""Part of the first line of a config, and of every command line."""
 _MIN_UPDATES = 3
-"""Updates of an attempt that is preferred to an earlier, longer one."""
+"""Updates that an attempt needs to replace an earlier, longer one."""
 _BATCH = {"problems_per_batch": "Bp", "rollouts_per_problem": "n"}
 
 Pairs = tuple[tuple[str, ...], list[float]]
@@ -238,7 +239,7 @@ class _ConsoleRun:
         """Collects a config printed since the last update; None where there is none."""
         self._watch: ConfigWatch | None = ConfigWatch(self._rows)
         self._initial: str | None = None
-        """The printed validation of the base model, as far as it was read."""
+        """The printed validation of the base model, as far as it has been read."""
         self._validations: list[tuple[int, Pairs]] = []
         """Validations since the last update: of this attempt, or of one that begins."""
         self._is_update_row: dict[tuple[str, ...], bool] = {}
@@ -299,7 +300,7 @@ class _ConsoleRun:
         self._validations = []
 
     def _is_update(self, names: tuple[str, ...]) -> bool:
-        """Whether a row is one of training: with half of the names of the first such row."""
+        """Whether a row is a training update: it has at least half of the names of the first one."""
         known = self._is_update_row.get(names)
         if known is None:
             first = next(iter(self._is_update_row), names)
@@ -310,7 +311,7 @@ class _ConsoleRun:
         return known
 
     def _update(self, step: int) -> None:
-        """An update comes: the first one, the next, or one that goes back."""
+        """Handle an update: the first one, the next one, or one with an earlier step."""
         if self._first is None:
             self._begin(step)
         elif step <= self._first and (self._last > self._first or self._printed is not None):
@@ -349,7 +350,7 @@ class _ConsoleRun:
         self._rows.skipped_lines = before.skipped_lines
         self._rows.config, self._rows.settings = own.config, own.settings
         if len(_batch(own)) < len(_BATCH):
-            self._rows.found(before.config)
+            self._rows.add_config(before.config)
             self._rows.settings = {**before.settings, **own.settings}
         attempts = "an earlier attempt" if self._attempts == 1 else f"{self._attempts} earlier attempts"
         points = plural(self._left_out, "point")
@@ -360,15 +361,15 @@ class _ConsoleRun:
     def _resume(self, step: int, printed: Rows) -> None:
         """A config in the middle of a run replaces a missing one, and is compared with an existing one."""
         if not self._rows.config:
-            self._rows.found(printed.config)
+            self._rows.add_config(printed.config)
             return
         was, now = _batch(self._rows), _batch(printed)
         both = [key for key in _BATCH if key in was and key in now]
         changed = [f"{_BATCH[key]} = {now[key]} (it was {was[key]})" for key in both if now[key] != was[key]]
         if changed:
             warnings.warn(
-                f"{self._log}: the run goes on at step {step} with {' and '.join(changed)}; all of its rollouts are "
-                "counted with what it began with. Split the log there to import each half as a run.",
+                f"{self._log}: the run continues at step {step} with {' and '.join(changed)}; all of its rollouts are "
+                "counted with the first values. Split the log there to import each half as a run.",
                 RunWarning,
                 stacklevel=2,
             )
@@ -390,7 +391,7 @@ class VerlFile:
     looks_for: ClassVar[str] = 'JSON lines {"step": N, "data": {…}}'
 
     def sniff(self, sample: Sample) -> Match:
-        """Lines with exactly these two keys."""
+        """Count lines with exactly the keys `step` and `data`."""
         rows = sum(1 for row in sample.objects if set(row) == {"step", "data"} and isinstance(row["data"], dict))
         return Match(0.95, rows) if rows else NO_MATCH
 
@@ -424,7 +425,7 @@ class VerlRollouts:
     looks_for: ClassVar[str] = "JSON lines with 'input', 'output' and 'score'"
 
     def sniff(self, sample: Sample) -> Match:
-        """A response with its score."""
+        """Count responses with a score."""
         rows = sum(1 for row in sample.objects if {"input", "output", "score"} <= set(row))
         return Match(0.95, rows) if rows else NO_MATCH
 

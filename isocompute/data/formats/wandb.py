@@ -1,7 +1,11 @@
 """W&B offline runs: `run-ID.wandb`, LevelDB log frames around `Record` messages (history, config, run).
 
-Record: history = 2, config = 5, run = 17; HistoryItem and ConfigItem: key = 1, nested_key = 2, value_json = 16;
-HistoryRecord: item = 1, step = 2; RunRecord: config = 4, display_name = 8 (wandb 0.13 to 0.31).
+Numbers of the fields in wandb 0.13 to 0.31:
+
+- Record: history = 2, config = 5, run = 17
+- HistoryRecord: item = 1, step = 2
+- HistoryItem and ConfigItem: key = 1, nested_key = 2, value_json = 16
+- RunRecord: config = 4, display_name = 8
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ class WandbOffline:
         return Match(0.99, 1) if sample.head.startswith(_MAGIC) else NO_MATCH
 
     def read(self, log: Log, sink: Sink) -> None:
-        """History records are rows; `_step` counts log calls, so a trainer's own step goes first."""
+        """History records are rows; `_step` counts log calls, so a trainer's own step takes precedence."""
         rows = sink.run()
         with log.raw() as file:
             for record in _records(file):
@@ -43,13 +47,13 @@ class WandbOffline:
                     if number == 2:
                         _history(value, rows)
                     elif number == 5:
-                        rows.found(_config(value))
+                        rows.add_config(_config(value))
                     elif number == 17:
                         _run(value, rows)
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
-    """Whole records; a torn end (the run is going on) is left out."""
+    """Complete records; an incomplete last one (the run is in progress) is left out."""
     record = bytearray()
     while block := file.read(_BLOCK):
         at = 7 if block.startswith(_MAGIC) else 0
@@ -108,6 +112,6 @@ def _config(data: bytes) -> dict[str, Any]:
 def _run(data: bytes, rows: Rows) -> None:
     for number, value in fields(data):
         if number == 4 and isinstance(value, bytes):
-            rows.found(_config(value))
+            rows.add_config(_config(value))
         elif number == 8 and isinstance(value, bytes) and value and rows.name is None:
             rows.name = value.decode(errors="replace")
