@@ -36,7 +36,7 @@ TRAINERS = ("verl", "trl", "openrlhf", "prime-rl", "nemo-rl", "skyrl")
 
 
 def _module(trainer: str) -> ModuleType:
-    """The trainer's file: KEYS, `export` (a plan as its config), `matches` and `read` (its config as a setup)."""
+    """The trainer's module: KEYS, `export` (a plan as its config), `matches` and `read` (its config as a setup)."""
     return import_module(f"isocompute.trainers.{trainer.replace('-', '_')}")
 
 
@@ -55,7 +55,7 @@ def export_plan(
     if name not in TRAINERS:
         near = get_close_matches(name, TRAINERS, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
-        raise InputError(f"'{trainer}' is no trainer here: there are {', '.join(TRAINERS)}{hint}")
+        raise InputError(f"'{trainer}' is not a supported trainer: there are {', '.join(TRAINERS)}{hint}")
     made: Exported = _module(name).export(make_plan(plan), hardware or TrainingHardware())
     return made
 
@@ -73,9 +73,9 @@ class Explanation:
 
 
 def explain(path: str, *, gpus: int | None = None, problems: int | None = None) -> Explanation:
-    """What Bp, n, M, B and C a config of any trainer here is, and what is unusual about it.
+    """The Bp, n, M, B and C of any supported trainer's config, and what is unusual about it.
 
-    `gpus` and `problems` (the size of the data) stand in where a config does not set them.
+    `gpus` replaces the number in the config; `problems` is the size of the data, if a config counts epochs.
     """
     return _explain(read_config(path), path, gpus, problems)
 
@@ -83,7 +83,7 @@ def explain(path: str, *, gpus: int | None = None, problems: int | None = None) 
 def explain_text(
     text: str, *, source: str = "config", gpus: int | None = None, problems: int | None = None
 ) -> Explanation:
-    """The same for a config's text."""
+    """Like `explain`, for a config's text."""
     return _explain(parse_config(text, source=source), source, gpus, problems)
 
 
@@ -92,7 +92,7 @@ def _explain(file: ConfigFile, source: str, gpus: int | None, problems: int | No
     if trainer is None:
         seen = ", ".join(list(file.settings)[:3]) or "no settings at all"
         raise InputError(
-            f"{source}: no trainer's config (read as {file.form}: {seen}); known are veRL overrides and YAML, TRL's "
+            f"{source}: not a trainer's config (read as {file.form}: {seen}); known are veRL overrides and YAML, TRL's "
             "GRPOConfig in Python or YAML, OpenRLHF flags, prime-rl TOML, NeMo-RL YAML, SkyRL arguments."
         )
     setup, notes = trainer.read(file, gpus, problems)
@@ -106,21 +106,20 @@ def _explain(file: ConfigFile, source: str, gpus: int | None, problems: int | No
         message = f"builds on {', '.join(file.parents)}, which was not read: what it sets is not seen."
         warnings.append(Note("builds_on", message))
     unique = tuple(dict.fromkeys(warnings))
-    # A `GRPOConfig(…)` takes nothing but the trainer's own keys.
+    # A `GRPOConfig(…)` takes only the trainer's own keys.
     own = sorted(file.keys - {"**", *file.added})
     unknown = unknown_keys(trainer.NAME, own, known=trainer.KEYS.all(), alone=file.form == "python")
     return Explanation(setup, unique, unknown, file.form, describe(setup, trainer.TITLE, unique, unknown))
 
 
 def read_settings(trainer: str | None, config: Mapping[str, Any]) -> tuple[TrainerSetup, list[str]] | None:
-    """What a log's config (dotted keys) amounts to, and notes on what was inferred.
+    """The setup in a log's config (dotted keys), and notes on what was inferred; None if no trainer recognises it.
 
-    `TrainerSetup.without_defaults` is what the config itself sets. `None` where it is no config of a trainer here. An
-    unknown `trainer` is recognised by its keys.
+    `TrainerSetup.without_defaults` is what the config itself sets. An unknown `trainer` is recognised by its keys.
     """
 
     def value(given: Any) -> Any:
-        """What Python or Hydra spell as nothing is nothing, a list's text a list; else the value as it is."""
+        """Parse the text of None, null and lists; other values stay as they are."""
         if isinstance(given, str) and (given in ("None", "null") or given.startswith("[")):
             return parse_value(given)
         return given
@@ -135,7 +134,7 @@ def read_settings(trainer: str | None, config: Mapping[str, Any]) -> tuple[Train
 
 
 def _recognise(file: ConfigFile) -> ModuleType | None:
-    """The trainer that has most of a config's keys."""
+    """The trainer that has the most of a config's keys; None if no trainer has any."""
     modules = [_module(name) for name in ("verl", "skyrl", "nemo-rl", "prime-rl", "openrlhf", "trl")]
     best = max(modules, key=lambda module: int(module.matches(file)))
     return best if best.matches(file) > 0 else None

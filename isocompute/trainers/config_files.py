@@ -37,13 +37,13 @@ class ConfigFile:
     form: str
     """How it was written: overrides, flags, yaml, toml, json, python, log."""
     words: tuple[str, ...] = ()
-    """Words that tell the trainer: modules that a script starts, classes that a Python file calls."""
+    """Words that identify the trainer: modules that a script starts, classes that a Python file calls."""
     unresolved: tuple[str, ...] = ()
     """Keys whose value depends on something outside the file, such as an unset variable."""
     parents: tuple[str, ...] = ()
     """Configs it builds on that were not found."""
     added: tuple[str, ...] = ()
-    """Keys that are meant to be new to the trainer: Hydra's `+key=value`."""
+    """Keys that the file adds to the trainer's own: Hydra's `+key=value`."""
 
     @property
     def keys(self) -> set[str]:
@@ -68,8 +68,6 @@ def parse_config(text: str, *, source: str = "config", folder: Path | None = Non
             merged, missing = _with_parents(table, folder, _PARENTS) if form == "yaml" else (table, [])
             return _config(merged, form, source, tuple(missing))
     if _PRINTED.search(text):
-        # only for logs
-
         return _config(printed_config(text), "log", source)
     if _syntax_tree(text) is not None and re.search(r"^\s*(import|from|def|class)\s", text, re.MULTILINE):
         return _python(text, source)
@@ -108,7 +106,7 @@ def _json(text: str) -> dict[str, Any] | None:
 
 
 def _toml(text: str) -> dict[str, Any] | None:
-    """A TOML table. A file of overrides can be one too (`a.b=1`), so tables or spaces around `=` are asked for."""
+    """A TOML table. Overrides (`a.b=1`) are valid TOML too, so a table header or spaces around `=` are required."""
     if not re.search(r"^\s*(\[[\w.\"\-\[\]]+\]|[\w.\-]+\s+=\s)", text, re.MULTILINE):
         return None
     try:
@@ -130,7 +128,7 @@ def _yaml(text: str) -> dict[Any, Any] | None:
 
 
 def _with_parents(table: dict[Any, Any], folder: Path | None, left: int) -> tuple[dict[Any, Any], list[str]]:
-    """The table over those in its `defaults` that are beside it, and the names of those that are not."""
+    """Merge the table over the files in its `defaults`; also return the names of files that are not beside it."""
     own = dict(table)
     named = own.pop("defaults", None)
     names = [named] if isinstance(named, str) else named if isinstance(named, list) else []
@@ -162,7 +160,7 @@ def _merged(base: Mapping[Any, Any], over: Mapping[Any, Any]) -> dict[Any, Any]:
 def _flatten(tree: Mapping[Any, Any]) -> dict[str, Any]:
     """Nested tables as dotted keys; lists stay values.
 
-    YAML's aliases can make a small file an enormous tree, or one without end: past a limit it is refused.
+    YAML's aliases can make a small file an enormous or endless tree, which is refused past a limit.
     """
     out: dict[str, Any] = {}
     left: list[tuple[str, Mapping[Any, Any]]] = [("", tree)]
@@ -179,7 +177,7 @@ def _flatten(tree: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def resolve(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Fill in `${other.key}` from the settings themselves; keys that stay unresolved are returned apart."""
+    """Fill in `${other.key}` from the settings themselves; keys that stay unresolved are returned separately."""
     out: dict[str, Any] = {}
     unresolved = []
     for key, value in settings.items():
@@ -211,7 +209,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _python(text: str, source: str) -> ConfigFile:
-    """The keyword arguments of the first trainer config; names, sums and argparse defaults are filled in."""
+    """The keyword arguments of the first `GRPOConfig`; names, sums and argparse defaults are filled in."""
     tree = _syntax_tree(text)
     calls = [node for node in ast.walk(tree or ast.Module([], [])) if _called(node) == "GRPOConfig"]
     if tree is None or not calls:
@@ -233,7 +231,7 @@ def _python(text: str, source: str) -> ConfigFile:
 
 
 def _syntax_tree(text: str) -> ast.Module | None:
-    """A Python file's syntax tree, or `None` where it is not Python. Its author's warnings are not ours."""
+    """A Python file's syntax tree, or `None` where it is not Python. Python's warnings about the file are silenced."""
     try:
         with quiet():
             return ast.parse(text)
@@ -242,13 +240,13 @@ def _syntax_tree(text: str) -> ast.Module | None:
 
 
 def _called(node: ast.AST) -> str:
-    """The name of what a node calls; empty where it is no call."""
+    """The name of the function that a node calls; empty if the node is not a call."""
     func = node.func if isinstance(node, ast.Call) else None
     return func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
 
 
 def _constants(tree: ast.AST) -> dict[str, Any]:
-    """Constants by name: assignments, dataclass fields and argparse's defaults; the first one stands."""
+    """Constants by name: assignments, dataclass fields and argparse's defaults; the first one counts."""
     names: dict[str, Any] = {}
     for node in ast.walk(tree):
         with contextlib.suppress(ValueError, ArithmeticError, TypeError):
@@ -265,9 +263,9 @@ def _constants(tree: ast.AST) -> dict[str, Any]:
 
 
 def _constant(node: ast.expr, names: Mapping[str, Any], *, whole: bool = False, depth: int = 0) -> Any:
-    """A constant expression's value: literals, names from `names`, sums, lists, dicts. ValueError where it is more.
+    """The value of a constant expression: literals, names from `names`, sums, lists, dicts; ValueError for others.
 
-    `whole` divides as a shell does.
+    With `whole`, division is that of a shell.
     """
     if depth > _DEPTH:
         raise ValueError("nested too deeply")
@@ -309,11 +307,11 @@ _FLAG = re.compile(r"--?[A-Za-z]")
 _LONGEST_LINE = 20_000
 """Characters of a line with its variables filled in."""
 _LARGEST_SUM = 1e15
-"""No setting is larger."""
+"""No setting is larger than this."""
 
 
 def _shell(text: str) -> ConfigFile:
-    """The settings of a script, read without a shell; later ones stand over earlier ones.
+    """The settings of a script, read without a shell; later settings override earlier ones.
 
     Understood: comments, continued lines, quotes, `A=1`, `export A=1`, `${A}`, `${A:-default}`, `: "${A:=default}"`,
     `$((A * B))`, arrays of arguments, Hydra's `+key=value` and `--key value`. Not understood, and unresolved where a
@@ -461,7 +459,7 @@ def parse_value(text: str) -> Any:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Split at a character that stands outside quotes and brackets."""
+    """Split at each separator outside of quotes and brackets."""
     if separator not in text:
         return [text]
     parts, depth, quote, start = [], 0, "", 0
@@ -480,7 +478,7 @@ def _split(text: str, separator: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-# The configuration that a trainer prints into its own log: a dict over many lines, a command line, YAML, a dataclass.
+# The configuration that a trainer prints into its log: a dict over many lines, a command line, YAML, a dataclass.
 
 _VALUE = r"(\[[^\[\]]*\]|\"[^\"]*\"|'[^']*'|[^\s\"',\\]+)"
 _SHELL_QUOTE = "'\\''"
@@ -492,27 +490,27 @@ _LEAVES = (
     rb"|groups_per_batch|group_size|num_generations|per_device_train_batch_size|gradient_accumulation_steps"
     rb"|generation_batch_size|steps_per_generation|world_size"
 )
-"""Keys that mean one thing wherever they stand: read from a line of their own (YAML, a dataclass's text)."""
+"""Keys with the same meaning in every table, read from lines of their own (YAML, a dataclass's text)."""
 _LEAF = re.compile(rb"\s*['\"]?(" + _LEAVES + rb")['\"]?\s*[:=]\s*['\"]?(\d{1,12})['\"]?\s*,?\s*[)}]*\s*")
 _PAIR = re.compile(rb"['\"]([\w./@+-]{1,100})['\"]: ?(\{(?!\})|\[[^\[\]{}]*\]|'[^']*'|\"[^\"]*\"|[^,{}\[\]()]+)?")
 _ARGUMENT = re.compile(rb"(?<![\w.])([A-Za-z_]\w{0,80})=('[^']*'|\"[^\"]*\"|[^\s,()\[\]{}]+)")
 _PRINTED_FLAG = re.compile(rb"(?<![\w-])--[A-Za-z_]")
 _TELLING = re.compile(rb"batch_size|rollout|samples_per_prompt")
-"""Words of a command line that is worth reading."""
+"""Words of a command line that sets a batch."""
 _WORDS = {"None": None, "True": True, "False": False}
 _LONGEST = 200_000
 _COLOUR = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _LOST_ESCAPE = re.compile(rb"\[\d{1,3}(?:;\d{1,3}){0,4}m")
-"""What a colour looks like where a copy has lost the escape character."""
+"""A colour code in a copy that has lost the escape characters."""
 # Ray: (TaskRunner pid=123) and (worker pid=123, ip=10.0.0.1); torchrun: [rank0]: and [default0]:.
 _PROCESS = re.compile(rb"\s*(?:\([^()\n]{0,120}\bpid=\d+[^()\n]{0,60}\)|\[(?:rank|default)\d+\]:)[ ]?")
 
 
 class ConfigSink(Protocol):
-    """Whatever takes in the settings that are found."""
+    """Collects the settings that a log prints."""
 
     def add_config(self, config: Mapping[str, Any]) -> None:
-        """Take in settings; what was found first stands."""
+        """Add settings; earlier ones take precedence."""
 
 
 def strip(line: bytes) -> bytes:
@@ -560,13 +558,13 @@ def printed_config(text: str) -> dict[str, Any]:
 
 
 def process_of(line: bytes) -> bytes:
-    """The prefix that names a process, with its colours: lines with another one are not part of a dump."""
+    """The prefix that names a process, with its colours; lines with another prefix are not part of a dump."""
     end = line.find(b"pid=")
     return line[: line.find(b")", end) + 1] if 0 <= end < 200 else b""
 
 
 class ConfigWatch:
-    """Fed with every line before the first metrics, it finds the printed config and command-line overrides."""
+    """Finds the printed config and command-line overrides in the lines before the first metrics."""
 
     def __init__(self, rows: ConfigSink) -> None:
         self._rows = rows
@@ -574,7 +572,7 @@ class ConfigWatch:
         self._process = b""
 
     def feed(self, line: bytes) -> None:
-        """Look at one raw line."""
+        """Read one raw line."""
         if len(line) > _LONGEST or (b"_" not in line and self._path is None):
             return
         text = strip(line)
@@ -591,7 +589,7 @@ class ConfigWatch:
         self._rows.add_config(self._pairs(text))
 
     def _pairs(self, text: bytes) -> dict[str, Any]:
-        """The settings on one line of a dump, with their whole path; the path moves on."""
+        """The settings on one line of a dump, with their full path; updates the path."""
         path = self._path
         assert path is not None
         out: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """NeMo-RL 0.6: a YAML file on top of its own `examples/configs/grpo_math_1B.yaml`, whose values are the defaults here.
 
-`policy.train_global_batch_size` counts rollouts: Bp · n is one update a batch. A CISPO cap of 5 is `ratio_clip_max: 4`.
+`policy.train_global_batch_size` counts rollouts: Bp · n means one update per batch. A CISPO cap of 5 is
+`ratio_clip_max: 4`.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ ADVANTAGES = {
 }
 """`adv_estimator.name`, `normalize_rewards`, `adv_estimator.minus_baseline`."""
 _ALL_PROBLEMS = 10_000_000
-"""A limit on validation problems that no set reaches; the loop over them ends with the set."""
+"""A limit above the size of any validation set; the loop over problems ends with the set."""
 _ENDLESS = 1_000_000
-"""Steps that stand for no limit."""
+"""A step count from here on means no limit."""
 
 
 def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
@@ -87,7 +88,7 @@ def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
     writing.require_full_batch(plan, TITLE)
     if plan.recipe.advantage == "gae" and plan.rollouts_per_problem < 2:
         raise InputError(
-            "n = 1: the group's mean stands in for a critic in NeMo-RL's GRPO, and leaves nothing of one rollout; "
+            "n = 1: the group's mean replaces the critic in NeMo-RL's GRPO, and leaves nothing of one rollout; "
             "take 2 or more."
         )
     notes = Notes()
@@ -153,7 +154,7 @@ def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
         notes.add("aggregation", f"averaged over {over}, not by '{recipe.aggregation}'.")
     writing.note_whitened(plan, notes)
     if recipe.advantage == "gae":
-        instead = "PPO has a config of its own (ppo_math_1B.yaml); the group's mean stands in for a critic."
+        instead = "PPO has a config of its own (ppo_math_1B.yaml); the group's mean replaces the critic."
         notes.add("advantage", instead)
     writing.note_unfiltered(plan, notes, "grpo.use_dynamic_sampling")
     writing.note_general(plan, notes)
@@ -175,13 +176,13 @@ def _schedule(warmup: int) -> list[Flat]:
 
 
 def matches(file: ConfigFile) -> int:
-    """How much of a config only NeMo-RL has."""
+    """How much of a config is NeMo-RL's alone."""
     own = {key for name in ("problems_per_batch", "rollouts_per_problem") for key in KEYS.spellings[name]}
     return sum(key.startswith(("grpo.", "loss_fn.", "policy.generation.")) or key in own for key in file.keys)
 
 
 def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
-    """What the settings amount to, and what is unusual about them in NeMo-RL."""
+    """The setup that a config describes, and what is unusual about it in NeMo-RL."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS, has_defaults=all(name.endswith(ROOT) for name in file.parents))
     batch = config.integer("problems_per_batch", "problems_per_batch")
@@ -200,7 +201,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Trai
         config.assume("loss")
     low, high = config.number("clip_low", "clip_low"), config.number("clip_high", "clip_high", "ratio_cap")
     if cispo and low is not None and low < 1:
-        message = f"ratio_clip_min = {low:g} floors CISPO's ratio at {1 - low:g}; 1 takes the floor away."
+        message = f"ratio_clip_min = {low:g} floors CISPO's ratio at {1 - low:g}; 1 removes the floor."
         notes.append(Note("cispo_cap", message))
     config.assume("entropy_coef", "ratio_reference")  # no option for either
     total, prompt = config.integer("max_length"), config.integer("max_prompt_length")
@@ -234,7 +235,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Trai
 
 
 def _optimizer(config: ConfigReader) -> dict[str, Any]:
-    """What the Megatron backend has keys of its own for, and the schedule."""
+    """The schedule, and the fields for which the Megatron backend has its own keys."""
     if not config.flag("megatron"):
         warmup, constant = _warmup(config.get("scheduler", "warmup_steps", "schedule"))
         schedule = "constant" if constant else "custom" if warmup is not None else None
@@ -276,7 +277,7 @@ def _steps(config: ConfigReader, batch: int | None, problems: int | None, notes:
 
 
 def _advantage(config: ConfigReader) -> str | None:
-    # Before 0.5 there was no choice of estimators: whether rewards are normalised was all.
+    # Before 0.5 there was no choice of estimators, only whether rewards are normalised.
     older = config.has("normalize_rewards")
     name = config.text("estimator", *(() if older else ("advantage",)))
     if name == "reinforce_plus_plus":

@@ -1,8 +1,8 @@
 """OpenRLHF 0.11: arguments of `openrlhf.cli.train_ppo_ray`; flags of 0.10 and older (underscores) are read too.
 
 `rollout.batch_size` counts problems and `train.batch_size` rollouts. There is no step count: M is
-max_samples // Bp · episodes, and warm-up is a share of it. An M that is no such product over all of the problems ends
-a little early. A run resumes from a checkpoint only with `--ckpt.load_enable`, but all write to one folder by default.
+max_samples // Bp · episodes, and warm-up is a share of it. An M that is not such a product over all problems ends a
+little early. A run resumes from a checkpoint only with `--ckpt.load_enable`, but all write to one folder by default.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ ADVANTAGES = {
     "gae": "gae",
 }
 _WEIGHT = 10
-"""Of a share of the updates that is left out, against the same share of the problems."""
+"""The weight of a share of the updates that is left out, relative to the same share of the problems."""
 
 
 def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
-    """A script with the arguments, one a line."""
+    """`run_openrlhf.sh`: a script with one argument per line."""
     writing.require_full_batch(plan, TITLE)
     notes = Notes()
     share = share_out(plan, hardware)
@@ -131,7 +131,7 @@ def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
     if recipe.advantage == "gae":
         settings |= {"critic.num_nodes": hardware.nodes, "critic.num_gpus_per_node": hardware.gpus_on_node}
     if recipe.loss in ("reinforce", "cispo"):
-        notes.add("loss", f"PPO's clip stands in for {recipe.loss}; at one update a batch the gradients are equal.")
+        notes.add("loss", f"PPO's clip replaces {recipe.loss}; at one update per batch the gradients are equal.")
         notes.add("ratio_cap", "see loss.")
     averaged = "sequence" if loss == "gspo" else "token"
     if recipe.aggregation != averaged:
@@ -150,7 +150,7 @@ def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
 
 
 def _in_episodes(plan: RunPlan, notes: Notes) -> tuple[RunPlan, int]:
-    """The plan with the updates that whole episodes come to, never more than it has, and the number of episodes."""
+    """The plan with its updates rounded down to whole episodes, and the number of episodes."""
     wanted = plan.update_steps
     if plan.problems is None:
         notes.add(
@@ -179,8 +179,8 @@ def _in_episodes(plan: RunPlan, notes: Notes) -> tuple[RunPlan, int]:
 def _episodes(updates: int, whole: int) -> tuple[int, int]:
     """Episodes and batches of each, at most `whole` batches and `updates` in all.
 
-    As near to all updates on all problems as whole episodes come: a share of the updates that is left out weighs
-    `_WEIGHT` times as much as one of the problems.
+    Whole episodes come as close as possible to all updates on all problems. A share of updates that is left out weighs
+    `_WEIGHT` times as much as the same share of problems.
 
     >>> _episodes(101, 31), _episodes(100, 31), _episodes(20, 31)
     ((4, 25), (4, 25), (1, 20))
@@ -209,14 +209,14 @@ def _correction(plan: RunPlan, notes: Notes) -> Flat:
 
 
 def matches(file: ConfigFile) -> int:
-    """How much of a config only OpenRLHF has."""
+    """How much of a config is OpenRLHF's alone."""
     own = ("problems_per_batch", "rollouts_per_problem", "learning_rate", "estimator")
     found = sum(not file.keys.isdisjoint(KEYS.spellings[name]) for name in own)
     return found + 4 * any("openrlhf" in word for word in file.words)
 
 
 def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
-    """What the settings amount to, and what is unusual about them in OpenRLHF."""
+    """The setup that a config describes, and what is unusual about it in OpenRLHF."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS)
     batch = config.integer("problems_per_batch", "problems_per_batch")

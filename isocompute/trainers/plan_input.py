@@ -22,12 +22,12 @@ RESPONSE_LENGTH = 4096
 _SHORT = {"Bp": "problems_per_batch", "n": "rollouts_per_problem", "M": "update_steps"}
 _CHOSEN = ("recipe", "learning_rate", "max_prompt_length", "max_response_length")
 _OF_RECIPE = ("warmup_steps", "kl_coef", "entropy_coef", "temperature")
-"""Keys of a plan that stand over its recipe's."""
+"""Keys of a plan that override its recipe's."""
 
 
 @runtime_checkable
 class HasJson(Protocol):
-    """The planner's plan, which this package does not know."""
+    """The planner's `Plan`, which this package does not import."""
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `plan --json`."""
@@ -60,9 +60,9 @@ class RunPlan(BaseModel, Spending):
 
 
 def make_plan(table: Mapping[str, Any] | RunPlan | HasJson, *, source: str = "plan") -> RunPlan:
-    """A plan from what `isocompute plan --json` prints, from the planner's own, or from a table with Bp, n and M.
+    """A plan from the output of `isocompute plan --json`, from a planner's `Plan`, or from a table with Bp, n and M.
 
-    Keys that an export does not need are passed over; wrong values are refused.
+    Keys that an export does not need are ignored; wrong values are refused.
 
     >>> make_plan({"Bp": 32, "n": 8, "M": 100}).compute
     25600
@@ -72,7 +72,7 @@ def make_plan(table: Mapping[str, Any] | RunPlan | HasJson, *, source: str = "pl
     table = table.to_json() if isinstance(table, HasJson) else table
     if not isinstance(table, Mapping):
         raise InputError(
-            f"{source}: a {type(table).__name__} is no plan; give what isocompute.plan(…) returns, what `isocompute "
+            f"{source}: a {type(table).__name__} is not a plan; give what isocompute.plan(…) returns, what `isocompute "
             "plan --json` prints, or a table with Bp, n and M (isocompute.trainers.read_plan reads one from a file)."
         )
     given = {_SHORT.get(key, key): value for key, value in table.items()}
@@ -108,7 +108,7 @@ def make_plan(table: Mapping[str, Any] | RunPlan | HasJson, *, source: str = "pl
 
 
 def _refuse_switches(given: Mapping[str, Any], source: str) -> None:
-    """No field of a plan is a switch, but Python takes true for 1."""
+    """Refuse true and false, which would otherwise count as 1 and 0: no field of a plan is a switch."""
     for name in (*RunPlan.model_fields, "batch_size", "compute", *_OF_RECIPE):
         if isinstance(value := given.get(name), bool):
             raise InputError(
@@ -118,7 +118,7 @@ def _refuse_switches(given: Mapping[str, Any], source: str) -> None:
 
 
 def _recipe(given: Mapping[str, Any], source: str) -> Recipe:
-    """The recipe by name or table; without one the paper's, with KL and entropy only where the plan has them."""
+    """The recipe by name or table; the default is the paper's, with KL and entropy only if the plan sets them."""
     table = given.get("recipe") or {}
     if isinstance(table, str):
         table = {"name": table}
@@ -142,7 +142,7 @@ def read_plan(path: str) -> RunPlan:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'}).") from error
-    table = _parse(text.removeprefix("\ufeff"), name)  # the mark that some editors begin a file with
+    table = _parse(text.removeprefix("\ufeff"), name)  # some editors begin a file with this mark
     if not isinstance(table, dict):
         raise InputError(f"{name}: a plan is one object with Bp, n and M, not a {type(table).__name__}.")
     return make_plan(table, source=name)
@@ -161,15 +161,15 @@ def _parse(text: str, name: str) -> object:
             raise InputError(f"{name}: not {form} ({reason}); a plan is `isocompute plan … --json`.") from None
 
 
-# The machine, and how an update's Bp · n rollouts are shared out over it
+# The machine, and how the Bp · n rollouts of an update are split over it
 
 MICRO_BATCH = 8
-"""Sequences a device takes at once where no limit is given; gradients of several add up."""
+"""Sequences per device and micro-batch if no limit is given; gradients of micro-batches add up."""
 
 
 @dataclass(frozen=True)
 class TrainingHardware:
-    """GPUs, and what one of them holds at a time while training."""
+    """GPUs, and how much one of them processes at a time while training."""
 
     gpus: int = 8
     gpus_per_node: int = 8
@@ -186,13 +186,13 @@ class TrainingHardware:
         if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
             below = self.gpus // self.gpus_per_node * self.gpus_per_node
             raise InputError(
-                f"{self.gpus} GPUs are no whole number of nodes of {self.gpus_per_node}; take {below} or "
+                f"{self.gpus} GPUs are not a whole number of nodes of {self.gpus_per_node}; take {below} or "
                 f"{below + self.gpus_per_node}, or set --gpus-per-node."
             )
 
     @property
     def nodes(self) -> int:
-        """Machines."""
+        """The number of machines."""
         return max(1, self.gpus // self.gpus_per_node)
 
     @property
@@ -209,7 +209,7 @@ class Share:
     micro_batch: int
     accumulation: int
     tokens: int | None
-    """Tokens a device takes at once, where that is the limit."""
+    """Tokens on one device at a time, if that is the limit."""
 
 
 def share_out(plan: RunPlan, hardware: TrainingHardware) -> Share:
@@ -219,11 +219,11 @@ def share_out(plan: RunPlan, hardware: TrainingHardware) -> Share:
     """
     gpus, problems, n = hardware.gpus, plan.problems_per_batch, plan.rollouts_per_problem
     if plan.batch_size % gpus:
-        near = ", ".join(f"{other_bp} × {other_n}" for other_bp, other_n in neighbours(problems, n, gpus))
+        near = ", ".join(f"{other_bp} × {other_n}" for other_bp, other_n in nearest_divisible(problems, n, gpus))
         raise InputError(
-            f"Bp · n = {problems} × {n} = {plan.batch_size} rollouts are no equal parts on {gpus} GPUs; the nearest "
-            f"plans that are: {near}. Plan again with one of them: the learning rate and the number of updates follow "
-            "from it."
+            f"Bp · n = {problems} × {n} = {plan.batch_size} rollouts cannot be split equally over {gpus} GPUs; the "
+            f"nearest plans that can be: {near}. Plan again with one of them: the learning rate and the number of "
+            "updates follow from it."
         )
     rollouts = plan.batch_size // gpus
     limit = hardware.max_sequences or MICRO_BATCH
@@ -232,14 +232,14 @@ def share_out(plan: RunPlan, hardware: TrainingHardware) -> Share:
         limit = hardware.max_tokens // sequence
         if limit < 1:
             raise InputError(
-                f"{hardware.max_tokens} tokens a device hold no sequence of {plan.max_prompt_length} + "
+                f"{hardware.max_tokens} tokens per device do not fit a sequence of {plan.max_prompt_length} + "
                 f"{plan.max_response_length} tokens; raise --per-device or lower max_response_length."
             )
     micro = max(size for size in range(1, min(limit, rollouts) + 1) if rollouts % size == 0)
     return Share(gpus, micro, rollouts // micro, hardware.max_tokens)
 
 
-def neighbours(problems: int, rollouts: int, gpus: int) -> list[tuple[int, int]]:
+def nearest_divisible(problems: int, rollouts: int, gpus: int) -> list[tuple[int, int]]:
     """The nearest (Bp, n) below and above, changing one of the two, whose product divides by `gpus`; nearest first."""
     problem_step = gpus // math.gcd(gpus, rollouts)
     rollout_step = gpus // math.gcd(gpus, problems)

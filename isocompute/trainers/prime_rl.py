@@ -1,7 +1,7 @@
 """prime-rl 0.8: a TOML file for its `rl` command; defaults are those of its configs.
 
-`orchestrator.batch_size` counts rollouts. Trainer and inference have GPUs of their own, sequences are packed by
-tokens, and sampling never waits: strictly on-policy means that what is in flight at an update is thrown away.
+`orchestrator.batch_size` counts rollouts. Trainer and inference have separate GPUs, and sequences are packed by tokens.
+Sampling never waits: strictly on-policy training drops the rollouts that are in flight at an update.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ KEYS = Keys(
     gpus_per_node=("deployment.gpus_per_node", 8),
 )
 _SCHEDULER_STEPS = 10
-"""Of warm-up and of decay, where a schedule other than the constant one does not set them."""
+"""Steps of warm-up and of decay, if a schedule that is not constant does not set them."""
 _IN_FLIGHT = 1024
-"""prime-rl's own limit on rollouts in flight; a group must fit."""
+"""prime-rl's default limit on rollouts in flight; a group must fit."""
 
 
 def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
@@ -170,7 +170,7 @@ def _note_recipe(plan: RunPlan, notes: Notes) -> None:
 
 
 def matches(file: ConfigFile) -> int:
-    """How much of a config only prime-rl has; without its tables, `group_size` alone could be Tinker's."""
+    """How much of a config is prime-rl's alone; without its tables, `group_size` could be Tinker's."""
     own = {"rollouts_per_example"} | ({"group_size"} if "batch_size" in file.keys else set())
     tables = ("orchestrator.", "trainer.optim.", "trainer.loss.")
     named = any("prime_rl" in word or "prime-rl" in word for word in file.words)
@@ -178,8 +178,8 @@ def matches(file: ConfigFile) -> int:
 
 
 def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
-    """What the settings amount to, and what is unusual about them in prime-rl."""
-    del problems  # its steps are counted, never derived from the data
+    """The setup that a config describes, and what is unusual about it in prime-rl."""
+    del problems  # prime-rl counts steps and never derives them from the data
     notes: list[Note] = []
     config = ConfigReader(file, KEYS)
     n = config.integer("rollouts_per_problem", "rollouts_per_problem")
@@ -189,7 +189,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Trai
     else:
         rollouts = config.integer("batch_rollouts", "problems_per_batch", "rollouts_per_update")
     if rollouts and n and rollouts % n:
-        message = f"batch_size = {rollouts} counts rollouts and is no multiple of group_size = {n}."
+        message = f"batch_size = {rollouts} counts rollouts and is not a multiple of group_size = {n}."
         notes.append(Note("mini_batch", message))
     steps = config.integer("update_steps") or None
     if steps is None:

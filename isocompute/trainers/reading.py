@@ -1,4 +1,4 @@
-"""What a trainer's config amounts to: allocation and recipe in one class, whichever trainer it is for."""
+"""A trainer's config as a `TrainerSetup`, which holds allocation and recipe for every trainer alike."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from isocompute.trainers.config_files import ConfigFile
 NO_CLIP = 1e9
 """A gradient norm that is never reached: trainers have different values for 'do not clip'."""
 _CRITIC = ("gae_discount", "gae_lambda", "critic_learning_rate", "value_clip")
-"""Fields of a setup whose advantage comes from a critic."""
+"""Fields that only a setup with a critic has."""
 FILE_NAMES = ("model", "train_file", "val_file")
-"""Fields that no number of a setup depends on."""
+"""Fields that do not affect any number of a setup."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrainerSetup:
     rollouts_per_update: int | None = None
     """Rollouts that one optimiser step sees: B, unless a batch is split into mini-batches."""
     staleness: int = 0
-    """How many updates old a rollout may be that is trained on (asynchronous trainers)."""
+    """The maximum age in updates of a rollout that is trained on (asynchronous trainers)."""
     learning_rate: float | None = None
     schedule: str | None = None
     warmup_steps: int | None = None
@@ -66,7 +66,7 @@ class TrainerSetup:
     weight_decay: float | None = None
     grad_clip: float | None = None
     gae_discount: float | None = None
-    """This and the next three where the advantage comes from a critic."""
+    """Like the next three fields, set only if the advantage comes from a critic."""
     gae_lambda: float | None = None
     critic_learning_rate: float | None = None
     value_clip: float | None = None
@@ -113,8 +113,8 @@ _KINDS = {f.name: str(f.type).partition(" ")[0] for f in fields(TrainerSetup)}
 class Keys:
     """A trainer's keys, each spelled once: `our_name=key` or `our_name=(key, default or ..., *older_spellings)`.
 
-    A name that is a field of `Setup` is read and written as it is; a trainer's file computes with the others. Keys that
-    are only ever written stand where they are written.
+    A name that is a field of `TrainerSetup` is read and written as it is; a trainer's module computes with the others.
+    Keys that are only written are spelled in `export`.
     """
 
     def __init__(self, **keys: str | tuple[Any, ...]) -> None:
@@ -139,9 +139,9 @@ class Keys:
 
 
 class ConfigReader:
-    """A config's values over the trainer's defaults; remembers which fields the file leaves to them.
+    """A config's values over the trainer's defaults; records which fields of the setup come from defaults.
 
-    A key whose value comes from outside the file is unknown, not the default.
+    A key whose value comes from outside the file is unknown and has no default.
     """
 
     def __init__(self, file: ConfigFile, keys: Keys, *, has_defaults: bool = True) -> None:
@@ -164,11 +164,11 @@ class ConfigReader:
         return all(self._given.get(name) is not None for name in names)
 
     def assume(self, *fields: str) -> None:
-        """Note fields of the setup that do not depend on what is in the file."""
+        """Record fields of the setup that the file does not determine."""
         self.assumed += fields
 
     def get(self, name: str, *fields: str) -> Any:
-        """A value; `fields` of the setup are noted as assumed where it is the default."""
+        """A value; `fields` of the setup are recorded as assumed if it is the default."""
         if name in self._given:
             return self._given[name]
         self.assume(*fields)
@@ -204,7 +204,7 @@ class ConfigReader:
         return as_number(value[0]), as_number(value[1])
 
     def gpus(self, given: int | None) -> int:
-        """Of all nodes; what the user has given stands over the file."""
+        """GPUs of all nodes; a number that the user gives overrides the file."""
         return given or (self.integer("nodes") or 1) * (self.integer("gpus_per_node", "gpus") or 1)
 
     def setup(self, trainer: str, version: str, **computed: Any) -> TrainerSetup:
@@ -225,7 +225,7 @@ class ConfigReader:
 
 
 def clip_fields(cispo: bool, low: float | None, high: float | None) -> dict[str, float | None]:
-    """Clips of the ratio; CISPO's cap is the upper one, and 1 takes its lower one away."""
+    """Fields of the ratio's clips; for CISPO the upper clip gives the cap, and there is no lower one."""
     if not cispo:
         return {"clip_low": low, "clip_high": high}
     return {"clip_low": None, "clip_high": None, "ratio_cap": None if high is None else 1 + high}
@@ -243,12 +243,12 @@ def as_number(value: object) -> float | None:
 
 
 def invert(names: dict[str, str]) -> dict[str, str]:
-    """A trainer's word for each of ours, turned round; the first of ours stands."""
+    """Our word for each of a trainer's; if several of ours share one, the first counts."""
     return {theirs: ours for ours, theirs in reversed(names.items())}
 
 
 def times(*factors: int | None) -> int | None:
-    """A product, unknown where a factor is."""
+    """The product; None if a factor is None."""
     known = [factor for factor in factors if factor is not None]
     return math.prod(known) if len(known) == len(factors) else None
 
@@ -273,7 +273,7 @@ def group_filter(refills: bool, notes: list[Note]) -> str:
 def steps_from_epochs(
     epochs: int | None, problems: int | None, batch: int | None, notes: list[Note], key: str
 ) -> int | None:
-    """M where a config counts passes over the data: epochs · (D // Bp)."""
+    """M of a config that counts passes over the data: epochs · (D // Bp)."""
     if epochs and problems and batch and problems >= batch:
         return epochs * (problems // batch)
     size = "" if problems is None else f" ({problems} problems are under one batch)"
@@ -285,7 +285,7 @@ def steps_from_epochs(
 # Warnings that hold for every trainer
 
 PAPER_RATE, PAPER_BATCH = 1e-6, 1024
-"""The IsoCompute paper's learning rate and the batch it holds at; it grows with the batch's square root."""
+"""The IsoCompute paper's learning rate and its batch; the rate grows with the square root of the batch."""
 
 
 def setup_warnings(setup: TrainerSetup) -> list[Note]:
@@ -312,7 +312,7 @@ def setup_warnings(setup: TrainerSetup) -> list[Note]:
         if not 0.5 <= rate / scaled <= 2:
             warn(
                 "learning_rate",
-                f"learning rate {rate:.3g} at {rollouts:,} rollouts an update; {PAPER_RATE:g} at {PAPER_BATCH:,} and "
+                f"learning rate {rate:.3g} at {rollouts:,} rollouts per update; {PAPER_RATE:g} at {PAPER_BATCH:,} and "
                 f"the square-root rule give {scaled:.2g}. Fine if it was tuned there.",
             )
     if setup.schedule is not None and not setup.schedule.startswith("constant"):
@@ -328,10 +328,10 @@ def setup_warnings(setup: TrainerSetup) -> list[Note]:
     if setup.loss == "cispo" and setup.on_policy and setup.ratio_reference == "trainer" and setup.tis_cap is None:
         warn(
             "cispo_anchor",
-            "CISPO's ratio is 1 with one update a batch against the trainer's own log-probs: its cap never acts.",
+            "CISPO's ratio is 1 with one update per batch against the trainer's own log-probs: its cap has no effect.",
         )
     if setup.gpus and setup.batch_size and setup.batch_size % setup.gpus and setup.trainer not in ("trl", "prime-rl"):
-        warn("shares", f"{setup.batch_size} rollouts are no equal parts on {setup.gpus} GPUs.")
+        warn("shares", f"{setup.batch_size} rollouts cannot be split equally over {setup.gpus} GPUs.")
     if setup.temperature == 0 and (n or 1) > 1:
         warn("greedy", "temperature 0: all rollouts of a problem are the same.")
     return found
@@ -347,7 +347,7 @@ def describe(setup: TrainerSetup, title: str, warnings: Sequence[Note], unknown:
     bp, n, m = (_count(x) for x in (setup.problems_per_batch, setup.rollouts_per_problem, setup.update_steps))
     batch, compute = _count(setup.batch_size), _count(setup.compute)
     sentences = [
-        f"{title}: Bp = {bp} problems × n = {n} rollouts × M = {m} batches: B = {batch} rollouts a batch, "
+        f"{title}: Bp = {bp} problems × n = {n} rollouts × M = {m} batches: B = {batch} rollouts per batch, "
         f"C = {compute} rollouts in all.",
         _on_policy(setup),
         _recipe(setup),
@@ -377,13 +377,13 @@ def _on_policy(setup: TrainerSetup) -> str:
     if setup.updates_per_batch % 1:
         return f"It does not run as it stands: a batch would make {setup.updates_per_batch:g} optimiser steps."
     if setup.on_policy and setup.batch_size is None:
-        return "One optimiser step a batch, as far as the file defines a batch."
+        return "One optimiser step per batch, as far as the file defines a batch."
     if setup.on_policy:
-        return "On-policy: one optimiser step a batch."
+        return "On-policy: one optimiser step per batch."
     if setup.staleness and setup.updates_per_batch == 1:
-        return f"Off-policy: one optimiser step a batch, on rollouts up to {setup.staleness} update(s) old."
+        return f"Off-policy: one optimiser step per batch, on rollouts up to {setup.staleness} update(s) old."
     size = "" if setup.rollouts_per_update is None else f", of {setup.rollouts_per_update:,} rollouts each"
-    return f"Off-policy: {setup.updates_per_batch:g} optimiser steps a batch{size}."
+    return f"Off-policy: {setup.updates_per_batch:g} optimiser steps per batch{size}."
 
 
 def _recipe(setup: TrainerSetup) -> str:
@@ -415,17 +415,17 @@ def _count(value: int | None) -> str:
     return "?" if value is None else f"{value:,}"
 
 
-# Misspelled keys: most trainers do not refuse one, and train with the default in its place
+# Misspelled keys: most trainers ignore them and train with the default
 
 _CLOSE = 0.8
-"""Of 1: how alike two words must be (difflib)."""
+"""The least similarity of two words, of 1 (difflib)."""
 
 
 @cache
 def _keys_of(trainer: str) -> frozenset[str]:
-    """Every key of a trainer, its tables among them: `keys/*.txt`, from the version and commit named there.
+    """Every key of a trainer, including its tables: `keys/*.txt`, from the version and commit named there.
 
-    A key that is listed without anything below it may hold whatever it likes: keyword arguments, environment variables.
+    A table that is listed without keys below it may hold any keys, such as keyword arguments.
     """
     text = (files("isocompute.trainers") / "keys" / f"{trainer.replace('-', '_')}.txt").read_text(encoding="utf-8")
     return frozenset(line for line in text.splitlines() if not line.startswith("#"))
@@ -434,10 +434,10 @@ def _keys_of(trainer: str) -> frozenset[str]:
 def unknown_keys(
     trainer: str, keys: Iterable[str], *, known: Iterable[str] = (), alone: bool = False
 ) -> dict[str, str | None]:
-    """Those of a config's keys that the trainer does not have, each with the one that was probably meant.
+    """Keys of a config that the trainer does not have, each with the one that was probably meant.
 
-    `known` are further keys, such as older spellings. A script holds arguments of other programs too, so a key outside
-    the trainer's tables counts only where it looks like one of its keys, unless the file is the trainer's `alone`.
+    `known` are further keys, such as older spellings. A script may contain arguments of other programs. A key outside
+    the trainer's tables therefore counts only if it resembles one of its keys, or if the file is the trainer's `alone`.
     """
     listed = _keys_of(trainer)
     every = listed | set(known)
@@ -456,7 +456,7 @@ def unknown_keys(
 
 
 def _meant(parts: list[str], others: list[list[str]]) -> str | None:
-    """The key that was probably meant: one that is spelled differently in a single part, and there not by much."""
+    """The key that was probably meant: one that differs in a single part, and only slightly."""
     for at, part in enumerate(parts):
         beside = {
             other[at]: other for other in others if other[:at] == parts[:at] and other[at + 1 :] == parts[at + 1 :]

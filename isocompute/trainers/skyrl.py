@@ -1,8 +1,8 @@
 """SkyRL 0.3: arguments of `skyrl.train.entrypoints.main_base`; defaults are those of its configs.
 
-`train_batch_size` and `policy_mini_batch_size` both count problems. The KL loss is on by default. The only trainer here
-that averages by problem and that takes CISPO's ratio against the sampler by an option of its own. A run resumes from
-the latest checkpoint under `ckpt_path`, which has to be absolute: Ray's workers start in a copy of the working folder.
+`train_batch_size` and `policy_mini_batch_size` both count problems. The KL loss is on by default. Only SkyRL
+averages by problem and has an option for CISPO's ratio to the sampler. A run resumes from the latest checkpoint under
+`ckpt_path`, which has to be absolute: Ray's workers start in a copy of the working folder.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ AGGREGATIONS = {
 
 
 def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
-    """A script with the arguments, one a line."""
+    """`run_skyrl.sh`: a script with one argument per line."""
     writing.require_full_batch(plan, TITLE)
     notes = Notes()
     share = share_out(plan, hardware)
@@ -147,7 +147,7 @@ def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
         settings["trainer.critic.model.path"] = values["model"]
         settings["trainer.critic_mini_batch_size"] = plan.problems_per_batch
     if recipe.loss == "reinforce":
-        notes.add("loss", "the clipped loss stands in for REINFORCE; at one update a batch the gradients are equal.")
+        notes.add("loss", "the clipped loss replaces REINFORCE; at one update per batch the gradients are equal.")
     writing.note_whitened(plan, notes)
     if recipe.zero_variance_filter == "policy":
         notes.add("zero_variance_filter", "zero-variance problems leave the whole loss, not the policy's part alone.")
@@ -168,7 +168,7 @@ def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
 
 
 def _correction(plan: RunPlan, notes: Notes) -> Flat:
-    """Truncated importance sampling, or CISPO's ratio to the sampler, which is one already."""
+    """Truncated importance sampling, or CISPO's ratio to the sampler, which already corrects for it."""
     recipe = plan.recipe
     cispo: Flat = {}
     if recipe.loss == "cispo":
@@ -181,13 +181,13 @@ def _correction(plan: RunPlan, notes: Notes) -> Flat:
 
 
 def matches(file: ConfigFile) -> int:
-    """How much of a config only SkyRL has."""
+    """How much of a config is SkyRL's alone."""
     tables = ("generator.", "trainer.algorithm.", "trainer.policy.", "trainer.placement.")
     return sum(key.startswith(tables) for key in file.keys) + 3 * any("skyrl" in word for word in file.words)
 
 
 def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
-    """What the settings amount to, and what is unusual about them in SkyRL."""
+    """The setup that a config describes, and what is unusual about it in SkyRL."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS)
     batch = config.integer("problems_per_batch", "problems_per_batch")
@@ -197,7 +197,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Trai
         config.assume("updates_per_batch")
     updates = None if not batch or not mini else (config.integer("epochs_per_batch") or 1) * batch / mini
     if batch and mini and batch % mini:
-        message = f"train_batch_size = {batch} is no multiple of policy_mini_batch_size = {mini}: SkyRL refuses it."
+        message = f"train_batch_size = {batch} is not a multiple of policy_mini_batch_size = {mini}: SkyRL refuses it."
         notes.append(Note("mini_batch", message))
         updates = None
     steps = config.integer("update_steps")

@@ -3,8 +3,8 @@
 `per_device_train_batch_size` counts completions. `generation_batch_size` = Bp · n fixes Bp whatever the number of
 processes; an update is on-policy where it equals per_device · processes · gradient_accumulation_steps. `epsilon_high`
 is CISPO's cap itself, and the default correction for the sampler is a sequence mask, not truncated importance sampling.
-`trl grpo` loads files through `datasets` alone, which holds no second split: it validates on a folder or a dataset of
-the Hub with one (`dataset_name`), and on no other file.
+`trl grpo` loads files through `datasets`, which has no second split. It validates only on a folder or a Hub dataset
+with one (`dataset_name`).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "
 def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
     """`grpo_config.py` and `grpo.yaml`."""
     if plan.rollouts_per_problem < 2:
-        raise InputError(f"n = {plan.rollouts_per_problem}: TRL's GRPO takes 2 rollouts a problem or more.")
+        raise InputError(f"n = {plan.rollouts_per_problem}: TRL's GRPO takes 2 rollouts per problem or more.")
     writing.require_full_batch(plan, TITLE)
     notes = Notes()
     share = share_out(plan, hardware)
@@ -140,9 +140,9 @@ def _note_loss(plan: RunPlan, notes: Notes) -> None:
     if recipe.loss == "cispo" and recipe.aggregation != "token":
         notes.add("aggregation", f"CISPO is averaged over tokens, not by '{recipe.aggregation}'.")
     if recipe.loss == "reinforce":
-        notes.add("loss", "the clipped loss stands in for REINFORCE; at one update a batch the gradients are equal.")
+        notes.add("loss", "the clipped loss replaces REINFORCE; at one update per batch the gradients are equal.")
     if recipe.aggregation not in AGGREGATIONS:
-        notes.add("aggregation", "there is no mean over each problem's tokens; the mean over all tokens stands in.")
+        notes.add("aggregation", "there is no mean over each problem's tokens; the mean over all tokens replaces it.")
     if recipe.advantage not in SCALES:
         notes.add("advantage", f"'{recipe.advantage}' is not offered: the group's mean is subtracted.")
     if recipe.advantage == "batch_std":
@@ -154,7 +154,7 @@ def _note_loss(plan: RunPlan, notes: Notes) -> None:
 
 
 def _validation(plan: RunPlan, notes: Notes) -> Flat:
-    """What makes a trainer with an `eval_dataset` validate; one without would refuse to start with it."""
+    """Settings that make a trainer with an `eval_dataset` validate; without one, TRL refuses to start with them."""
     script = (
         "`trl grpo` takes no second file: put both into one folder, as train and test of one format, and write "
         "dataset_name: FOLDER in place of datasets, eval_strategy: steps and eval_on_start: true."
@@ -162,8 +162,8 @@ def _validation(plan: RunPlan, notes: Notes) -> Flat:
     if plan.val_file is None:
         notes.add(
             "val_file",
-            "fill in the validation problems, nothing is validated without: give GRPOTrainer eval_dataset, and set "
-            f"eval_strategy='steps' and eval_on_start=True. {script}",
+            "fill in the validation problems; nothing is validated without them: give GRPOTrainer eval_dataset, and "
+            f"set eval_strategy='steps' and eval_on_start=True. {script}",
         )
         return {}
     notes.add("val_file", f"give GRPOTrainer eval_dataset ({plan.val_file}). The YAML does not validate: {script}")
@@ -171,7 +171,7 @@ def _validation(plan: RunPlan, notes: Notes) -> Flat:
 
 
 def matches(file: ConfigFile) -> int:
-    """How much of a config only TRL has."""
+    """How much of a config is TRL's alone."""
     own = {KEYS[name] for name in ("rollouts_per_problem", "generation_batch", "steps_per_generation")}
     own |= {KEYS["max_response_length"], "reward_funcs"}
     named = any(word in ("GRPOConfig", "trl", "grpo") or "trl" in word.split("/") for word in file.words)
@@ -179,7 +179,7 @@ def matches(file: ConfigFile) -> int:
 
 
 def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
-    """What the settings amount to, and what is unusual about them in TRL."""
+    """The setup that a config describes, and what is unusual about it in TRL."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS)
     n = config.integer("rollouts_per_problem", "rollouts_per_problem")
@@ -249,8 +249,8 @@ def _batch(
 ) -> tuple[int | None, float | None, int | None, int | None]:
     """Rollouts of a batch, optimiser steps on it, rollouts of one of these steps, and processes.
 
-    A batch is what is generated between two updates: where one optimiser step takes several generation batches, it is
-    all of these.
+    A batch is everything that is generated between two updates: all generation batches of an optimiser step, if it
+    takes several.
     """
     per_device = config.integer("micro_batch", "micro_batch")
     accumulation = config.integer("accumulation")
@@ -260,7 +260,7 @@ def _batch(
     processes = gpus or config.integer("processes") or None
     if not accumulation or not (per_device or update):
         return None, None, None, processes
-    # How often a batch is used depends on no process count, unless the generation batch alone is given.
+    # The updates per batch do not depend on the process count, unless only the generation batch is given.
     on_default = not per_generation and (
         (generated is not None and processes is None) or not config.has("epochs_per_batch", "accumulation")
     )
@@ -271,7 +271,7 @@ def _batch(
         known = generated is not None and generated % steps == 0
         processes = generated // steps if generated and known else 1
         if not (known and per_generation):
-            # Without a process count the file is taken at its word: on-policy where it fixes the generation batch.
+            # Without a process count, a file that fixes the generation batch is taken to be on-policy.
             runs = f"on-policy on {processes} process(es) only" if known else "taken to run on 1 process"
             notes.append(Note("processes", f"{runs}: the file does not set how many; give --gpus."))
             config.assume("gpus", *(() if generated else ("problems_per_batch", "rollouts_per_update")))
@@ -283,7 +283,7 @@ def _batch(
         generated = update * per_generation // accumulation if per_generation else update
     elif per_device and processes and generated % (per_device * processes):
         step = per_device * processes
-        message = f"generation_batch_size = {generated} is no multiple of {step}: TRL refuses it."
+        message = f"generation_batch_size = {generated} is not a multiple of {step}: TRL refuses it."
         notes.append(Note("generation_batch", message))
         return generated, None, update, processes
     updates = (config.integer("epochs_per_batch") or 1) * generated / update
@@ -298,7 +298,7 @@ def _problems(batch: int | None, n: int | None, config: ConfigReader, notes: lis
     if n < 2:
         notes.append(Note("group", "num_generations must be 2 or more: TRL refuses it."))
     if batch % n:
-        message = f"a generation batch of {batch} completions is no multiple of n = {n}: TRL refuses it."
+        message = f"a generation batch of {batch} completions is not a multiple of n = {n}: TRL refuses it."
         notes.append(Note("generation_batch", message))
         return None
     if batch // n < 8:
@@ -331,7 +331,7 @@ def _warmup(config: ConfigReader, optimizer_steps: int | None) -> int | None:
 
 
 def _train_file(config: ConfigReader) -> str | None:
-    """The first file of `datasets`, which stands over `dataset_name`, or the name it goes by."""
+    """The first file of `datasets`, or its name; without `datasets`, `dataset_name`."""
     mixture = config.get("datasets")
     first = mixture[0] if isinstance(mixture, list) and mixture else None
     if not isinstance(first, dict):

@@ -1,7 +1,7 @@
 """veRL 0.9.1: Hydra overrides of `ppo_trainer` and a script that starts it; defaults are those of its configs.
 
-`data.train_batch_size` and `ppo_mini_batch_size` both count problems; only where they are equal is an update on-policy.
-A CISPO cap of 5 is `clip_ratio_high=4` here, and `clip_ratio_low=1` takes its lower bound away. Checkpoints
+`data.train_batch_size` and `ppo_mini_batch_size` both count problems; an update is on-policy only if they are equal.
+A CISPO cap of 5 is `clip_ratio_high=4` here, and `clip_ratio_low=1` removes its lower bound. Checkpoints
 (`checkpoints/PROJECT/EXPERIMENT`) and the log (`PROJECT/EXPERIMENT.jsonl`) go by names, and a run resumes from whatever
 checkpoint it finds there.
 """
@@ -140,7 +140,7 @@ def export(plan: RunPlan, hardware: TrainingHardware) -> Exported:
         settings |= {"critic.model.path": values["model"], "critic.ppo_micro_batch_size_per_gpu": 1}
     settings |= _correction(plan, notes)
     if recipe.aggregation == "prompt":
-        notes.add("aggregation", "there is no mean over each problem's tokens; token-mean stands in.")
+        notes.add("aggregation", "there is no mean over each problem's tokens; token-mean replaces it.")
     writing.note_whitened(plan, notes)
     writing.note_unfiltered(plan, notes, "algorithm.filter_groups")
     writing.note_no_option(plan, notes, "epsilon", "fp32_head")
@@ -169,8 +169,8 @@ def _micro_batches(share: Share) -> Flat:
 def _correction(plan: RunPlan, notes: Notes) -> Flat:
     """Truncated importance sampling; or the sampler's log-probs in place of the trainer's old ones (`bypass_mode`).
 
-    In bypass mode veRL corrects nothing else: the ratio to the sampler is the correction. It logs no entropy then, so
-    that CISPO, which truncated importance sampling gives as well, goes without.
+    In bypass mode the ratio to the sampler is the only correction, and veRL logs no entropy. CISPO does not need it:
+    truncated importance sampling gives the same.
     """
     if plan.recipe.ratio_reference == "sampler" and plan.recipe.loss in ("clip", "gspo"):
         return KEYS.write({}, bypass_mode=True, rollout_is=None)
@@ -179,13 +179,13 @@ def _correction(plan: RunPlan, notes: Notes) -> Flat:
 
 
 def matches(file: ConfigFile) -> int:
-    """How much of a config only veRL has."""
+    """How much of a config is veRL's alone."""
     started = any("verl.trainer" in word for word in file.words)
     return sum(key.startswith("actor_rollout_ref.") for key in file.keys) + 3 * started
 
 
 def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[TrainerSetup, list[Note]]:
-    """What the settings amount to, and what is unusual about them in veRL."""
+    """The setup that a config describes, and what is unusual about it in veRL."""
     notes: list[Note] = []
     config = ConfigReader(file, KEYS)
     batch = config.integer("problems_per_batch", "problems_per_batch")
@@ -204,7 +204,9 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Trai
         notes.append(Note("mini_batch", message))
         updates = None
     elif batch and mini and batch % mini:
-        notes.append(Note("mini_batch", f"train_batch_size = {batch} is no multiple of ppo_mini_batch_size = {mini}."))
+        notes.append(
+            Note("mini_batch", f"train_batch_size = {batch} is not a multiple of ppo_mini_batch_size = {mini}.")
+        )
     steps = config.integer("update_steps")
     if steps is None:
         steps = reading.steps_from_epochs(config.integer("epochs"), problems, batch, notes, KEYS["epochs"])
@@ -218,7 +220,7 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Trai
     )
     cispo = loss_mode == "cispo"
     if cispo and low is not None and low < 1:
-        message = f"clip_ratio_low = {low:g} floors CISPO's ratio at {1 - low:g}; 1 takes the floor away."
+        message = f"clip_ratio_low = {low:g} floors CISPO's ratio at {1 - low:g}; 1 removes the floor."
         notes.append(Note("cispo_cap", message))
     aggregation = config.text("loss_agg_mode", "aggregation")
     bypassed = config.flag("bypass_mode", "ratio_reference")
@@ -250,8 +252,8 @@ def read(file: ConfigFile, gpus: int | None, problems: int | None) -> tuple[Trai
 
 
 def _kl(config: ConfigReader, notes: list[Note]) -> float | None:
-    # Before 0.3 there was no switch, and every run whose loss had no KL took it off the reward; a config that was
-    # printed whole is recognised by what else is in it.
+    # Before 0.3 there was no switch, and every run without KL in its loss subtracted it from the reward. Such a config
+    # is recognised by the other keys of KL in the reward.
     older = config.has("reward_kl_type", "reward_kl_coef") and not config.has("use_kl_in_reward")
     in_loss = config.flag("use_kl_loss", *(() if older else ("kl_coef",)))
     in_reward = not in_loss if older else config.flag("use_kl_in_reward")

@@ -1,4 +1,4 @@
-"""What every export shares: notes, the run's name, a recipe's parts that no trainer has, and config files as text."""
+"""Functions that all exports share: notes, the run's name, a plan's values, and config files as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Flat = dict[str, Any]
 
 
 class Notes(list[Note]):
-    """What the trainer cannot do of the plan, and what the user has to fill in; one note a field, the first stands."""
+    """Parts of the plan that the trainer cannot do, and values to fill in; the first note about a field counts."""
 
     def add(self, code: str, message: str) -> None:
         """Note something about a field of the plan or its recipe."""
@@ -38,28 +38,28 @@ class File:
 
 @dataclass(frozen=True)
 class Exported:
-    """A plan as one trainer's config. The first file is the one that is printed where only one can be."""
+    """A plan as one trainer's config. The first file is printed where only one can be."""
 
     trainer: str
     version: str
     files: tuple[File, ...]
     notes: tuple[Note, ...]
     micro_batch: int | None = None
-    """Sequences a device takes at once; `None` where the trainer packs by tokens."""
+    """Sequences per device and micro-batch; `None` if the trainer packs by tokens."""
     accumulation: int | None = None
-    """Micro-batches an update adds up on every device."""
+    """Micro-batches per update on each device, whose gradients add up."""
 
 
 # Plans
 
 _IDENTITY = {"learning_rate", "recipe", "max_prompt_length", "max_response_length", "problems", "model", "train_file"}
-"""Fields beside Bp, n, M and the seed that make a run another one."""
+"""Fields besides Bp, n, M and the seed that distinguish runs."""
 
 
 def run_name(plan: RunPlan) -> str:
     """The name of the run's checkpoints and logs: trainers resume from what they find under a name.
 
-    Bp, n, M and the seed can be read; six letters stand for all else that makes it another run.
+    It shows Bp, n, M and the seed; six characters of a hash distinguish runs that differ in anything else.
 
     >>> from isocompute.trainers.plan_input import make_plan
     >>> run_name(make_plan({"Bp": 32, "n": 8, "M": 100, "seed": 3})).rpartition("-")[0]
@@ -71,7 +71,7 @@ def run_name(plan: RunPlan) -> str:
 
 
 def plan_values(plan: RunPlan, notes: Notes, share: Share | None = None) -> Flat:
-    """Everything of a plan that a trainer may have a key for, by our names; what is not set is left out.
+    """All values of a plan that a trainer may have a key for, by our names; values that are not set are left out.
 
     The critic's learning rate is scaled to this batch size as the policy's is.
     """
@@ -105,7 +105,7 @@ def plan_values(plan: RunPlan, notes: Notes, share: Share | None = None) -> Flat
 
 
 def file_name(plan: RunPlan, field: str, notes: Notes, placeholder: str) -> str:
-    """The plan's model or file, or a place to fill it in."""
+    """The plan's model or file, or a placeholder with a note to fill it in."""
     fill = {
         "model": "fill in the model (or export with --model).",
         "train_file": "fill in the training problems.",
@@ -133,19 +133,19 @@ def warmup_updates(plan: RunPlan) -> int:
 
 
 def tis_cap(plan: RunPlan, notes: Notes) -> float | None:
-    """The cap on trainer over sampler probability. A token's ratio to the sampler is written as one.
+    """The cap of truncated importance sampling, which also expresses a token's ratio to the sampler.
 
-    With one update a batch the trainer's own ratio is 1, so that min(π/π_sampler, cap) as a constant weight on the
-    log-probability's gradient is CISPO against the sampler, exactly. With 1 + clip_high as the cap it is a clip against
-    the sampler for every ratio inside the clip. GSPO's ratio is a sequence's, which no weight of tokens stands for, and
-    REINFORCE has none.
+    With one update per batch the trainer's own ratio is 1. Then min(π/π_sampler, cap) as a constant weight on the
+    gradient of the log-probability is exactly CISPO against the sampler. With the cap 1 + clip_high it is a clip
+    against the sampler for every ratio inside the clip. GSPO's ratio is that of a sequence, which token weights cannot
+    express, and REINFORCE has no ratio.
     """
     recipe = plan.recipe
     if recipe.ratio_reference == "trainer":
         return recipe.tis_cap
     if recipe.loss == "cispo":
         message = (
-            "the sampler's ratio is capped by truncated importance sampling, which is the same at one update a batch."
+            "the sampler's ratio is capped by truncated importance sampling, which is the same at one update per batch."
         )
         notes.add("ratio_reference", message)
         notes.add("tis_cap", f"{recipe.ratio_cap:g}: the cap of the ratio to the sampler, see ratio_reference.")
@@ -155,7 +155,7 @@ def tis_cap(plan: RunPlan, notes: Notes) -> float | None:
         notes.add(
             "ratio_reference",
             "the ratio is taken against the trainer's own log-probs; truncated importance sampling weighs tokens by "
-            "the ratio to the sampler's. At one update a batch that is the same inside the clip; outside it every "
+            "the ratio to the sampler's. At one update per batch that is the same inside the clip; outside it every "
             f"token keeps a weight, {cap:g} at most, where the clip drops those whose advantage pushes further out.",
         )
         notes.add("tis_cap", f"{cap:g}: 1 + clip_high, see ratio_reference.")
@@ -170,7 +170,7 @@ def tis_cap(plan: RunPlan, notes: Notes) -> float | None:
 
 
 def note_general(plan: RunPlan, notes: Notes) -> None:
-    """Note what the plan left to the export, and parts of a recipe that no trainer here has."""
+    """Note what the plan left to the export, and parts of a recipe that no supported trainer has."""
     recipe = plan.recipe
     chosen = {
         "recipe": "not in the plan: the playbook's, GRPO with truncated importance sampling; KL and entropy as the "
@@ -212,15 +212,13 @@ def note_general(plan: RunPlan, notes: Notes) -> None:
     if recipe.length_control == "interrupt":
         notes.add("length_control", "long responses are cut, not interrupted: no trainer forces an answer.")
     if recipe.length_control == "penalty":
-        notes.add(
-            "length_control", "no length penalty: it belongs into your reward function (docs/reference/recipe.md)."
-        )
+        notes.add("length_control", "no length penalty: it belongs in your reward function (docs/reference/recipe.md).")
     if recipe.optimizer != "adamw":
-        notes.add("optimizer", f"AdamW stands in for {recipe.optimizer}, which is for theory only.")
+        notes.add("optimizer", f"AdamW replaces {recipe.optimizer}, which is for theory only.")
 
 
 def note_whitened(plan: RunPlan, notes: Notes) -> None:
-    """Note advantages over the batch, where the trainer has REINFORCE++ and no other kind of them."""
+    """Note advantages over the batch, for trainers whose only such advantage is REINFORCE++."""
     if plan.recipe.advantage == "batch_std":
         notes.add("advantage", "the batch's deviation is taken over tokens, and its mean is subtracted once more.")
     if plan.recipe.advantage == "none":
@@ -228,14 +226,14 @@ def note_whitened(plan: RunPlan, notes: Notes) -> None:
 
 
 def note_unfiltered(plan: RunPlan, notes: Notes, option: str) -> None:
-    """Note a filter of zero-variance problems, where the trainer's `option` would refill the batch."""
+    """Note a filter of zero-variance problems, for trainers whose `option` would refill the batch."""
     if plan.recipe.zero_variance_filter != "off":
         message = f"zero-variance problems stay in the average: {option} would sample others in their place, which "
         notes.add("zero_variance_filter", f"{message}spends more than the plan.")
 
 
 def note_no_option(plan: RunPlan, notes: Notes, *fields: str) -> None:
-    """Note the recipe's fields that this trainer has no option for, where the recipe uses them."""
+    """Note `fields` that this trainer has no option for, if the recipe uses them."""
     recipe = plan.recipe
     used = {
         "kl_coef": (recipe.kl_coef > 0, f"no KL term to the base model; the plan asks for {recipe.kl_coef:g}."),
@@ -252,7 +250,7 @@ def note_no_option(plan: RunPlan, notes: Notes, *fields: str) -> None:
         ),
         "updates_per_batch": (
             recipe.updates_per_batch > 1,
-            f"one update a batch; the plan asks for {recipe.updates_per_batch}.",
+            f"one update per batch; the plan asks for {recipe.updates_per_batch}.",
         ),
         "seed": (plan.seed is not None, f"no option for the seed; the plan asks for {plan.seed}."),
     }
@@ -306,7 +304,7 @@ def hydra(key: str, value: Any) -> str:
 
 
 def dotlist(key: str, value: Any) -> str:
-    """The same for OmegaConf's own command line, whose values are YAML.
+    """One override for OmegaConf's own command line, whose values are YAML.
 
     >>> print(dotlist("path", "it's"))
     path='it''s'
@@ -345,9 +343,9 @@ def flags(settings: Flat) -> list[list[str]]:
 
 
 def shell_script(top: str, command: str, arguments: Iterable[Sequence[str]], as_written: Iterable[str] = ()) -> str:
-    """A bash script: comments, then one command with an argument a line, those `as_written` for bash to expand.
+    """A bash script: comments, then one command with an argument per line; bash expands those `as_written`.
 
-    `"$@"` lets a caller add more, which stand over the ones before.
+    `"$@"` lets a caller add arguments, which override the ones before.
     """
     quoted = (" ".join(shlex.quote(word) for word in words) for words in arguments)
     rows = [command, *quoted, *as_written, '"$@"']

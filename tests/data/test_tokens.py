@@ -59,7 +59,7 @@ def test_prompts_are_taken_off_a_total_where_their_length_is_logged(tmp_path: Pa
     assert item.run.points["tokens"].to_list() == pytest.approx([0.75 * 40960 * s for s in range(1, 11)])
 
 
-def test_a_total_with_prompts_is_no_response_length_of_timed_timed_intervals(tmp_path: Path) -> None:
+def test_a_total_with_prompts_is_no_response_length_of_timed_intervals(tmp_path: Path) -> None:
     item = imported(tmp_path, verl(left_out=("response_length/mean",)), **BATCH)
     assert {stretch.response_tokens for stretch in timed_intervals(item.run)} == {None}
     known = imported(tmp_path, verl(), **BATCH)

@@ -57,7 +57,7 @@ def test_export_then_explain(trainer: str, plan: str, tmp_path: Path) -> None:
     ("fields", "code", "says"),
     [
         ({"length_control": "interrupt"}, "length_control", "long responses are cut, not interrupted"),
-        ({"length_control": "penalty"}, "length_control", "no length penalty: it belongs into your reward function"),
+        ({"length_control": "penalty"}, "length_control", "no length penalty: it belongs in your reward function"),
         ({"pipeline_steps": 8}, "pipeline_steps", "written as on-policy training, not pipeline_steps = 8"),
     ],
 )
@@ -97,10 +97,10 @@ def test_one_file_by_its_suffix(plan: str, tmp_path: Path) -> None:
     [
         (["export", "verll", "PLAN"], "did you mean verl?"),
         (["export", "verl", "nowhere.json"], "cannot be read"),
-        (["export", "verl", "PLAN", "--gpus", "7"], "the nearest plans that are"),
+        (["export", "verl", "PLAN", "--gpus", "7"], "the nearest plans that can be"),
         (["export", "verl", "PLAN", "--per-device", "8 tokens"], "--per-device"),
         (["export", "prime-rl", "PLAN", "--gpus", "1"], "--gpus 2"),
-        (["explain", "PLAN"], "no trainer's config"),
+        (["explain", "PLAN"], "not a trainer's config"),
     ],
 )
 def test_wrong_input_is_one_line_and_code_2(arguments: list[str], says: str, plan: str) -> None:

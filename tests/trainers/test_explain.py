@@ -25,7 +25,7 @@ def odd(found: Explanation) -> set[str]:
 VERL = r"""
 #!/bin/bash
 set -x
-# two updates a batch, variables, sums, an array and quotes
+# two updates per batch, variables, sums, an array and quotes
 export N_GPUS=8
 train_prompt_bsz=512
 n_resp_per_prompt=${N:-16}
@@ -195,7 +195,7 @@ def test_what_comes_from_outside_is_unknown() -> None:
     ("text", "says"),
     [
         ("", "empty"),
-        ("hello world", "no trainer's config"),
+        ("hello world", "not a trainer's config"),
         ("a: 1\nb: 2\n", "read as yaml: a, b"),
         ("import os\nprint(os)\n", "no GRPOConfig"),
         ('{"a": [1, 2]}', "read as json"),

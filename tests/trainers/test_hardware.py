@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
 from isocompute.trainers import RunPlan, TrainingHardware, make_plan
-from isocompute.trainers.plan_input import neighbours, share_out
+from isocompute.trainers.plan_input import nearest_divisible, share_out
 from tests.trainers.plans import cases
 
 
@@ -24,8 +24,8 @@ def test_shares_add_up_and_fit(case: tuple[RunPlan, TrainingHardware]) -> None:
 
 
 @given(problems=st.integers(1, 60), rollouts=st.integers(2, 60), gpus=st.integers(1, 40))
-def test_neighbours_are_the_nearest_that_divide(problems: int, rollouts: int, gpus: int) -> None:
-    found = neighbours(problems, rollouts, gpus)
+def test_nearest_divisible_are_the_nearest_that_divide(problems: int, rollouts: int, gpus: int) -> None:
+    found = nearest_divisible(problems, rollouts, gpus)
     assert all(bp * n % gpus == 0 and n >= 2 for bp, n in found)
     if problems * rollouts % gpus:
         rows = [bp for bp in range(1, problems + gpus + 1) if bp * rollouts % gpus == 0]
@@ -44,11 +44,11 @@ def test_an_impossible_plan_names_its_neighbours() -> None:
 def test_nodes_are_whole() -> None:
     assert (TrainingHardware(gpus=16).nodes, TrainingHardware(gpus=16).gpus_on_node) == (2, 8)
     assert (TrainingHardware(gpus=6).nodes, TrainingHardware(gpus=6).gpus_on_node) == (1, 6)
-    with pytest.raises(InputError, match="12 GPUs are no whole number of nodes of 8; take 8 or 16"):
+    with pytest.raises(InputError, match="12 GPUs are not a whole number of nodes of 8; take 8 or 16"):
         TrainingHardware(gpus=12)
 
 
 def test_a_sequence_must_fit() -> None:
     plan = make_plan({"Bp": 8, "n": 8, "M": 1, "max_prompt_length": 100, "max_response_length": 1000})
-    with pytest.raises(InputError, match=r"1000 tokens a device hold no sequence of 100 \+ 1000"):
+    with pytest.raises(InputError, match=r"1000 tokens per device do not fit a sequence of 100 \+ 1000"):
         share_out(plan, TrainingHardware(max_tokens=1000))

@@ -45,7 +45,7 @@ def test_a_refusal_is_one_line_and_code_2(change: dict[str, int], says: str) -> 
 
 @pytest.mark.parametrize(("trainer", "advantage"), [("prime-rl", "none"), ("prime-rl", "gae"), ("nemo-rl", "gae")])
 def test_one_rollout_is_not_compared_with_itself(trainer: str, advantage: str) -> None:
-    """Where the group's mean stands in for the recipe's advantage, n = 1 would train on zeros."""
+    """If the group's mean replaces the recipe's advantage, n = 1 would train on zeros."""
     plan = PLAN | {"n": 1, "recipe": {"name": "isocompute-hard", "advantage": advantage}}
     with pytest.raises(InputError, match=r"n = 1: .*take 2 or more"):
         export_plan(trainer=trainer, plan=plan)
