@@ -1,1 +1,1 @@
-"""The nouns of the package, each once, and what everything above needs: files, locks, the recorder of a run."""
+"""Shared types and helpers: allocations, recipes, runs, curves, errors, files and the recorder of a run."""

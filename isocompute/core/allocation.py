@@ -16,7 +16,7 @@ from isocompute.core.recipe import Recipe, sampled_per_problem
 
 
 class Spending:
-    """What follows from Bp, n and M, for everything that has the three."""
+    """Batch size and compute of anything that has Bp, n and M."""
 
     problems_per_batch: int
     rollouts_per_problem: int
@@ -76,9 +76,9 @@ def grid(
 
 
 SPEED_ONLY = ("micro_batch", "sample_batch", "threads", "fast", "together")
-"""Engine options that change speed and memory alone: a run that ran out of memory resumes with others.
+"""Engine options that change only speed and memory, so a run may resume with other values of them.
 
-`fast` and `together` are options of 0.1, which stored studies have."""
+`fast` and `together` are found in studies stored by version 0.1."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Cell(Spending):
 
     @property
     def rollouts_per_update(self) -> int:
-        """Rollouts that an update samples: Bp · n; with a decoupled baseline, all that estimate it."""
+        """Rollouts sampled for each update: Bp · n, or more with a decoupled baseline."""
         n = sampled_per_problem(self.recipe, rollouts_per_problem=self.rollouts_per_problem)
         return self.problems_per_batch * n
 
     @property
     def compute(self) -> int:
-        """C, in rollouts: all that are sampled."""
+        """C, in rollouts, including those sampled only for a decoupled baseline."""
         return self.rollouts_per_update * self.update_steps
 
 
@@ -134,7 +134,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Measures:
-    """What the points of a cell will hold."""
+    """Metrics and units of compute that the points of a cell will have."""
 
     metrics: frozenset[str]
     units: frozenset[str]
@@ -143,25 +143,25 @@ class Measures:
 
 @runtime_checkable
 class MeasuringEngine(Engine, Protocol):
-    """An engine that knows what a cell's points will hold before it has run."""
+    """An engine that knows a cell's metrics and units before it runs the cell."""
 
     def measures(self, cell: Cell) -> Measures:
-        """Every metric and unit of the points."""
+        """Every metric and unit of the cell's points."""
         ...
 
 
 class Evaluation(BaseModel):
-    """The `[evaluation]` table."""
+    """The `[evaluation]` table of a study: when and how its runs are evaluated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     points: int = Field(default=40, ge=2, description="evaluations, log-spaced in compute")
-    samples: int = Field(default=16, ge=1, description="samples a problem")
+    samples: int = Field(default=16, ge=1, description="samples per problem")
     k: list[int] = Field(default=[4], min_length=1, description="k of avg@k, best@k and worst@k")
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """From a table; errors name the field."""
+        """Parse the table; errors name the field."""
         try:
             out = cls(**table)
         except ValidationError as error:
@@ -178,7 +178,7 @@ def evaluation_steps(update_steps: int, points: int) -> Ints:
 
 
 def metric_names(ks: Iterable[int], prefixes: Iterable[str]) -> set[str]:
-    """avg@k, best@k and worst@k of some problem sets, with their errors."""
+    """Names of avg@k, best@k and worst@k for every k and problem-set prefix, and of their standard errors."""
     plain = [f"{prefix}{name}@{k}" for prefix in prefixes for name in ("avg", "best", "worst") for k in ks]
     return {*plain, *(f"{name}/error" for name in plain)}
 

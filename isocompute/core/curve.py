@@ -1,6 +1,6 @@
-"""Learning curves: what can be read off one before any fit, and how one is read from a run.
+"""Learning curves: how they are read from runs, and their noise level and scale before any fit.
 
-Everything that can be wrong with a run's columns is an error here that names the run, the column and the row.
+Errors about a run's columns name the run, the column and the row.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ UNITS = ("rollouts", "tokens", "gpu_hours", "steps")
 MINIMUM_POINTS = 4
 PERCENT = 100.0
 _LARGEST_SUM = 10.0
-"""Rewards that are sums of a few parts lie between 0 and this; values that begin at 0 and go beyond are percent."""
+"""A sum of a few reward parts lies between 0 and this; values without negatives that exceed it are percent."""
 _ONE_SCALE = 2.0
-"""Lengths of scales may differ this much: a reward from -1 to 1 looks like a rate where it never was negative."""
+"""Lengths of scales may differ by this factor: a reward in [-1, 1] that was never negative looks like a rate."""
 
 _REMEDIES = {
     "rollouts": "add the column 'rollouts', or 'step' with problems_per_batch and rollouts_per_problem.",
@@ -41,7 +41,7 @@ Setting = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Curve:
-    """Validation reward of one run against compute, in order of compute, finite, at least four points."""
+    """Validation reward of one run against compute: at least four finite points, in order of compute."""
 
     name: str
     compute_C: Array
@@ -80,7 +80,7 @@ class Curve:
         return self.problems_per_batch * self.rollouts_per_problem
 
     def averaged(self, most: int) -> Curve:
-        """At most this many points, each the mean of consecutive ones; the base model's, at compute 0, is kept."""
+        """The curve with at most `most` points, each the mean of consecutive ones; a point at compute 0 is kept."""
         if len(self.compute_C) <= most:
             return self
         lead = int(self.compute_C[0] <= 0)
@@ -91,7 +91,7 @@ class Curve:
         )
 
     def points_up_to(self, compute: float) -> int:
-        """How many of its points lie at this compute or before, but for rounding."""
+        """Number of points at or before this compute, with a tolerance for rounding."""
         return int((self.compute_C <= compute * (1 + 1e-12)).sum())
 
     def until(self, end: int) -> Curve:
@@ -101,7 +101,7 @@ class Curve:
 
 
 def _means(values_C: Array, lead: int, groups: int) -> Array:
-    """The first `lead` as they are, then the means of this many groups of neighbours, which differ in size by one."""
+    """The first `lead` values unchanged, then the means of `groups` consecutive groups of nearly equal size."""
     size, larger = divmod(len(values_C) - lead, groups)
     middle = lead + larger * (size + 1)
     large, small = values_C[lead:middle].reshape(larger, size + 1), values_C[middle:].reshape(-1, size)
@@ -117,7 +117,7 @@ def median(values_C: Array) -> float:
 def noise_level(values_C: Array) -> float:
     """Standard deviation of the evaluation noise, from second differences (they cancel level and slope).
 
-    The median makes it blind to jumps; a floor keeps a digitised, noise-free curve from claiming perfection.
+    The median ignores jumps, and a floor keeps the noise of a digitised curve above zero.
     """
     floor = 1e-4 * max(float(np.abs(values_C).max()), 1e-12)
     if len(values_C) < 4:
@@ -127,13 +127,14 @@ def noise_level(values_C: Array) -> float:
 
 
 def are_percent(low: Array, high: Array) -> Bools:
-    """Which of these ranges are of values in percent: from 0 to 100, and beyond what a sum of rewards gives."""
+    """Which of these ranges are percent: within [0, 100] and above any sum of reward parts."""
     return (low >= 0.0) & (high > _LARGEST_SUM) & (high <= PERCENT)
 
 
 def upper_bound(values: Array) -> float:
-    """What a ceiling may be at most: 1 for values in [0, 1] or [-1, 1], 100 for percent, and never further above the
-    best value than ten times the range seen.
+    """The largest ceiling that a fit may have: 1 for values in [0, 1] or [-1, 1], 100 for percent.
+
+    In percent and on other scales it lies at most ten times the observed range above the best value.
     """
     low, high = values.min(), values.max()
     if low >= -1.0 and high <= 1.0:
@@ -143,7 +144,7 @@ def upper_bound(values: Array) -> float:
 
 
 def scale_of(values: Array) -> float:
-    """The length of the scale that values lie on: 1 for rates, 2 for [-1, 1], 100 for percent, else the range seen."""
+    """Length of the values' scale: 1 for rates, 2 for [-1, 1], 100 for percent, else the observed range."""
     low, high = values.min(), values.max()
     if low >= -1.0 and high <= 1.0:
         return 1.0 if low >= 0.0 else 2.0
@@ -151,7 +152,7 @@ def scale_of(values: Array) -> float:
 
 
 def on_one_scale(curves: Sequence[Curve]) -> bool:
-    """Whether the curves' values lie on scales of about one length."""
+    """Whether the scales of the curves' values have about the same length."""
     scales = [scale_of(curve.values_C) for curve in curves]
     return not scales or max(scales) <= _ONE_SCALE * min(scales)
 
@@ -162,12 +163,11 @@ def on_one_scale(curves: Sequence[Curve]) -> bool:
 def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = None) -> tuple[list[Curve], str, str]:
     """The runs' curves of one metric against one unit of compute, with the names of both.
 
-    Where some runs have curves, runs of single points (no compute at all, or too few values) are left out with a
-    warning.
+    If some runs have curves, those without compute or with too few values are left out with a warning.
     """
     asked = metric or runs.value_column
     if not any(_compute(run, counted) is not None for run in runs for counted in UNITS):
-        choose_unit(runs, unit)  # no metric helps such runs: say that before asking for one
+        choose_unit(runs, unit)  # raises: without compute no choice of a metric helps
     metric = choose_metric(runs, metric)
     if metric == TRAIN_REWARD and asked is None:
         warnings.warn(
@@ -183,7 +183,7 @@ def curves_of(runs: RunSet, *, metric: str | None = None, unit: str | None = Non
 def choose_metric(runs: RunSet, metric: str | None = None, *, any_number: bool = True) -> str:
     """The metric asked for, or else the named value column, the first reward, or the only metric.
 
-    A metric that was never a number in any run is taken where there is no other, or without `any_number`.
+    With `any_number`, metrics that have numbers come before those that were never finite.
     """
     metric = metric or runs.value_column
     have = dict.fromkeys(name for run in runs for name in run.metrics)
@@ -215,7 +215,7 @@ def choose_metric(runs: RunSet, metric: str | None = None, *, any_number: bool =
 
 
 def choose_unit(runs: RunSet, unit: str | None = None) -> str:
-    """The unit asked for, or the first that every run can give."""
+    """The unit asked for, or the first in which every run counts compute."""
     if unit is not None and unit not in UNITS:
         raise InputError(f"--unit {unit}: a unit is one of {', '.join(UNITS)}.")
     runs = replace(runs, runs=tuple(_counted(runs)))
@@ -237,7 +237,7 @@ def choose_unit(runs: RunSet, unit: str | None = None) -> str:
 
 
 def warn_of_scales(curves: Sequence[Curve], *, metric: str, source: str) -> None:
-    """Warn where some curves are rates and others percent: one law through both compares what does not compare."""
+    """Warn if some curves are rates and others percent, which no law can compare."""
     tops = {curve.name: float(curve.values_C.max()) for curve in curves}
     percent = [curve.name for curve in curves if scale_of(curve.values_C) == PERCENT]
     rates = [name for name, top in tops.items() if 0.0 < top <= 1.0]
@@ -245,15 +245,18 @@ def warn_of_scales(curves: Sequence[Curve], *, metric: str, source: str) -> None
         one, other = percent[0], rates[0]
         warnings.warn(
             f"{source}: {metric} of {len(percent)} of {len(curves)} runs looks like percent ('{one}' goes up to "
-            f"{tops[one]:.3g}), of others like a rate ('{other}': {tops[other]:.3g}): what follows compares them as "
-            "they are; write one of them on the other's scale.",
+            f"{tops[one]:.3g}), of others like a rate ('{other}': {tops[other]:.3g}): they are compared as they are; "
+            "convert one of them to the other's scale.",
             RunWarning,
             stacklevel=3,
         )
 
 
 def _with_curves(runs: RunSet, metric: str) -> RunSet:
-    """Without runs of single points, unless all are. A run without the metric is not passed over."""
+    """The runs with enough points for a curve, or all runs if none has.
+
+    A run that lacks the metric is kept, so that reading its curve raises an error.
+    """
 
     def is_short(run: Run) -> bool:
         return (run.points[metric].count() if metric in run.metrics else run.points.height) < MINIMUM_POINTS
@@ -278,7 +281,7 @@ def _with_curves(runs: RunSet, metric: str) -> RunSet:
 
 
 def _counted(runs: RunSet) -> list[Run]:
-    """The runs that count compute in any unit; all of them where none does, or where text stands for numbers."""
+    """The runs with a column of compute, be it numbers or text; all runs if none has one."""
     return [
         run
         for run in runs
@@ -288,8 +291,10 @@ def _counted(runs: RunSet) -> list[Run]:
 
 
 def _compute(run: Run, unit: str) -> pl.Series | None:
+    """Compute of each point, logged in this unit or derived from steps or seconds; None if unknown."""
+
     def counter(column: str) -> pl.Series | None:
-        """A column of numbers that is not empty: in a table of many runs, one that a run does not use is."""
+        """A numeric column with values; in a table of many runs, columns that a run does not use are empty."""
         series = run.points.get_column(column, default=None)
         return series if series is not None and series.dtype.is_numeric() and series.count() else None
 
@@ -309,7 +314,7 @@ def _names(metrics: Iterable[str]) -> str:
 
 
 def _refuse_better_text(runs: RunSet, chosen: str) -> None:
-    """Refuse a better reward that is text because of one cell, before another metric answers in its place."""
+    """Raise if a reward preferred to the chosen metric is text because of a few cells."""
     for run in runs:
         better = [
             name
@@ -323,7 +328,7 @@ def _refuse_better_text(runs: RunSet, chosen: str) -> None:
 
 
 def _refuse_text(runs: RunSet, column: str, *, partly: bool = False) -> None:
-    """If a column that should hold numbers holds text (or, `partly`, text and numbers), name the first such cell."""
+    """Raise for the first text cell of a column that should be numeric; with `partly`, only if it also has numbers."""
     for run in runs:
         if run.points.schema.get(column) == pl.String:
             cells = run.points[column]

@@ -1,4 +1,4 @@
-"""Errors that users can cause, and warnings captured thread by thread."""
+"""The error for wrong input, and capturing warnings in a program with threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class InputError(ValueError):
 
 
 def first_wrong(error: ValidationError, *, fields: Iterable[str] = ()) -> tuple[str, str]:
-    """The first field that a table's check refuses, and why; for an unknown field, why lists the known `fields`."""
+    """Location and reason of the first validation error; for an unknown field, the reason lists the known `fields`."""
     first = error.errors()[0]
     where, why = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
     known = ", ".join(fields)

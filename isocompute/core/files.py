@@ -1,4 +1,4 @@
-"""Addresses: local paths as they are, anything with `://` through fsspec (the `remote` extra)."""
+"""Files and folders by address: local paths directly, addresses with `://` through fsspec (the `remote` extra)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from isocompute.core.errors import InputError
 
 
 def is_remote(address: str) -> bool:
-    """Whether an address is for fsspec."""
+    """Whether fsspec handles this address."""
     return "://" in address
 
 
@@ -28,7 +28,7 @@ def _remote(address: str) -> tuple[Any, str]:
 
 @contextmanager
 def _reading(address: str) -> Iterator[None]:
-    """What goes wrong on the way to an address is the user's to mend; a remote system may raise anything."""
+    """Turn failures to read an address into `InputError`; a remote file system may raise any exception."""
     wrong = (Exception,) if is_remote(address) else (OSError, ValueError)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Numbers in words, the same on the terminal, in charts and on pages: short, and a dash where there is none."""
+"""Numbers as short text, the same on the terminal, in charts and on pages; a dash stands for a missing number."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 
 _LARGE = 1e4
-"""No reward that is read to three places is so large."""
+"""Rewards from here on are written like compute, with a suffix."""
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 _PAST = 1e15
-"""From here on the largest suffix would have four digits before it."""
+"""From here on a power of ten replaces the suffix."""
 
 
 def count(x: int | None) -> str:
-    """A whole number as it is."""
+    """A whole number without a suffix."""
     return "–" if x is None else f"{x}"
 
 
 def plural(x: int, noun: str) -> str:
-    """So many things.
+    """A count and its noun.
 
     >>> plural(1, "run"), plural(2, "run")
     ('1 run', '2 runs')
@@ -27,7 +27,7 @@ def plural(x: int, noun: str) -> str:
 
 
 def thousands(x: int, noun: str) -> str:
-    """So many things where there may be many.
+    """A count with separators between thousands, and its noun.
 
     >>> thousands(1, "problem"), thousands(6000, "problem")
     ('1 problem', '6,000 problems')
@@ -36,7 +36,7 @@ def thousands(x: int, noun: str) -> str:
 
 
 def number(x: float | None) -> str:
-    """Compute with three digits and a suffix, or a power of ten where there is no suffix for it.
+    """Compute with three digits and a suffix, or a power of ten above the largest suffix.
 
     >>> number(1_270_400), number(2.5e15)
     ('1.27M', '2.5e15')
@@ -53,7 +53,7 @@ def number(x: float | None) -> str:
 
 
 def value(x: float | None) -> str:
-    """A reward: three places, no leading zero; from ten thousand on three digits and a suffix.
+    """A reward: three decimals without a leading zero, or three digits and a suffix from ten thousand on.
 
     >>> value(0.6184), value(-3.25), value(526780142884.8)
     ('.618', '-3.250', '527B')

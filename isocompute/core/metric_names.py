@@ -1,8 +1,8 @@
-"""Names of metrics: what trainers call them and what we call them, for consoles, files and trackers alike.
+"""Maps the metric names of trainers to ours, for consoles, files and trackers alike.
 
-Where a run logs several names of one metric, the first of `_PATTERNS` gets our name, the others keep theirs. Sources:
-veRL 0.9 (and 2024), TRL 1.16 (and .1x), prime-rl 08/2026, OpenRLHF 0.11, SkyRL 08/2026, NeMo-RL 08/2026, PipelineRL
-06/2026, Tinker cookbook 08/2026.
+If a run logs a metric under several names, the first match in `_PATTERNS` gets our name and the others keep theirs.
+Sources: veRL 0.9 (and 2024), TRL 1.16 (and .1x), prime-rl 08/2026, OpenRLHF 0.11, SkyRL 08/2026, NeMo-RL 08/2026,
+PipelineRL 06/2026, Tinker cookbook 08/2026.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ PER_STEP = {
     ),
     "tokens_with_prompts": ("perf/total_num_tokens",),
 }
-"""What one step took; summed up where every step is logged."""
+"""Seconds and tokens of one step; they are summed if every step is logged."""
 
 CUMULATIVE = {
     "seconds": ("_runtime",),
     "tokens_with_prompts": ("num_tokens", "train/num_tokens", "progress/total_tokens", "stats/tokens"),
 }
-"""Totals so far. Trainers count tokens with their prompts; ours are those of responses (data/counters.py)."""
+"""Running totals. Trainers count prompt tokens too; we count those of responses (data/counters.py)."""
 
 _PATTERNS: dict[str, str] = {
     "train/avg": r"""
@@ -102,7 +102,7 @@ _PATTERNS: dict[str, str] = {
         train/lr
     """,
 }
-"""Our names, and the patterns of the names they have in logs, the best first."""
+"""Our names, and patterns of the names in logs, preferred first."""
 _RULES = [
     (re.compile(p), ours, place) for ours, patterns in _PATTERNS.items() for place, p in enumerate(patterns.split())
 ]
@@ -128,7 +128,7 @@ _LOOKS_LIKE_VALIDATION = re.compile(
     r"(?:(?:(?:final|best|last)_)?(?:val|eval|test|validation)(?:[-_/@]|$)|(?:avg|best|worst)@\d)"
 )
 _PREFIX = re.compile(r"^(?:(?:val(?:-core|-aux)?|eval|test|validation)[/_])+")
-"""A prefix that one validation metric may have or not: `test_score/gsm8k` at step 0, `val/test_score/gsm8k` later."""
+"""An optional prefix: the same metric is `test_score/gsm8k` at step 0 and `val/test_score/gsm8k` later."""
 _LONGEST = 300
 """Longer names stay as they are."""
 _OVERALL = {"all", "overall", "average", "agg"}
@@ -136,14 +136,14 @@ _OVERALL = {"all", "overall", "average", "agg"}
 
 @dataclass(frozen=True)
 class Names:
-    """How the columns of a run are renamed, and which of them are averaged into one."""
+    """How the columns of a run are renamed, and which are averaged into one."""
 
     ours: Mapping[str, str]
-    """Trainer's name → ours; a name that is not in it stays."""
+    """Trainer's name → ours; names that are not listed stay."""
     means: Mapping[str, tuple[str, ...]]
-    """`avg@4` → the per-set names it is the mean of, where several sets are validated."""
+    """`avg@4` → the per-set metrics that it averages, if several sets are validated."""
     alternatives: Mapping[str, str] = field(default_factory=dict)
-    """Another spelling of a metric in `ours` → our name; it fills the rows where the first one is empty."""
+    """Another spelling of a metric in `ours` → our name; its values fill rows in which the first spelling is empty."""
 
 
 def is_validation(name: str) -> bool:
@@ -182,9 +182,9 @@ def our_names(names: Iterable[str], *, samples: int = 1) -> Names:
 
 
 def our_name_among(name: str, metrics: Collection[str]) -> str | None:
-    """Which of a run's metrics a trainer's metric would be called; None where it would be none of them.
+    """The metric of a run that a trainer's metric was renamed to; None if there is none.
 
-    A guess for error messages: another key of the log may have got that name.
+    A guess for error messages, since another key of the log may have that name.
 
     >>> our_name_among("eval_reward", ["avg@1", "train/avg"])
     'avg@1'

@@ -1,7 +1,7 @@
 """avg@k, best@k and worst@k from counts of correct samples, without bias and with errors.
 
-With c of m samples of a problem correct, the chance that k samples drawn without replacement are all wrong is
-C(m-c, k) / C(m, k), and that all are right C(c, k) / C(m, k). So
+Let c of m samples of a problem be correct, and draw k of them without replacement. All k are wrong with probability
+C(m-c, k) / C(m, k), and all are right with probability C(c, k) / C(m, k). So
 
     avg@k = c / m        best@k = 1 - C(m-c, k) / C(m, k)        worst@k = C(c, k) / C(m, k)
 
@@ -22,7 +22,7 @@ from isocompute.core.errors import InputError
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems with its standard error and how many problems it is over."""
+    """A mean over problems, its standard error and the number of problems."""
 
     value: float
     standard_error: float
@@ -30,7 +30,7 @@ class Estimate:
 
 
 def avg_at_k(correct_P: npt.ArrayLike, samples_P: npt.ArrayLike, *, k: int) -> Array:
-    """Expected share of k samples that are correct, per problem. Does not depend on k; k is checked all the same.
+    """Expected share of k samples that are correct, per problem. It does not depend on k, which is only checked.
 
     >>> avg_at_k([1, 3], [4, 4], k=2).tolist()
     [0.25, 0.75]
@@ -60,14 +60,14 @@ def worst_at_k(correct_P: npt.ArrayLike, samples_P: npt.ArrayLike, *, k: int) ->
 
 
 def mean_with_error(values_P: npt.ArrayLike) -> Estimate:
-    """Mean over problems with its standard error (problems are the sample: a new set would give other ones).
+    """Mean over problems with its standard error, which treats the problems as a sample.
 
     >>> mean_with_error([0.0, 1.0, 1.0, 0.0])
     Estimate(value=0.5, standard_error=0.288..., problems=4)
     """
     values_P = _numbers("values_P", values_P)
     if values_P.ndim != 1 or values_P.size == 0:
-        raise InputError(f"values_P has the shape {values_P.shape}; give one value a problem, at least one.")
+        raise InputError(f"values_P has the shape {values_P.shape}; give one value per problem, at least one.")
     if not np.isfinite(values_P).all():
         raise InputError("values_P has NaN or infinite values; leave out problems that were not evaluated.")
     n = values_P.size
@@ -85,7 +85,7 @@ def _numbers(name: str, values_P: npt.ArrayLike) -> Array:
 def _counts(correct_P: npt.ArrayLike, samples_P: npt.ArrayLike, k: int) -> tuple[Array, Array]:
     c_P, m_P = _numbers("correct_P", correct_P), _numbers("samples_P", samples_P)
     if m_P.ndim and m_P.shape != c_P.shape:
-        raise InputError(f"correct_P has the shape {c_P.shape}, samples_P {m_P.shape}; give one count a problem.")
+        raise InputError(f"correct_P has the shape {c_P.shape}, samples_P {m_P.shape}; give one count per problem.")
     m_P = np.broadcast_to(m_P, c_P.shape)
     for name, a in (("correct_P", c_P), ("samples_P", m_P)):
         if not np.isfinite(a).all() or (a != np.floor(a)).any():
@@ -102,7 +102,7 @@ def _counts(correct_P: npt.ArrayLike, samples_P: npt.ArrayLike, k: int) -> tuple
         short = int(np.flatnonzero(m_P < k)[0])
         raise InputError(
             f"k = {k}, but problem {short} has only {m_P.flat[short]:g} samples; "
-            f"sample at least {k} times a problem or ask for a smaller k."
+            f"take at least {k} samples per problem or ask for a smaller k."
         )
     return c_P, m_P
 
@@ -115,7 +115,7 @@ def _all_from(hits_P: Array, m_P: Array, k: int) -> Array:
 
 
 def zero_variance_share(rates_P: Array, rollouts_per_problem: int) -> float:
-    """Expected share of zero-variance groups, whose n rollouts all score the same: p^n + (1 - p)^n, averaged.
+    """Expected share of zero-variance groups, whose n rollouts all score the same: the mean of p^n + (1 - p)^n.
 
     >>> round(zero_variance_share(np.array([0.5]), 2), 3)
     0.5

@@ -13,7 +13,7 @@ from isocompute.core import files
 from isocompute.core.errors import InputError
 
 _LARGEST = 10**9
-"""No count of a model is larger; with larger ones costs would overflow."""
+"""No model has a larger count; with larger ones, costs would overflow."""
 
 
 def _number(value: Any) -> Any:
@@ -58,13 +58,13 @@ Table = Annotated[dict[str, Any], BeforeValidator(_table)]
 
 
 class _Fields(BaseModel):
-    """Every field may be missing or null, which is the same, as in transformers; `need` is for those that may not."""
+    """A config table. A missing field equals null, as in transformers; `need` raises for a field that is required."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
     @classmethod
     def of(cls, data: Mapping[str, Any], *, where: str = "config.json") -> Self:
-        """From a table; an error names the field, its value and what it should be."""
+        """Parse a table; an error names the field, its value and what it should be."""
         try:
             return cls(**{key: value for key, value in data.items() if value is not None})
         except ValidationError as error:
@@ -76,7 +76,7 @@ class _Fields(BaseModel):
             ) from error
 
     def need(self, name: str, *, where: str = "config.json", otherwise: Any = None) -> Any:
-        """A field that has to be there."""
+        """The value of a required field, or `otherwise` if it is missing."""
         value = getattr(self, name)
         value = otherwise if value is None else value
         if value is None:
@@ -103,12 +103,12 @@ class RopeScaling(_Fields):
     mscale_all_dim: Number | None = None
     truncate: Flag | None = None
     finetuned: Any = None
-    """How YaRN's authors came by the weights; not used."""
+    """Whether YaRN's weights were fine-tuned; not used."""
     partial_rotary_factor: Number | None = None
 
 
 class ModelConfig(_Fields):
-    """The fields of a decoder. Others are kept, and can be read from `model_extra`."""
+    """The fields of a decoder; others are kept in `model_extra`."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,10 +1,10 @@
 """Recipes as data: one set of fields for the simulator and the language-model engine.
 
-The IsoCompute paper's healthy recipe (table 1, appendix A) is GRPO with KL and entropy terms on easy sets and none on
-hard ones, no zero-variance filter, learning rate ∝ √B from 1e-6 at B = 1,024, ten warm-up steps, AdamW, temperature .6,
-top-p 1, truncated importance sampling. The paper prints no KL or entropy coefficient and no cap of the importance
-weights; ours (.001 both, 2; what trainers commonly ship) are our choice. The simulator has neither tokens nor a second
-set of numerics, and reads past aggregation, temperature, top_p, tis_cap, ratio_reference and fp32_head.
+The IsoCompute paper's healthy recipe (table 1, appendix A) is GRPO with KL and entropy terms on easy sets and without
+them on hard sets. It has no zero-variance filter, a learning rate ∝ √B from 1e-6 at B = 1,024, ten warm-up steps,
+AdamW, temperature .6, top-p 1 and truncated importance sampling. The paper prints neither KL and entropy coefficients
+nor a cap of the importance weights; we use .001, .001 and 2, which trainers commonly ship. The simulator has neither
+tokens nor a second set of numerics. It ignores aggregation, temperature, top_p, tis_cap, ratio_reference and fp32_head.
 
 `scalerl` is the recipe of ScaleRL (arXiv 2510.13786 section 4); its learning rate is for an 8B model at 48 × 16.
 """
@@ -19,10 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter, Val
 from isocompute.core.errors import InputError, first_wrong
 
 FOLLOWS_BATCH = ("learning_rate", "critic_learning_rate", "warmup_steps")
-"""Fields whose logged values change with the batch by design: they tell recipes apart only at one batch size."""
+"""Fields whose logged values change with the batch size by design; compare them between runs of one batch size only."""
 _Baseline = Annotated[int, Field(ge=2)]
 _BASELINE = TypeAdapter(_Baseline)
-
 
 RENAMED = {"ratio_anchor": "ratio_reference", "lr_batch": "lr_reference_batch", "gae_trace": "gae_lambda"}
 """Fields of version 0.1 and what they are called now."""
@@ -98,7 +97,7 @@ class Recipe(BaseModel):
     interrupt_phrase: str | None = Field(
         default=None,
         min_length=1,
-        description="what is said; its last token ends thinking; the problem set's own if not set",
+        description="the forced phrase, whose last token ends thinking; the problem set's own if not set",
     )
     interrupt_window: tuple[PositiveInt, PositiveInt] | None = Field(
         default=None, description="tokens before the phrase, from and to; up to the budget if not set"
@@ -107,7 +106,7 @@ class Recipe(BaseModel):
         default=None, ge=1, description="tokens after the phrase; a seventh of the budget"
     )
     penalty_length: int | None = Field(
-        default=None, ge=1, description="Lmax: a right response this long scores as badly as its penalty goes"
+        default=None, ge=1, description="Lmax: a right response of this length has the largest penalty"
     )
     penalty_tolerance: int | None = Field(
         default=None, ge=1, description="Lcache: tokens below penalty_length from which the penalty grows"
@@ -259,7 +258,7 @@ LEAVE_ONE_OUT: dict[str, dict[str, dict[str, Any]]] = {
 def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe from a table: `name` picks one of RECIPES, other fields override it; unknown ones are refused.
 
-    `defaults` are what was measured for a model, such as its learning rate: they stand before the recipe's own numbers.
+    `defaults` are values measured for a model, such as its learning rate; they override those of the named recipe.
     """
     fields = dict(table)
     name = fields.pop("name", "grpo")
@@ -273,9 +272,9 @@ def make_recipe(table: Mapping[str, Any], *, defaults: Mapping[str, Any] | None 
 
 
 def sampled_per_problem(table: Mapping[str, Any], *, rollouts_per_problem: int) -> int:
-    """Rollouts that are sampled of each problem: with a decoupled baseline, all that estimate it.
+    """Rollouts sampled for each problem: n, or `baseline_rollouts` with a decoupled baseline.
 
-    The table may be one that `make_recipe` will refuse: what is wrong there is told there.
+    The table need not be valid: `make_recipe` reports its errors.
 
     >>> sampled_per_problem({"baseline_rollouts": 16}, rollouts_per_problem=4)
     16
@@ -287,7 +286,7 @@ def sampled_per_problem(table: Mapping[str, Any], *, rollouts_per_problem: int) 
 
 
 def _switched_off(fields: dict[str, Any]) -> dict[str, Any]:
-    """`none` for a field that can be absent: TOML has no word for it."""
+    """Optional fields with `none` replaced by None, since TOML has no null."""
     absent = {name for name, field in Recipe.model_fields.items() if type(None) in get_args(field.annotation)}
     return {name: None if name in absent and value == "none" else value for name, value in fields.items()}
 

@@ -1,15 +1,15 @@
-"""Writing a run folder while the run goes on: settings, points, pass rates, checkpoint, and the mark of its end.
+"""Writes a run folder during training: settings, points, pass rates and checkpoints.
 
-A run folder has `run.json` and `points.jsonl` (append-only, one evaluation a line), `checkpoint.npz` while the run is
-under way and `finished.json` when it is done. A checkpoint stores how long the append-only files were. On resuming,
-what was appended after it is cut off and made again, so no point is lost or doubled. A file shorter than that has lost
-lines that cannot be made again, and is refused.
+A run folder has `run.json` and `points.jsonl` (append-only, one evaluation per line), `checkpoint.npz` during the run
+and `finished.json` at its end. A checkpoint stores the lengths of the append-only files. Resuming truncates the files
+to these lengths and repeats the rest, so no point is lost or doubled. A file shorter than its stored length has lost
+points, and is refused.
 
 A lock file names the process that writes, by host, process id and start time (`isocompute.sweep.lock` takes and
-refreshes it). A host that sleeps for longer than a lock lasts finds, on waking, that another process has taken the
-folder over. So every write checks first that the lock still names this process.
+refreshes it). If the host sleeps for longer than a lock lasts, another process may take the folder over. So every
+write first checks that the lock still names this process.
 
-Runs are also written on machines without polars, so nothing here needs it.
+Runs are also written on machines without polars, so this module does not import it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RUNNING = "running.json"
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that has a lock. No later process of its host has the same id and start time."""
+    """A process that holds a lock. No later process of its host has the same id and start time."""
 
     host: str
     pid: int
@@ -48,7 +48,7 @@ class Owner:
 
 
 class LostError(OSError):
-    """Another process has this process's lock by now; an `OSError`, as of any folder that cannot be written."""
+    """Another process has taken over this process's lock; an `OSError`, like other failures to write a folder."""
 
     def __init__(self, path: str | Path, owner: Owner | None) -> None:
         if owner is None:
@@ -59,9 +59,9 @@ class LostError(OSError):
 
 
 def process_start(pid: int) -> str | None:
-    """When a process started, in ticks since boot, which no change of the clock moves; None where it is dead.
+    """Start time of a process in ticks since boot, which do not depend on the clock; None if it is dead.
 
-    Empty where the system has no /proc: then only the process id counts.
+    Empty on systems without /proc, which identify a process by its id alone.
     """
     try:
         state, *_, start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
@@ -85,7 +85,7 @@ def _owner(pid: int) -> Owner:
 
 
 def this_process() -> Owner:
-    """This process, as a lock names it."""
+    """This process as an owner of locks."""
     return _owner(os.getpid())
 
 
@@ -99,7 +99,7 @@ def parse_owner(data: bytes) -> Owner | None:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """The process that the lock file at a path names; None where there is none."""
+    """The process named by the lock file at a path; None if there is no such file."""
     try:
         return parse_owner(path.read_bytes())
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def read_owner(path: Path) -> Owner | None:
 
 
 class LockGuard:
-    """Whether a folder that this process had locked is still its own; a folder without a lock always is."""
+    """Checks that a folder which this process locked is still its own; a folder without a lock always is."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RUNNING
@@ -118,7 +118,7 @@ class LockGuard:
         return not self._locked or read_owner(self._path) == this_process()
 
     def check(self) -> None:
-        """Raise `LostError` where another process has the folder: what is there now must not be written."""
+        """Raise `LostError` if another process has the folder, which must then not be written."""
         if self._locked and (owner := read_owner(self._path)) != this_process():
             raise LostError(self._path, owner)
 
@@ -130,9 +130,8 @@ CHECKPOINT = "checkpoint.npz"
 FINISHED = "finished.json"
 ERROR = "error.txt"
 _APPENDED = {POINTS: "points_bytes", PASS_RATES: "pass_rates_bytes"}
-"""Append-only files, and the checkpoint's key for how long they were."""
+"""Append-only files, and the checkpoint's key for the length of each."""
 _META = "__meta__"
-
 
 _NOT_COMPARED = {
     *("problems_per_batch", "rollouts_per_problem", "update_steps", "seed", "gpus", "versions"),
@@ -160,7 +159,7 @@ class RunSettings(BaseModel):
 
     @property
     def compared(self) -> dict[str, Any]:
-        """All settings but allocation, seed and circumstances: runs that differ in nothing else are repetitions."""
+        """All settings but allocation, seed, machine and time: runs that agree in these share a recipe."""
         return self.model_dump(exclude=_NOT_COMPARED, exclude_none=True)
 
     def filled(self, **defaults: int | None) -> RunSettings:
@@ -171,15 +170,14 @@ class RunSettings(BaseModel):
     @field_validator("recipe", mode="before")
     @classmethod
     def _current_names(cls, recipe: Any) -> Any:
-        """Runs of version 0.1 have older names of some fields."""
+        """Runs stored by version 0.1 have older names of some fields."""
         return current_names(recipe) if isinstance(recipe, Mapping) else recipe
 
 
 class RunWriter:
-    """Appends points to a run folder. Each point is one line, flushed as a whole, so a reader sees at most one torn
-    line.
+    """Appends points to a run folder, each as one line in one write, so a reader sees at most one torn line.
 
-    Opening a folder whose last line is torn (the writer was killed) cuts that line off first.
+    Opening a folder cuts off a torn last line, which a killed writer left.
     """
 
     def __init__(self, folder: str | Path, settings: RunSettings) -> None:
@@ -233,8 +231,9 @@ def _is_json(line: bytes) -> bool:
 
 
 class Recorder:
-    """Points and checkpoint of one cell. Where another process has taken its locked folder over, nothing is written
-    any more: every method that writes raises `LostError`.
+    """Writes the points and checkpoints of one cell.
+
+    If another process has taken over the locked folder, every method that writes raises `LostError`.
     """
 
     def __init__(
@@ -252,7 +251,7 @@ class Recorder:
         self.close()
 
     def resume(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-        """Open the folder; the last checkpoint's arrays and meta, or None to start from the beginning."""
+        """Open the folder and return the last checkpoint's arrays and meta, or None to start from the beginning."""
         self.check_lock()
         for torn in self.folder.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
             torn.unlink(missing_ok=True)
@@ -271,11 +270,11 @@ class Recorder:
         return state
 
     def check_lock(self) -> None:
-        """Raise `LostError` where the folder is another process's by now."""
+        """Raise `LostError` if another process has taken over the folder."""
         self._guard.check()
 
     def last_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-        """Arrays and meta of the last checkpoint, where there is one."""
+        """Arrays and meta of the last checkpoint, or None."""
         path = self.folder / CHECKPOINT
         if not path.exists():
             return None
@@ -302,7 +301,7 @@ class Recorder:
             file.write(json.dumps(row).encode() + b"\n")
 
     def checkpoint(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Replace the checkpoint by this state, whole or not at all."""
+        """Replace the checkpoint by this state atomically."""
         paths = {key: self.folder / name for name, key in _APPENDED.items()}
         lengths = {key: path.stat().st_size for key, path in paths.items() if path.exists()}
         text = json.dumps({**meta, **lengths}).encode()
@@ -327,12 +326,12 @@ class Recorder:
 
 
 def appended(meta: Mapping[str, Any]) -> dict[str, int]:
-    """How long the files that only grow were when a checkpoint was written, of which this is the meta."""
+    """Lengths of the append-only files when a checkpoint was written, from its meta."""
     return {name: int(meta.get(key, 0)) for name, key in _APPENDED.items()}
 
 
 def _refuse_shorter(path: Path, length: int) -> None:
-    """A file that only grows has at least what its checkpoint counts."""
+    """Raise if an append-only file is shorter than its checkpoint says."""
     there = path.stat().st_size if path.exists() else 0
     if there < length:
         raise InputError(

@@ -1,23 +1,23 @@
-"""Two recipes: does one reach higher, or only faster? And leave-one-out: what each part of a recipe is for.
+"""Compares two recipes (does one reach higher, or only faster?) and the parts of one recipe (leave-one-out).
 
-ScaleRL's reading of a pair of curves: the ceilings first; then, since ceiling and efficiency trade off in a fit, the
-efficiency of both at one common ceiling (section 4: B is compared after refitting at the mean A). Seeds are pooled on
-each side.
+As in ScaleRL, ceilings are compared first. Ceiling and efficiency trade off in a fit, so efficiencies are compared
+after refitting both sides at one common ceiling (section 4: B is compared after refitting at the mean A). The seeds of
+each side are pooled.
 
-The draws of a side of one seed include the seed effect that the other side's seeds show. With one seed on both, the
-bootstrap cannot see the spread between seeds. Wherever a side has one, the error of a ceiling's difference, and of the
-lead at the present, is at least ScaleRL's ±.02 of the scale, and a ratio of midpoints must exceed 1.5 either way:
-midpoints of repetitions differ by about 15%, their ratio by √2 of that, and two standard errors are a factor of 1.5. A
-ceiling that a curve has not come near is a guess by its form: then the question which is higher stays undecided, as it
-does where a side that was run for less has not begun to rise.
+The draws of a side with one seed include the seed effect that the other side's seeds show. If both sides have one seed,
+the bootstrap cannot show the difference between seeds. So if either side has one seed, the error of the ceilings'
+difference, and of the present lead, is at least ScaleRL's ±.02 of the scale. A ratio of midpoints must then exceed 1.5:
+midpoints of repetitions differ by about 15%, and two standard errors of their ratio are a factor of 1.5.
 
-After a collapse curves say nothing: ceilings and speeds are those before it, and who is ahead now is read off the
-values themselves.
+A ceiling that a curve has not come near depends on the curve's form. Which ceiling is higher then stays undecided, as
+it does if a side that was run for less has not begun to rise.
 
-Leave-one-out (ScaleRL section 4, figure 7) takes a recipe and its variants, each with one part taken out. The first
-half of the compute is fitted and extrapolated to the end, and compared with what was reached. Whole runs are compared
-with the recipe's own: a part *raises the ceiling* where the variant without it ends lower, it *speeds up* where the
-variant ends as high but takes more compute to half-way.
+Curves end at a collapse: ceilings and speeds are those before it, and the values themselves show who is ahead now.
+
+Leave-one-out (ScaleRL section 4, figure 7) compares a recipe with its variants, each without one part. The first half
+of the compute is fitted, extrapolated to the end, and compared with the value reached. Whole runs are compared with
+the recipe's own. A part *raises the ceiling* if the variant without it ends lower. It *speeds up* if the variant ends
+as high but needs more compute to get half-way.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ from isocompute.law.solver import HILL, FitRows, solve
 from isocompute.law.uncertainty import SEED_MARGIN, around, percentiles
 
 _ONE_SEED_FACTOR = 1.5
+"""Least significant ratio of midpoints if a side has one seed."""
 _FAR = 4.0
-"""Overtaking is looked for up to this many times the compute seen."""
+"""Overtakings are searched for up to this many times the compute seen."""
 _APART = 0.9
-"""Share of draws that have to agree who leads before and after an overtaking: two copies of a curve cross too."""
+"""Share of draws that must agree who leads before and after an overtaking; two copies of a curve cross, too."""
 _LATELY = 3
-"""Evaluations whose mean is where a run is now."""
+"""Number of last evaluations whose mean is a run's present value."""
 _SHORT = 0.5
 """A side run for less than this share of the other's compute may still be in its warm-up."""
 _END = 0.9
-"""What was reached is the mean over the last tenth of the compute."""
+"""The value reached is the mean of the evaluations after this share of the compute."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +70,21 @@ class Collapse:
     side: str
     run: str
     after: float
-    """Compute of its last point before."""
+    """Compute of its last point before the collapse."""
     value: float
     """Mean of its last three values."""
 
 
 @dataclass(frozen=True)
 class Overtaking:
-    """Where the second curve of the pair passes from below to above the other."""
+    """A crossing after which the curve that was below leads."""
 
     compute: float
     interval: tuple[float, float]
     probability: float
-    """Share of draws in which there is such a crossing at all."""
+    """Share of draws with such a crossing."""
     winner: str
-    """`a` or `b`: who leads after it. Both leads, before and after, are significant."""
+    """`a` or `b`: who leads after it. The leads before and after it are both significant."""
     extrapolated: bool
 
 
@@ -97,26 +98,26 @@ class Comparison:
     """Ceiling of a minus ceiling of b."""
     interval: tuple[float, float]
     error_rule: str
-    """`bootstrap`, or `one seed: at least ±…` with the number applied."""
+    """`bootstrap`, or `one seed: at least ±…` with the error that was applied."""
     common_ceiling: float
     efficiency_a: HillParameters
     efficiency_b: HillParameters
     efficiency_ratio: float
     efficiency_ratio_interval: tuple[float, float]
     speed_ratio: float
-    """Midpoint of b over midpoint of a, both at the common ceiling: above 1, a gets half-way with less compute."""
+    """Midpoint of b over midpoint of a, both at the common ceiling; above 1, a gets half-way with less compute."""
     speed_ratio_interval: tuple[float, float]
     overtakings: tuple[Overtaking, ...]
     higher: str
-    """`a`, `b`, `same`, or `undecided` where a curve has not yet come near its ceiling."""
+    """`a`, `b`, `same`, or `undecided` if a curve has not yet come near its ceiling."""
     faster: str
-    """The same; `undecided` where a midpoint lies beyond the data."""
+    """`a`, `b`, `same`, or `undecided` if a midpoint lies beyond the data."""
     ahead_now: str
     sides: tuple[tuple[Curve, ...], tuple[Curve, ...]]
-    """All points of both, with what follows a collapse."""
+    """All points of both sides, including those after a collapse."""
     collapses: tuple[Collapse, ...]
     unrisen: str | None
-    """`a` or `b`: a side that was run for less than the other and has not begun to rise."""
+    """`a` or `b`: a side that was run for less than the other and has not begun to rise; None if neither."""
     metric: str = ""
     unit: str = ""
 
@@ -130,15 +131,9 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `compare --json`."""
-        same = [
-            "difference",
-            "interval",
-            "error_rule",
-            "common_ceiling",
-            "efficiency_ratio",
-            "efficiency_ratio_interval",
-        ]
-        same += ["speed_ratio", "speed_ratio_interval", "higher", "faster", "ahead_now", "unrisen"]
+        same = ["difference", "interval", "error_rule", "common_ceiling", "efficiency_ratio"]
+        same += ["efficiency_ratio_interval", "speed_ratio", "speed_ratio_interval", "higher", "faster"]
+        same += ["ahead_now", "unrisen"]
         return {
             "a": _side(self.a, self.efficiency_a),
             "b": _side(self.b, self.efficiency_b),
@@ -250,9 +245,9 @@ def _compare(
 
 
 def _at_ceiling(fit: CurveFit, ceiling: float) -> Array:
-    """θ of the Hill curve with the given ceiling through the data, then through every draw of the bootstrap.
+    """θ of the Hill curve with the given ceiling through the data (first row), then through every bootstrap draw.
 
-    The draws carry what was resampled, points, seeds and form; a Hill curve through each passes it on.
+    The draws vary in points, seeds and form, and so do the Hill curves through them.
     """
     compute_C = np.concatenate([c.compute_C for c in fit.curves])
     values_C = np.concatenate([c.values_C for c in fit.curves])
@@ -270,7 +265,7 @@ def _at_ceiling(fit: CurveFit, ceiling: float) -> Array:
 
 
 def _is_outside(fit: CurveFit, theta_RK: Array) -> bool:
-    """Whether the midpoint is a guess: beyond the last point, or not after the first, where the search for it ends."""
+    """Whether the midpoint lies beyond the last point or at the first, where the search for it ends."""
     middle = float(np.exp(theta_RK[0, 0])) * fit.unit
     return middle > fit.last or middle <= fit.unit * (1.0 + 1e-6)
 
@@ -292,7 +287,7 @@ def _sign(interval: tuple[float, float], even: float) -> str:
 
 
 def _ahead_by_values(sides: Sequence[Sequence[Curve]], fits: Sequence[CurveFit], floor: float, level: float) -> str:
-    """Who leads by the last three values of each run, or those since a collapse, up to the compute that all have."""
+    """Who leads by the mean of each run's last values (since any collapse), at the largest compute that all have."""
     at = min(float(curve.compute_C[-1]) for side in sides for curve in side)
     means, errors = [], []
     for side, fit in zip(sides, fits, strict=True):
@@ -351,23 +346,23 @@ _VERDICTS = {
     ("undecided", "b"): "slows down, ceiling undecided",
     ("same", "same"): "no difference seen",
 }
-"""By who is higher and who is faster: `a` is the whole recipe, `b` the one without the part."""
+"""By which side is higher and which is faster: `a` is the whole recipe, `b` the variant without the part."""
 _NOTHING = ("no difference seen", "undecided")
 _LEADS = {"a": "leads at the end", "b": "is behind at the end"}
-"""Where ceiling and speed cannot be told apart, the last values may still differ."""
+"""If neither ceiling nor speed decides, the last values may still differ."""
 
 
 @dataclass(frozen=True)
 class AblatedPart:
-    """A variant of the recipe: the part it lacks, seen through it."""
+    """A variant of the recipe without one part, and what that part contributes."""
 
     name: str
     fit: CurveFit
-    """Of whole runs."""
+    """Fit of the whole runs."""
     half: CurveFit
-    """Of the first half of the compute."""
+    """Fit of the first half of the compute."""
     predicted: float
-    """Mean over the last tenth of the compute, by the fit of the first half."""
+    """Mean over the last tenth of the compute, predicted by the fit of the first half."""
     predicted_interval: tuple[float, float]
     reached: float
     comparison: Comparison | None
@@ -375,7 +370,7 @@ class AblatedPart:
 
     @property
     def verdict(self) -> str:
-        """What the part that this variant lacks does for the recipe."""
+        """What the missing part contributes to the recipe."""
         if self.comparison is None:
             return "the recipe"
         higher, faster = self.comparison.higher, self.comparison.faster
@@ -387,16 +382,16 @@ class AblatedPart:
 
 @dataclass(frozen=True)
 class Ablation:
-    """The whole recipe first, then its variants."""
+    """A leave-one-out study: the whole recipe and its variants."""
 
     whole: AblatedPart
     parts: tuple[AblatedPart, ...]
     share: float
-    """Of the compute, what the prediction was fitted on."""
+    """Share of the compute that the predictions were fitted on."""
 
     @property
     def errors(self) -> list[float]:
-        """Predicted minus reached, of all."""
+        """Predicted minus reached, for the recipe and each variant."""
         return [part.predicted - part.reached for part in (self.whole, *self.parts)]
 
 
@@ -409,7 +404,7 @@ def leave_one_out(
     seed: int = 0,
     level: float = 0.95,
 ) -> Ablation:
-    """Fit, predict and compare; every side is given by its runs (seeds)."""
+    """Compare a recipe with its variants, each given by its runs (seeds), and predict their ends from the start."""
     if not 0 < share < 1:
         raise InputError(f"a share of {share:g} of the compute cannot be fitted to predict the rest; use .5.")
     sides: dict[str, tuple[Curve, ...]] = {}
@@ -448,7 +443,7 @@ def _at_end(curve: Curve) -> Bools:
 
 
 def _predicted(half: CurveFit, curves: Sequence[Curve], level: float) -> tuple[float, tuple[float, float]]:
-    """The mean over the last tenth of the compute, by the fit of the first half."""
+    """Mean over the last tenth of the compute, predicted by the fit of the first half, and its interval."""
     at = [curve.compute_C[_at_end(curve)] for curve in curves]
     values_B = np.mean([half.ensemble.at(compute_C).mean(axis=1) for compute_C in at], axis=0)
     value = float(np.median(values_B))

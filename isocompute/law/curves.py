@@ -1,7 +1,7 @@
-"""Which points of a curve are fitted: collapses and dips are left out, long runs averaged; which runs are seeds of one
-setting.
+"""Selects the points of a curve that are fitted, and groups runs that are seeds of one setting.
 
-`benchmarks/falls.py` measures how many collapses are found, and how often one is found in a healthy run.
+Collapses and dips are left out, and long runs are averaged. `benchmarks/falls.py` measures how many collapses are
+detected, and how often one is detected in a healthy run.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from isocompute.core.curve import MINIMUM_POINTS, Curve, Setting, median, noise_
 from isocompute.core.errors import InputError
 
 _ENOUGH_FOR_NOISE, _SHORT = 6, 12
-"""Points from which the noise level can be estimated, and from which two or three low ones no longer hide it."""
+"""Points needed to estimate the noise level, and to estimate it in spite of two or three low points."""
 _STEPS = 2.5
-"""Smallest steps that a collapse has to exceed where values move in steps."""
+"""If values move in steps, a collapse must exceed this many of the smallest."""
 _DIPS = 4
-"""At most one point in this many is a dip; more of them are how a run is."""
+"""At most one point in this many is a dip; if there are more, the run is taken as it is."""
 _MOVES = 0.8
-"""Share of evaluations that change a value, below which it moves in steps."""
+"""Values move in steps if less than this share of evaluations changes them."""
 
 
 def collapse_start(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | None:
     """Index of the first point of a collapse that lasts to the end of the curve, or None.
 
-    All of at least `shortest` points, up to the last one, lie below the best level (running median of three) by more
-    than four noise levels and a fifth of the rise seen; or the last `deep` of them by eight noise levels and half of
-    the rise, since no evaluation is that unlucky; or the last two of them by six noise levels and all of the rise. One
-    or two problems more or less of a small set are no collapse. A monotone curve says nothing about what follows.
+    A collapse is a series of points, up to the last one, below the best level (running median of three) by more than
+    four noise levels and a fifth of the rise. It must also satisfy one of these conditions:
+
+    - it has at least `shortest` points;
+    - its last `deep` points are lower by eight noise levels and half of the rise;
+    - its last two points (at least `deep`) are lower by six noise levels and all of the rise.
+
+    One or two problems more or less of a small set are no collapse.
     """
     n = len(values_C)
     if n < MINIMUM_POINTS + 1:
@@ -56,8 +60,9 @@ def collapse_start(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int 
 
 
 def usable_end(values_C: Array) -> int:
-    """How many points a monotone curve may be fitted to: those before a collapse. Where that leaves too few, the first
-    four will do if the collapse has hardly begun in them.
+    """How many points a monotone curve may be fitted to: those before a collapse.
+
+    If these are too few, it is the first four points, provided that the collapse has hardly begun in them.
     """
     start = collapse_start(values_C)
     if start is None:
@@ -70,7 +75,7 @@ def usable_end(values_C: Array) -> int:
 def usable_mask(values_C: Array) -> Bools:
     """The points that a monotone curve may be fitted to: up to a collapse, and without dips.
 
-    A dip lies below what came before by eight noise levels and half of the rise, and the run came back afterwards.
+    A dip lies below the earlier points by eight noise levels and half of the rise, and the run recovered after it.
     """
     end = usable_end(values_C)
     keep_C = np.arange(len(values_C)) < end
@@ -90,13 +95,15 @@ def usable_mask(values_C: Array) -> Bools:
 
 
 def collapsed_early(curve: Curve) -> bool:
-    """Whether a run collapsed before it had points for a curve."""
+    """Whether a run collapsed before it had enough points for a curve."""
     return usable_end(curve.values_C) < min(MINIMUM_POINTS, len(curve.values_C))
 
 
 def _short_collapse(values_C: Array, deep: int) -> int | None:
-    """A collapse of a short curve, whose noise level would be the collapse itself: below all that came before and half
-    of the best, by a tenth of the scale and eight times the noise before it.
+    """Start of a collapse in a short curve, in which the collapse itself would count as noise.
+
+    All points after it lie below all points before it and below half of the best. The fall from the best exceeds a
+    tenth of the scale and eight times the noise before it.
     """
     start = int(np.diff(values_C).argmin()) + 1
     before_C, low_C = values_C[:start], values_C[start:]
@@ -108,13 +115,14 @@ def _short_collapse(values_C: Array, deep: int) -> int | None:
 
 
 def _running_median(values_C: Array) -> Array:
-    """Running median of three; the two ends have none."""
+    """Running median of three, without the two ends."""
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(values_C, 3), axis=1))
 
 
 def _step_size(values_C: Array) -> float:
-    """What a collapse has to exceed where a curve often stands still, as greedy evaluations of few problems do: two and
-    a half of its smallest steps, but no more than .15 of the scale.
+    """Least size of a collapse in a curve that moves in steps, as greedy evaluations of few problems do; else 0.
+
+    It is two and a half of the smallest steps, but at most .15 of the scale.
     """
     step_C = np.abs(np.diff(values_C))
     moved = step_C[step_C > 0]
@@ -124,15 +132,15 @@ def _step_size(values_C: Array) -> float:
 
 
 MAXIMUM_POINTS = 256
-"""Longer curves are averaged into this many points: evaluation noise shrinks, the shape stays."""
+"""Longer curves are averaged into this many points, which keeps their shape and reduces evaluation noise."""
 DEFAULT_BIN = 0.005
-"""Bin of record-breaking points, of the metric's scale: the IsoCompute paper's."""
+"""Bin of record-breaking points as a share of the metric's scale, as in the IsoCompute paper."""
 
 
 def usable_curves(
     curves: Sequence[Curve], *, metric: str, points: str = "all", bin_width: float = DEFAULT_BIN
 ) -> list[Curve]:
-    """The usable points of each curve; an error names the first that has too few."""
+    """The usable points of each curve; an error names the first curve with too few."""
     if not curves:
         raise InputError("there are no runs to fit; give a folder of runs or a table with at least one run.")
     for curve in curves:
@@ -161,7 +169,7 @@ def usable_curves(
 
 
 def usable_points(curve: Curve, *, points: str = "all", bin_width: float = DEFAULT_BIN) -> Curve:
-    """What a monotone fit may use: up to a collapse, without dips, and all of it or only the records."""
+    """The curve without collapse and dips, averaged to `MAXIMUM_POINTS`, or with `points="records"` its records."""
     keep_C = usable_mask(curve.values_C)
     if not keep_C.all():
         curve = replace(curve, compute_C=curve.compute_C[keep_C], values_C=curve.values_C[keep_C])
@@ -182,9 +190,9 @@ def record_points(compute_C: Array, values_C: Array, *, bin_width: float = DEFAU
     if not bin_width > 0:
         raise InputError(f"the reward bin is {bin_width:g}; it must be above 0 (the paper uses {DEFAULT_BIN}).")
     order = np.argsort(compute_C, kind="stable")
-    # A value that sits on a bin's edge up to rounding belongs to that bin: .3 / .005 is 59.999…
+    # A value on a bin's edge, up to rounding, belongs to that bin: .3 / .005 is 59.999…
     bins_C = np.floor(values_C[order] / bin_width + 1e-9)
-    # Only points with strictly less compute can forbid a record, so ties in compute look back to before the tie.
+    # Only points with strictly less compute can prevent a record, so points of equal compute ignore each other.
     first_of_tie_C = np.searchsorted(compute_C[order], compute_C[order], side="left")
     best_before_C = np.concatenate([[-np.inf], np.maximum.accumulate(bins_C)])[first_of_tie_C]
     return order[bins_C > best_before_C].astype(np.int64)
@@ -193,7 +201,7 @@ def record_points(compute_C: Array, values_C: Array, *, bin_width: float = DEFAU
 def settings_of(curves: Sequence[Curve]) -> list[list[int]]:
     """Indices of the runs of each setting, smaller n and Bp first.
 
-    Seeds share Bp, n and the rest of their recipe; a run whose n is unknown is a setting of its own.
+    Seeds share Bp, n and recipe. A run with unknown n is a setting of its own.
     """
     out: dict[tuple[Setting, str, str], list[int]] = {}
     order = sorted(
@@ -206,17 +214,17 @@ def settings_of(curves: Sequence[Curve]) -> list[list[int]]:
 
 
 _DOUBLINGS = 2.0
-"""Of compute, before the end of the longest run, whose points make the trend."""
+"""The trend is that of the last so many doublings of compute, up to the end of the longest run."""
 _LEAST_SPAN = 1.0
-"""Doublings that the points of a trend have to span."""
+"""Least number of doublings that the points of a trend span."""
 _ROUNDING = 1e-9
 
 
 def last_trend(curves: Sequence[Curve]) -> float | None:
-    """Rise for each doubling of compute over a setting's last two doublings; None where too few points lie there.
+    """Rise per doubling of compute over a setting's last two doublings; None if these have too few points.
 
-    A fitted form is decided mostly by its steep beginning; an extrapolation should see the last points too. The slope
-    is taken around each run's own level, since seeds differ in that and may end at different compute.
+    The steep beginning mostly decides a fitted form, so extrapolation needs the trend of the last points too. Slopes
+    are relative to each run's own level, since seeds differ in level and may end at different compute.
 
     >>> compute_C = np.array([1.0, 2.0, 4.0, 6.0, 8.0, 16.0])
     >>> last_trend([Curve("a", compute_C, 0.01 * np.log2(compute_C) + (compute_C > 1))])  # doctest: +ELLIPSIS

@@ -1,24 +1,22 @@
-"""Fits of many curves at once, each with bootstrap draws: every number of the law comes from here.
+"""Fits the curves of all settings at once, each with bootstrap draws, from which the whole law follows.
 
-Each group of curves, the seeds of one setting, is fitted with all families. Akaike weights say how much the data
-support each: the IsoCompute paper draws sigmoids, its own figures follow exponentials, ScaleRL uses Hill curves, so the
-form is a choice to test. The plain criterion is used, not the small-sample one (AICc): with the latter the Hill
-family gets too little weight, and 95% intervals of a true Hill curve's ceiling covered 88% on 30 log-spaced
-points instead of 92%.
+Each group of curves, the seeds of one setting, is fitted with all families, and Akaike weights measure how well the
+data support each family. The IsoCompute paper draws sigmoids, its figures follow exponentials, and ScaleRL uses Hill
+curves, so the form has to be tested. We use AIC rather than its small-sample version AICc, which gives the Hill family
+too little weight: 95% intervals of a Hill curve's ceiling then cover 88% instead of 92% (30 log-spaced points).
 
-A single bad evaluation must not bend a curve: points further than two noise levels from every family's fit are
-down-weighted (Huber), which costs 1% of the precision on clean data.
+A single bad evaluation must not bend a curve. So points further than two noise levels from every family's fit are
+down-weighted (Huber), at the cost of 1% of the precision on clean data.
 
 The bootstrap redraws what a repetition of the study would:
 
-- *points*: residuals of a run are resampled in circular blocks whose length follows their autocorrelation (1 where
-  there is none), inflated for the fitted parameters (N / (N - p)) and to Student's t; glitches enter clipped;
-- *seeds*: where a setting has several runs, their deviations from the pooled curve are drawn as whole curves, as far
-  as few seeds may be off (`uncertainty.SeedEffect`);
-- *the form*: families are drawn in proportion to their Akaike weight, so an interval covers the doubt about the form.
+- *points*: residuals of a run are resampled in circular blocks whose length follows their autocorrelation. They are
+  clipped against glitches, and inflated for the fitted parameters (N / (N - p)) and to Student's t.
+- *seeds*: deviations of a setting's seeds from the pooled curve are drawn as whole curves (`uncertainty.SeedEffect`).
+- *the form*: families are drawn in proportion to their Akaike weights, so intervals cover the doubt about the form.
 
-Long curves are fitted as the means of log-spaced bins, weighted by how many points are in them. On made-up curves with
-noise .01 the 95% intervals of the ceiling cover 92-97% (`benchmarks/coverage.py`); intervals from the best family alone
+Long curves are fitted as the means of log-spaced bins, weighted by their number of points. On made-up curves with noise
+.01, the 95% intervals of the ceiling cover 92-97% (`benchmarks/coverage.py`). Intervals from the best family alone
 cover as little as 51%.
 """
 
@@ -43,15 +41,15 @@ from isocompute.law.uncertainty import (
 )
 
 CEILING_SEEN = 0.8
-"""A ceiling counts as seen when this share of the rise to it is done; below, it depends on the form of the curve."""
+"""A ceiling counts as seen when this share of the rise to it is done; before that, it depends on the curve's form."""
 _MOST_BINS = 48
 _HUBER_PASSES = 2
 _HUBER = 2.0
-"""Residuals further out than this many noise levels are glitches."""
+"""Residuals larger than this many noise levels are glitches."""
 _NOISE_FLOOR = 0.3
-"""The noise level is at least this share of the residuals' root mean square: more than half of them may be equal."""
+"""The noise level is at least this share of the residuals' root mean square, since their median may be 0."""
 _AT_ONCE = 5_000_000
-"""Values fitted at one time: those of thousands of runs would not fit memory together."""
+"""Values fitted at once, which limits memory for thousands of runs."""
 _KMAX = max(len(family.parameters) for family in FAMILIES)
 
 
@@ -69,7 +67,7 @@ class Ensemble:
         return f"Ensemble({plural(len(self.family_B), 'replicate')})"
 
     def at(self, compute_C: Array) -> Array:
-        """Values of every draw (rows) at some compute."""
+        """Values of every draw (rows) at these computes."""
         out_BC = np.empty((len(self.family_B), len(compute_C)))
         for index, family in enumerate(FAMILIES):
             rows = np.flatnonzero(self.family_B == index)
@@ -84,7 +82,7 @@ class CurveFit:
     """The best-supported curve through one run, or through all seeds of a setting."""
 
     curves: tuple[Curve, ...]
-    """As fitted: without what follows a collapse, and at most `curves.MAXIMUM_POINTS` points each."""
+    """The curves as fitted: up to a collapse, and with at most `curves.MAXIMUM_POINTS` points each."""
     family: Family
     theta_K: Array
     base: float
@@ -98,16 +96,17 @@ class CurveFit:
     last: float
     """Largest compute with a value."""
     starts: float
-    """Where the curve is known from: `first`, or before it where a published curve is."""
+    """Compute from which the curve is known: `first`, or less for a published curve."""
     ensemble: Ensemble
     seed_error: float = 0.0
-    """Standard error of its level from the seeds it has, as the ensemble shows it; 0 for a single seed."""
+    """Standard error of its level over seeds, which the ensemble contains; 0 for a single seed."""
     seed_deviation: float = 0.0
-    """For a single seed, the standard deviation between seeds that the other settings show, which the ensemble does not
-    hold; 0 where no setting has several.
+    """For a single seed, the standard deviation between seeds of the other settings, which the ensemble lacks.
+
+    It is 0 if no setting has several seeds.
     """
     trend: float | None = None
-    """Rise for each doubling of compute where its runs end (`curves.last_trend`); None if not known."""
+    """Rise per doubling of compute at the end of its runs (`curves.last_trend`); None if not known."""
 
     def __repr__(self) -> str:
         more = f" and {len(self.curves) - 1} more" if len(self.curves) > 1 else ""
@@ -127,7 +126,7 @@ class CurveFit:
         return np.asarray(evaluate(self.family, fits, np.atleast_1d(compute_C)[None, :] / self.unit)[0])
 
     def risen(self, compute_C: Array) -> Array:
-        """Share of the rise up to its last point that is done at some compute."""
+        """Share of the rise up to its last point that is done at these computes."""
         rise = float(self.at(np.array([self.last]))[0]) - self.base
         return np.ones_like(compute_C) if rise <= 0 else np.clip((self.at(compute_C) - self.base) / rise, 0.0, 1.0)
 
@@ -138,7 +137,7 @@ class CurveFit:
         return 1.0 if rise <= 0 else (float(self.at(np.array([self.last]))[0]) - self.base) / rise
 
     def parameters(self) -> dict[str, float]:
-        """The family's own parameters, compute-like ones in the unit of the data."""
+        """The family's parameters; those that are computes are in the unit of the data."""
         return {
             name: float(np.exp(value)) * (self.unit if in_compute else 1.0)
             for name, value, in_compute in zip(
@@ -147,27 +146,26 @@ class CurveFit:
         }
 
     def at_bound(self) -> list[str]:
-        """Parameters that ended on the edge of the box they were searched in: known only to be that far out."""
+        """Parameters that ended on a bound of the search, which only bounds their true value."""
         box_K2 = self.family.bounds(max(self.last / self.unit, 1.0 + 1e-9))
         near_K = np.abs(self.theta_K[:, None] - box_K2).min(axis=1) < 1e-6
         return [name for name, near in zip(self.family.parameters, near_K, strict=True) if near]
 
-    def ceiling_interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Percentile interval of the ceiling over the ensemble, always around the estimate."""
-        return around(self.ceiling, self.ensemble.ceiling_B, level)
+    def ceiling_interval(self) -> tuple[float, float]:
+        """95% interval of the ceiling over the ensemble; it contains the estimate."""
+        return around(self.ceiling, self.ensemble.ceiling_B)
 
-    def base_interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The same for the value at compute 0."""
-        return around(self.base, self.ensemble.base_B, level)
+    def base_interval(self) -> tuple[float, float]:
+        """95% interval of the value at compute 0 over the ensemble; it contains the estimate."""
+        return around(self.base, self.ensemble.base_B)
 
-    def parameter_intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
-        """The same for the family's own parameters, over the draws of this family."""
+    def parameter_intervals(self) -> dict[str, tuple[float, float]]:
+        """95% interval of each parameter of the family, over the draws of this family."""
         mine_B = self.ensemble.family_B == FAMILIES.index(self.family)
         return {
             name: around(
                 estimate,
                 np.exp(self.ensemble.theta_BK[mine_B, k]) * (self.unit if self.family.compute_like[k] else 1.0),
-                level,
             )
             for k, (name, estimate) in enumerate(self.parameters().items())
         }
@@ -183,8 +181,8 @@ def fit_groups(
 ) -> list[CurveFit]:
     """Fit every group of curves (the seeds of one setting) with all families, and bootstrap all of them at once.
 
-    Ceilings are at most `upper`, one bound for all groups or one for each. With `draw_single_seeds` the draws of a
-    group of one include the seed effect that the other groups show; else a group of one is a run of its own.
+    Ceilings are at most `upper`, one bound for all groups or one for each. With `draw_single_seeds`, the draws of a
+    group of one curve include the seed effect that the other groups show.
     """
     rows = _Rows.of(groups)
     values = rows.values_GN[rows.real_GN]
@@ -233,7 +231,7 @@ def fit_groups(
 
 
 def bins_of(compute_N: Array) -> Ints:
-    """The bin of each point: one for each compute, or log-spaced ones where there are more than 48 computes.
+    """The bin of each point: one bin per compute, or log-spaced bins if there are more than 48 computes.
 
     >>> bins_of(np.array([0.0, 1.0, 2.0, 1.0, 2.0])).tolist()
     [0, 1, 2, 1, 2]
@@ -249,8 +247,9 @@ def bins_of(compute_N: Array) -> Ints:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Groups of curves laid out for the solver: a padded row a group, of points (`_N`, run after run) and of bins
-    (`_M`). Compute is in units of the group's first positive compute.
+    """Groups of curves laid out for the solver, one padded row per group, of points (`_N`) and of bins (`_M`).
+
+    The runs of a group follow one another. Compute is in units of the group's first positive compute.
     """
 
     groups: list[tuple[Curve, ...]]
@@ -260,7 +259,7 @@ class _Rows:
     compute_GN: Array
     values_GN: Array
     real_GN: Bools
-    """False where a row is padding."""
+    """False for padding."""
     bin_GN: Ints
     compute_GM: Array
     """Mean compute of each bin."""
@@ -284,7 +283,7 @@ class _Rows:
         )
 
     def solve(self, family: Family, weights_GN: Array, upper_G: Array) -> Fits:
-        """Fit every group, its points weighted; the sum of squares is that of the points, not of the bins."""
+        """Fit every group with weighted points; the sum of squares is that of the points, not of the bins."""
         shape = self.compute_GM.shape
         flat_N = (self.bin_GN + np.arange(len(self.groups))[:, None] * shape[1]).ravel()
 
@@ -307,7 +306,7 @@ class _Rows:
 
 
 def padded(lines: Sequence[Array] | Sequence[Ints], value: float) -> Array:
-    """Lines of different lengths as one array."""
+    """Lines of different lengths as the rows of one array, filled up with `value`."""
     out = np.full((len(lines), max(len(line) for line in lines)), value, dtype=np.float64)
     for row, line in zip(out, lines, strict=True):
         row[: len(line)] = line
@@ -317,8 +316,8 @@ def padded(lines: Sequence[Array] | Sequence[Ints], value: float) -> Array:
 def akaike_weights(sse_FR: Array, points_R: Array, *, variance_floor_R: Array) -> Array:
     """Weights of the families (rows as in FAMILIES) for each fit; columns sum to 1.
 
-    `variance_floor_R` is the smallest residual variance worth telling apart: without it a noise-free curve would
-    choose on rounding. A family with as many parameters as there are points gets no weight if another has fewer.
+    Residual variances below `variance_floor_R` count as equal, so that rounding does not choose the family of a
+    noise-free curve. A family with as many parameters as there are points gets no weight if another has fewer.
     """
     free_F1 = np.array([[float(family.free)] for family in FAMILIES])
     variance_FR = np.maximum(sse_FR / points_R, variance_floor_R)
@@ -329,7 +328,7 @@ def akaike_weights(sse_FR: Array, points_R: Array, *, variance_floor_R: Array) -
 
 
 def _residuals(rows: _Rows, fits_F: Sequence[Fits]) -> Array:
-    """Of every family at every point; 0 where a row is padding."""
+    """Residuals of every family at every point; 0 for padding."""
     return np.stack(
         [
             np.where(rows.real_GN, rows.values_GN - rows.at(family, fits), 0.0)
@@ -339,7 +338,7 @@ def _residuals(rows: _Rows, fits_F: Sequence[Fits]) -> Array:
 
 
 def _huber(rows: _Rows, fits_F: Sequence[Fits]) -> Array:
-    """Huber's weights for the residual of the closest family: a point is a glitch if no family explains it."""
+    """Huber weights by the residual of the closest family, so a point is a glitch only if no family explains it."""
     distance_GN = np.abs(_residuals(rows, fits_F)).min(axis=0)
     count_G = rows.real_GN.sum(axis=1)
     spread_G = np.sqrt((distance_GN**2).sum(axis=1) / count_G)
@@ -351,7 +350,7 @@ def _huber(rows: _Rows, fits_F: Sequence[Fits]) -> Array:
 def _own_curves(rows: _Rows, plain_F: Sequence[Fits], upper_G: Array) -> list[dict[int, Array]]:
     """For groups of several seeds: each seed's own curve at its own points, by family and group.
 
-    `plain_F` are the groups' unweighted fits: a seed that is also a group of its own has its curve there.
+    `plain_F` are the groups' unweighted fits, which include the curve of a seed that is also a group of its own.
     """
     several = {g: group for g, group in enumerate(rows.groups) if len(group) > 1}
     alone = {id(group[0]): g for g, group in enumerate(rows.groups) if len(group) == 1}
@@ -372,7 +371,7 @@ def _own_curves(rows: _Rows, plain_F: Sequence[Fits], upper_G: Array) -> list[di
 def _seed_effects(
     rows: _Rows, family: Family, fits: Fits, own: Mapping[int, Array], scale: float
 ) -> tuple[dict[int, SeedEffect], dict[int, SeedEffect]]:
-    """The seed effects of groups of several seeds, by group, and those of single seeds, as the others show them."""
+    """The seed effects of groups with several seeds, and those that these imply for groups with one, both by group."""
     pooled_GN = rows.at(family, fits)
     spreads = [SeedSpread.of(rows.groups[g], pooled_GN[g, : len(own_N)], own_N) for g, own_N in own.items()]
     level = single_seed_deviation(spreads, scale)
@@ -391,7 +390,7 @@ def _bootstrap(
     replicates: int,
     rng: np.random.Generator,
 ) -> list[Ensemble]:
-    """Draws of every group around its fits with all families."""
+    """Bootstrap draws of every group around its fits with all families."""
     n_groups, width = rows.compute_GM.shape
     family_GB = np.stack([_draw_families(weights_FG[:, g], replicates, rng) for g in range(n_groups)])
     theta_GBK = np.zeros((n_groups, replicates, _KMAX))
@@ -431,7 +430,7 @@ def _bootstrap(
 
 
 def _draw_families(weights_F: Array, replicates: int, rng: np.random.Generator) -> Ints:
-    """Systematic sampling: the counts are within one of weight × replicates, the order is random."""
+    """Families in random order by systematic sampling, with counts within one of weight × replicates."""
     marks = (np.arange(replicates) + rng.random()) / max(replicates, 1)
     drawn = np.searchsorted(np.cumsum(weights_F)[:-1], marks, side="right")
     return np.asarray(rng.permutation(drawn), dtype=np.int64)
@@ -446,9 +445,7 @@ def _resampled(
     count: int,
     rng: np.random.Generator,
 ) -> Array:
-    """Values at a group's points, redrawn: the pooled curve, a seed effect, and each run's residuals around its own
-    curve.
-    """
+    """Redrawn values at a group's points: the pooled curve, a seed effect and each run's resampled residuals."""
     out_BN = np.tile(pooled_N, (count, 1)) if effect is None else pooled_N + effect.draw(count, rng)
     own_N = pooled_N if own_N is None else own_N
     start = 0
@@ -460,13 +457,13 @@ def _resampled(
 
 
 def block_resample(residual_C: Array, free: int, count: int, rng: np.random.Generator) -> Array:
-    """Circular blocks of the centred residuals, inflated for `free` fitted parameters."""
+    """Centred residuals resampled in circular blocks, and inflated for `free` fitted parameters."""
     n = len(residual_C)
     spare = max(n - free, 1)
     inflation = np.sqrt(n / spare) * t_over_normal(spare)
     spread = median(np.abs(residual_C - median(residual_C)))
     limit = _HUBER * max(1.4826 * spread, _NOISE_FLOOR * float(residual_C.std()))
-    # An estimate that ignores the clipped part of some points depends on the others by so much more.
+    # An estimate that ignores the clipped part of some points depends more on the others.
     inflation *= n / max(int((np.abs(residual_C) <= limit).sum()), 1)
     clipped_C = np.clip(residual_C, -limit, limit)
     centred_C = (clipped_C - clipped_C.mean()) * inflation
@@ -479,7 +476,7 @@ def block_resample(residual_C: Array, free: int, count: int, rng: np.random.Gene
 
 
 def block_length(residual_C: Array) -> int:
-    """Politis and White's block length for an AR(1) with the lag-1 correlation seen; 1 where it is not significant."""
+    """Politis and White's block length for an AR(1) with the lag-1 correlation; 1 if that is not significant."""
     n = len(residual_C)
     power = float(residual_C @ residual_C)
     if n < 8 or power <= 0:

@@ -1,28 +1,28 @@
-"""Where a run is going: an average of forecasters, weighted by how well each predicted this run's own past.
+"""Forecasts a run as an average of forecasters, weighted by how well each predicted this run's own past.
 
 The forecasters:
 
 - every curve family (Hill, exponential, power), fitted three times: to all points, without the first point, and
-  without the first quarter. That is the rule for the early transient: the jump in which a base model learns the
-  answer format says nothing about the slow climb that follows, but whether a run has such a jump is for its own past
-  to say;
+  without the first quarter. A base model may jump while it learns the answer format, which does not predict the slow
+  climb that follows. The run's own past decides whether it has such a jump;
 - `flat`: the mean of the last three evaluations;
-- a damped trend: the slope over the last three quarters of the compute, in its log, times .7. The weights call it
-  `drift`, or `declining` where it points down.
+- a damped trend: .7 times the slope against log compute over the last three quarters of the compute. The weights call
+  it `drift`, or `declining` if it points down.
 
-No forecaster may leave the range seen so far by more than that range for every doubling of compute: it keeps a fit to
-six noisy points from promising the sky.
+For each doubling of compute, a forecaster may leave the observed range by at most the size of that range. This limits
+fits to a few noisy points.
 
-Weights are by root mean squared error over rolling origins: each forecaster is fitted to an earlier part of the compute
-seen and predicts a later one, some at the ratio of compute that the question asks for, some nearer by. An origin counts
-by the square of its compute: what a run did lately says more than how it began. After a collapse of two evaluations or
-more, neither the monotone families nor a trend through the collapse have anything to say, and only `flat` votes, from
-what came after it: public runs that collapsed stayed low or came back about as often as they went on falling. One low
-evaluation may be a glitch; there is no verdict then. Where the last evaluations are NaN or infinite, only `flat` votes
-too.
+Weights follow the root mean squared error over rolling origins: each forecaster is fitted to an earlier part of the run
+and predicts a later one. Some origins look ahead by the ratio of compute asked for, others by less. An origin counts by
+the square of its compute, since recent behaviour predicts better than the beginning.
 
-The forecast's variance is the squared error that the weighted average itself made on the run's past plus the variance
-between its forecasters now. Where the question is further ahead than the past could be asked, it grows with the log of
+After a collapse of at least two evaluations, only `flat` votes, by the values since. Neither a monotone curve nor a
+trend through the collapse would help: public runs that collapsed stayed low or recovered about as often as they fell
+further. A single low evaluation may be a glitch, so there is no verdict. If the last evaluations are NaN or infinite,
+only `flat` votes too.
+
+The forecast's variance is the squared error of the weighted average on the run's past, plus the present variance
+between its forecasters. If the question looks further ahead than any origin could, the variance grows with the log of
 the ratio.
 """
 
@@ -45,25 +45,27 @@ from isocompute.law.fits import CurveFit, fit_groups
 from isocompute.law.solver import FAMILIES, HILL, FitRows, evaluate, solve
 
 LEVEL = 0.8
+"""Default coverage of a forecast's interval."""
 VERDICTS = ("declining", "flat", "too_early", "improving")
-"""The worst first."""
-_TOO_FEW = 8  # points for a verdict
-_SURE = 0.8  # chance from which a change is called one
+"""Verdicts, the worst first."""
+_TOO_FEW = 8  # a verdict needs this many points
+_SURE = 0.8  # a verdict of a change needs this chance
 _NEAR = 2.0
-"""Up to this many times the compute seen an error that is too large is for want of points, not of nearness."""
+"""Up to this many times the observed compute, too large an error means too few points, not too far a question."""
 _ERROR_POWER = 1.5
-"""Power of a forecaster's error that divides its weight."""
-_PATH = 6  # points of a forecast that is drawn
+"""A forecaster's weight is proportional to its error to the power -1.5."""
+_PATH = 6  # points of a drawn forecast
 _COLLAPSED = 2  # low evaluations that make a collapse
 
 _SHARES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85)
-"""Of the compute seen: origins that look a little ahead."""
+"""Origins that look a little ahead, as shares of the observed compute."""
 _HALVINGS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
-"""Origins that look as far ahead as the question does, to the compute seen, halved so often."""
+"""Origins that look ahead by the ratio asked for; each looks to the observed compute, halved this many times."""
 _EARLIEST = 5  # points before the first origin
 _DAMPING = 0.7
+"""Share of its slope with which a trend continues."""
 _TREND = 0.25
-"""Share of the compute seen from which on points make the trend."""
+"""The trend is that of the points after this share of the observed compute."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +80,20 @@ class Forecast:
     """One of `VERDICTS`."""
     reason: str
     now: float
-    """Mean of the last three values seen, after a collapse of those since; `isocompute.forecast` puts the level there
-    that `health` measures."""
+    """The present level: the mean of the last three values, or of those since a collapse.
+
+    `isocompute.forecast` replaces it by the level that `health` measures.
+    """
     asymptote: float | None
     asymptote_interval: tuple[float, float] | None
     rise_done: float | None
-    """Share of the rise to the asymptote that is done; below `fits.CEILING_SEEN` the form decides the asymptote."""
+    """Share of the rise to the asymptote that is done; below `fits.CEILING_SEEN` the asymptote depends on the form."""
     form: str | None
     weights: dict[str, float]
     fitted_points: int
     fitted_until: float
     curve: Curve = field(repr=False, compare=False)
-    """The run; its first `fitted_points` points made the forecast."""
+    """The whole run; the forecast is fitted to its first `fitted_points` points."""
     metric: str = ""
     unit: str = ""
 
@@ -99,14 +103,14 @@ class Forecast:
 
 
 def forecast(curve: Curve, at: float, *, level: float = LEVEL, seed: int = 0, unit: str = "of compute") -> Forecast:
-    """Predict the curve at compute `at` from all its points; `unit` is for the words of the reason."""
+    """Predict the curve at compute `at` from all its points; `unit` is for the text of the reason."""
     _check(curve, at, unit)
     last = float(curve.compute_C[-1])
     average = _average(curve, at)
     now = _now(curve)
     verdict, reason = _verdict(curve, at, average, now, unit)
     fit = _fit(curve, seed)
-    # The average of all forecasters may expect more than the best family's ceiling; the ceiling's interval holds that.
+    # The average of all forecasters may exceed the best family's ceiling; the ceiling's interval includes it.
     ceiling = None if fit is None else fit.ceiling_interval()
     weights = dict.fromkeys([family.name for family in FAMILIES] + ["flat", "drift", "declining"], 0.0)
     declines = damped_trend(curve, at) < damped_trend(curve, last)
@@ -135,7 +139,7 @@ def forecast(curve: Curve, at: float, *, level: float = LEVEL, seed: int = 0, un
 def path(curve: Curve, at: float, *, level: float = LEVEL) -> list[tuple[float, float, float, float]]:
     """The forecasts on the way to `at`, each weighted for that distance: compute, value, low, high.
 
-    It begins at the last point: the error there is that of the level, not 0.
+    It begins at the last point, where the error is that of the present level, not 0.
     """
     _check(curve, at, "of compute")
     out = []
@@ -167,7 +171,7 @@ class _Average:
     value: float
     deviation: float
     names: list[str]
-    """Of the forecasters."""
+    """Names of the forecasters."""
     weights_F: Array
 
 
@@ -189,8 +193,8 @@ def _average(curve: Curve, at: float) -> _Average:
     value = float(weights_F @ now_F)
     between = float(weights_F @ (now_F - value) ** 2)
     own = float(share_O @ (past_OF @ weights_F) ** 2) if len(past_OF) else float(np.var(curve.values_C))
-    # An error is larger than those of the past, which looked nearer ahead, by the doublings of compute; of the past,
-    # half-way from their mean to the most. Up to one doubling none are missing.
+    # The error grows with the doublings of compute asked for over those tested on the past. The latter are half-way
+    # between the mean and the largest of the origins, and at least one.
     asked, tested = math.log2(at / last), 1.0
     if len(ends_O):
         doublings_O = np.log2(ats_O / curve.compute_C[ends_O - 1])
@@ -200,7 +204,7 @@ def _average(curve: Curve, at: float) -> _Average:
 
 
 def origins(curve: Curve, at: float) -> tuple[Ints, Array, Array]:
-    """Prefix lengths to forecast from, where each looks to, and what was there."""
+    """Rolling origins: the prefix lengths to forecast from, the compute of each target, and its value."""
     compute_C, values_C = curve.compute_C, curve.values_C
     last, count = float(compute_C[-1]), len(compute_C)
     far = [last / at * 0.5**halvings for halvings in _HALVINGS]
@@ -222,7 +226,7 @@ def origins(curve: Curve, at: float) -> tuple[Ints, Array, Array]:
 
 
 def _predictions(curve: Curve, ends_O: Ints, ats_O: Array) -> tuple[list[str], Array]:
-    """The forecasters' names, and what each (columns) predicts from every prefix (rows)."""
+    """The forecasters' names, and the prediction of each (columns) from every prefix (rows)."""
     compute_C, values_C = curve.compute_C, curve.values_C
     unit = float(compute_C[compute_C > 0][0])
     index_C = np.arange(len(compute_C))
@@ -253,7 +257,7 @@ def _predictions(curve: Curve, ends_O: Ints, ats_O: Array) -> tuple[list[str], A
 
 
 def _credible(curve: Curve, at: float) -> tuple[float, float]:
-    """The smoothed range seen, widened by itself for every doubling of compute."""
+    """The smoothed observed range, widened by its own size for every doubling of compute."""
     smooth_C = np.convolve(curve.values_C, np.ones(3) / 3.0, mode="valid")
     low, high = float(smooth_C.min()), float(smooth_C.max())
     further = (high - low) * max(float(np.log2(at / curve.compute_C[-1])), 0.0)
@@ -261,7 +265,7 @@ def _credible(curve: Curve, at: float) -> tuple[float, float]:
 
 
 def damped_trend(curve: Curve, at: float) -> float:
-    """The trend since `_TREND` of the compute, in its log, continued at `_DAMPING` of its slope, inside the bounds."""
+    """The linear trend in log compute since `_TREND`, continued with `_DAMPING` of its slope, within the bounds."""
     positive = curve.compute_C > 0
     compute_C, values_C = curve.compute_C[positive], curve.values_C[positive]
     size = min(len(values_C), max(_EARLIEST, int((compute_C >= _TREND * compute_C[-1]).sum())))
@@ -274,7 +278,7 @@ def damped_trend(curve: Curve, at: float) -> float:
 
 
 def _lower_bound(curve: Curve) -> float:
-    """0 where no value was negative, -1 where all lie in [-1, 1]."""
+    """0 if no value was negative, -1 if all lie in [-1, 1], else none."""
     return 0.0 if float(curve.values_C.min()) >= 0.0 else -1.0 if upper_bound(curve.values_C) == 1.0 else -np.inf
 
 
@@ -282,13 +286,13 @@ def _lower_bound(curve: Curve) -> float:
 
 
 def _collapse(curve: Curve) -> int | None:
-    """Where a collapse begins that two evaluations show, or one and values that are not finite after it."""
+    """Start of a collapse of two evaluations, or of one that NaN or infinite values follow; None without one."""
     least = 1 if curve.ends_non_finite else _COLLAPSED
     return collapse_start(curve.values_C, shortest=least, deep=least)
 
 
 def _is_over(curve: Curve) -> bool:
-    """Whether the run collapsed or ends in values that are not finite: its curve says nothing of what comes."""
+    """Whether the run collapsed or ends in NaN or infinite values, so that its curve predicts nothing."""
     return curve.ends_non_finite or _collapse(curve) is not None
 
 
@@ -355,7 +359,7 @@ def _collapsed(curve: Curve, start: int, now: float, noise: float, unit: str) ->
 
 
 def _fit(curve: Curve, seed: int) -> CurveFit | None:
-    """The curve that `fit` would draw, for its ceiling; a run that is over has no ceiling ahead of it."""
+    """The curve that `fit` would draw, for its ceiling; None for a run that is over or has too few points."""
     if _is_over(curve):
         return None
     usable = usable_points(curve)
@@ -376,15 +380,14 @@ class Backtest:
 
     @property
     def covered(self) -> bool:
-        """Whether the interval holds the target."""
+        """Whether the interval contains the target."""
         return self.forecast.interval[0] <= self.target <= self.forecast.interval[1]
 
 
 def backtest(curve: Curve, *, level: float = LEVEL, ahead: float = 2.0) -> Backtest:
-    """Fit on the first half of the compute (or up to this many times before its end), predict the mean over the last
-    tenth of it.
+    """Predict the mean over the last tenth of a run's compute from its first half, or its first 1 / `ahead`.
 
-    The baselines are "the mean of the last three evaluations" and one Hill fit to all points of the first half.
+    The baselines are the mean of the last three evaluations and a Hill fit, both of the same points.
     """
     last = float(curve.compute_C[-1])
     end = curve.points_up_to(last / ahead)

@@ -1,19 +1,19 @@
 """The compute-optimal frontier, the optimum n*(C) along it, and how much the reward depends on n and Bp.
 
-*Frontier* (IsoCompute section 4.1): at every budget C the best value that any setting reaches with at most C. A setting
-takes part from a quarter below its first evaluated compute on (a fit says little about what came before its points),
-and keeps its last value after its last point: with a larger budget one can still stop there. That says what is reached,
-not which n is best: `bounds` marks where a larger n was not run so far.
+*Frontier* (IsoCompute section 4.1): at every budget C, the best value that any setting reaches with at most C. A
+setting takes part from a quarter below its first evaluated compute, since a fit knows little before its points. After
+its last point it keeps its last value, since a larger budget can also stop there. The frontier shows the value reached,
+not which n is best: `bounds` marks where a larger n had already ended.
 
-*Optimum* (figure 7): `log2 n* = L / (1 + exp(-k (log10 C - log10 C0))) + b`. That is a Hill curve in C with exponent
-k / ln 10, so the solver of the reward curves fits it, for the estimate and all draws at once, once rising (L > 0) and
-once falling (L < 0); the better of the two is taken. Its far end is held inside the optima that were seen: the data say
-nothing about larger ones. Where the best n is the smallest or largest that was run, or the next larger one had ended by
-then, the optimum is reported as a bound.
+*Optimum* (figure 7): `log2 n* = L / (1 + exp(-k (log10 C - log10 C0))) + b`. This is a Hill curve in C with exponent
+k / ln 10, so the solver of the reward curves fits it, for the estimate and all draws at once. It is fitted rising
+(L > 0) and falling (L < 0), and the better fit is kept. Its far end stays within the observed optima, since the data do
+not show others. The optimum is only a bound if the best n is the smallest or largest that was run, or if the next
+larger one had ended before.
 
 *Sensitivity* (figure 10): the best minus the worst value along n at one Bp, or along Bp at one n, at the largest
-compute that all runs of the slice have. Noise alone spreads values: the best minus the worst of six equal settings is
-two and a half standard errors. That is subtracted (`uncertainty.basic`).
+compute of all runs of the slice. Noise alone makes values differ: the best minus the worst of six equal settings is two
+and a half standard errors. This bias is subtracted (`uncertainty.basic`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ from isocompute.law.solver import HILL, FitRows, Fits, evaluate, solve
 from isocompute.law.uncertainty import SEED_MARGIN, around, basic, percentiles, seed_deviation
 
 EARLY_FACTOR = 1.25
-"""A setting takes part from its first compute divided by this."""
+"""A setting takes part in the frontier from its first compute divided by this."""
 _GRID_POINTS = 120
 _SLACK = 1.02  # budgets that differ by a batch are the same budget
 _ENOUGH = 3.0
+"""Least range of compute, as a factor, over which all settings are compared."""
 
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
+"""Largest slope k of the sigmoid."""
 _SURE = 0.8
+"""Share of draws that must agree on the direction of the optimum."""
 _STILL = 0.5
 """Doublings by which the optimum must move to count as moving."""
 _SIGMOID_POINTS = 60
@@ -62,8 +65,9 @@ class Switch:
     after: int
     value: float
     crosses: bool
-    """True where both settings were running and the lead changed; False where the new one simply begins there, already
-    above the old one, or the old one had ended."""
+    """Whether both settings were running and the lead changed.
+
+    If not, the new setting begins there, already above the old one, or the old one had ended."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +80,16 @@ class Frontier:
     values_C: Array
     switches: tuple[Switch, ...]
     best_BC: Ints
-    """The same for every draw, with `seed_noise` in it."""
+    """Index of the setting on the frontier of every draw, seed noise included."""
     values_BC: Array
+    """The envelope of every draw, without seed noise."""
 
 
 def frontier(fits: Sequence[CurveFit], *, seed_noise_SB: Array | None = None) -> Frontier:
     """Envelope, switches and the draws' envelopes, on log-spaced compute from the first evaluation to the last.
 
-    `seed_noise_SB` is how much better another seed of a setting might have been, by draw, where the draws do not hold
-    it: it decides which setting is best, and is not in the values.
+    `seed_noise_SB` is the deviation of another seed of each setting, by draw, unless the draws already contain it. It
+    decides which setting is best, but is not added to the values.
     """
     first, last = min(fit.first for fit in fits), max(fit.last for fit in fits)
     compute_C = np.geomspace(first, max(last, first * (1 + 1e-9)), _GRID_POINTS)
@@ -126,21 +131,21 @@ def _switch(fits: Sequence[CurveFit], compute_C: Array, best_C: Ints, live_SC: B
 
 
 def reached(fit: CurveFit, compute_C: Array) -> Array:
-    """What a setting reaches with at most this compute: its curve, held at its last point."""
+    """Value that a setting reaches with at most this compute: its curve, constant after its last point."""
     return fit.at(np.minimum(compute_C, fit.last))
 
 
 def live(fits: Sequence[CurveFit], compute_C: Array) -> Bools:
-    """Which settings (rows) take part at which compute."""
+    """Whether each setting (rows) takes part at each compute."""
     starts_S = np.array([fit.starts for fit in fits])
     return np.asarray(compute_C[None, :] >= starts_S[:, None] / EARLY_FACTOR)
 
 
 def compared(fits: Sequence[CurveFit], compute_C: Array) -> tuple[slice, bool]:
-    """The range of the grid on which settings can be compared, and whether all of them are there.
+    """The range of the grid on which settings can be compared, and whether all of them are running in it.
 
-    All settings must have begun and none have ended. Where that leaves less than a factor of three of compute (runs of
-    very different ranges), the range where at least two are running stands in, and only crossings count as movement.
+    If all settings run together over less than a factor of three of compute, it is the range in which at least two
+    are running. Then only crossings count as movement.
     """
     last_S = np.array([fit.last for fit in fits])
     running_SC = live(fits, compute_C) & (compute_C[None, :] <= last_S[:, None] * _SLACK)
@@ -152,8 +157,9 @@ def compared(fits: Sequence[CurveFit], compute_C: Array) -> tuple[slice, bool]:
 
 
 def ended(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: int = 1) -> list[tuple[int, float] | None]:
-    """At each compute the next larger n (axis 1) or Bp (axis 0) than the best, and its last compute, where it had ended
-    before: whether it would lead by then nobody saw.
+    """At each compute, the next n (axis 1) or Bp (axis 0) above the best and its last compute; None if it still runs.
+
+    If it had ended before, it might have led by then.
     """
     value_S = np.array([fit.setting[axis] or 0 for fit in fits])
     last: dict[int, float] = {}
@@ -168,8 +174,9 @@ def ended(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: int
 
 
 def bounds(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: int = 1) -> list[str | None]:
-    """`>=` where the best n (axis 1) or Bp (axis 0) is the largest that was run or the next larger one had ended, `<=`
-    where it is the smallest: the optimum may lie beyond it.
+    """At each compute, `>=` or `<=` if the optimal n (axis 1) or Bp (axis 0) may lie beyond the best one, else None.
+
+    `>=`: the best is the largest that was run, or the next larger one had ended. `<=`: it is the smallest.
     """
     value_S = [fit.setting[axis] or 0 for fit in fits]
     cut = ended(fits, best_C, compute_C, axis=axis)
@@ -178,10 +185,10 @@ def bounds(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: in
 
 
 def seed_noise(fits: Sequence[CurveFit], *, seed: int | np.random.Generator) -> Array:
-    """How far another seed of a setting (rows) might lie from the one that was run, by draw.
+    """Deviation of another seed of a setting (rows) from the one that was run, by draw.
 
-    For a single seed the other settings' seeds show it (`CurveFit.seed_deviation`), and without those it is ScaleRL's
-    margin, of the scale of the fitted points; for several seeds the draws hold it, and there is nothing to add.
+    For a single seed it follows the other settings' seeds (`CurveFit.seed_deviation`), or else ScaleRL's margin on the
+    scale of the fitted points. For several seeds it is 0, since the setting's draws contain it.
     """
     rng = seed if isinstance(seed, np.random.Generator) else np.random.default_rng([seed, 2])
     scale = scale_of(np.concatenate([curve.values_C for fit in fits for curve in fit.curves]))
@@ -197,7 +204,7 @@ class Optimum:
     x_C: Array
     """Compute (or update steps) at which the optimum was read."""
     estimate_C: Array
-    """The optimum on the frontier, a step function of values that were run."""
+    """The optimum on the frontier: a step function whose values were run."""
     interval_C2: Array
     """Its 95% interval over the bootstrap."""
     sigmoid_C: Array
@@ -206,7 +213,7 @@ class Optimum:
     log10_C0: float
     b: float
     k_at_bound: bool
-    """A single jump has no finite slope: k is then only known to be large."""
+    """Whether k is only known to be large, as for a single jump."""
     L_interval: tuple[float, float]
     k_interval: tuple[float, float]
     b_interval: tuple[float, float]
@@ -214,12 +221,14 @@ class Optimum:
     ceiling_interval: tuple[float, float]
     midpoint_interval: tuple[float, float]
     direction: str
-    """`rises`, `falls`, `flat`, or `unclear`: fewer than 80% of the draws agree, the lead at the end is not
-    significant, or it moves only because settings begin or end."""
+    """`rises`, `falls`, `flat`, or `unclear`.
+
+    `unclear`: fewer than 80% of the draws agree, the lead at the end is not significant, or the optimum moves only
+    because settings begin or end."""
     probability_rises: float
     saturates: bool
     bound_C: tuple[str | None, ...]
-    """`<=` or `>=` where the optimum on the frontier is only a bound (`frontier.bounds`)."""
+    """`<=` or `>=` if the optimum on the frontier is only a bound there (see `bounds`), else None."""
     smallest: float
     largest: float
 
@@ -235,7 +244,7 @@ class Optimum:
 
     @property
     def rises(self) -> bool:
-        """Whether more compute wants a larger value."""
+        """Whether the optimum rises with compute."""
         return self.direction == "rises"
 
     @property
@@ -267,19 +276,19 @@ class Reading:
     x_C: Array
     optimum_C: Array
     optimum_BC: Array
-    """The same for every draw."""
+    """The optimum of every draw."""
     tried: Array
     """The values that were run."""
     bound_C: tuple[str | None, ...] = (None,)
-    """Where the optimum is only a bound; by default nowhere."""
+    """`<=` or `>=` if the optimum is only a bound there, else None."""
     moves: frozenset[str] = frozenset({"rises", "falls"})
-    """The directions that comparisons between settings support; another one is reported as `unclear`."""
+    """Directions that comparisons between settings support; others are reported as `unclear`."""
     leads: frozenset[str] = frozenset({"rises", "falls"})
-    """Those in which the lead at the end is significant; another one is `unclear` too."""
+    """Directions in which the lead at the end is significant; others are reported as `unclear`."""
 
 
 def fit_optima(readings: Sequence[Reading]) -> list[Optimum]:
-    """Fit the sigmoid to each reading; all of them, and their draws, at once."""
+    """Fit the sigmoid to all readings and their draws at once."""
     if not readings:
         return []
     x_G, rows_G = [], []
@@ -304,7 +313,7 @@ def _optimum(reading: Reading, fits: Fits) -> Optimum:
     if direction != "flat" and (direction not in reading.moves & reading.leads or agree < _SURE):
         direction = "unclear"
     levels_off = sigmoid_C[int(0.9 * (len(sigmoid_C) - 1))] - start_R[0] >= 0.95 * move  # before the last tenth
-    # Between 8 and 16 nothing was run: its percentiles are values that were.
+    # Nothing was run between 8 and 16, so percentiles are values that were run.
     draws_BC = reading.optimum_BC if len(reading.optimum_BC) else reading.optimum_C[None]
     interval_2C = np.percentile(draws_BC, [2.5, 97.5], axis=0, method="inverted_cdf")
     return Optimum(
@@ -358,8 +367,9 @@ def _sigmoids(x_G: Sequence[Array], rows_G: Sequence[Array]) -> list[Fits]:
 
 
 def _fit_signed(batch: FitRows, wanted_R: Bools, sign: float) -> Fits:
-    """Sigmoids that rise (sign 1) or fall (-1) and end at or below (above) the highest (lowest) value seen; the other
-    rows have an infinite sum of squares.
+    """Sigmoids of the wanted rows that rise (sign 1) or fall (sign -1); other rows have an infinite sum of squares.
+
+    A rising sigmoid ends at most at the row's highest value, a falling one at least at its lowest.
     """
     count = len(wanted_R)
     out = Fits(np.zeros((count, 2)), np.zeros(count), np.zeros(count), np.full(count, np.inf))
@@ -376,7 +386,7 @@ def _fit_signed(batch: FitRows, wanted_R: Bools, sign: float) -> Fits:
 
 
 def what_to_run(best: Optimum) -> str:
-    """What to run where the optimum at the end is a lower bound: larger n, or one that had ended for longer."""
+    """What to run if the optimum at the end is a lower bound: larger n, or longer runs of the next larger n."""
     last = best.estimate_C[-1]
     if last == best.largest:
         return f"n above {best.largest:.0f}"
@@ -395,7 +405,7 @@ def at_end(value: float, bound: str | None, best: Optimum) -> str:
 
 @dataclass(frozen=True)
 class Slice:
-    """Reward at one compute along one axis with the other fixed."""
+    """Rewards at one compute along n or Bp, with the other fixed."""
 
     varied: str
     fixed: int | None
@@ -421,7 +431,7 @@ class Slice:
 def sensitivity(fits: Sequence[CurveFit], *, seed_noise_SB: Array | None = None) -> list[Slice]:
     """All slices with at least two values, the widest first for each axis.
 
-    `seed_noise_SB` is how far another seed of a setting might lie off, where its draws do not hold it.
+    `seed_noise_SB` is the deviation of another seed of each setting, by draw, unless the draws already contain it.
     """
     slices = []
     for varied, axis in (("rollouts_per_problem", 1), ("problems_per_batch", 0)):

@@ -1,8 +1,8 @@
-"""The law of a study: everything that `isocompute fit` finds, from curves to n*(C).
+"""The law of a study: everything that `isocompute fit` computes, from curves to n*(C).
 
-The paper's three settings are three choices of which settings compete on the frontier:
+The paper's three trade-offs differ in which settings compete on the frontier:
 
-| setting | competitors | optimum along |
+| trade-off | competitors | optimum along |
 | --- | --- | --- |
 | n against M at fixed Bp (section 4.1) | all n with that Bp | compute |
 | Bp against n at fixed B (section 4.2) | all (Bp, n) with Bp · n = B | update steps M = C / B |
@@ -51,14 +51,14 @@ from isocompute.law.surface import Surface, fit_surface
 from isocompute.law.uncertainty import SEED_MARGIN, by_chance
 
 _NAMED = 3
-"""Runs that a note names."""
+"""Most runs that a note names."""
 _SIGNIFICANT = 0.05
-"""Chance at which n* may be reported to move where all n are equal at the end."""
+"""Chance of reporting that n* moves if all n are equal at the end."""
 
 
 @dataclass(frozen=True)
 class RunFit:
-    """One run's curve, its fit, and which of its evaluations are not in the fit."""
+    """One run's curve, its fit, and the evaluations that are not in the fit."""
 
     curve: Curve = field(repr=False)
     fit: CurveFit
@@ -68,12 +68,12 @@ class RunFit:
 
     @property
     def points(self) -> int:
-        """How many of its evaluations the fit goes through."""
+        """Number of evaluations in the fit."""
         return int(usable_mask(self.curve.values_C).sum())
 
     @property
     def dips(self) -> int:
-        """Evaluations before any collapse that lie far below those around them and are not in the fit."""
+        """Number of evaluations before any collapse that lie far below the others and are not in the fit."""
         return usable_end(self.curve.values_C) - self.points
 
     def to_json(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class RunFit:
 
 @dataclass(frozen=True)
 class EarlyCollapse:
-    """A run that collapsed before it had points for a curve."""
+    """A run that collapsed before it had enough points for a curve."""
 
     curve: Curve = field(repr=False)
     collapse_after: float
@@ -199,13 +199,13 @@ class Tradeoff:
 
 @dataclass(frozen=True)
 class Law:
-    """What a set of runs says about spending compute."""
+    """Everything that `fit` computes from a set of runs."""
 
     metric: str
     unit: str
     points: str
     bin_width: float
-    """Of record-breaking points, in the metric's own unit."""
+    """Bin of record-breaking points, in the metric's own unit."""
     replicates: int
     seed: int
     upper: float
@@ -218,7 +218,7 @@ class Law:
     surface: Surface | None
     notes: tuple[str, ...]
     early_collapses: tuple[EarlyCollapse, ...] = ()
-    """Runs that are left out, since they collapsed before they had points for a curve."""
+    """Runs that are left out, since they collapsed before they had enough points for a curve."""
 
     def __repr__(self) -> str:
         many = f"{plural(len(self.runs), 'run')}, {plural(len(self.settings), 'setting')}"
@@ -248,7 +248,7 @@ class Law:
 
 
 def _in_words(best: Optimum | None) -> str:
-    """n* at both ends of what was run."""
+    """n* at both ends of the range that was run, as text."""
     if best is None:
         return "no n*"
     signs = {None: "", "<=": "≤ ", ">=": "≥ "}
@@ -271,13 +271,11 @@ def fit_law(
 ) -> Law:
     """Fit everything that the curves support; one random stream draws all of its uncertainty.
 
-    `bin_width`, of record-breaking points, is in units of the scale that the values lie on: 1 for rates, 100 for
-    percent (`scale_of`).
+    `bin_width` of record-breaking points is a share of the values' scale: 1 for rates, 100 for percent (`scale_of`).
     """
     early = [EarlyCollapse(c, float(c.compute_C[usable_end(c.values_C) - 1])) for c in curves if collapsed_early(c)]
-    curves = [
-        curve for curve in curves if not collapsed_early(curve)
-    ] or curves  # `usable_curves` refuses if none is left
+    # If all collapsed early, `usable_curves` raises.
+    curves = [curve for curve in curves if not collapsed_early(curve)] or curves
     values = _values(curves) if curves else np.zeros(1)
     upper = upper_bound(values)
     bin_width *= scale_of(values)
@@ -325,10 +323,10 @@ def _fit(
     replicates: int,
     rng: np.random.Generator,
 ) -> tuple[tuple[RunFit, ...], tuple[CurveFit, ...]]:
-    """Every run alone and every setting of several seeds, fitted at once: the fits of the runs and of the settings."""
+    """The fits of all runs and of all settings, made at once."""
     settings = settings_of(usable)
     groups = [[index] for index in range(len(usable))] + [group for group in settings if len(group) > 1]
-    # Runs of one study have one bound, also those that have not got far; of runs from anywhere each has its own.
+    # Runs of one study share a bound, which helps short runs; runs without n may be on different scales.
     one_study = all(curve.rollouts_per_problem is not None for curve in curves)
     fits = fit_groups(
         [[usable[i] for i in group] for group in groups],
@@ -354,7 +352,7 @@ def _collapse(curve: Curve) -> float | None:
 
 @dataclass(frozen=True)
 class _Competition:
-    """Settings that compete for the frontier, and what is held fixed among them."""
+    """Settings that compete for the frontier, and the quantity that they share."""
 
     fixed: str | None
     value: int | None
@@ -363,7 +361,7 @@ class _Competition:
 
 
 def _sharing(fits: Sequence[CurveFit], noise_SB: Array, fixed: str) -> list[_Competition]:
-    """The settings that share a Bp, or a batch size, where there are several."""
+    """The groups of several settings that share a Bp, or a batch size."""
     groups: dict[int, list[int]] = {}
     for i, fit in enumerate(fits):
         value = getattr(fit.curves[0], fixed)
@@ -377,7 +375,7 @@ def _sharing(fits: Sequence[CurveFit], noise_SB: Array, fixed: str) -> list[_Com
 
 
 def _tradeoffs(competitions: Sequence[_Competition], *, iso: bool) -> list[Tradeoff]:
-    """A frontier for each, and the optima along all of them, fitted at once."""
+    """The frontier of each competition, and the optima along all of them, fitted at once."""
     fronts = [frontier(each.fits, seed_noise_SB=each.noise_SB) for each in competitions]
     readings: dict[tuple[int, int], Reading] = {}
     for i, (each, front) in enumerate(zip(competitions, fronts, strict=True)):
@@ -394,14 +392,14 @@ def _tradeoffs(competitions: Sequence[_Competition], *, iso: bool) -> list[Trade
 
 
 def _reading(competition: _Competition, front: Frontier, axis: int, *, scale: float) -> Reading | None:
-    """The optimal n (axis 1) or Bp (axis 0) along compute / scale, where settings can be compared."""
+    """The optimal n (axis 1) or Bp (axis 0) along compute / `scale`, in the range where settings can be compared."""
     fits = competition.fits
     values = [fit.setting[axis] for fit in fits]
     if any(v is None for v in values) or len(set(values)) < 2:
         return None
     part, everyone = compared(fits, front.compute_C)
     if not everyone and front.switches and all(s.crosses for s in front.switches):
-        # Every setting that took the lead began behind: what came before its beginning is not in doubt.
+        # Every setting that took the lead began behind, so it did not lead before its first point either.
         part = slice(0, len(front.compute_C))
     if part.stop - part.start < 2:
         return None
@@ -420,11 +418,10 @@ def _reading(competition: _Competition, front: Frontier, axis: int, *, scale: fl
 
 
 def _leads(competition: _Competition, tried: Array, first: float, end: float) -> frozenset[str]:
-    """Which way the optimum has moved significantly from `first`, its value at small compute: a larger, or a smaller,
-    setting leads all others at the end.
+    """The directions in which the optimum has moved significantly from `first`, its value at small compute.
 
-    Of several equal settings another than the first is in front more often than not, in the estimate and in every
-    draw; so the lead has to be larger than that of equals.
+    It has if larger (or smaller) settings lead all others at the end. One of several equal settings other than the
+    first mostly leads by chance, so the lead has to exceed that between equal settings.
     """
     begun = [i for i, fit in enumerate(competition.fits) if fit.starts <= end * EARLY_FACTOR]
     fits, at = [competition.fits[i] for i in begun], np.array([end])

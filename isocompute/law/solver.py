@@ -1,17 +1,17 @@
-"""Curve families, and thousands of their fits at once: variable projection and a batched damped Gauss-Newton.
+"""Curve families, and a solver that fits thousands of curves at once: variable projection and damped Gauss-Newton.
 
-Every family is `R(C) = R0 + (A - R0) · g(C; θ)` with a shape `g` that rises from 0 at C = 0 to 1 at C = ∞, so
-`R0` (the base) and `A` (the ceiling) enter linearly and are solved in closed form, and only θ, one or two numbers,
-is left to search.
+Every family is `R(C) = R0 + (A - R0) · g(C; θ)` with a shape `g` that rises from 0 at C = 0 to 1 at C = ∞. The base
+`R0` and the ceiling `A` enter linearly and are solved in closed form, so the search is over θ alone, one or two
+numbers.
 
 | family | g(C) | θ | source |
 | --- | --- | --- | --- |
 | hill | 1 / (1 + (Cmid/C)^B) | log Cmid, log B | ScaleRL eq. 1 |
-| exponential | 1 - exp(-C/τ) | log τ | what the IsoCompute paper's figure 6 follows to pixel error |
+| exponential | 1 - exp(-C/τ) | log τ | figure 6 of the IsoCompute paper follows it to pixel error |
 | power | 1 - (1 + C/s)^-β, s the first compute | log β | Kaplan-style power law, finite at C = 0 |
 
-The IsoCompute paper writes n*(C) as a logistic in log10 C. That is the Hill shape too (B = k / ln 10), so the same
-code fits it.
+The IsoCompute paper's n*(C) is a logistic in log10 C. That is also a Hill shape (B = k / ln 10), so the same code fits
+it.
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ from threadpoolctl import ThreadpoolController
 from isocompute.core.arrays import Array, Bools, Ints
 
 Shape = Callable[[Array, Array], Array]
-"""`(x, theta_K) -> g`: each of `theta_K` broadcasts against `x`, which is what `Family.coordinate` makes of compute in
-units of the curve's first positive compute."""
+"""`(x, theta_K) -> g`, where x = `Family.coordinate` of compute in units of the curve's first positive compute.
+
+Each of `theta_K` broadcasts against x."""
 Slopes = Callable[[Array, Array, Array], tuple[Array, ...]]
-"""`(x, theta_K, g) -> (dg for each θ)`: the shape's derivatives by θ, from what the shape gave."""
+"""`(x, theta_K, g) -> (dg for each θ)`: the shape's derivatives with respect to θ, given the shape's values."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One shape with the box its θ lives in and the starting grid that covers the box."""
+    """A shape with the bounds of its θ and a starting grid within them."""
 
     name: str
     coordinate: Callable[[Array], Array]
-    """What the shape sees of compute: it is taken once a curve, not once a step of the search."""
+    """Transforms compute before the shape does, once per curve instead of once per search step."""
     shape: Shape
     slopes: Slopes
     parameters: tuple[str, ...]
     """Names of exp(θ), as reported to the user."""
     compute_like: tuple[bool, ...]
-    """Which of exp(θ) is a compute and is reported in the unit of the data."""
+    """Whether each exp(θ) is a compute, reported in the unit of the data."""
     bounds: Callable[[float], Array]
     """`(last compute / first compute) -> [[low, high] per θ]`."""
     grid_sizes: tuple[int, ...]
 
     @property
     def free(self) -> int:
-        """Parameters in all: θ, R0 and A."""
+        """Number of free parameters: θ, R0 and A."""
         return len(self.parameters) + 2
 
     def grid(self, span: float) -> Array:
-        """Starting values that cover the box, one row each."""
+        """Starting values that cover the bounds, one per row."""
         return _grid(self, span)
 
 
-@functools.lru_cache(maxsize=1024)  # runs over the same range share it, and are fitted again and again
+@functools.lru_cache(maxsize=1024)  # many fits have the same span
 def _grid(family: Family, span: float) -> Array:
     axes = [
         np.linspace(low, high, size) for (low, high), size in zip(family.bounds(span), family.grid_sizes, strict=True)
@@ -71,7 +72,7 @@ def _grid(family: Family, span: float) -> Array:
 
 
 def _log(compute: Array) -> Array:
-    return np.log(np.maximum(compute, 1e-12))  # compute 0 is the base model: far enough down to be g = 0
+    return np.log(np.maximum(compute, 1e-12))  # at compute 0, the base model, g is 0
 
 
 def _hill(x: Array, theta_K: Array) -> Array:
@@ -147,10 +148,10 @@ POWER = Family(
 FAMILIES: tuple[Family, ...] = (HILL, EXPONENTIAL, POWER)
 
 
-_CHUNK = 65_536  # values of one pass: few enough that the temporaries stay in cache
-_SLACK = 1.25  # rows of one pass differ in width by at most this much
+_CHUNK = 65_536  # values per pass, so that temporaries stay in cache
+_SLACK = 1.25  # rows of one pass differ in width by at most this factor
 _MAX_STEPS = 60
-_ENOUGH = 1e-8  # a step that saves less than this share of the sum of squares is the last
+_ENOUGH = 1e-8  # the search ends when a step saves less than this share of the sum of squares
 _TINY = 1e-100
 
 
@@ -161,18 +162,18 @@ class FitRows:
     compute_GC: Array
     """In units of the group's first positive compute."""
     span_G: Array
-    """Last compute over first positive compute of each group: the box of θ follows the data."""
+    """Last over first positive compute of each group, which sets the bounds of θ."""
     group_R: Ints
     values_RC: Array
     weights_RC: Array
     upper: float | Array = np.inf
-    """What ceilings may be at most: of all groups, or of each."""
+    """Upper bound of the ceilings, for all groups or for each."""
     pinned: bool = False
-    """Hold every ceiling at `upper` instead of at or below it."""
+    """Fix every ceiling at `upper` instead of bounding it."""
 
     @property
     def upper_R(self) -> Array:
-        """The bound of every row."""
+        """Upper bound of every row's ceiling."""
         return np.broadcast_to(np.asarray(self.upper, dtype=np.float64), self.span_G.shape)[self.group_R]
 
 
@@ -189,7 +190,7 @@ class Fits:
         return Fits(self.theta_RK[rows], self.base_R[rows], self.ceiling_R[rows], self.sse_R[rows])
 
     def updated(self, rows: Ints, others: Fits) -> Fits:
-        """The same with other solutions in some rows."""
+        """A copy with other solutions in some rows."""
         out = Fits(self.theta_RK.copy(), self.base_R.copy(), self.ceiling_R.copy(), self.sse_R.copy())
         for field in fields(self):
             getattr(out, field.name)[rows] = getattr(others, field.name)
@@ -216,7 +217,7 @@ def solve(family: Family, batch: FitRows) -> Fits:
 
 
 def evaluate(family: Family, fits: Fits, compute_RC: Array) -> Array:
-    """The fitted curves at normalised compute (one row for all fits, or one a fit)."""
+    """The fitted curves at normalised compute, given as one row for all fits or one row per fit."""
     g_RC = family.shape(family.coordinate(compute_RC), fits.theta_RK.T[:, :, None])
     return np.asarray(fits.base_R[:, None] + (fits.ceiling_R - fits.base_R)[:, None] * g_RC)
 
@@ -227,16 +228,15 @@ def _thread_pools() -> ThreadpoolController:
 
 
 def blas_on_one_core() -> AbstractContextManager[object]:
-    """Matrix products of many short rows are done before the threads of a BLAS have found each other: on a machine that
-    has other work they took a hundred times as long.
-    """
+    """Limit BLAS to one thread: on a busy machine, synchronising threads made small products a hundred times slower."""
     limit: AbstractContextManager[object] = _thread_pools().limit(limits=1, user_api="blas")
     return limit
 
 
 def _chunks(batch: FitRows) -> list[tuple[Ints, int]]:
-    """Rows to fit together, and how many of their columns are more than padding: rows of one width, and so many that
-    a pass stays in cache.
+    """Rows to fit together, and the number of their columns without padding.
+
+    The rows of a chunk have similar widths, and few enough values to stay in cache.
     """
     used_RC = batch.weights_RC > 0
     width_R = used_RC.shape[1] - used_RC[:, ::-1].argmax(axis=1)
@@ -253,7 +253,7 @@ def _chunks(batch: FitRows) -> list[tuple[Ints, int]]:
 
 
 def _best_starts(family: Family, batch: FitRows) -> Array:
-    """The grid point with the smallest sum of squares, for every row; groups with the same compute share the work."""
+    """The grid point with the smallest sum of squares for every row; groups with the same compute share the work."""
     starts_RK = np.empty((len(batch.group_R), len(family.parameters)))
     upper_R = batch.upper_R
     rows_by_grid: dict[bytes, list[Ints]] = {}
@@ -273,9 +273,9 @@ def _best_starts(family: Family, batch: FitRows) -> Array:
 
 
 def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper_R: Array, pinned: bool) -> Ints:
-    """Which shape saves most of the sum of _squares.
+    """Index of the shape that reduces each row's sum of squares most.
 
-    The upper bound enters by capping the gain of a line through the means, which is exact enough for a start.
+    The upper bound caps the gain of a line through the means, which is exact enough for a start.
     """
     if (weights_RC == weights_RC[0]).all():
         weights_RC = weights_RC[:1]  # one set of sums for all rows
@@ -291,7 +291,7 @@ def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper_R: Arr
         rest_RS = np.maximum(variance_RS + total_R1 * (1.0 - mean_RS) ** 2, 1e-12 * total_R1)
         overlap_RS = np.maximum(room_R1 * total_R1 * (1.0 - mean_RS) + covariance_RS, 0.0)
         return np.asarray((overlap_RS**2 / rest_RS).argmax(axis=1))
-    # Without the bound a shape saves covariance² / variance; where the best of them keeps the bound, it is the best.
+    # Without the bound, a shape saves covariance² / variance; if the best one respects the bound, it stays the best.
     deviation_RS = np.sqrt(variance_RS)
     if len(weights_RC) == 1:
         score_RS = pull_RC @ (g_CS / deviation_RS)
@@ -316,7 +316,7 @@ def _best_of_grid(g_SC: Array, values_RC: Array, weights_RC: Array, upper_R: Arr
 
 
 def _refine(family: Family, batch: FitRows, theta_RK: Array) -> Fits:
-    """Damped Gauss-Newton inside the box; rows that have converged drop out of the work."""
+    """Damped Gauss-Newton within the bounds; converged rows drop out."""
     theta_KR = np.ascontiguousarray(theta_RK.T)
     spans, place_R = np.unique(batch.span_G[batch.group_R], return_inverse=True)
     low_KR, high_KR = np.stack([family.bounds(float(span)) for span in spans])[place_R].T
@@ -339,7 +339,7 @@ def _refine(family: Family, batch: FitRows, theta_RK: Array) -> Fits:
         keep = ~finished
         if not keep.any():
             break
-        if keep.mean() < 0.8:  # copying the rows costs about one pass over them
+        if keep.mean() < 0.8:  # copying rows costs about one pass over them
             work, point, active = work.keep(keep), point.keep(keep), active[keep]
             theta_KR, damping_R = theta_KR[:, keep], damping_R[keep]
             low_KR, high_KR = low_KR[:, keep], high_KR[:, keep]
@@ -347,7 +347,7 @@ def _refine(family: Family, batch: FitRows, theta_RK: Array) -> Fits:
 
 
 def _damped_step(point: _Point, theta_KR: Array, damping_R: Array, low_KR: Array, high_KR: Array) -> Array:
-    """Marquardt's step; a θ that sits on its bound and is pushed outwards stays where it is."""
+    """Marquardt's step; a θ on its bound that is pushed outwards stays there."""
     push_KR = point.gradient_KR
     outward_KR = ((theta_KR <= low_KR) & (push_KR < 0)) | ((theta_KR >= high_KR) & (push_KR > 0))
     push_KR = np.where(outward_KR, 0.0, push_KR)
@@ -378,7 +378,7 @@ class _Work:
 
     @classmethod
     def of(cls, family: Family, batch: FitRows) -> _Work:
-        """A batch as one family sees it."""
+        """A batch in one family's coordinate."""
         w_CR = np.ascontiguousarray(batch.weights_RC.T)
         total_R = w_CR.sum(axis=0)
         level_R = np.einsum("rc,rc->r", batch.weights_RC, batch.values_RC) / total_R
@@ -388,27 +388,27 @@ class _Work:
         return cls(x_CR, y_CR, w_CR, total_R, level_R, power_R, batch.upper_R, batch.pinned)
 
     def keep(self, rows: Bools) -> _Work:
-        """Some of the rows."""
+        """The rows for which `rows` is true."""
         arrays = ("x_CR", "y_CR", "w_CR", "total_R", "level_R", "power_R", "upper_R")
         return replace(self, **{name: getattr(self, name)[..., rows] for name in arrays})
 
 
 @dataclass(frozen=True)
 class _Linear:
-    """The closed form at one θ of every row, with the sums that the rest needs too."""
+    """The closed-form base and gain of every row at its θ, with the sums that the normal equations need too."""
 
     base_R: Array
-    """Of the centred values."""
+    """Base of the centred values."""
     gain_R: Array
     sse_R: Array
     mean_R: Array
-    """Of g."""
+    """Weighted mean of g."""
     variance_R: Array
     """Σ w (g - mean)²."""
     rest_R: Array
     """Σ w (1 - g)²."""
     over_R: Bools
-    """Rows whose ceiling is held at the bound."""
+    """Whether the row's ceiling is fixed at its bound."""
 
 
 def _linear(work: _Work, g_CR: Array, wg_CR: Array) -> _Linear:
@@ -424,7 +424,7 @@ def _linear(work: _Work, g_CR: Array, wg_CR: Array) -> _Linear:
     sse = work.power_R - gain * rising
     over = (base + gain + work.level_R > work.upper_R) | work.pinned
     if over.any():
-        # A pinned at the bound: y - U = -gain (1 - g), one linear parameter left.
+        # With A fixed at the bound U, y - U = -gain (1 - g) has one linear parameter left.
         room = work.upper_R - work.level_R
         overlap = np.maximum(room * (w - sg) + sgy, 0.0)
         pinned = overlap / rest
@@ -442,16 +442,16 @@ class _Point:
     gradient_KR: Array
 
     def keep(self, rows: Bools) -> _Point:
-        """Some of the rows."""
+        """The rows for which `rows` is true."""
         return _Point(*(getattr(self, field.name)[..., rows] for field in fields(self)))
 
     def updated(self, other: _Point, rows: Bools) -> _Point:
-        """The same with the other's in some rows."""
+        """A copy with the other's values in some rows."""
         return _Point(*(np.where(rows, getattr(other, f.name), getattr(self, f.name)) for f in fields(self)))
 
 
 def _project(family: Family, work: _Work, theta_KR: Array) -> _Point:
-    """The normal equations at θ, with what base and gain absorb taken out."""
+    """The normal equations at θ, projected to what base and gain cannot absorb."""
     g_CR = family.shape(work.x_CR, theta_KR)
     wg_CR = work.w_CR * g_CR
     line = _linear(work, g_CR, wg_CR)
@@ -465,7 +465,7 @@ def _project(family: Family, work: _Work, theta_KR: Array) -> _Point:
         sdg_KR[i], sdy_KR[i] = _dot(wd_CR, g_CR), _dot(wd_CR, work.y_CR)
         for j in range(i + 1):
             sdd_KKR[i, j] = sdd_KKR[j, i] = _dot(wd_CR, slopes_K[j])
-    # Two directions are absorbed, 1 and g, or where the ceiling is held the one of 1 - g alone.
+    # Base and gain absorb the directions 1 and g; if the ceiling is fixed, only 1 - g is absorbed.
     along_KR = sdg_KR - line.mean_R * sd_KR
     normal_KKR = sdd_KKR - sd_KR[:, None] * (sd_KR / work.total_R)
     normal_KKR -= along_KR[:, None] * (along_KR / line.variance_R)
@@ -478,7 +478,7 @@ def _project(family: Family, work: _Work, theta_KR: Array) -> _Point:
 
 
 def _squares(family: Family, work: _Work, theta_KR: Array) -> tuple[Array, Array, Array]:
-    """Base, ceiling and Σ r² at θ, the last from the residuals themselves."""
+    """Base, ceiling and Σ r² at θ, with Σ r² computed from the residuals for precision."""
     g_CR = family.shape(work.x_CR, theta_KR)
     line = _linear(work, g_CR, work.w_CR * g_CR)
     residual_CR = work.y_CR - line.base_R

@@ -1,7 +1,7 @@
-"""`law.json`: the object that `fit --json` prints, with all draws, which a planner reads back.
+"""Reads and writes `law.json`, the fitted law that a plan is made with.
 
-It is the printed object plus `settings` (every setting's curve and all its bootstrap draws) and the draws of the
-surface, rounded to seven digits.
+It contains the object that `fit --json` prints, `settings` (every setting's curve and bootstrap draws) and the draws of
+the surface, rounded to seven digits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PRINTED = {"metric", "unit", "curves", "frontier"}
 
 @dataclass(frozen=True)
 class StoredLaw:
-    """A law read back: the printed object and the settings' curves with their draws."""
+    """A law read from a file: the printed object, and the settings' curves with their draws."""
 
     summary: dict[str, Any]
     settings: tuple[CurveFit, ...]
@@ -39,7 +39,7 @@ class StoredLaw:
 
 
 def write_law(law: Law, path: str | Path) -> None:
-    """Write `law.json`, whole or not at all; over another law, over nothing else."""
+    """Write `law.json` atomically; it may replace another law, but no other file."""
     check_out(path)
     data = {"format": _FORMAT, "version": _VERSION, **law.to_json()}
     data["settings"] = [_SettingFile.of(fit).model_dump() for fit in law.settings]
@@ -50,7 +50,7 @@ def write_law(law: Law, path: str | Path) -> None:
 
 
 def read_law(path: str | Path) -> StoredLaw:
-    """Read `law.json`; the settings' curves evaluate as they did when it was written."""
+    """Read `law.json`; the settings' curves have the values they had when it was written."""
     content = files.read_bytes(str(path))
     try:
         data = json.loads(content)
@@ -80,9 +80,7 @@ def read_law(path: str | Path) -> StoredLaw:
 
 
 def is_law_file(path: str | Path) -> bool:
-    """Whether this `.json` was written or printed by `fit`, of whatever version and however damaged; any other may be a
-    trainer's log.
-    """
+    """Whether `fit` wrote or printed this `.json`, in any version and even if damaged; others may be trainers' logs."""
     address = str(path)
     if not address.lower().endswith(".json") or not files.exists(address) or files.is_folder(address):
         return False
@@ -90,7 +88,7 @@ def is_law_file(path: str | Path) -> bool:
 
 
 def check_out(path: str | Path) -> None:
-    """Refuse to write a law over another file: a log that was named by mistake would be lost."""
+    """Raise if writing a law would overwrite another file, such as a log that was named by mistake."""
     there = Path(path)
     if there.is_file() and (data := files.read_bytes(str(path))) and not _is_law(data):
         raise InputError(f"--out {path}: this file is there and is not a law; name another, such as law.json.")
@@ -126,7 +124,7 @@ _Form = Annotated[str, AfterValidator(lambda name: _family(name).name)]
 
 
 class _Part(BaseModel):
-    """What a law is read from: numbers are finite, and other keys are ignored."""
+    """A part of `law.json` as it is read: numbers must be finite, and unknown keys are ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
@@ -148,6 +146,10 @@ class _EnsembleFile(_Part):
         if widths and max(len(_family(name).parameters) for name in self.families) > min(widths):
             raise ValueError("its replicates lack parameters of their forms")
         return self
+
+
+_AS_IN_FIT = ("base", "ceiling", "rmse", "unit", "first", "last", "starts", "trend")
+"""Fields of `CurveFit` that are stored unchanged."""
 
 
 class _SettingFile(_Part):
@@ -225,9 +227,6 @@ class _SettingFile(_Part):
             seed_deviation=self.seed_spread,
             **{name: getattr(self, name) for name in _AS_IN_FIT},
         )
-
-
-_AS_IN_FIT = ("base", "ceiling", "rmse", "unit", "first", "last", "starts", "trend")
 
 
 class _CurveFile(_Part):

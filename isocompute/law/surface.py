@@ -2,14 +2,14 @@
 
     R = R0 + (A - R0) · g(C; Cmid, B)
 
-with one base R0 for all runs (they start from the same model) and a ceiling A, a midpoint log Cmid and an efficiency
-log B that are low-degree polynomials in log2 n and log2 Bp; the exponential form has no B. It is fitted by least
-squares to the binned points of all settings (`fits.bins_of`), starting from the fits of the single settings; the form,
-Hill or exponential, is chosen by AIC.
+All runs share the base R0, since they start from the same model. The ceiling A, the midpoint log Cmid and the
+efficiency log B are low-degree polynomials in log2 n and log2 Bp; the exponential form has no B. Least squares fit it
+to the binned points of all settings (`fits.bins_of`), starting from the fits of single settings. AIC chooses between
+the Hill and the exponential form.
 
-The error that matters is that of a setting nobody ran, so every n is left out once and predicted from the rest.
-Bootstrap draws are one Gauss-Newton step from the estimate, for resampled residuals and for settings shifted by a seed
-effect: cheap enough for a planner to use a thousand surfaces.
+The surface is for settings that were not run. So its error is measured by leaving out every n once and predicting it
+from the others. Each bootstrap draw is one Gauss-Newton step from the estimate, for resampled residuals and settings
+shifted by a seed effect. That is cheap enough for a planner to use a thousand surfaces.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from isocompute.law.fits import CurveFit, bins_of, block_resample
 from isocompute.law.solver import EXPONENTIAL, HILL, Family, blas_on_one_core
 
 _BOX = ((-30.0, 60.0), (float(np.log(0.1)), float(np.log(20.0))))
-"""Where log Cmid (in units of the first compute) and log B are held."""
+"""Bounds of log Cmid (in units of the first compute) and of log B."""
 
 _Powers = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How well the surface fitted without one n predicts the runs with that n."""
+    """Error of the surface fitted without one n, at the runs with that n."""
 
     rollouts_per_problem: int
     rmse: float
     final_error: float
     """Mean absolute error at the last compute of its settings."""
     edge: bool
-    """The smallest or largest n: predicting it is extrapolation."""
+    """Whether it is the smallest or largest n, whose prediction is an extrapolation."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Which powers of (log2 n, log2 Bp), centred, each of the three functions uses."""
+    """The powers of the centred (log2 n, log2 Bp) in ceiling, midpoint and efficiency."""
 
     centre: tuple[float, float]
     ceiling: _Powers
@@ -52,7 +52,7 @@ class Terms:
     efficiency: _Powers
 
     def design(self, powers: _Powers, n: Array, bp: Array) -> Array:
-        """The design matrix of some of the powers."""
+        """The design matrix of these powers."""
         u, v = np.log2(n) - self.centre[0], np.log2(bp) - self.centre[1]
         return np.stack([u**i * v**j for i, j in powers], axis=-1)
 
@@ -80,7 +80,7 @@ class Surface:
         return np.asarray(values_1I[0])
 
     def replicates_at(self, compute: Array, rollouts_per_problem: Array, problems_per_batch: Array) -> Array:
-        """The same for every draw; draws first."""
+        """Value of every draw (first axis) for any setting; arguments broadcast."""
         return self._values(self.replicates_BQ, compute, rollouts_per_problem, problems_per_batch)
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Surface:
 
 @dataclass(frozen=True)
 class _Design:
-    """What the coefficients (columns: R0, ceiling, midpoint, efficiency) mean at some settings."""
+    """Design matrices that turn coefficients (columns: R0, ceiling, midpoint, efficiency) into curves of settings."""
 
     ceiling_IQ: Array
     shape_KIQ: tuple[Array, ...]
@@ -122,7 +122,7 @@ class _Design:
         return np.asarray(coefficients_BQ[:, 1 : 1 + self.ceiling_IQ.shape[1]] @ self.ceiling_IQ.T)
 
     def theta_KBI(self, coefficients_BQ: Array) -> Array:
-        """θ of the family, inside what a curve may be."""
+        """θ of the family, within its bounds."""
         start, out = 1 + self.ceiling_IQ.shape[1], []
         for design_IQ, (low, high) in zip(self.shape_KIQ, _BOX, strict=False):
             stop = start + design_IQ.shape[1]
@@ -133,7 +133,7 @@ class _Design:
 
 @dataclass(frozen=True)
 class _Points:
-    """Points of all settings in one long table; compute in units of the first."""
+    """Points of all settings as columns of one table, with compute in units of the first."""
 
     compute_I: Array
     n_I: Array
@@ -156,7 +156,7 @@ class _Fitted:
         return self.with_slopes(points)[0]
 
     def with_slopes(self, points: _Points) -> tuple[Array, Array]:
-        """Values, and their derivatives by the coefficients."""
+        """Values, and their derivatives with respect to the coefficients."""
         design, q_1Q = _Design.of(self.family, self.terms, points.n_I, points.bp_I), self.coefficients_Q[None]
         x_I, theta_KI = self.family.coordinate(points.compute_I), design.theta_KBI(q_1Q)[:, 0]
         g_I = self.family.shape(x_I, theta_KI)
@@ -170,7 +170,7 @@ class _Fitted:
 def fit_surface(
     fits: Sequence[CurveFit], *, upper: float, replicates: int = 1000, seed: int | np.random.Generator = 0
 ) -> Surface | None:
-    """Fit the joint law to the settings' points, or None where fewer than three n were run."""
+    """Fit the joint law to the settings' points; None if fewer than three n were run."""
     known = [fit for fit in fits if fit.setting[1] is not None]
     if len({fit.setting[1] for fit in known}) < 3 or len({fit.setting[0] is None for fit in known}) > 1:
         return None
@@ -200,7 +200,7 @@ def fit_surface(
 
 
 def _points(fits: Sequence[CurveFit], unit: float) -> tuple[_Points, _Points, Ints]:
-    """All points, run after run; the bins of all settings; and the bin of every point."""
+    """All points, run after run; the means of their bins; and the bin of every point."""
     curves = [curve for fit in fits for curve in fit.curves]
     sizes = [len(curve.compute_C) for curve in curves]
     bins_S = [bins_of(np.concatenate([curve.compute_C for curve in fit.curves])) for fit in fits]
@@ -223,7 +223,7 @@ def _points(fits: Sequence[CurveFit], unit: float) -> tuple[_Points, _Points, In
 
 
 def _terms(points: _Points) -> Terms:
-    """As many powers as the number of values run can determine."""
+    """As many powers as the number of different n and Bp can determine."""
     n_values, bp_values = len(np.unique(points.n_I)), len(np.unique(points.bp_I))
     linear = [(0, 0), (1, 0)] + ([(0, 1)] if bp_values > 1 else [])
     square = [(2, 0)] if n_values > 3 else []
@@ -252,7 +252,7 @@ def _fit(family: Family, terms: Terms, bins: _Points, start_Q: Array) -> _Fitted
 
 
 def _start(family: Family, terms: Terms, fits: Sequence[CurveFit], unit: float) -> Array:
-    """Polynomials through the single settings' fits: their ceilings, and the compute of half of their rise."""
+    """Starting coefficients: polynomials through the ceilings and midpoints of the settings' own fits."""
     n = np.array([float(f.setting[1] or 1) for f in fits])
     bp = np.array([float(f.setting[0] or 1) for f in fits])
     ceiling = np.array([f.ceiling for f in fits])
@@ -284,7 +284,7 @@ def _draws(
     replicates: int,
     rng: np.random.Generator,
 ) -> Array:
-    """Coefficients after one Gauss-Newton step, which is linear in the values of the points."""
+    """Bootstrap draws of the coefficients, each after one Gauss-Newton step, which is linear in the points' values."""
     root_M = np.sqrt(bins.weights_I)
     step_QM = np.linalg.pinv(fitted.with_slopes(bins)[1] * root_M[:, None], rcond=1e-8) * root_M
     step_IQ = (step_QM / bins.weights_I).T[bin_I]
@@ -301,6 +301,7 @@ def _draws(
 
 
 def _leave_one_out(fitted: _Fitted, points: _Points, bins: _Points) -> tuple[LeftOut, ...]:
+    """Errors of predicting each n from the others; empty with fewer than four n."""
     values = np.unique(points.n_I)
     if len(values) < 4:
         return ()
@@ -323,7 +324,7 @@ def _leave_one_out(fitted: _Fitted, points: _Points, bins: _Points) -> tuple[Lef
 
 
 def _kept(family: Family, terms: Terms, fewer: Terms) -> list[int]:
-    """Positions, among the coefficients of `terms`, of those that `fewer` has too."""
+    """Positions, among the coefficients of `terms`, of those that `fewer` also has."""
     out, offset = [0], 1
     pairs = zip((terms.ceiling, *terms.shape(family)), (fewer.ceiling, *fewer.shape(family)), strict=True)
     for powers, wanted in pairs:

@@ -64,7 +64,7 @@ def test_large_counts_neither_overflow_nor_lose_digits() -> None:
 
 def test_more_than_the_samples_names_the_problem_and_the_fix() -> None:
     for metric in (avg_at_k, best_at_k, worst_at_k):
-        with pytest.raises(InputError, match=r"k = 5, but problem 1 has only 4 samples; sample at least 5 times"):
+        with pytest.raises(InputError, match=r"k = 5, but problem 1 has only 4 samples; take at least 5 samples"):
             metric([1, 1], [8, 4], k=5)
 
 
