@@ -1,4 +1,4 @@
-"""From a law and a budget to an allocation, a recipe and a cost.
+"""Plans a run: from a law and a budget to an allocation, a recipe and a cost.
 
-The folder is not called `plan` because `isocompute.plan` is the function.
+The folder is not called `plan` because `isocompute.plan` is a function.
 """

@@ -1,10 +1,10 @@
-"""How good plans would have been on a finished sweep: cut every run at C/8, fit, plan C, and compare with what came.
+"""Tests plans on a finished sweep: cut every run at C/8, fit, plan for C, and compare with the rewards at C.
 
-What a setting has reached by C is its best level up to C (the paper's "highest reward achievable with at most C"), mean
-over its seeds. The best of many noisy evaluations is biased upwards, so the level is that of a curve fitted to the run
-up to its best three evaluations in a row. Settings take part if three in four of their runs go to C; a run that ended
-before counts with the best it had. The plan chooses among the settings that had begun at C/8. Of several recipes the
-one that reached highest is planned with, which at C/8 nobody could know.
+A setting's reward at C is its best level up to C (the paper's "highest reward achievable with at most C"), averaged
+over seeds. The best of many noisy evaluations is biased upwards, so the level is that of a curve fitted to the run up
+to its best three evaluations in a row. Settings take part if three in four of their runs go to C; shorter runs count
+with their best level. The plan chooses among the settings that had begun at C/8. Of several recipes, only the one that
+reached highest is tested, although this was not known at C/8.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from isocompute.planner.law import planning_law
 from isocompute.planner.request import Budget, PlanRequest
 
 AHEAD = 8.0
-"""A law of the first 1/AHEAD of the compute plans the whole."""
+"""A plan for C uses a law fitted to the runs up to C / AHEAD."""
 _SLACK = 1.03
-"""Updates do not divide every budget: a run that ends this close to C has gone to C."""
+"""A run that ends within this factor of C counts as run to C, since updates do not divide every budget."""
 _POINTS = 5
-"""Evaluations from which a run has begun."""
+"""A run has begun once it has this many evaluations."""
 _MOST = 0.75
-"""A setting goes as far as this share of its runs."""
+"""A setting goes to a compute if this share of its runs does."""
 _HALVINGS = 6
-"""Budgets that are tried where none is given, each half of the one before."""
+"""Number of budgets that are tested by default, each half of the one before."""
 
 Setting = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Reached:
-    """A setting, what it had reached by C, and how far that is below the best."""
+    """A setting, its reward at C, and how far that is below the best setting's."""
 
     problems_per_batch: int
     rollouts_per_problem: int
@@ -51,21 +51,21 @@ class Reached:
 
 @dataclass(frozen=True)
 class PlanTest:
-    """A plan for C by what was known at C/8."""
+    """A plan for C from the runs up to C/8, compared with the rewards at C."""
 
     budget: float
     settings: tuple[Reached, ...]
-    """Those that go to C."""
+    """Settings that go to C."""
     left_out: tuple[Setting, ...]
-    """Those that were run, but too few of their runs to C."""
+    """Settings that have too few runs to C."""
     best: Reached
     planned: Reached | None
-    """None: the plan is a Bp and n, each of which was run, but not with the other."""
+    """The planned setting; None if its Bp and n were not run together up to C."""
     planned_setting: Setting
     error: float | None
-    """Standard error of the planned setting's regret, by their seeds; None where it is the best or has one seed."""
+    """Standard error of the planned setting's regret over seeds; None if it is the best or has one seed."""
     leader: Reached
-    """The setting that led at C/8 by the fitted curves: what somebody would have run who does not plan."""
+    """The setting that led at C/8 by the fitted curves, a baseline without a plan."""
 
 
 def backtest_sweep(
@@ -77,7 +77,7 @@ def backtest_sweep(
     replicates: int = 1000,
     seed: int = 0,
 ) -> list[PlanTest]:
-    """Plans for one budget, or for several up to the largest that two settings reach."""
+    """Test plans for one budget, or for several up to the largest that two settings reach."""
     curves = [replace(c, compute_C=c.compute_C[c.compute_C > 0], values_C=c.values_C[c.compute_C > 0]) for c in curves]
     with_n = [curve for curve in curves if curve.rollouts_per_problem]
     if len({curve.setting for curve in with_n}) < 2:
@@ -100,7 +100,7 @@ def backtest_sweep(
 
 
 def halved_budgets(curves: Sequence[Curve], count: int = _HALVINGS) -> list[float]:
-    """The largest compute to which two settings go, and its halves."""
+    """The largest compute that two settings reach, and successive halves of it."""
     return [_reach(_ends(curves)) / 2**i for i in range(count)]
 
 
@@ -113,7 +113,7 @@ def backtest_curves(
     seed: int = 0,
     law_seeds: Container[int | None] | None = None,
 ) -> list[PlanTest]:
-    """A test for every budget of which an eighth says enough; the law is of `law_seeds` alone where they are given."""
+    """A test for every budget whose first eighth has enough points; `law_seeds` restricts the seeds of the law."""
     out = []
     for budget in budgets:
         seeds = _reached(curves, budget)
@@ -141,20 +141,17 @@ def backtest_curves(
 
 
 def _law(curves: Sequence[Curve], end: float, metric: str, replicates: int, seed: int) -> Law | None:
-    """The law of all runs up to `end`; None where too little has begun."""
-    begun = [cut for cut in (_until(curve, end) for curve in curves) if _has_begun(cut)]
+    """The law of all runs up to `end`; None if fewer than two settings have begun."""
+    cut = [_until(curve, end) for curve in curves]
+    begun = [c for c in cut if len(c.compute_C) >= _POINTS and np.ptp(c.values_C) and not collapsed_early(c)]
     if len({_setting(curve) for curve in begun}) < 2:
         return None
-    with quiet():  # runs cut short warn of it, and that is what they are
+    with quiet():  # warnings that runs are short do not apply to runs that were cut
         return fit_law(begun, metric=metric, unit="rollouts", replicates=replicates, seed=seed)
 
 
-def _has_begun(curve: Curve) -> bool:
-    return len(curve.compute_C) >= _POINTS and bool(np.ptp(curve.values_C)) and not collapsed_early(curve)
-
-
 def _planned(law: Law, budget: float) -> Setting:
-    """What the law plans, with the n that were run."""
+    """The setting that the law plans, among the n that were run."""
     rollouts = sorted({int(fit.setting[1] or 0) for fit in law.settings})
     chosen = decide(
         law=planning_law(law),
@@ -165,7 +162,7 @@ def _planned(law: Law, budget: float) -> Setting:
 
 
 def _reached(curves: Sequence[Curve], compute: float) -> dict[Setting, list[float]]:
-    """What the seeds of every setting that goes so far have reached."""
+    """The best levels of the seeds of every setting that goes to this compute."""
     ends = _ends(curves)
     there = [c for c in curves if ends[_setting(c)] * _SLACK >= compute >= c.compute_C[0]]
     values: dict[Setting, list[float]] = {}
@@ -175,7 +172,7 @@ def _reached(curves: Sequence[Curve], compute: float) -> dict[Setting, list[floa
 
 
 def _best_levels(curves: Sequence[Curve], compute: float) -> list[float]:
-    """Of each run up to a compute; its plain maximum where there are too few points for a curve."""
+    """The best level of each run up to a compute; its largest value if it has too few points for a curve."""
     cut = [_to_the_best(_with_end(curve, compute).averaged(MAXIMUM_POINTS)) for curve in curves]
     rising = [c for c in cut if len(c.compute_C) >= MINIMUM_POINTS and np.ptp(c.values_C)]
     fits = {id(fit.curves[0]): fit for fit in fit_groups([[c] for c in rising], replicates=0)} if rising else {}
@@ -183,7 +180,7 @@ def _best_levels(curves: Sequence[Curve], compute: float) -> list[float]:
 
 
 def _with_end(curve: Curve, compute: float) -> Curve:
-    """Up to a compute, and on the line in log C to the next evaluation there: settings are not evaluated at one C."""
+    """The curve up to a compute, with a last point there, interpolated in log C to the next evaluation."""
     cut = _until(curve, compute)
     if len(cut.compute_C) == len(curve.compute_C) or cut.compute_C[-1] == compute:
         return cut
@@ -192,7 +189,7 @@ def _with_end(curve: Curve, compute: float) -> Curve:
 
 
 def _to_the_best(curve: Curve) -> Curve:
-    """Up to the best three evaluations in a row."""
+    """The curve up to its best three evaluations in a row."""
     if len(curve.values_C) < 3:
         return curve
     return curve.until(int(np.convolve(curve.values_C, np.ones(3), mode="valid").argmax()) + 3)
@@ -206,7 +203,7 @@ def _error(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def _ends(curves: Sequence[Curve]) -> dict[Setting, float]:
-    """How far most runs of a setting go."""
+    """The compute that three in four runs of each setting reach."""
     ends: dict[Setting, list[float]] = {}
     for curve in curves:
         ends.setdefault(_setting(curve), []).append(float(curve.compute_C[-1]))
@@ -214,7 +211,7 @@ def _ends(curves: Sequence[Curve]) -> dict[Setting, float]:
 
 
 def _reach(ends: dict[Setting, float]) -> float:
-    """The largest compute to which two settings go."""
+    """The largest compute that two settings reach."""
     return sorted(ends.values())[-2]
 
 

@@ -1,12 +1,12 @@
-"""Which allocations a plan compares, and how far the law carries for them.
+"""Lists the allocations that a plan compares, and checks them against the law's range.
 
-Candidates are the (Bp, n) that the law answers for, the constraints allow and the budget pays, with
-M = ⌊C / (Bp · n)⌋, so an allocation never exceeds the budget and no larger M fits it. The three modes of the IsoCompute
-paper differ in what is fixed: Bp (section 4.1), B = Bp · n (4.2), or nothing (4.3).
+Candidates are the (Bp, n) that the law covers, the constraints allow and the budget pays for. M = ⌊C / (Bp · n)⌋ is the
+largest number of updates within the budget. The three modes of the IsoCompute paper differ in what is fixed: Bp
+(section 4.1), B = Bp · n (4.2), or nothing (4.3).
 
-Curves of one Bp say little about another. Figure 10 of the paper varies Bp at n = 16: 1.9 points on the easy set (n:
-9.2), 2.2 on the hard set (n: 3.1). So a law of one Bp answers for others within a factor of `NEAR_PROBLEMS`, with the
-spread of that figure in its draws.
+Curves of one Bp predict another one approximately. In figure 10 of the paper, Bp moves the reward by 1.9 points on the
+easy set (n: 9.2) and by 2.2 on the hard set (n: 3.1), at n = 16. So a law of one Bp is used for others within a factor
+of `NEAR_PROBLEMS`, with the standard deviation of that figure in its draws.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from isocompute.planner.request import Budget, PlanRequest
 from isocompute.planner.warnings import SMALL_SET, SMALL_SET_ROLLOUTS, PlanWarning
 
 NEAR_PROBLEMS = 8
-"""A law of one Bp answers for others up to this many times smaller or larger."""
+"""A law of one Bp is used for others up to this factor smaller or larger."""
 FAR = 10.0
-"""A budget this many times outside a law's range is refused unless asked for."""
+"""A budget outside a law's range by this factor is refused unless `extrapolate` is set."""
 _OTHER_BASE = 0.05
-"""A base model that is this much better or worse at the set is another one than the law's."""
+"""If the base model's mean pass rate differs from the law's by more, the rewards differ too."""
 LARGE_SET = 5000
-"""A law of this many problems was not measured on a small set."""
+"""A law measured on at least this many problems does not show how small sets overfit."""
 _COMPUTES = 256
+"""Computes at which the start of the law's range is searched."""
 _TOGETHER = 1.25
-"""Settings whose first points are within this factor begin together."""
+"""Settings whose first points lie within this factor begin together."""
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """What an allocation must satisfy; None where nothing is asked."""
+    """What an allocation must satisfy; None where there is no constraint."""
 
     problems_per_batch: int | None = None
     """Fixed Bp: the trade-off is n against M."""
@@ -57,11 +58,11 @@ class Constraints:
     max_batch: int | None = None
     min_updates: int = 1
     gpus: int | None = None
-    """A batch must divide evenly over them."""
+    """GPUs over which a batch must divide evenly."""
     problems: int | None = None
     """D: a batch contains no problem twice."""
     most_rollouts: int | None = None
-    """The largest n on so few problems (`small_set_limit`)."""
+    """The largest n on a small set (`small_set_limit`)."""
 
     @classmethod
     def of(cls, request: PlanRequest) -> Constraints:
@@ -94,7 +95,7 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What figure 10 shows of a problem set: best rewards over Bp = 32…1,024 at n = 16, and over n at Bp = 32."""
+    """Ranges of the best reward in the paper's figure 10: over Bp = 32…1,024 at n = 16, and over n at Bp = 32."""
 
     problems_range: float
     rollouts_range: float
@@ -106,12 +107,12 @@ _FIGURE_10 = {"easy": Sensitivity(0.019, 0.092, 0.0065), "hard": Sensitivity(0.0
 
 
 def figure_10(law: PlanningLaw) -> Sensitivity | None:
-    """The paper's figure, for the paper's laws."""
+    """The sensitivities of figure 10, for the paper's own laws; else None."""
     return _FIGURE_10.get(law.difficulty or "") if law.name.startswith("isocompute/") else None
 
 
 def problems_between(law: PlanningLaw) -> tuple[int, int] | None:
-    """The range of Bp that a law answers for besides those it has; None where it has only those."""
+    """The range of Bp that a law covers besides those it was measured at; None if it covers no others."""
     only, found = law.only_problems_per_batch(), [bp for bp, _ in law.model.settings()]
     if law.batch_size is not None:
         return None
@@ -121,7 +122,7 @@ def problems_between(law: PlanningLaw) -> tuple[int, int] | None:
 
 
 def candidate_settings(law: PlanningLaw, constraints: Constraints) -> tuple[list[tuple[int, int]], list[PlanWarning]]:
-    """The law's settings and those asked for that it interpolates; a warning names the n that it does not cover."""
+    """The law's settings, and those asked for that it interpolates; a warning names any n that it does not cover."""
     known = law.model.settings()
     rollouts, wanted = {n for _, n in known}, constraints.rollouts_per_problem or ()
     found = known if law.batch_size is not None else _with_asked(law, constraints)
@@ -134,6 +135,7 @@ def candidate_settings(law: PlanningLaw, constraints: Constraints) -> tuple[list
 
 
 def _with_asked(law: PlanningLaw, constraints: Constraints) -> list[tuple[int, int]]:
+    """The law's settings and those that the constraints ask for and the law covers."""
     known = law.model.settings()
     problems, rollouts = {bp for bp, _ in known}, {n for _, n in known}
     bp = constraints.problems_per_batch
@@ -154,7 +156,7 @@ def _with_asked(law: PlanningLaw, constraints: Constraints) -> list[tuple[int, i
     b = constraints.batch_size
     if b is None or b > biggest:
         return known
-    # Bp against n at one B needs several settings of that B, and a grid of both need not have them.
+    # Bp against n at one B needs several settings of that B, which the law's grid may lack.
     problems, rollouts = problems | other, rollouts | more
     by_problems = [(x, b // x) for x in problems if b % x == 0 and min(rollouts) <= b // x <= max(rollouts)]
     by_rollouts = [(b // n, n) for n in rollouts if b % n == 0 and min(problems) <= b // n <= max(problems)]
@@ -162,6 +164,7 @@ def _with_asked(law: PlanningLaw, constraints: Constraints) -> list[tuple[int, i
 
 
 def _too_far(law: PlanningLaw, bp: int, between: tuple[int, int], constraints: Constraints) -> str:
+    """The message for a Bp outside the range that a law of one Bp covers."""
     instead = (
         f"run Bp = {bp} and fit it"
         if figure_10(law) is None
@@ -183,8 +186,8 @@ def small_set_limit(
 ) -> tuple[Constraints, list[PlanWarning]]:
     """A small training set caps n (IsoCompute figure 13): on 500 of the paper's problems n = 512 overfits.
 
-    A law that was published for thousands of problems does not know that, so its larger n are left out on a small set,
-    unless they are asked for by name or no smaller n is among the `settings`.
+    A law published for thousands of problems does not show this, so its larger n are left out on a small set. They stay
+    if the user asks for them or if the `settings` have no smaller n.
     """
     foreign = law.setup != OWN and (law.problems or 0) >= LARGE_SET
     small = constraints.problems is not None and constraints.problems <= SMALL_SET
@@ -211,9 +214,9 @@ def allocations(
 ) -> list[Allocation]:
     """The allocations among these (Bp, n) that satisfy the constraints, with the most updates the budget allows.
 
-    `budget` is in rollouts; a function of (Bp, n) where GPU-hours or money buy more rollouts in one batch than another.
-    The rest makes the suggestions of error messages work: `asked` is the budget as given, `least` and `most` the
-    rollouts that the law plans without extrapolating, `problems_between` the Bp that it interpolates.
+    `budget` is in rollouts, or a function of (Bp, n) if GPU-hours or money buy more rollouts in some batches. The other
+    arguments serve the suggestions in error messages. `asked` is the budget as given, `least` and `most` are the
+    rollouts that the law plans without extrapolating, and `problems_between` are the Bp that it interpolates.
 
     >>> allocations(budget=2e6, settings=[(32, 256), (32, 512)], constraints=Constraints(max_batch=8192))
     [Allocation(problems_per_batch=32, rollouts_per_problem=256, update_steps=244)]
@@ -222,7 +225,7 @@ def allocations(
 
     def total(bp: int, n: int) -> int:
         rollouts = float(budget(bp, n) if callable(budget) else budget)
-        return int(rollouts + min(1e-12 * rollouts, 0.25))  # a conversion may leave it a hair below a whole number
+        return int(rollouts + min(1e-12 * rollouts, 0.25))  # conversions may end just below a whole number
 
     pairs = sorted(set(settings))
     able = [pair for pair in pairs if not c.violated_by(*pair)]
@@ -257,10 +260,10 @@ def allocations(
 
 
 def _nothing_left(pairs: Sequence[tuple[int, int]], c: Constraints, between: tuple[int, int] | None) -> str:
-    """Which constraints contradict the law or each other, and the changes that let the nearest setting through."""
+    """The message if no setting is left: the constraints that exclude all, and changes that admit the nearest one."""
 
     def distance(pair: tuple[int, int]) -> tuple[int, float]:
-        """How many constraints it violates, then how many times its Bp, n and batch are off those asked for."""
+        """Number of constraints that it violates, then how far its Bp, n and batch are from those asked for, in log."""
         bp, n = pair
         low, high = c.stable_problems or (1, bp)
         most = min(high, c.problems or high)
@@ -283,7 +286,7 @@ def _nothing_left(pairs: Sequence[tuple[int, int]], c: Constraints, between: tup
         "--problems": f"at least {bp} problems",
     }
     needed = " and ".join(changes[option.split()[0]] for option in violated)
-    # Another Bp that the law answers for: one that the GPUs divide, or the largest that the set fills.
+    # Another Bp that the law covers: one whose batch divides over the GPUs, or the largest that the set fills.
     low, high = between or (bp, bp)
     others: list[int] = []
     if violated == [f"--gpus {c.gpus}"]:
@@ -300,7 +303,7 @@ def _nothing_left(pairs: Sequence[tuple[int, int]], c: Constraints, between: tup
 
 
 def columns(law: PlanningLaw, prices: Prices, targets: Sequence[Allocation]) -> tuple[Array, Array, Array]:
-    """Bp, n and compute in the law's unit."""
+    """Bp, n and compute in the law's unit, each as one array over the targets."""
     bp_A = np.array([float(a.problems_per_batch) for a in targets])
     n_A = np.array([float(a.rollouts_per_problem) for a in targets])
     per_A = [law.per_rollout(prices.rates(a.problems_per_batch, a.rollouts_per_problem)) for a in targets]
@@ -308,7 +311,7 @@ def columns(law: PlanningLaw, prices: Prices, targets: Sequence[Allocation]) -> 
 
 
 def values(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-    """Allocations × draws; where the law's only Bp stands in for another, with the spread of figure 10."""
+    """Values, allocations × draws; if the law's only Bp replaces another, with the standard deviation of figure 10."""
     own_A = _own(law, problems_A)
     values_AB = law.values(own_A, rollouts_A, compute_A)
     foreign_A = own_A != problems_A
@@ -320,9 +323,9 @@ def values(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Ar
 
 
 def begun(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-    """Which allocations the law covers at so little compute; if none, the settings that begin first, within a quarter.
+    """Which allocations the law covers at their compute; if none, those whose curves begin first, within a quarter.
 
-    Before a setting's first point, its value is where the fit happens to meet the axis.
+    Before a setting's first point its fitted curve is arbitrary.
     """
 
     def covered(compute_A: Array) -> Array:
@@ -338,13 +341,13 @@ def begun(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Arr
 
 
 def _own(law: PlanningLaw, problems_A: Array) -> Array:
-    """A law of one Bp answers with that one."""
+    """The Bp at which the law is evaluated: its only one, or those asked for."""
     only = law.only_problems_per_batch()
     return problems_A if only is None else np.full(len(problems_A), float(only))
 
 
 def planned_range(law: PlanningLaw, prices: Prices, *, extrapolate: bool = False) -> tuple[float, float]:
-    """The fewest and the most rollouts that are planned; any, where a rollout is not known in the law's unit."""
+    """The fewest and most rollouts that may be planned; unlimited if a rollout's cost in the law's unit is unknown."""
     bp, n = min(law.model.settings(), key=lambda pair: pair[0] * pair[1])
     rates = prices.rates(bp, n)
     known = rates.known(law.unit) or law.gpu_hours_per_rollout is not None
@@ -356,7 +359,7 @@ def planned_range(law: PlanningLaw, prices: Prices, *, extrapolate: bool = False
 def range_warnings(
     law: PlanningLaw, budget: Budget, prices: Prices, targets: Sequence[Allocation], extrapolate: bool
 ) -> list[PlanWarning]:
-    """Refuse a budget far outside the law's range, warn of one outside it."""
+    """Raise if the budget is far outside the law's range, and warn if it is outside."""
     rates = [prices.rates(a.problems_per_batch, a.rollouts_per_problem) for a in targets]
     most = max(r.rollouts(budget) * law.per_rollout(r) for r in rates)
     times = law.outside(most)
@@ -364,7 +367,7 @@ def range_warnings(
     span = f"{number(law.first)}–{number(law.last)} {unit}"
     given = f"{number(most)} {unit}"
     if law.unit == "gpu_hours" and law.gpu_hours_per_rollout is not None and law.setup != OWN:
-        # What the budget buys, on the machines that the law was measured on: not the user's hours.
+        # These are hours of the machines that the law was measured on, not the user's.
         given = f"{budget} buys rollouts that took {given} on the machines of {law.name}'s paper, which"
     far, factor = max(times, 1 / times) > FAR * (1 + 1e-6), max(times, 1 / times)
     off = f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
@@ -393,7 +396,7 @@ def range_warnings(
 def law_warnings(
     law: PlanningLaw, *, difficulty: str | None, anchor_given: bool, mean_rate: float | None = None
 ) -> list[PlanWarning]:
-    """A law of another difficulty or base model than the user's; a learning rate that is not of the law's runs."""
+    """Warn of a law of another difficulty or base model, and of a learning rate that the law's runs do not give."""
     out = []
     base = _base(law)
     if mean_rate is not None and base is not None and abs(mean_rate - base) > _OTHER_BASE:
@@ -438,9 +441,9 @@ def _base(law: PlanningLaw) -> float | None:
 
 
 def way_to_find_out(law: PlanningLaw, rollouts: float) -> str:
-    """How to see whether a published law holds elsewhere, with the command as it is typed.
+    """How to test whether a published law holds on the user's setup, with the command to type.
 
-    In rollouts, so that the command needs no throughput; a law of a single setting has no run to propose.
+    The command's budget is in rollouts, so it needs no throughput. A law of a single setting has no run to propose.
     """
     known = law.model.settings()
     if len(known) == 1:
@@ -448,7 +451,7 @@ def way_to_find_out(law: PlanningLaw, rollouts: float) -> str:
         return f"it knows {bp} × {n} alone; run other n or Bp on yours (`isocompute study`) and plan with --law RUNS"
     command, name = "this command with --next 4", law.name
     if law.runs_recipe is None:
-        if not isinstance(law.model, Curves):  # it knows n* alone: a law of curves proposes runs
+        if not isinstance(law.model, Curves):  # only a law of curves can propose runs
             curves = [s for s in siblings(name, law.difficulty) if isinstance(published(s, replicates=2).model, Curves)]
             name = difflib.get_close_matches(name, curves, n=1, cutoff=0.0)[0]
             law = published(name, replicates=2)

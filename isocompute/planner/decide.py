@@ -1,8 +1,8 @@
-"""`decide`: a law and a budget in, a plan out: allocation, recipe, expected reward, cost, alternatives, warnings.
+"""Makes the plan: `decide` turns a law and a budget into allocation, recipe, expected reward, cost and warnings.
 
-Allocations are compared under the same draws of the law. Everything shown comes from `values_AB`, the value of every
-allocation (rows) in every draw (columns): the expected value with its interval, the probability of being the best, and
-the regret against the chosen allocation.
+All allocations are compared under the same draws of the law. `values_AB` has the value of every allocation (rows) in
+every draw (columns). The expected value and its interval, the probability of being the best and the regret against the
+chosen allocation are all computed from it.
 """
 
 from __future__ import annotations
@@ -56,17 +56,18 @@ from isocompute.planner.warnings import (
 LEVEL = 0.8
 """Coverage of the interval of an expected value."""
 TOLERANCE = 5e-4
-"""Expected values that differ by less count as equal: no evaluation could tell them apart."""
+"""Expected values that differ by less count as equal, since no evaluation could distinguish them."""
 _METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
 _LIKELY = 0.5
-"""Probability from which the chosen setting is more likely the best than not."""
+"""From this probability on, the chosen setting is more likely than not to be the best."""
 _LONG_RUN = Allocation(1, 1, 10**6)
-"""A run whose warm-up is not shortened."""
+"""A run long enough to keep its whole warm-up."""
 _SHOWN = 8
-"""Alternatives of a plan."""
+"""Number of alternatives in a plan."""
 _ENDED = 2.0
-"""A setting whose own runs end this many times before the law's range is extrapolated, though the law is not."""
+"""A setting counts as extrapolated beyond this many times the compute of its own runs, even within the law's range."""
 _COMPUTES = 32
+"""Computes at which the start of the law's range is searched."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Ranked:
     regret: float
     """Expected loss against the chosen allocation; 0 for the chosen one."""
     standard_error: float
-    """Of that loss: its standard deviation over the draws, seed effects included."""
+    """Standard deviation of that loss over the draws, seed effects included."""
 
     @property
     def ties(self) -> bool:
@@ -92,7 +93,7 @@ def rank(values_AB: Array, *, with_seeds_AB: Array | None = None, tolerance: flo
     """The allocations, best expected value first; of those within `tolerance` of the best, the earliest row wins.
 
     `with_seeds_AB` are the same values plus the seed effects that the draws do not contain. Intervals, probabilities
-    and standard errors are of them.
+    and standard errors are computed from them.
     """
     mean_A = values_AB.mean(axis=1)
     noisy_AB = values_AB if with_seeds_AB is None else with_seeds_AB
@@ -122,21 +123,21 @@ class Option:
     allocation: Allocation
     ranked: Ranked
     seconds: float | None
-    """On the wall clock, where the throughput is known."""
+    """Wall-clock time of the run; None if the throughput is not known."""
     cheapest: bool
-    """The cheapest to run of those within one standard error of the best, the best included."""
+    """Whether it is the cheapest of the best and those within one standard error of it."""
     collapses: CollapseRate | None = None
-    """Of the user's runs of the setting, by this compute; None where none were run."""
+    """Collapse rate of the user's runs of the setting by this compute; None if there are none."""
 
 
 @dataclass(frozen=True)
 class AssumedRegime:
-    """The limit that the plan takes the setup to be up against (`planner.regime`)."""
+    """What limits the setup, according to its runs or else the law (`planner.regime`)."""
 
     regime: str | None
     reason: str
     diagnosis: Diagnosis | None = None
-    """Where there were runs to read it from."""
+    """Findings from the runs; None for a published law."""
 
 
 @dataclass(frozen=True)
@@ -155,14 +156,14 @@ class Plan:
     difficulty: str | None
     mix: Mix | None
     zero_variance: tuple[float, float] | None
-    """Expected share of zero-variance groups at the chosen n, at the start: by the measured and by the latent rates."""
+    """Expected share of zero-variance groups at the start, at the chosen n, by the measured and by the latent rates."""
     prices: Prices
     warnings: tuple[PlanWarning, ...]
     regime: AssumedRegime
     targets: tuple[Allocation, ...]
     """All allocations that were compared, in the order of `values_AB`."""
     values_AB: Array
-    """What each is worth in every draw."""
+    """Value of each allocation (rows) in every draw (columns)."""
 
     def __repr__(self) -> str:
         a, ranked, other = self.allocation, self.chosen.ranked, self.cheapest.allocation
@@ -181,29 +182,29 @@ class Plan:
 
     @property
     def allocation(self) -> Allocation:
-        """The chosen one."""
+        """The chosen allocation."""
         return self.chosen.allocation
 
     @property
     def problems(self) -> int | None:
-        """D: problems of the training set, as given or as many as there are pass rates."""
+        """D: problems in the training set, as given, or else the number of pass rates."""
         return self.constraints.problems or (self.mix.problems if self.mix else None)
 
     def epochs(self, allocation: Allocation) -> float | None:
-        """Passes over the training set; None where its size is unknown."""
+        """Passes over the training set; None if its size is unknown."""
         return None if self.problems is None else epochs_of(allocation, self.problems)
 
     @property
     def cheapest(self) -> Option:
-        """The cheapest to run of those within one standard error of the chosen one."""
+        """The cheapest of the chosen option and those within one standard error of it."""
         return next((option for option in (self.chosen, *self.alternatives) if option.cheapest), self.chosen)
 
     @property
     def stands_out(self) -> bool:
         """Whether to name the chosen setting rather than the cheapest within one error of it.
 
-        With one seed a setting, the cheapest must be expected to lose more than the least significant difference. With
-        several, "within one error" has counted the seeds, and the chosen one must be more likely the best than not.
+        With one seed per setting, the cheapest must be expected to lose more than the least significant difference.
+        With several seeds the error already includes them, and the chosen one must be more likely than not the best.
         """
         if self.chosen.cheapest:
             return True
@@ -230,7 +231,7 @@ def decide(
     long_recipe = advise(allocation=_LONG_RUN).recipe
     prices = prices.of_recipe(long_recipe)
 
-    # Candidates: what the law answers for, the constraints allow and the budget pays.
+    # Candidates: allocations that the law covers, the constraints allow and the budget pays for.
     settings, not_in_law = candidate_settings(law, constraints)
     constraints, small_set = small_set_limit(law, constraints, settings)
     least, most = planned_range(law, prices, extrapolate=request.extrapolate)
@@ -301,6 +302,7 @@ def decide(
 
 
 def _checked_metric(law: PlanningLaw, metric: str | None) -> str:
+    """The metric to plan for, by default the law's; raise if the law says nothing about it."""
     metric = metric or law.metric
     if law.setup == OWN and metric != law.metric:
         raise InputError(
@@ -319,9 +321,10 @@ def _options(
     budget: Budget,
     enough: int,
 ) -> list[Option]:
-    """The ranking with prices. The cheapest has the fewest GPU-hours, or the fewest updates (each syncs the weights
-    once) where no throughput is known or the budget is one of time or money, which all allocations spend but for
-    rounding.
+    """The ranking with prices, and with the cheapest option marked.
+
+    The cheapest has the fewest GPU-hours. It has the fewest updates, each of which syncs the weights, if no throughput
+    is known or the budget is one of time or money, which all allocations spend almost equally.
     """
     priced = [(r, targets[r.index]) for r in ranking]
     costs = [prices.cost(a) for _, a in priced]
@@ -346,14 +349,14 @@ def _options(
 
 
 def _shown(options: Sequence[Option]) -> tuple[Option, ...]:
-    """The next best, the cheapest tie always among them."""
+    """The next best options, always including the cheapest one."""
     shown = tuple(options[1 : 1 + _SHOWN])
     left_out = tuple(o for o in options[1 + _SHOWN :] if o.cheapest)
     return shown[: _SHOWN - len(left_out)] + left_out
 
 
 def _assumed_regime(law: PlanningLaw, diagnosis: Diagnosis | None) -> AssumedRegime:
-    """What the runs show, or what the law's n* suggests where there are none to look at."""
+    """The limit that the runs show, or without runs the one that the law's n* suggests."""
     if diagnosis is not None:
         found = diagnosis.regime
         return AssumedRegime(found, ADVICE[found] if found else "no limit stands out in the runs", diagnosis)
@@ -375,9 +378,9 @@ def _assumed_regime(law: PlanningLaw, diagnosis: Diagnosis | None) -> AssumedReg
 def _extrapolated_setting(
     law: PlanningLaw, targets: Sequence[Allocation], compute_A: Sequence[float], ranking: Sequence[Ranked]
 ) -> list[PlanWarning]:
-    """Warn where the chosen setting's own runs end long before the budget while others of the law go on.
+    """Warn if the chosen setting's own runs end long before the budget and those of other settings do not.
 
-    `compute_A` are the targets' computes in the law's unit. The extrapolation noise has counted that.
+    `compute_A` are the targets' computes in the law's unit. The extrapolation noise already includes this error.
     """
     if not isinstance(law.model, Curves):
         return []
@@ -403,7 +406,7 @@ def _extrapolated_setting(
 def _collapse_warnings(
     targets: Sequence[Allocation], collapses_A: Sequence[CollapseRate | None], ranking: Sequence[Ranked], *, unit: str
 ) -> list[PlanWarning]:
-    """Warn that runs of the chosen setting collapsed before the budget's compute, and name a setting whose did not."""
+    """Warn if runs of the chosen setting collapsed before the budget's compute, and name a stable setting."""
     mine = collapses_A[ranking[0].index]
     if mine is None or mine.first is None:
         return []
@@ -430,7 +433,7 @@ def _collapse_warnings(
 def _choice_warnings(
     law: PlanningLaw, constraints: Constraints, chosen: Option, targets: Sequence[Allocation], budget: float
 ) -> list[PlanWarning]:
-    """What the choice rests on: interpolation, one candidate, the edge of the grid, a law of another setup."""
+    """Warn if the choice rests on interpolation, a single candidate, the grid's edge or a law of another setup."""
     out = []
     known, own = law.model.settings(), law.only_problems_per_batch()
     rollouts, a = {n for _, n in known}, chosen.allocation
@@ -473,7 +476,7 @@ def _name(a: Allocation) -> str:
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """The keys of `isocompute plan --json`: everything a trainer's config or another program needs."""
+    """The object of `isocompute plan --json`, with everything that a trainer's config or another program needs."""
     law, mix = plan.law, plan.mix
     measured, latent = plan.zero_variance or (None, None)
     return {

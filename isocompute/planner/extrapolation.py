@@ -1,20 +1,20 @@
-"""A law of reward curves: its settings inside their range, and what to expect past it.
+"""Evaluates a law of reward curves inside the range of its runs, and extrapolates it past their ends.
 
-Inside its range a setting's value is its own fitted curve. A setting that was not run comes from the surface through
-the others, with the error of leave-one-n-out.
+Inside its range a setting's value is its own fitted curve. A setting that was not run has its value from the surface
+through the others, with the error of leaving one n out.
 
-Past their ends, curves fitted one by one fan out, and the surface is good at growth that has begun and bad at growth
-that has not. So growth is trusted in proportion to how much of it has been seen. With the growth g on the surface, the
-rise r seen so far and w = max(0, 1 - g/r),
+Past the ends of runs, separately fitted curves diverge. The surface predicts growth that has begun better than growth
+that has not, so growth is trusted in proportion to how much of it was observed. With the growth g on the surface, the
+observed rise r and w = max(0, 1 - g/r),
 
     value(C) = w · (own(last) + g) + (1 - w) · (reference(C) + (own - reference)(last) · 2^-d),
 
-where the reference is the setting that leads among those run furthest and d the number of doublings from `last` to C.
-The rule was chosen on simulated sweeps fitted up to C/8 and run to C (docs/studies/plan-quality.md).
+where the reference is the setting that leads among those run furthest, and d is the number of doublings from `last` to
+C. The rule was chosen on simulated sweeps fitted up to C/8 and run to C (docs/studies/plan-quality.md).
 
-Fitted forms level off, most runs do not: laws up to C/8 expected 13 to 16% of the rise too little
-(`benchmarks/plan_ahead.py`). So half of the draws add a damped trend, the same for all settings: whether one setting's
-trend is steeper than another's was as often wrong as right. The rest of the error is `extrapolation_noise`.
+Fitted forms level off, but most runs do not: laws fitted up to C/8 expected 13 to 16% of the rise too little
+(`benchmarks/plan_ahead.py`). So half of the draws add a damped trend. It is the same for all settings, because
+differences between settings' trends were as often wrong as right. `extrapolation_noise` covers the remaining error.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from isocompute.law.surface import Surface
 SAME = 1.02
 """Budgets that differ by a batch are the same budget."""
 DAMPING = 0.7
-"""Share of its slope, for each doubling of compute, with which a trend continues, as in forecasts of single runs."""
+"""Share of its slope with which a trend continues, as in forecasts of single runs."""
 _LONGEST = 4.0
-"""Doublings for which it continues: no data go further."""
+"""Doublings of compute for which a trend continues; we have no data beyond."""
 _BISECTIONS = 40
 _AS_FAR = 2.0
-"""Settings were run equally far where their last evaluations lie within this factor."""
+"""Settings count as run equally far if their last evaluations lie within this factor."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Reward curves of settings, each with its ensemble, and the surface through them where there is one."""
+    """Reward curves of settings, each with its ensemble, and the surface through them, if any."""
 
     fits: tuple[CurveFit, ...]
     surface: Surface | None = None
@@ -50,7 +50,7 @@ class Curves:
     """Fills in the Bp of runs that lack it."""
     seed: int = 0
     collapsed: frozenset[tuple[int, int]] = frozenset()
-    """Settings of which every run collapsed: they stay where the furthest collapsed."""
+    """Settings whose runs all collapsed; their value stays constant after the last of these collapses."""
 
     def _key(self, fit: CurveFit) -> tuple[int, int]:
         bp, n = fit.setting
@@ -61,7 +61,7 @@ class Curves:
         return sorted({self._key(fit) for fit in self.fits})
 
     def interpolates(self) -> bool:
-        """A surface knows settings between those that were run."""
+        """Whether there is a surface, which has values between the settings that were run."""
         return self.surface is not None
 
     def noise(self) -> float:
@@ -69,11 +69,11 @@ class Curves:
         return float(np.median([fit.rmse for fit in self.fits]))
 
     def last(self, bp: int, n: int) -> float:
-        """How far a setting was run; 0 where it was not."""
+        """Largest compute of a setting; 0 if it was not run."""
         return max((fit.last for fit in self.fits if self._key(fit) == (bp, n)), default=0.0)
 
     def begun(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-        """From a quarter below the first evaluation on, as on the frontier."""
+        """Whether each compute is at least a quarter below its setting's first evaluation, as on the frontier."""
         starts = {self._key(fit): fit.starts / EARLY_FACTOR for fit in self.fits}
         return np.asarray(compute_A >= np.array([starts.get(key, 0.0) for key in _pairs(problems_A, rollouts_A)]))
 
@@ -99,7 +99,7 @@ class Curves:
         doublings_A = np.log2(np.maximum(compute_A / last_A, 1.0))
         doublings_A[doublings_A < np.log2(SAME)] = 0.0
         if doublings_A.any():
-            # A trend ends at the ceiling; the noise on top goes both ways from there.
+            # The bound applies to the trend before the noise, so that noise at the bound goes both ways.
             out_AB = np.minimum(out_AB + self._trend(compute_A), upper)
             out_AB += extrapolation_noise(
                 settings=self.settings(),
@@ -117,13 +117,13 @@ class Curves:
         return len(self.fits[0].ensemble.base_B)
 
     def _own(self, key: tuple[int, int], compute_C: Array) -> Array:
-        """A setting's own curve, compute × draws; of several recipes the best one's."""
+        """A setting's own curve, compute × draws; with several recipes, the best one's."""
         curves_FCB = np.stack([fit.ensemble.at(compute_C).T for fit in self.fits if self._key(fit) == key])
         best_C = curves_FCB.mean(axis=2).argmax(axis=0)
         return np.asarray(curves_FCB[best_C, np.arange(len(compute_C))])
 
     def _past_end(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-        """Settings past their last point, against the reference."""
+        """Values of settings past their last points, by the module's equation."""
         keys = _pairs(problems_A, rollouts_A)
         last_A = np.array([self.last(*key) for key in keys])
         reference = self._reference()
@@ -138,18 +138,19 @@ class Curves:
         )
 
     def _healthy(self) -> list[CurveFit]:
-        """Settings with a run that did not collapse."""
+        """Fits of settings with a run that did not collapse."""
         return [fit for fit in self.fits if self._key(fit) not in self.collapsed]
 
     def _with_trend(self) -> list[CurveFit]:
-        """Healthy settings that were run about as far as any and have a trend. Others were cut off in their steep part;
-        published curves have no points, and so no trend.
+        """Healthy settings that have a trend and were run about as far as the longest.
+
+        Shorter ones may have ended in their steep part. Published curves have no points, and so no trend.
         """
         end = max((fit.last for fit in self._healthy()), default=np.inf)
         return [fit for fit in self._healthy() if fit.trend is not None and fit.last >= end / _AS_FAR]
 
     def _trend(self, compute_A: Array) -> Array:
-        """The damped trend past the furthest runs, in half of the draws (always the same ones), allocations × draws."""
+        """The damped trend past the longest runs, allocations × draws; it is 0 in one half of the draws."""
         fits = self._with_trend()
         end = max((fit.last for fit in self._healthy()), default=np.inf)
         doublings_A = np.log2(np.maximum(compute_A / end, 1.0))
@@ -163,20 +164,20 @@ class Curves:
         return np.outer(more_A, half_B)
 
     def _form(self, fit: CurveFit, compute_C: Array) -> Array:
-        """A setting on the surface, or without one on its own curve."""
+        """A setting's values on the surface, or on its own curve if there is no surface."""
         if self.surface is None:
             return fit.at(compute_C)
         bp, n = self._key(fit)
         return self.surface.at(compute_C, np.array(float(n)), np.array(float(bp)))
 
     def _grown(self, key: tuple[int, int], compute_A: Array) -> Array:
-        """A setting's own curve, and past its last point what the surface adds."""
+        """A setting's own curve, extended past its last point by the growth on the surface."""
         end = self.last(*key)
         further_AB = self._growth([key] * len(compute_A), np.full(len(compute_A), end), np.maximum(compute_A, end))
         return self._own(key, np.minimum(compute_A, end)) + further_AB
 
     def _growth(self, keys: Sequence[tuple[int, int]], from_A: Array, to_A: Array) -> Array:
-        """How far settings rise between two computes: on the surface where there is one, else on their own curves."""
+        """Rise of settings between two computes, on the surface or, without one, on their own curves."""
         if self.surface is None:
             ends = zip(keys, np.stack([from_A, to_A], axis=1), strict=True)
             return np.stack([np.maximum(np.diff(self._own(key, end_C), axis=0)[0], 0.0) for key, end_C in ends])
@@ -186,14 +187,14 @@ class Curves:
         return np.asarray(growth_BA[np.arange(self._draws()) % len(growth_BA)].T)
 
     def _reference(self) -> tuple[int, int]:
-        """The setting that leads, among those run furthest, at the largest compute that all of these reached."""
+        """Of the settings run furthest, the one that leads at the largest compute they all reached."""
         end = max(fit.last for fit in self.fits)
         far = [fit for fit in self.fits if fit.last >= end / _AS_FAR]
         there = np.array([min(fit.last for fit in far)])
         return self._key(max(far, key=lambda fit: float(fit.ensemble.at(there)[:, 0].mean())))
 
     def _between(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-        """Settings that were not run: the surface, with the error it made about an n that was left out."""
+        """Values of settings that were not run: the surface, with its error for an n that was left out."""
         if self.surface is None:
             raise ValueError("no surface: only settings that were run can be asked for")
         error = float(np.mean([left.rmse for left in self.surface.left_out if not left.edge] or [self.surface.rmse]))
@@ -208,8 +209,8 @@ def extrapolate(
 ) -> Array:
     """The module's equation: values of settings this many doublings past their last points, in every draw.
 
-    `own_AB` and `reference_AB` are a setting and the reference at the setting's last point, `reference_there_AB` the
-    reference where the value is asked for; `base` is where all curves start.
+    `own_AB` and `reference_AB` are values of a setting and of the reference at the setting's last point.
+    `reference_there_AB` are those of the reference at the compute asked for, and `base` is where all curves start.
     """
     rise_A1 = np.maximum(own_AB.mean(axis=1, keepdims=True) - base, 1e-9)
     trust_A1 = np.maximum(0.0, 1.0 - growth_AB.mean(axis=1, keepdims=True) / rise_A1)
@@ -218,10 +219,10 @@ def extrapolate(
 
 
 def damped_trend(*, trend_S: Array, growth_SA: Array, doublings_A: Array) -> Array:
-    """How much higher than their form settings end if the trend of their last points continues, damped.
+    """How much more settings grow than their fitted form if the trend of their last points continues, damped.
 
-    The median over settings, never below 0. `trend_S` is each setting's rise over a doubling where its runs end,
-    `growth_SA` what its form expects.
+    It is the median over settings, at least 0. `trend_S` is each setting's rise per doubling at the end of its runs,
+    and `growth_SA` is the growth of its form.
     """
     further_A = DAMPING * np.minimum(doublings_A, _LONGEST)
     return np.asarray(np.maximum(0.0, np.median(trend_S[:, None] * further_A - growth_SA, axis=0)))
@@ -229,24 +230,25 @@ def damped_trend(*, trend_S: Array, growth_SA: Array, doublings_A: Array) -> Arr
 
 @dataclass(frozen=True)
 class NoiseShares:
-    """Standard deviations of the extrapolation noise, as shares of the rise seen, for each doubling of compute."""
+    """Standard deviations of the extrapolation noise per doubling of compute, as shares of the observed rise."""
 
     shared: float
-    """By all settings."""
+    """Noise that all settings share."""
     along_rollouts: float
-    """Between the middle of log n and its ends, in opposite directions."""
+    """Tilt along log n: noise between the middle of the range and its ends, with opposite signs at the ends."""
     along_problems: float
-    """The same of log Bp."""
+    """Tilt along log Bp, likewise."""
     own: float
-    """By each setting for itself."""
+    """Independent noise of each setting."""
 
 
 WITH_TREND = NoiseShares(shared=0.015, along_rollouts=0.05, along_problems=0.025, own=0.02)
-"""Of laws whose runs have a trend. 80% intervals at eight times the data's compute hold 92% of values and 81 to 92% of
-differences between settings on 70 simulated sets, and 77 to 82% and 62 to 100% on a language model's sweeps
-(docs/studies/plan-quality.md)."""
+"""For laws whose runs have a trend.
+
+At eight times the data's compute, 80% intervals contain 92% of values and 81 to 92% of differences between settings on
+70 simulated sets. On a language model's sweeps they contain 77 to 82% and 62 to 100% (docs/studies/plan-quality.md)."""
 WITHOUT_TREND = NoiseShares(shared=0.05, along_rollouts=0.03, along_problems=0.015, own=0.01)
-"""Of others, such as published ones, which level off as their form does."""
+"""For other laws, such as published ones, which level off as their form does."""
 
 
 def extrapolation_noise(
@@ -260,7 +262,7 @@ def extrapolation_noise(
     draws: int,
     seed: int,
 ) -> Array:
-    """What extrapolation may get wrong; its mean over the draws is zero."""
+    """Possible errors of extrapolation, allocations × draws, with mean zero over the draws."""
     rng = np.random.default_rng([seed, 2])
     run_S2 = np.array(settings, dtype=np.float64)
     shared_QB = centered(rng, (3, draws))
@@ -281,7 +283,7 @@ def _pairs(problems_A: Array, rollouts_A: Array) -> list[tuple[int, int]]:
 
 
 def _position(values_A: Array, among: Array) -> Array:
-    """log2 of a value on a scale on which those that were run go from -1 to 1."""
+    """log2 of values, scaled so that the range that was run goes from -1 to 1."""
     low, high = np.log2(among.min()), np.log2(among.max())
     return np.asarray((2.0 * np.log2(values_A) - low - high) / max(high - low, 1.0))
 
@@ -293,9 +295,9 @@ def centered(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
 
 
 def clip_keeping_mean(values_AB: Array, low: float, high: float) -> Array:
-    """Rows clipped to these bounds and shifted so that their means stay.
+    """Rows clipped to these bounds, and shifted so that their means stay the same.
 
-    Clipping alone would lower the mean of draws around .99 to .96. A row whose mean is itself outside is only clipped.
+    Clipping alone would lower the mean of draws around .99 to .96. A row whose mean is out of bounds is only clipped.
     """
     out_AB, all_A = np.clip(values_AB, low, high), values_AB.mean(axis=1)
     off_A = (out_AB != values_AB).any(axis=1) & (low < all_A) & (all_A < high)

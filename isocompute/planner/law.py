@@ -1,11 +1,11 @@
-"""A law as the planner sees it: draws of the reward of any allocation at any compute, and how often settings collapse.
+"""The law as the planner uses it: draws of any allocation's reward at any compute, and the collapse rate of settings.
 
-A law is fitted to what a run reaches before it collapses, so a plan expects what the best checkpoint has. Settings
-whose runs tend to collapse look as good there as others; the collapse rate tells them apart.
+A law is fitted to runs before they collapse, so a plan expects the reward of the best checkpoint. Settings whose runs
+often collapse look as good by that as others, so a plan also has their collapse rates.
 
-Runs end at different computes, and a run that ended healthy says nothing of what comes after. The share that has
-collapsed by a compute is therefore the Kaplan-Meier estimate (J. Am. Stat. Assoc. 53, 1958). Its error is that of the
-number of runs that, all observed to the end, would leave as many healthy (Peto et al., Br. J. Cancer 35, 1977).
+Runs end at different computes, and a run that ended healthy might have collapsed later. So the share of runs that
+collapsed by a compute is the Kaplan-Meier estimate (J. Am. Stat. Assoc. 53, 1958). Its error follows from the effective
+number of fully observed runs (Peto et al., Br. J. Cancer 35, 1977).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ LEVEL = 0.8
 """Coverage of the interval of a collapse rate."""
 _JEFFREYS = 0.5
 _ABOUT = 1.1
-"""A run that ends within this factor of a compute has gone to it."""
+"""A run that ends within this factor of a compute counts as run to it."""
 _SAME_SHARE = 0.005
-"""Shares that differ by less read the same in whole percent."""
+"""Shares that differ by less are equal in whole percent."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CollapseRate:
     """How many runs of a setting had collapsed by a compute."""
 
     runs: int
-    """Runs that were watched until the first collapse, or all the way where there was none."""
+    """Runs that were observed until the first collapse, or without one until the compute."""
     collapsed: int
     first: float | None
     """Compute after which the first one collapsed."""
@@ -80,13 +80,13 @@ class CollapseRate:
 
 @dataclass(frozen=True)
 class Survival:
-    """Compute after which each collapsed run of a setting collapsed, and to which each healthy one was run."""
+    """Compute at which each collapsed run of a setting collapsed, and at which each healthy run ended."""
 
     collapsed_after: tuple[float, ...]
     healthy_to: tuple[float, ...]
 
     def by(self, compute: float) -> CollapseRate | None:
-        """The collapse rate by this compute, or by the furthest that a run went; None where no run says anything."""
+        """The collapse rate by this compute or by the end of the longest run; None if none collapsed or went so far."""
         early = sorted(after for after in self.collapsed_after if after < compute)
         last = max((*self.collapsed_after, *self.healthy_to))
         if not early and compute > last * _ABOUT:
@@ -100,7 +100,7 @@ class Survival:
         healthy, effective = 1.0, 0.0
         for at in sorted(set(early)):
             at_risk = reached + sum(after >= at for after in early) + sum(end >= at for end in censored)
-            effective = at_risk / healthy  # stays where no run is left after the last collapse
+            effective = at_risk / healthy  # kept if no run is left after the last collapse
             healthy *= 1 - early.count(at) / at_risk
         if reached:
             effective = reached / healthy
@@ -111,7 +111,7 @@ class Survival:
 def survival_by_setting(
     law: Law | StoredLaw, fits: Sequence[CurveFit], problems_per_batch: int | None
 ) -> dict[tuple[int, int], Survival]:
-    """By (Bp, n), for these settings of a law; `problems_per_batch` fills in a missing Bp."""
+    """Collapses of the runs of these settings by (Bp, n); `problems_per_batch` fills in a missing Bp."""
 
     def key(setting: Setting) -> tuple[int, int]:
         return int(setting[0] or problems_per_batch or 1), int(setting[1] or 1)
@@ -128,7 +128,7 @@ def survival_by_setting(
         early = [(key(of), float(e["falls_after"])) for of, e in zip(settings, lost_early, strict=True)]
     runs: dict[tuple[int, int], list[tuple[str, float]]] = {}
     for fit in fits:
-        # Laws stored by early versions lack the ends: all their runs count to the furthest one's.
+        # Laws stored by early versions lack the runs' ends, so each run counts to the end of its setting.
         runs.setdefault(key(fit.setting), []).extend((c.name, ends.get(c.name, fit.last)) for c in fit.curves)
     return {
         of: Survival(
@@ -142,9 +142,11 @@ def survival_by_setting(
 OWN = "your runs"
 """Setup of a law that was fitted to the user's runs."""
 _FEWEST = 50
+"""Least number of bootstrap replicates for a decision."""
 _BELOW = 0.01
 """A curve through rates may begin this far below 0."""
 _SETUP = ("problems", "model", "world", "problem_set")
+"""Settings that must agree between the runs of a law."""
 
 
 def is_rate(metric: str) -> bool:
@@ -157,18 +159,18 @@ def is_rate(metric: str) -> bool:
 
 
 class LawModel(Protocol):
-    """Values of allocations, and which (Bp, n) it knows."""
+    """Values of allocations, and the (Bp, n) for which it has them."""
 
     def settings(self) -> list[tuple[int, int]]:
-        """(Bp, n) that were measured, or that the law names."""
+        """The (Bp, n) that were measured or published."""
         ...
 
     def interpolates(self) -> bool:
-        """Whether other (Bp, n) can be asked for too."""
+        """Whether it also has values of (Bp, n) between these."""
         ...
 
     def begun(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-        """Whether the law covers an allocation at so little compute."""
+        """Whether the law covers each allocation at this compute, or begins later."""
         ...
 
     def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
@@ -185,34 +187,35 @@ class PlanningLaw:
     setup: str
     metric: str
     unit: str
-    """Of compute: rollouts, tokens or gpu_hours."""
+    """Unit of compute: rollouts, tokens or gpu_hours."""
     first: float
     last: float
-    """The range of compute that was measured."""
+    """End of the measured range of compute, which begins at `first`."""
     uncertainty: str
     model: LawModel
     difficulty: str | None = None
     problems: int | None = None
-    """D it was measured on."""
+    """D, the size of the problem set it was measured on."""
     max_batch: int | None = None
     batch_size: int | None = None
-    """The one B it holds for, where it was measured at one."""
+    """The only B it holds for, if it was measured at a single one."""
     response_tokens: float | None = None
     gpu_hours_per_rollout: float | None = None
-    """On the machines it was measured on."""
+    """GPU-hours of a rollout on the machines it was measured on."""
     rate_source: str = ""
     recipe: Mapping[str, Any] | None = None
-    """Where it was published with another recipe than the IsoCompute paper's."""
+    """The recipe it was published with; None for the IsoCompute paper's."""
     runs_recipe: RunsRecipe | None = None
     """The recipe that the user's runs share; None for a published law."""
     seed_error: float = 0.0
-    """Least significant difference between two settings of one seed each, whose draws contain no seed effect; 0 where
-    every setting has several seeds.
+    """Least significant difference between two settings with one seed each, whose draws contain no seed effect.
+
+    It is 0 if every setting has several seeds.
     """
     repeated: frozenset[tuple[int, int]] = frozenset()
-    """Settings (Bp, n) of several seeds, whose draws contain the seed effect."""
+    """Settings (Bp, n) with several seeds, whose draws contain the seed effect."""
     survival: Mapping[tuple[int, int], Survival] = field(default_factory=dict)
-    """By (Bp, n): which of the user's runs collapsed; empty for a published law."""
+    """Collapses of the user's runs by (Bp, n); empty for a published law."""
     bounded: bool = False
     """Whether its values are rates in [0, 1]."""
 
@@ -222,55 +225,56 @@ class PlanningLaw:
         return clip_keeping_mean(values_AB, 0.0, 1.0) if self.bounded else values_AB
 
     def only_problems_per_batch(self) -> int | None:
-        """The Bp of a law of one Bp."""
+        """The Bp of a law that was measured at a single one; else None."""
         found = {bp for bp, _ in self.model.settings()}
         return next(iter(found)) if len(found) == 1 else None
 
     def seed_deviation(self, bp: int, n: int) -> float:
-        """Standard deviation of a setting over seeds, where its draws do not contain it; else 0."""
-        bp = self.only_problems_per_batch() or bp  # a law of one Bp stands in for others
+        """Standard deviation of a setting over seeds, or 0 if the setting's draws contain it."""
+        bp = self.only_problems_per_batch() or bp  # a law of one Bp is used for others too
         return 0.0 if (bp, n) in self.repeated else seed_deviation(self.seed_error)
 
     def seed_draws(self, settings: Sequence[tuple[int, int]], draws: int) -> Array:
-        """Seed effects of these settings, settings × draws, where the law's own draws do not contain them.
+        """Seed effects of these settings, settings × draws; 0 for settings whose draws contain them.
 
-        A setting's seed effects depend on the setting alone: a seed that is off is off at every compute.
+        They depend on the setting alone, since a seed deviates in the same direction at every compute.
         """
         return np.stack(
             [self.seed_deviation(bp, n) * centered(np.random.default_rng([bp, n]), (1, draws))[0] for bp, n in settings]
         )
 
     def with_seeds(self, values_AB: Array, settings: Sequence[tuple[int, int]]) -> Array:
-        """The values of these settings plus the seed effects that are not in them."""
+        """The values of these settings plus the seed effects that the draws do not contain."""
         if self.seed_error == 0.0:
             return values_AB
         out_AB = values_AB + self.seed_draws(settings, values_AB.shape[1])
         return clip_keeping_mean(out_AB, 0.0, 1.0) if self.bounded else out_AB
 
     def collapse_rate(self, bp: int, n: int, compute: float) -> CollapseRate | None:
-        """How many of the user's runs of a setting had collapsed by a compute (in the law's unit); None if not run."""
+        """Collapse rate of the user's runs of a setting by a compute (in the law's unit); None if it was not run."""
         known = self.survival.get((bp, n))
         return None if known is None else known.by(compute)
 
     def per_rollout(self, rates: Rates) -> float:
-        """A rollout in the law's unit. A law's GPU-hours are those of its own machines: faster GPUs make a rollout
-        cheaper, not less informative.
+        """Compute of one rollout in the law's unit.
+
+        A law's GPU-hours are those of its own machines: on faster GPUs a rollout costs less and teaches as much.
         """
         if self.unit == "gpu_hours" and self.gpu_hours_per_rollout is not None:
             return self.gpu_hours_per_rollout
         return rates.amount(1.0, self.unit)
 
     def outside(self, compute: float) -> float:
-        """How many times outside its range a compute is; 1 inside, above 1 past its end, below 1 before its start."""
+        """Ratio of a compute to the range's nearest end: above 1 past it, below 1 before its start, 1 inside."""
         return compute / self.last if compute > self.last else min(1.0, compute / self.first)
 
 
 @dataclass(frozen=True)
 class OptimumOnly:
-    """n* along compute (or updates) as a logistic, the frontier's reward, and what a doubling away from n* costs.
+    """A law of n* along compute (or updates) as a logistic, the frontier's reward, and the cost of other n.
 
-    Value = frontier(C) - cost · |log2 n - log2 n*|, plus an effect of Bp that is zero on average. Draws differ in n*;
-    the mean of what that costs at n* is added back, so that the measured frontier is the expected one.
+    Value = frontier(C) - cost · |log2 n - log2 n*|, plus an effect of Bp that is zero on average. Draws differ in n*.
+    The mean cost of that at n* is added back, so that the expected value there is the measured frontier.
     """
 
     slope: tuple[float, float, float, float]
@@ -283,11 +287,11 @@ class OptimumOnly:
     base: float
     """The reward before training: the frontier does not start lower."""
     shift_B: Array
-    """Doublings by which a draw's n* differs."""
+    """Doublings by which n* of each draw differs."""
     cost_B: Array
     level_B: Array
     problems_effect: dict[int, Array]
-    """By Bp: the draws of its effect; between them the nearest one's."""
+    """Draws of the effect of each Bp; other Bp have that of the nearest."""
 
     def settings(self) -> list[tuple[int, int]]:
         """The grid of the paper's sweep."""
@@ -298,7 +302,7 @@ class OptimumOnly:
         return True
 
     def begun(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-        """Everything in the grid."""
+        """True: the law covers every allocation in the grid."""
         del problems_A, rollouts_A
         return np.ones(len(compute_A), dtype=np.bool_)
 
@@ -309,7 +313,7 @@ class OptimumOnly:
         return np.asarray(L / (1.0 + np.exp(-np.clip(k * (x_A - x0), -500, 500))) + b)
 
     def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
-        """Frontier minus the cost of the distance to n*; less certain with each doubling outside the frontier."""
+        """Allocations × draws: the frontier minus the cost of the distance to n*, with noise outside the frontier."""
         off_AB = np.abs(
             np.log2(rollouts_A)[:, None]
             - self.log2_optimum(problems_A, rollouts_A, compute_A)[:, None]
@@ -332,7 +336,7 @@ class OptimumOnly:
         return np.asarray(self._best(compute_A)[:, None] + self.level_B[None, :] - lost_AB + effect_AB + noise_AB)
 
     def _best(self, compute_A: Array) -> Array:
-        """The frontier: before its first point along the slope of the first two, after its last constant."""
+        """The frontier, extended by the slope of its first two points before them, and constant after its last."""
         (c0, r0), (c1, r1) = self.frontier[:2]
         c, r = np.array(self.frontier).T
         before_A = r0 + (r1 - r0) * np.log(compute_A / c0) / np.log(c1 / c0)
@@ -340,7 +344,7 @@ class OptimumOnly:
         return np.asarray(np.where(compute_A < c0, np.maximum(before_A, self.base), inside_A))
 
     def _doublings(self, compute_A: Array) -> Array:
-        """How far outside the frontier's points a compute is."""
+        """Doublings by which each compute lies outside the frontier's points."""
         first, last = self.frontier[0][0], self.frontier[-1][0]
         out_A = np.log2(np.maximum(np.maximum(compute_A / last, first / compute_A), 1.0))
         return np.asarray(np.where(out_A < np.log2(SAME), 0.0, out_A))
@@ -354,7 +358,7 @@ def planning_law(
     problems_per_batch: int | None = None,
     seed: int = 0,
 ) -> PlanningLaw:
-    """A fitted law as the planner sees it; `problems_per_batch` fills in a missing Bp."""
+    """A fitted law as the planner uses it; `problems_per_batch` fills in a missing Bp."""
     fresh = isinstance(law, Law)
     metric = law.metric if isinstance(law, Law) else str(law.summary["metric"])
     unit = law.unit if isinstance(law, Law) else str(law.summary["unit"])
@@ -410,7 +414,7 @@ def planning_law(
 
 
 def leading_recipe(fits: Sequence[CurveFit]) -> list[CurveFit]:
-    """Where settings were run with several recipes, those of the recipe that ends highest; else all of them."""
+    """If settings were run with several recipes, those of the recipe that ends highest; else all of them."""
     if len({fit.setting for fit in fits}) == len(fits):
         return list(fits)
     by_recipe: dict[str, list[CurveFit]] = {}
@@ -420,7 +424,7 @@ def leading_recipe(fits: Sequence[CurveFit]) -> list[CurveFit]:
 
 
 def _recipes(fits: Sequence[CurveFit]) -> list[str]:
-    """Each one's recipe as text to compare by, without rates that differ by setting alone: they follow its batch."""
+    """Each setting's recipe as text to compare, without rates that differ only because they follow the batch size."""
     logged = [fit.curves[0].recipe_fields for fit in fits]
     fields = [each["recipe"] for each in logged if isinstance(each.get("recipe"), dict)]
     if len(fields) < len(fits):
@@ -435,7 +439,7 @@ def _recipes(fits: Sequence[CurveFit]) -> list[str]:
 
 
 def _check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
-    """Rewards of different problem sets or models do not compare."""
+    """Raise if the settings have different problem sets or models, whose rewards cannot be compared."""
     setups: dict[str, dict[str, object]] = {}
     for fit in fits:
         logged, setup = fit.curves[0].recipe_fields, dict[str, object]()
@@ -458,6 +462,7 @@ def _check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
 
 
 def _check_draws(fits: Sequence[CurveFit], name: str) -> None:
+    """Raise if the law has too few bootstrap draws, or draws that are all the same."""
     draws = min(len(fit.ensemble.base_B) for fit in fits)
     if draws < _FEWEST or len({len(fit.ensemble.base_B) for fit in fits}) > 1:
         raise InputError(
@@ -473,17 +478,18 @@ def _keys(fits: Sequence[CurveFit], problems_per_batch: int | None) -> frozenset
 
 
 def _seed_error(alone: Sequence[CurveFit], fits: Sequence[CurveFit]) -> float:
-    """95% half-width of a difference between settings of one seed: from the seeds of the other settings, or, where no
-    setting has several, `compare`'s least error.
+    """95% half-width of a difference between settings with one seed; 0 if there are none.
+
+    It follows from the seeds of the other settings or, if none has several, from ScaleRL's margin.
     """
     deviation = max((fit.seed_deviation for fit in alone), default=0.0)
     if not alone or deviation > 0.0:
         return difference_error(deviation) if alone else 0.0
-    # A stored law has the curves' names, not their points.
+    # A stored law has no points, so the scale is that of the fitted curves.
     return SEED_MARGIN * scale_of(np.concatenate([fit.at(np.array([fit.first, fit.last])) for fit in fits]))
 
 
 def _in_unit_interval(fits: Sequence[CurveFit]) -> bool:
-    """Whether values lie between 0 and 1: an avg@k of rewards -1 and 1 has the same name as one of 0 and 1."""
+    """Whether values lie in [0, 1], which the name avg@k does not say: rewards may be -1 and 1."""
     first_S, last_S = np.array([fit.at(np.array([fit.first, fit.last])) for fit in fits]).T
     return bool(min(first_S.min(), last_S.min()) >= -_BELOW and last_S.max() <= 1.0)

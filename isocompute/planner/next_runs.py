@@ -1,17 +1,17 @@
-"""Which cells to run next, and the study that runs them: `plan --next`.
+"""Proposes the cells to run next, and writes the study that runs them: `plan --next`.
 
-A candidate is a setting run to some compute. Its result is a noisy observation; the draws of the law say how it moves
-the expected value of every allocation at the budget. With means m, covariance over the draws and observation noise σ,
-the expectation after observing e is
+A candidate is a setting run to some compute. Its result is a noisy observation, which changes the expected value of
+every allocation at the budget. With means m, covariance over the law's draws and observation noise σ, the expectation
+after observing e is
 
-    m_a + z · cov(a, e) / √(var(e) + σ²),   z standard normal,
+    m_a + z · cov(a, e) / √(var(e) + σ²),   z standard normal.
 
-and the value of the observation is the expected rise of the best of them, E[max_a] - max_a m_a (the knowledge gradient
-for correlated beliefs: Frazier, Powell and Dayanik 2009). Further cells are added greedily, with the covariance that is
-left. Observations are jointly Gaussian by assumption; only the moments of the draws are used.
+The value of the observation is the expected rise of the best allocation, E[max_a] - max_a m_a (the knowledge gradient
+for correlated beliefs: Frazier, Powell and Dayanik 2009). Further cells are added greedily, given the observations
+before them. Observations are assumed to be jointly Gaussian, so only the moments of the draws are used.
 
-Only settings that may well be the best are candidates. What others would tell of these rests on how draws differ
-between settings, which past the data is mostly a tilt along log n: by that alone the ends of n would be worth most.
+Only settings that may be the best are candidates. What others reveal about these depends on the covariance between
+settings. Beyond the data that is mostly a tilt along log n, which would favour the smallest and largest n.
 """
 
 from __future__ import annotations
@@ -37,23 +37,26 @@ from isocompute.planner.recipe import RATE_FIELDS, RunsRecipe, anchored
 from isocompute.planner.request import Anchor
 
 SHARES = (0.5, 1.0)
-"""Candidates run a setting to these shares of the budget. Shorter runs are cheap and say little of its end: with
-eighths and quarters among them, decisions end where they would without (docs/studies/plan-quality.md)."""
+"""Candidates run a setting to these shares of the budget.
+
+Shorter runs are cheap but reveal little about the end: eighths and quarters did not improve decisions
+(docs/studies/plan-quality.md)."""
 _CHANCE = 0.1
-"""Probability of being the best from which on a setting is a candidate."""
+"""A setting is a candidate from this probability of being the best on."""
 _NOISE = 0.003
-"""The least difference between two runs of one cell, seeds and evaluation together."""
+"""Least standard deviation of an observation, from seed and evaluation together."""
 _NORMAL_DRAWS = 1024
 _NEGLIGIBLE = 1e-5
-"""An expected gain this small is none."""
+"""Smaller expected gains count as none."""
 _SAME = 1e-9
 _LEVELS = 8
-"""Numbers of rollouts that are tried as those of a study."""
+"""Number of budgets in rollouts that are tried for a study."""
 _WORTH = 1.5
-"""A candidate goes at least this much further than the setting's last evaluation, which may lie before its end."""
+"""A candidate goes further than the setting's last evaluation by at least this factor."""
 _FIELDS = ("problems_per_batch", "rollouts_per_problem", "update_steps", "learning_rate", "seed", "folder")
-"""What a trainer has to know of a cell, by the names of the command engine."""
+"""Arguments of a trainer's command for a cell, as the command engine names them."""
 _TABLES = ("problems", "recipe", "evaluation", "resources", "engine_options")
+"""Tables of a study that the next one keeps."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +65,21 @@ class Proposal:
 
     allocation: Allocation
     gain: float
-    """Expected rise of the chosen allocation's value, in units of the metric, on top of the proposals before it."""
+    """Expected rise of the chosen allocation's value, in units of the metric, beyond that of earlier proposals."""
     gain_per_million: float
-    """The same for each million rollouts of the cell."""
+    """The gain per million rollouts of the cell."""
 
 
 def proposal_to_json(proposal: Proposal) -> dict[str, Any]:
-    """A cell of `plan --next --json`."""
+    """The object of a proposed cell in `plan --next --json`."""
     gains = {"gain": proposal.gain, "gain_per_million": proposal.gain_per_million}
     return allocation_to_json(proposal.allocation) | gains
 
 
 def next_cells(plan: Plan, count: int) -> list[Proposal]:
-    """The `count` cells whose results would improve this plan's decision most for each rollout they cost.
+    """The `count` cells whose results would improve this plan's decision most per rollout.
 
-    Where the budget buys different settings different numbers of rollouts, the cells of the most valuable study.
+    If the budget buys settings different numbers of rollouts, these are the cells of the most valuable study.
     """
     law, model = plan.law, plan.law.model
     if not isinstance(model, Curves):
@@ -89,7 +92,7 @@ def next_cells(plan: Plan, count: int) -> list[Proposal]:
         return plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem)
 
     def with_seeds(settings: Sequence[Allocation]) -> Array:
-        """Values in every draw, with the effect of the one seed that a setting has: another seed shows it."""
+        """Values in every draw, plus the effect of a setting's only seed, which a run with another seed reveals."""
         own_AB = values(law, *columns(law, plan.prices, settings))
         keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in settings]
         return np.asarray(own_AB + law.seed_draws(keys, own_AB.shape[1]))
@@ -108,10 +111,10 @@ def next_cells(plan: Plan, count: int) -> list[Proposal]:
 
 
 def common_targets(targets: Sequence[Allocation], bought: Sequence[float]) -> list[list[Allocation]]:
-    """The targets in groups that go to the same rollouts, as the cells of a study do.
+    """The targets in groups of equal rollouts, as in the cells of a study.
 
-    `bought` are the rollouts that the budget buys at each target. Hours or money buy more of them at one setting than
-    at another: then there is a group for some of these numbers, of all targets that can pay it.
+    `bought` are the rollouts that the budget buys at each target. With hours or money these differ. Then there is a
+    group for some of these numbers, with all targets that can afford it.
     """
     if max(bought) <= min(bought) * (1 + _SAME):
         return [list(targets)]
@@ -130,9 +133,9 @@ def common_targets(targets: Sequence[Allocation], bought: Sequence[float]) -> li
 def candidate_cells(
     model: Curves, targets: Sequence[Allocation], *, per_unit: Callable[[Allocation], float]
 ) -> list[Allocation]:
-    """Every target setting, to every share of its budget that goes beyond what was run; and to all of it once more.
+    """Every target setting, run to each share of its budget beyond what was run, and to the whole budget in any case.
 
-    `per_unit` is the law's unit of compute for one rollout.
+    `per_unit` is the compute of one rollout in the law's unit.
     """
     out = []
     for target in targets:
@@ -146,7 +149,7 @@ def candidate_cells(
 
 
 def likely_best(cells: Sequence[Allocation], targets: Sequence[Allocation], values_AB: Array) -> list[Allocation]:
-    """The cells of settings that are the best of all targets in a tenth of the draws; all where there is none."""
+    """The cells of settings that are the best of all targets in a tenth of the draws; all cells if there are none."""
     best_A = np.bincount(values_AB.argmax(axis=0), minlength=len(targets)) >= _CHANCE * values_AB.shape[1]
     among = {(targets[a].problems_per_batch, targets[a].rollouts_per_problem) for a in np.flatnonzero(best_A).tolist()}
     return [cell for cell in cells if (cell.problems_per_batch, cell.rollouts_per_problem) in among] or list(cells)
@@ -155,10 +158,9 @@ def likely_best(cells: Sequence[Allocation], targets: Sequence[Allocation], valu
 def propose(
     *, values_AB: Array, observed_EB: Array, cells: Sequence[Allocation], count: int, noise: float, seed: int = 0
 ) -> list[Proposal]:
-    """The best `count` cells, in order, that share one Bp and one compute (so that they are one study).
+    """The best `count` cells, in order, that share one Bp and one compute, as the cells of a study do.
 
-    `values_AB` are the allocations to decide between at the budget, `observed_EB` what each cell would show, both in
-    every draw.
+    `values_AB` are the values of the allocations to decide between, `observed_EB` those of the cells, in every draw.
     """
     settings = len(values_AB)
     mean_A, covariance_QQ = values_AB.mean(axis=1), np.cov(np.concatenate([values_AB, observed_EB]))
@@ -191,7 +193,7 @@ def propose(
 
 
 def _one_study(cell: Allocation, first: Allocation) -> bool:
-    """A study is a grid at one budget: the same Bp, another n, the same compute but for rounding to whole updates."""
+    """Whether two cells fit into one study: the same Bp, another n, and the same compute up to whole updates."""
     same = abs(cell.compute - first.compute) <= max(cell.batch_size, first.batch_size)
     other = cell.rollouts_per_problem != first.rollouts_per_problem
     return cell.problems_per_batch == first.problems_per_batch and same and other
@@ -202,8 +204,8 @@ def next_study(
 ) -> str:
     """A `study.toml` with the proposed cells as a grid at one budget.
 
-    `before` is the study that made the law's runs: its engine, problem sets and recipe are kept, as far as the law was
-    fitted to them. Without one, the trainer's command is left open. A seed that was run already is not run again.
+    `before` is the study that made the law's runs. Its engine is kept, and so are the problem sets and the recipe that
+    the law was fitted to. Without it, the user fills in the trainer's command. The seed is one that was not run before.
     """
     cells = [p.allocation for p in proposals]
     document = tomlkit.document()
@@ -243,7 +245,7 @@ def _curves(plan: Plan) -> list[Curve]:
 
 
 def kept_study(plan: Plan, study: Mapping[str, Any]) -> dict[str, Any]:
-    """A study with the problem sets and the variant of its recipe that the law was fitted to."""
+    """The study restricted to the problem sets and the variant of its recipe that the law was fitted to."""
     curves, runs = _curves(plan), plan.law.runs_recipe
     if not curves:
         return dict(study)
@@ -251,20 +253,18 @@ def kept_study(plan: Plan, study: Mapping[str, Any]) -> dict[str, Any]:
     tables = [tables] if isinstance(tables, Mapping) else tables
     sets = {curve.recipe_fields.get("problems") for curve in curves}
     tables = [table for table in tables if table.get("set") in sets] or tables
-    variants = study.get("variants", {})  # each in the folder of its name, the recipe itself in another
+    variants = study.get("variants", {})  # a run's folder is the name of its variant
     used = [variants.get(name, {}) for name in sorted({curve.name.partition("/")[0] for curve in curves})]
     recipes = [{**study.get("recipe", {}), **variant.get("recipe", {})} for variant in used]
     recipe = recipes[0]
-    if any(other != recipe for other in recipes) and runs is not None:  # in rates that follow the batch
+    if any(other != recipe for other in recipes) and runs is not None:  # variants may differ in rates per batch size
         recipe = _recipe_table(runs)
     problems = [{**table, **used[0].get("problems", {})} for table in tables]
     return {**study, "problems": problems, "recipe": _with_anchor(recipe, plan.anchor)}
 
 
 def next_recipe(plan: Plan) -> dict[str, Any]:
-    """Where no study made the law's runs: the recipe of a published law that brings one, what the runs were trained
-    with as far as they say and agree, or the paper's.
-    """
+    """The recipe if no study made the law's runs: a published law's own, that of the runs, or the paper's."""
     runs = plan.law.runs_recipe
     own: Mapping[str, Any] = {"name": f"isocompute-{plan.difficulty or 'easy'}"}
     if plan.law.recipe is not None:
@@ -286,7 +286,7 @@ def _with_anchor(recipe: Mapping[str, Any], anchor: Anchor) -> dict[str, Any]:
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no null."""
+    """The value without None, since TOML has no null."""
     if isinstance(value, Mapping):
         return {key: _without_none(each) for key, each in value.items() if each is not None}
     return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value

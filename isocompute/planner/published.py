@@ -1,8 +1,8 @@
 """Published laws by name.
 
-A law is a small file of parameters with their source (`laws/`), made into draws. None of the papers prints an error on
-its curves. What stands in for it is written in each file (`uncertainty`), is our choice, and is named wherever an
-interval from it is shown.
+A law is a small file of parameters with their source (in `laws/`), from which draws are made. The papers print no
+errors of their curves. Each file states the errors that we assume (`uncertainty`), and so does every output with an
+interval based on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from isocompute.planner.extrapolation import Curves
 from isocompute.planner.law import OptimumOnly, PlanningLaw, is_rate
 
 _BEFORE = 2.0
-"""Figure 6 draws a curve from where it takes the lead; its form is trusted down to half of that."""
+"""Figure 6 draws a curve from the compute at which it takes the lead; we trust its form down to half of that."""
 _KMAX = max(len(family.parameters) for family in FAMILIES)
 
 
@@ -61,7 +61,7 @@ def entries() -> list[Entry]:
 
 
 def siblings(name: str, difficulty: str | None) -> list[str]:
-    """Laws of the same paper that were measured at a difficulty.
+    """Names of the laws of the same paper for a difficulty.
 
     >>> siblings("isocompute/joint-easy", "hard")
     ['isocompute/bp32-hard', 'isocompute/joint-hard']
@@ -93,6 +93,11 @@ def published(name: str, *, replicates: int = 1000, seed: int = 0) -> PlanningLa
     law = _data()[name]
     rng = np.random.default_rng([seed, 2603])
     first, last = _range(law)
+    model: Curves | OptimumOnly
+    if law["kind"] == "curves":
+        model = Curves(tuple(_curve(law["name"], s, law["uncertainty"], replicates, rng) for s in law["settings"]))
+    else:
+        model = _optimum(law, replicates, rng)
     same = ("name", "source", "setup", "metric", "unit", "difficulty", "problems")
     optional = ("max_batch", "batch_size", "response_tokens", "gpu_hours_per_rollout", "rate_source", "recipe")
     return PlanningLaw(
@@ -101,24 +106,20 @@ def published(name: str, *, replicates: int = 1000, seed: int = 0) -> PlanningLa
         first=first,
         last=last,
         uncertainty=law["uncertainty"]["text"],
-        model=_curves(law, replicates, rng) if law["kind"] == "curves" else _optimum(law, replicates, rng),
+        model=model,
         bounded=is_rate(law["metric"]),
     )
 
 
 def _level(spec: dict[str, float], value: float) -> float:
-    """Standard deviation of a curve's level: given, or the binomial error of this many samples."""
+    """Standard deviation of a curve's level: as given, or the binomial error for the number of samples."""
     return float(spec["sd"]) if "sd" in spec else float(np.sqrt(value * (1.0 - value) / spec["samples"]))
 
 
 def _centered(rng: np.random.Generator, size: int) -> Array:
-    """Standard normal draws in pairs ±z: their mean is zero, so the draws do not move the published curve."""
+    """Standard normal draws in pairs ±z, with mean zero, so that the draws do not shift the published curve."""
     half = rng.standard_normal((size + 1) // 2)
     return rng.permutation(np.concatenate([half, -half])[:size])
-
-
-def _curves(law: dict[str, Any], replicates: int, rng: np.random.Generator) -> Curves:
-    return Curves(tuple(_curve(law["name"], s, law["uncertainty"], replicates, rng) for s in law["settings"]))
 
 
 def _curve(name: str, s: dict[str, Any], doubt: dict[str, Any], replicates: int, rng: np.random.Generator) -> CurveFit:

@@ -1,8 +1,8 @@
-"""The recipe that goes with an allocation, each setting with its reason and its source.
+"""Advises the recipe for an allocation, each setting with its reason and its source.
 
 IsoCompute section 3 and table 1: learning rate ∝ √B, KL and entropy terms on easy sets and neither on hard ones, no
 zero-variance filter, temperature .6, truncated importance sampling. A law that was published with another recipe
-(ScaleRL) brings its own; the user's runs come before the paper wherever they agree on a field.
+(ScaleRL) keeps that one. Fields on which the user's runs agree take precedence over the paper's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from isocompute.core.recipe import RECIPES, Recipe, current_names, learning_rate
 from isocompute.planner.request import PAPER_ANCHOR, Anchor
 
 RATE_FIELDS = ("learning_rate", "lr_reference_batch", "lr_scaling")
-"""Fields that give a learning rate together."""
+"""Fields that together define a learning rate."""
 ISOCOMPUTE, SCALERL = "IsoCompute, arXiv 2603.12151", "ScaleRL, arXiv 2510.13786"
 FEW_UPDATES = 40
 """Under this many updates, at most a quarter of them is warm-up."""
@@ -40,15 +40,15 @@ class RunsRecipe:
     missing: str = "your runs do not say theirs"
 
     def why_not(self, name: str) -> str:
-        """Why a field is not known."""
+        """Why a field is not known, for a message."""
         return "your runs differ in theirs" if name in self.differs else self.missing
 
 
 def runs_recipe(curves: Sequence[Curve]) -> RunsRecipe:
-    """What the runs of a law agree on.
+    """The recipe fields on which the runs of a law agree.
 
-    Studies log every field of a recipe with the batch at which its learning rate holds; imported logs have a few fields
-    and the learning rate of that very run. Both become one anchor where one scaling rule explains all runs.
+    Studies log every field of a recipe, with the batch size of its learning rate. Imported logs have a few fields, and
+    the learning rate at the run's own batch size. If one scaling rule explains all runs, both give one learning rate.
 
     >>> logged = [Curve("a", None, None, 32, n, recipe=json.dumps({"recipe": {"learning_rate": rate}}))
     ...           for n, rate in ((8, 1e-6), (32, 2e-6))]
@@ -69,7 +69,7 @@ def runs_recipe(curves: Sequence[Curve]) -> RunsRecipe:
 
 
 def _valid_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The valid fields of a run's recipe; a recipe's name gives its fields, but no learning rate."""
+    """The valid fields of a run's recipe, including those of a named recipe."""
     logged = settings.get("recipe")
     if not isinstance(logged, dict):
         return {}
@@ -85,7 +85,7 @@ def _valid_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _common_rate(logged: Sequence[Mapping[str, Any]], batches: Sequence[int | None]) -> dict[str, Any] | None:
-    """A learning rate, its batch and the rule between batches; None where no rule explains all runs."""
+    """A learning rate, its batch size and its scaling with the batch size; None if no rule explains all runs."""
     if not logged:
         return None
     with_batch = ["lr_reference_batch" in each for each in logged]
@@ -122,7 +122,7 @@ class Line:
 
 @dataclass(frozen=True)
 class AdvisedRecipe:
-    """The recipe as data and in words; `learning_rate` is the one at this allocation's batch."""
+    """The recipe as data and in words; `learning_rate` is the rate at this allocation's batch size."""
 
     recipe: Recipe
     learning_rate: float
@@ -130,7 +130,7 @@ class AdvisedRecipe:
 
 
 def anchored(anchor: Anchor) -> dict[str, Any]:
-    """A recipe's fields with a learning rate that the user anchored."""
+    """Recipe fields for a learning rate that the user gave with its batch size."""
     return {"learning_rate": anchor.learning_rate, "lr_reference_batch": anchor.batch_size, "lr_scaling": "sqrt"}
 
 
@@ -144,8 +144,8 @@ def advise_recipe(
 ) -> AdvisedRecipe:
     """The recipe for an allocation.
 
-    `own` is the recipe of a published law that has one other than the paper's, which is ScaleRL's; `runs` is what the
-    user's runs agree on.
+    `own` is the recipe of a published law with another one than IsoCompute's, so far ScaleRL's. `runs` are the fields
+    on which the user's runs agree.
 
     >>> advice = advise_recipe(allocation=Allocation(32, 256, 244), difficulty="easy")
     >>> f"{advice.learning_rate:.2g}", advice.recipe.kl_coef
@@ -185,7 +185,7 @@ class _Lines:
     runs: RunsRecipe | None
 
     def scalerl(self) -> list[Line]:
-        """ScaleRL's recipe, with where the paper describes each part."""
+        """Lines of ScaleRL's recipe, with the section of the paper for each part."""
         recipe, training = self.recipe, f"{SCALERL}, section 2 and appendix A.3"
         scaling = f"{recipe.lr_scaling}, whatever the batch: the paper's at 48 × 16 with an 8B model"
         rate = Line("learning_rate", f"{self.rate:.2g}", scaling, training)
@@ -232,7 +232,7 @@ class _Lines:
         ]
 
     def isocompute(self, difficulty: str | None) -> list[Line]:
-        """The IsoCompute paper's recipe, and that of the user's runs wherever they say it."""
+        """Lines of the IsoCompute paper's recipe, or of the user's runs for the fields that these log."""
         runs = self.runs
         out = [
             self._rate(),
@@ -298,7 +298,7 @@ class _Lines:
         return Line("learning_rate", f"{self.rate:.2g}", f"{scaled}, {whose}{rule}", source)
 
     def _line(self, *names: str, why: str, where: str, holds_for_any_law: bool = True, note: str = "") -> Line:
-        """A setting: the user's runs' where they all say it, else the paper's."""
+        """One setting, by the user's runs if all of them log it, else by the paper."""
         setting, value, runs = ", ".join(names), self._values(*names), self.runs
         if runs is None:
             return Line(setting, value, why, f"{ISOCOMPUTE}, {where}")

@@ -1,18 +1,18 @@
-"""Which limit a setup is up against, read off its runs: updates, gradient noise, interference, data or coverage.
+"""Diagnoses from its runs what limits a setup: updates, gradient noise, interference, data or coverage.
 
-Each limit is one statistic in units of reward, measured at the end of the runs on the setting that leads there, with
-an interval and a verdict:
+Each limit has one statistic in units of reward, with an interval and a verdict. It is measured at the end of the runs,
+on the setting that leads there:
 
-| limit | statistic | supported when |
+| limit | statistic | threshold |
 | --- | --- | --- |
-| updates | lead of the smallest n over the best larger one, for each halving | the lead is above `LEAD` |
-| noise | lead of the best larger n over the smallest | it is above `LEAD` |
-| interference | problems given up: rise of the share near a pass rate of 0 (IsoCompute fig. 11) | above `MATERIAL` |
-| data | growth of the gap between training and held-out reward | above `MATERIAL` |
-| coverage | share of problems without any success | above a half |
+| updates | lead of the smallest n over the best larger one, per halving of n | `LEAD` |
+| noise | lead of the best larger n over the smallest | `LEAD` |
+| interference | forgotten problems: rise of the share near a pass rate of 0 (IsoCompute fig. 11) | `MATERIAL` |
+| data | growth of the gap between training and held-out reward | `MATERIAL` |
+| coverage | share of problems without any success | a half |
 
-Supported: the whole interval lies above the mark. Of several, coverage is named where it holds (without successes there
-is nothing to learn from), else the one with most reward at stake.
+A limit is supported if its whole interval lies above the threshold. Of several, coverage comes first, since nothing can
+be learned without successes. Otherwise it is the limit with most reward at stake.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
@@ -36,17 +36,19 @@ from isocompute.law.uncertainty import around, basic, t_over_normal
 from isocompute.planner.law import leading_recipe
 
 LEAD = 0.005
-"""A lead between two n that counts: the bin in which the IsoCompute paper counts rewards as equal."""
+"""Least lead between two n that counts: the bin within which the IsoCompute paper counts rewards as equal."""
 MATERIAL = 0.02
-"""Problems given up, or gap, that counts."""
+"""Least share of forgotten problems, or gap between rewards, that counts."""
 _MOST = 0.5
+"""Share of problems without success above which coverage is the limit."""
 _LAST = 3
+"""Number of points whose mean is the value at the end of a run."""
 _REPLICATES = 400
 _Estimate = tuple[float, tuple[float, float]]
 
 Regime = Literal["updates", "noise", "interference", "data", "coverage"]
 Verdict = Literal["yes", "no", "unclear", "unknown"]
-REGIMES: tuple[Regime, ...] = ("updates", "noise", "interference", "data", "coverage")
+REGIMES: tuple[Regime, ...] = get_args(Regime)
 ADVICE: dict[Regime, str] = {
     "updates": "more updates win: smaller n, and the smallest stable Bp",
     "noise": "larger n wins late: raise n with the budget, or lower the learning rate",
@@ -58,13 +60,12 @@ ADVICE: dict[Regime, str] = {
 
 @dataclass(frozen=True)
 class Limit:
-    """One limit: how much reward is at stake, how sure that is, and what it was read from."""
+    """One limit: its statistic with the 95% interval, the verdict, and the evidence in words."""
 
     regime: Regime
     verdict: Verdict
     value: float | None
     interval: tuple[float, float] | None
-    """95%."""
     evidence: str
 
 
@@ -73,7 +74,7 @@ class Diagnosis:
     """The limit that the runs show, and the findings on all five."""
 
     regime: Regime | None
-    """None where no limit is supported."""
+    """None if no limit is supported."""
     findings: tuple[Limit, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ class Diagnosis:
 
 
 def diagnose(runs: RunSet, *, metric: str | None = None) -> Diagnosis:
-    """Read the limit off the runs of one setup (one model, problem set and recipe; several n help)."""
+    """Diagnose the limit of one setup from its runs (one model, problem set and recipe; several n help)."""
     metric = choose_metric(runs, metric)
     sweep = _sweep(runs, metric)
     leading = _leading(runs, sweep)
@@ -106,8 +107,9 @@ class Sweep:
 
 
 def _sweep(runs: RunSet, metric: str) -> Sweep | None:
-    """The settings of the Bp with most n; None where the runs cannot be compared by compute, or where they support no
-    law: too few points, or nothing was ever solved.
+    """The settings of the Bp with most n; None if the runs cannot be compared by compute or support no law.
+
+    The latter have too few points, or never solved a problem.
     """
     try:
         curves, metric, unit = curves_of(runs, metric=metric)
@@ -131,7 +133,7 @@ def _sweep(runs: RunSet, metric: str) -> Sweep | None:
 
 
 def _leading(runs: RunSet, sweep: Sweep | None) -> list[Run]:
-    """The runs of the setting that leads at the largest compute that all have; all runs where that is not known."""
+    """The runs of the setting that leads at the largest common compute; all runs if it is not known."""
     fits = sweep.fits if sweep else ()
     if len(fits) < 2:
         return list(runs)
@@ -141,10 +143,10 @@ def _leading(runs: RunSet, sweep: Sweep | None) -> list[Run]:
 
 
 def by_rollouts(sweep: Sweep | None) -> tuple[Limit, Limit]:
-    """Updates and noise: which n leads at the largest compute that all settings have.
+    """The limits by updates and by noise: which n leads at the largest compute that all settings have.
 
-    The best of several larger n is chosen among noisy values, so its lead must hold against that choice and other
-    seeds.
+    The best of several larger n is selected from noisy values, so its lead is corrected for that selection and must
+    exceed the differences between seeds.
     """
     fits = sweep.fits if sweep else ()
     compute = min((f.last for f in fits), default=0.0)
@@ -202,7 +204,7 @@ def _coverage(runs: Sequence[Run], metric: str) -> Limit:
 
 
 def _coverage_from_groups(runs: Sequence[Run]) -> Limit:
-    """Of the groups that score all the same, at most the mean reward are all right: the rest are all wrong."""
+    """Coverage from zero-variance groups: at most the mean reward of them are all right, and the rest all wrong."""
     known = [r for r in runs if _values(r, "zero_variance") is not None and _values(r, "train/avg") is not None]
     if not known:
         why = "successes are unknown: log 'train/zero_pass', best@k, or 'zero_variance' with 'train/avg'"
@@ -258,7 +260,7 @@ def _near_zero(runs: Sequence[Run]) -> tuple[str, Callable[[Run], Array]] | None
 
 
 def _unsolved(runs: Sequence[Run], metric: str) -> tuple[str, Callable[[Run], Array]] | None:
-    """The share of problems without success along a run: exact where the engine knows it, else 1 − best@k."""
+    """The share of problems without success along a run: as logged by our engines, else 1 − best@k."""
     if all(_values(run, "train/zero_pass") is not None for run in runs):
         return "train/zero_pass", lambda run: _column(run, "train/zero_pass")
     prefix = metric.rpartition("avg@")[0]
@@ -280,19 +282,19 @@ def _column(run: Run, name: str) -> Array:
 
 
 def _end(values_C: Array) -> tuple[float, float]:
-    """Mean of the last points with its standard error."""
+    """Mean of the last points and its standard error."""
     last = values_C[-_LAST:]
     return float(last.mean()), noise_level(values_C) / float(np.sqrt(len(last)))
 
 
 def _change(values_C: Array) -> tuple[float, float]:
-    """From the first point to the end, with its standard error."""
+    """Change from the first point to the end and its standard error."""
     end, error = _end(values_C)
     return end - float(values_C[0]), float(np.hypot(error, noise_level(values_C)))
 
 
 def _over_seeds(runs: Sequence[Run], read: Callable[[Run], tuple[float, float]]) -> _Estimate:
-    """Mean over runs and its 95% interval: Student's over several seeds, never tighter than the evaluations' noise."""
+    """Mean over runs and its 95% interval: Student's t over seeds, at least as wide as evaluation noise makes it."""
     value_R, error_R = (np.array(column) for column in zip(*(read(run) for run in runs), strict=True))
     value = float(value_R.mean())
     half = 1.96 * float(np.sqrt((error_R**2).sum())) / len(value_R)

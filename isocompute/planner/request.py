@@ -1,4 +1,4 @@
-"""What a user asks of a plan. The command line, `isocompute.plan(...)` and the web app fill the same `PlanRequest`."""
+"""The request for a plan: the command line, `isocompute.plan(...)` and the web app all fill a `PlanRequest`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 from isocompute.core.errors import InputError
 
 MOST_ROLLOUTS = 1e15
-"""A budget buys at most this many rollouts: more are not counted exactly, and no run makes so many."""
+"""Most rollouts that a budget may buy: no run makes more, and floats do not count more exactly."""
 UNITS = {"": "rollouts", "tok": "tokens", "h": "gpu_hours"}
 """Units of a budget by the suffix of its text; money has a prefix."""
 _BUDGET = re.compile(r"(?P<money>\$)?\s*(?P<number>[0-9_,.]+(?:e[+-]?\d+)?)\s*(?P<suffix>[a-z]*)", re.IGNORECASE)
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
-"""Commas between thousands; a decimal comma would be read as ten or a hundred times the amount."""
+"""Commas between thousands; reading a decimal comma as one would multiply the amount by ten or more."""
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}
 _LARGEST = 1e12
 """Numbers of a setup lie between this and its inverse; outside, costs would overflow."""
@@ -40,7 +40,7 @@ class Budget:
     def times(self, factor: float, *, at_most: bool = False) -> str:
         """This budget times a factor, as `--budget` takes it.
 
-        Rounded up to three digits (or whole rollouts) so that it is enough, or down with `at_most`.
+        It is rounded to three digits (or whole rollouts): up, so that it is enough, or down with `at_most`.
 
         >>> Budget(3.0, "gpu_hours").times(1 / 7), Budget(1e9, "tokens").times(12), Budget(99.0, "rollouts").times(2.5)
         ('0.429h', '12,000,000,000tok', '248')
@@ -88,7 +88,7 @@ def parse_budget(text: str | float | Budget) -> Budget:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A learning rate that works at a batch size."""
+    """A learning rate that works, and its batch size."""
 
     learning_rate: float
     batch_size: int
@@ -96,7 +96,7 @@ class Anchor:
 
 
 PAPER_ANCHOR = Anchor(1e-6, 1024, given=False)
-"""IsoCompute's own, found by a grid search for Qwen2.5-7B-Instruct; another model may want another."""
+"""IsoCompute's own, from a grid search for Qwen2.5-7B-Instruct; other models may need another."""
 
 
 def parse_anchor(text: str | Anchor | None) -> Anchor:
@@ -121,7 +121,7 @@ def parse_anchor(text: str | Anchor | None) -> Anchor:
 
 
 def _allowed_rollouts(given: Any) -> tuple[int, ...] | None:
-    """`8,16,32`, one number or several."""
+    """The n from `8,16,32`, one number or several."""
     if given is None:
         return None
     listed: list[Any] = [given]
@@ -136,7 +136,7 @@ def _allowed_rollouts(given: Any) -> tuple[int, ...] | None:
 
 
 def _range(given: Any) -> tuple[int, int] | None:
-    """`32-256`, or its two ends."""
+    """The range of Bp from `32-256` or from its two ends."""
     if given is None:
         return None
     ends = [part.strip() for part in given.split("-")] if isinstance(given, str) else list(given)
@@ -152,12 +152,12 @@ def _range(given: Any) -> tuple[int, int] | None:
 
 
 def _field(description: str, default: Any = None, *, option: str = "", example: Any = None, **bounds: Any) -> Any:
-    """A field: its help text, its option where that is not the field's name, and a value for messages."""
+    """A field: its help text, its option if it is not named like the field, and an example for messages."""
     return Field(default, description=description, json_schema_extra={"option": option, "example": example}, **bounds)
 
 
 def _whole(given: Any) -> Any:
-    """NumPy's whole numbers count as such."""
+    """NumPy integers as Python's."""
     return int(given) if isinstance(given, Integral) else given
 
 
@@ -166,7 +166,7 @@ _Amount = Annotated[float, Field(ge=1 / _LARGEST, le=_LARGEST, allow_inf_nan=Fal
 
 
 class PlanRequest(BaseModel):
-    """Everything that can be asked of a plan; None where nothing is."""
+    """All arguments of a plan; None for those that are not given."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
@@ -210,7 +210,7 @@ class PlanRequest(BaseModel):
 
     @classmethod
     def of(cls, **given: Any) -> PlanRequest:
-        """A request from arguments. What is wrong raises an `InputError` that names the option."""
+        """A request from arguments; wrong ones raise an `InputError` that names the option."""
         try:
             return cls(**given)
         except ValidationError as error:
@@ -252,7 +252,7 @@ def option_of(name: str) -> str:
 
 
 def _explained(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line."""
+    """The first validation error as a one-line message."""
     first = error.errors()[0]
     refused = first.get("ctx", {}).get("error")
     if isinstance(refused, InputError):

@@ -1,4 +1,4 @@
-"""What to know before running a plan: the mix of the problem set, overfitting, wasted groups, too few updates.
+"""Warnings about a plan: the difficulty of the problem set, overfitting, zero-variance groups, too few updates.
 
 Bands of difficulty are the IsoCompute paper's (section 3, figure 14): easy .3-.6, hard up to .0625, very easy from .6.
 """
@@ -19,17 +19,23 @@ SMALL_SET_ROLLOUTS = 256
 _MANY_EPOCHS = 100.0
 """The paper's longest easy run at n = 8, 4M rollouts over 6,000 problems, is 83 epochs."""
 _OFTEN_SMALL = 250.0
-"""Rollouts of each problem, C/D, from which on a small set overfits. A small decoder's validation reward fell from 1e5
-rollouts on with 400 problems, whatever n; with 200 it fell from 1,500 to 2,500 of each on (docs/studies/lm-law.md)."""
+"""Rollouts per problem, C/D, beyond which a small set overfits.
+
+With 400 problems, a small decoder's validation reward fell after 1e5 rollouts at every n. With 200 problems it fell
+after 1,500 to 2,500 rollouts per problem (docs/studies/lm-law.md)."""
 _OFTEN_LARGE = 700.0
-"""The same on a larger set, past all data: the paper's 6,000 problems had 4M rollouts, 667 of each, and validation rose
-to the end; a small decoder had a gap of .1 at 333 of each of 6,000, none at 160 of each of 100,000."""
+"""Rollouts per problem, C/D, beyond which a larger set may overfit: more than in any data.
+
+The paper's validation reward rose up to 4M rollouts on 6,000 problems, 667 of each. A small decoder had a gap of .1 at
+333 rollouts of each of 6,000 problems, and none at 160 of each of 100,000."""
 _WARMUPS = 10
 """A run should be this many times as long as its warm-up."""
 _FEW_UPDATES = 20
+"""A run should have this many updates, whatever its warm-up."""
 _WASTED = 0.5
-"""Share of zero-variance groups above which a larger n is named."""
+"""Share of zero-variance groups above which a larger n is suggested."""
 _UNSTABLE_TRUNCATION, _HEALTHY_TRUNCATION = 0.10, 0.05
+"""Shares of truncated responses in unstable and in healthy runs."""
 _HARD_ONLY, _MANY_VERY_EASY, _MOSTLY_UNSOLVED = 0.9, 0.25, 0.5
 """Shares of a problem set above which its mix gets a warning."""
 
@@ -44,7 +50,7 @@ class PlanWarning:
 
 @dataclass(frozen=True)
 class Mix:
-    """A problem set in the paper's bands."""
+    """The mix of a problem set: its share in each of the paper's bands of difficulty."""
 
     problems: int
     mean: float
@@ -52,7 +58,7 @@ class Mix:
     """Shares of `unsolved` (exactly 0), `hard` (up to .0625, unsolved ones included), `between` (.0625–.3), `easy`
     (.3–.6) and `very_easy` (from .6)."""
     difficulty: str
-    """`hard` when more than half of the problems are, else `easy`: it decides the regularisers."""
+    """`hard` if more than half of the problems are, else `easy`; it decides about KL and entropy terms."""
 
 
 def classify(rates_P: Array) -> Mix:
@@ -78,9 +84,9 @@ class BaseRates:
 
     measured_P: Array
     latent_P: Array
-    """The rates behind measured ones, which show too many zeros and ones where samples are few."""
+    """The true rates, estimated from measured ones, which have too many zeros and ones if samples are few."""
     samples: int | None = None
-    """Of each problem; None where the rates are exact."""
+    """Samples per problem; None if the rates are exact."""
 
     def zero_variance(self, n: int) -> tuple[float, float]:
         """Expected share of zero-variance groups at the start, by the measured and by the latent rates."""
@@ -88,7 +94,7 @@ class BaseRates:
 
 
 def epochs_of(allocation: Allocation, problems: int) -> float:
-    """Passes over a set of so many problems: how often each of them is drawn.
+    """Passes over a set of this many problems, or how often each problem is drawn.
 
     >>> epochs_of(Allocation(32, 256, 250), 400)
     20.0
@@ -97,12 +103,12 @@ def epochs_of(allocation: Allocation, problems: int) -> float:
 
 
 def enough_updates(warmup_steps: int) -> int:
-    """Updates below which a run is too short to learn much."""
+    """Least number of updates in which a run can learn much."""
     return max(_WARMUPS * warmup_steps, _FEW_UPDATES)
 
 
 def run_warnings(allocation: Allocation, *, problems: int | None, warmup_steps: int) -> list[PlanWarning]:
-    """Epochs over the set, a set too small for this n, too few updates for the warm-up."""
+    """Warn of too many or too few epochs, of a set too small for this n, and of too few updates."""
     out = []
     n, m = allocation.rollouts_per_problem, allocation.update_steps
     if problems is not None:
@@ -127,10 +133,11 @@ def run_warnings(allocation: Allocation, *, problems: int | None, warmup_steps: 
 
 
 def _overfitting(allocation: Allocation, problems: int) -> list[PlanWarning]:
-    """Whether problems are seen too often, or some of them never.
+    """Warn if problems are seen too often, or some of them never.
 
-    What overfits is the number of rollouts of each problem, C/D: with 200 problems validation turned after 375 passes
-    at n = 4 and after 20 to 40 at n = 64 and 128, which are 1,500 to 2,500 rollouts of each problem in all of them.
+    Overfitting depends on the number of rollouts per problem, C/D. With 200 problems, validation reward turned after
+    375 passes at n = 4, and after 20 to 40 passes at n = 64 and 128. All of these are 1,500 to 2,500 rollouts per
+    problem.
     """
     epochs, each = epochs_of(allocation, problems), allocation.compute / problems
     few = problems <= SMALL_SET
@@ -142,7 +149,7 @@ def _overfitting(allocation: Allocation, problems: int) -> list[PlanWarning]:
     seen = (
         "a small model's validation reward fell from 250 of each of 400 on"
         if few and each > _OFTEN_SMALL
-        else "the paper's 6,000 problems had 83 passes and 667 of each at most, and nobody looked further"
+        else "the paper's 6,000 problems had at most 83 passes and 667 rollouts of each; there are no data beyond"
     )
     return [
         PlanWarning(
@@ -163,7 +170,7 @@ def data_warnings(
     truncated: float | None,
     filtered: bool,
 ) -> list[PlanWarning]:
-    """Zero-variance groups, hard-only and very easy sets, a difficulty other than the mix's, truncation."""
+    """Warn of zero-variance groups, hard-only or very easy sets, a contradicting difficulty, and truncation."""
     out = [] if rates is None else _zero_variance(rates, allocation.rollouts_per_problem, filtered=filtered)
     if mix is not None:
         hard, very_easy, unsolved = (mix.shares[band] for band in ("hard", "very_easy", "unsolved"))
@@ -207,7 +214,7 @@ def data_warnings(
 
 
 def _zero_variance(rates: BaseRates, n: int, *, filtered: bool) -> list[PlanWarning]:
-    """Where more than half of the groups will have no variance, and whether few samples only make it look so."""
+    """Warn if more than half of the groups will have zero variance, by the measured and by the latent rates."""
     share, latent = rates.zero_variance(n)
     if share <= _WASTED:
         return []
@@ -230,7 +237,7 @@ def _zero_variance(rates: BaseRates, n: int, *, filtered: bool) -> list[PlanWarn
 
 
 def metric_warnings(metric: str, difficulty: str | None, *, law_metric: str) -> list[PlanWarning]:
-    """Coverage (best@k) against sharpening (worst@k): figure 8 of the paper, where the law is of another metric."""
+    """Warn if the law is of another metric than best@k or worst@k, whose best n differ (figure 8 of the paper)."""
     kind = metric.rpartition("/")[2].partition("@")[0]
     if kind not in ("best", "worst") or metric == law_metric:
         return []

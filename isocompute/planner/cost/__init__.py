@@ -1,1 +1,1 @@
-"""What a rollout, a step and a run cost: model shapes, GPUs, throughput and prices."""
+"""The cost of a rollout, a step and a run: model shapes, GPUs, throughput and prices."""

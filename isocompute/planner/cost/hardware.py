@@ -1,19 +1,19 @@
-"""What a step costs on a GPU: a roofline of prefill, decode and training (FLOPs over peak, bytes over bandwidth).
+"""The cost of a step on GPUs: a roofline of prefill, decode and training (FLOPs over peak, bytes over bandwidth).
 
-A step samples B = Bp · n responses and updates on them, one phase after the other on the same GPUs. For each phase
-seconds = max(FLOPs / peak, bytes / bandwidth) / efficiency, where the efficiency is measured (`throughput.calibrate`),
-given, or a default below.
+A step samples B = Bp · n responses and updates on them, one phase after the other on the same GPUs. For each phase,
+seconds = max(FLOPs / peak, bytes / bandwidth) / efficiency. The efficiency is measured (`throughput.calibrate`), given,
+or a default.
 
 - *Prefill*: a prompt is computed once for its n rollouts (prefix caching, on by default in vLLM and SGLang).
-- *Decode*: every step reads the weights (of a mixture of experts, those that the batch is expected to meet,
-  E · (1 - (1 - k/E)^b) of E) and the cache of every running response. Memory that the weights leave to the cache limits
-  how many run at once; the others wait. A copy of the model is spread over the power of two of GPUs at which decoding
-  takes the least time: more of them leave more room for the cache, `SPREAD` is what they lose to one another.
-- *Training*: three forward passes' worth of FLOPs (one forward, two backward), one more where activations are
-  recomputed, and one for each scoring pass (old log-probs, a reference model), over prompt and response.
+- *Decode*: every step reads the weights and the cache of every running response. Of E experts, a batch of b responses
+  is expected to read E · (1 - (1 - k/E)^b). The memory that the weights leave to the cache limits how many responses
+  run at once; the others wait. A copy of the model is spread over a power of two of GPUs, the one that decodes fastest:
+  more GPUs leave more memory to the cache, and lose `SPREAD` in efficiency.
+- *Training*: FLOPs of three forward passes (one forward, two backward) over prompt and response. Recomputing
+  activations adds one pass, and so does each scoring pass (old log-probs, a reference model).
 
 Weights, cache and activations are bf16. Training splits everything over all GPUs: AdamW in mixed precision, FSDP or
-ZeRO stage 3. Other communication between GPUs is not modelled: it is part of the efficiency.
+ZeRO stage 3. Other communication between GPUs is not modelled; it is part of the efficiency.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from isocompute.planner.cost.model import ModelShape
 from isocompute.planner.warnings import PlanWarning
 
 _PLAIN_WORDS = re.compile(r"nvidia|geforce|rtx|tesla|hgx|hbm[23]e?|sxm[45]?|pcie")
-"""Words that do not tell chips apart."""
+"""Words in names that do not identify a chip."""
 _SAME_MEMORY = 0.1
 """Sizes in names are rounded: a B200 is sold as 180 and as 192 GB."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator; bytes, bytes a second, FLOP a second."""
+    """One accelerator: memory in bytes, bandwidth in bytes per second, peak in FLOP per second."""
 
     name: str
     memory: float
@@ -51,7 +51,7 @@ class Gpu:
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """The table, by name."""
+    """The table of GPUs, by name."""
     table = tomllib.loads(files("isocompute.planner.cost").joinpath("gpus.toml").read_text(encoding="utf-8"))
     return {
         name: Gpu(name, row["memory"] * 1e9, row["bandwidth"] * 1e9, row["peak"] * 1e12, row["source"])
@@ -62,7 +62,7 @@ def gpus() -> dict[str, Gpu]:
 def find_gpu(name: str) -> Gpu:
     """A GPU by name, however it is written (`h200`, `RTX4090`, `A100-SXM4-80GB`, `NVIDIA A100 80GB PCIe`).
 
-    A memory size in the name has to be the GPU's; `PCIe` picks that card where the table tells it apart.
+    A memory size in the name must match the GPU's. `PCIe` selects the PCIe card if the table has one of its own.
 
     >>> find_gpu("NVIDIA RTX 4090").memory, find_gpu("NVIDIA A100 80GB PCIe").name
     (24000000000.0, 'A100-PCIe')
@@ -81,7 +81,7 @@ def find_gpu(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class _Written:
-    """What a name says of a GPU."""
+    """The chip, memory and card that a GPU's name states."""
 
     chip: str
     memory: float | None
@@ -100,31 +100,36 @@ ELEMENT = 2
 USABLE = 0.9
 """Share of a GPU's memory for weights and cache while generating, vLLM's default `gpu_memory_utilization`."""
 SPREAD = 0.8
-"""Share of the decoding speed that is left each time a copy is spread over twice as many GPUs, which add up their
-activations twice a layer. A rule of thumb, as `Efficiency`'s defaults are."""
+"""Share of the decoding speed that remains each time a copy is spread over twice as many GPUs.
+
+They exchange activations twice per layer. It is a rule of thumb, like the defaults of `Efficiency`."""
 MACHINE = 8
-"""GPUs of a machine: a copy is spread over more only where one machine does not hold it."""
+"""GPUs per machine: a copy is spread over more only if it does not fit on one machine."""
 TRAINING_PASSES = 4
-"""Forward passes' worth of an update: forward, backward (twice a forward), and a second forward, because gradient
-checkpointing is on in TRL and in veRL's examples."""
+"""Forward passes with the cost of an update: a forward, a backward (two), and a second forward.
+
+The latter is due to gradient checkpointing, which TRL and veRL's examples use."""
 TRAINING_BYTES = 16
-"""Least bytes a parameter takes to train with AdamW: bf16 weights and gradient (4), fp32 master weights (4), two fp32
-moments (8). veRL's FSDP keeps fp32 weights and gradient and no other master, also 16; Megatron's fp32 gradient makes it
-18. Activations, a reference model and the sampler's memory come on top."""
+"""Least bytes per parameter for training with AdamW: bf16 weights and gradient (4), fp32 master weights (4), two fp32
+moments (8).
+
+veRL's FSDP keeps fp32 weights and gradient without other master weights, also 16; Megatron's fp32 gradient makes it 18.
+Activations, a reference model and the sampler's memory add to this."""
 ON_GPU_BYTES = 2 * ELEMENT
-"""What stays on the GPUs where the optimizer's state is offloaded: weights and gradient."""
+"""Bytes per parameter that stay on the GPUs if the optimizer's state is offloaded: weights and gradient."""
 ADAM_BYTES = 30
-"""Bytes an update moves for each parameter in AdamW with fp32 master weights: master, two moments and the gradient read
-(16), the first three and the bf16 copy written (14)."""
+"""Bytes per parameter that an update of AdamW with fp32 master weights moves.
+
+It reads master weights, two moments and the gradient (16), and writes the first three and the bf16 copy (14)."""
 
 
 @dataclass(frozen=True)
 class Efficiency:
     """Share of the roofline that each phase reaches.
 
-    The defaults are rules of thumb, not measurements: pretraining at scale reports 38–43% of the peak (Llama 3, arXiv
-    2407.21783, table 4), updates on ragged responses less; a serving engine with many requests about half of the
-    bandwidth. Small models and small batches reach a tenth of these: calibrate.
+    The defaults are rules of thumb, not measurements. Pretraining at scale reports 38–43% of the peak (Llama 3, arXiv
+    2407.21783, table 4), and updates on responses of different lengths reach less. A serving engine with many requests
+    reaches about half of the bandwidth. Small models and batches reach a tenth of these values, so calibrate.
     """
 
     prefill: float = 0.5
@@ -132,7 +137,7 @@ class Efficiency:
     training: float = 0.35
     source: Literal["measured", "given", "modelled"] = "modelled"
     interval: tuple[float, float] | None = None
-    """95% interval of the whole step's time, as factors around 1 (lower is faster), where it was measured."""
+    """95% interval of the whole step's time, as factors around 1 (lower is faster); None if not measured."""
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode", "training"):
@@ -142,7 +147,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a step on all GPUs: what it does and how long that takes."""
+    """One phase of a step on all GPUs: its work and its time."""
 
     flops: float
     bytes: float
@@ -152,7 +157,7 @@ class Phase:
 
     @property
     def limited_by(self) -> Literal["compute", "bandwidth"]:
-        """Which side of the roofline it is on."""
+        """The side of the roofline that limits it."""
         return "compute" if self.compute_seconds >= self.memory_seconds else "bandwidth"
 
 
@@ -174,28 +179,28 @@ class StepCost:
     concurrent: float
     """Responses that one copy decodes at once."""
     waiting: bool
-    """Memory leaves less room for the cache than there are responses."""
+    """Whether responses wait because the cache of all does not fit into memory."""
     bound: str
     """What limits the longest phase: `kv_memory`, or a phase and `compute` or `bandwidth`."""
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         return self.prefill.seconds + self.decode.seconds + self.training.seconds
 
     @property
     def rollouts_per_second(self) -> float:
-        """On all GPUs together, training included."""
+        """Rollouts per second on all GPUs together, training included."""
         return self.allocation.batch_size / self.seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Sampled tokens, on all GPUs together, training included."""
+        """Sampled tokens per second on all GPUs together, training included."""
         return self.rollouts_per_second * self.response_tokens
 
     @property
     def gpu_hours(self) -> float:
-        """Of the whole run."""
+        """GPU-hours of the whole run."""
         return self.seconds * self.allocation.update_steps * self.gpus / 3600.0
 
 
@@ -251,7 +256,7 @@ def step_cost(
         compute, memory = flops / (gpu.peak * count), moved / (gpu.bandwidth * count)
         return Phase(flops, moved, compute, memory, max(compute, memory) / share)
 
-    # Decode: of the spreads of a copy over GPUs, the fastest. A copy decodes `concurrent` responses at once.
+    # Decode: the fastest spread of a copy over GPUs. A copy decodes `concurrent` responses at once.
     cached = response + prompt / allocation.rollouts_per_problem
     if shape.window is not None:
         cached -= shape.windowed_share * max(cached - shape.window, 0.0)
@@ -304,7 +309,7 @@ def step_cost(
 
 
 def _copy_sizes(shape: ModelShape, gpu: Gpu, count: int, per_response: float) -> list[int]:
-    """The powers of two of GPUs that hold the weights and one response; within a machine where one does."""
+    """The powers of two of GPUs that hold the weights and one response, on one machine if it holds them."""
     needed = ELEMENT * shape.parameters + per_response
     copy = 1
     while copy * USABLE * gpu.memory < needed:
@@ -321,7 +326,7 @@ def _copy_sizes(shape: ModelShape, gpu: Gpu, count: int, per_response: float) ->
 
 
 def _weights_read(shape: ModelShape, batch: float) -> float:
-    """Weights that a decoding step reads: all but the input embeddings' table and the experts nobody is sent to."""
+    """Weights that a decoding step reads: all but the input embeddings and the experts that get no token."""
     table = 0 if shape.tied else shape.head_weights
     if not shape.experts:
         return float(shape.parameters - table)
@@ -330,7 +335,7 @@ def _weights_read(shape: ModelShape, batch: float) -> float:
 
 
 def check_training_memory(shape: ModelShape, gpu: Gpu, count: int) -> list[PlanWarning]:
-    """Refuse what does not fit even with the optimiser's state offloaded; warn of what needs that."""
+    """Raise if training does not fit even with the optimizer's state offloaded; warn if it needs offloading."""
     there = USABLE * gpu.memory * count
     all_of_it, least = TRAINING_BYTES * shape.parameters, ON_GPU_BYTES * shape.parameters
     if all_of_it <= there:
@@ -354,7 +359,7 @@ def check_training_memory(shape: ModelShape, gpu: Gpu, count: int) -> list[PlanW
 
 
 def _enough(needed: float, gpu: Gpu) -> int:
-    """The fewest GPUs, a power of two as batches are, that hold so many bytes."""
+    """The fewest GPUs that hold this many bytes, as a power of two."""
     count = 1
     while count * USABLE * gpu.memory < needed:
         count *= 2
