@@ -1,4 +1,4 @@
-"""The commands as functions: `isocompute.fit(...)` is what `isocompute fit` runs."""
+"""The Python API: each command is a function, so `isocompute fit` calls `isocompute.fit(...)`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 import numpy as np
 
 from isocompute.core import files
-from isocompute.core.curve import MINIMUM_POINTS, Curve, choose_metric, curves_of, warn_of_scales
+from isocompute.core.curve import MINIMUM_POINTS, UNITS, Curve, choose_metric, choose_unit, curves_of, warn_of_scales
 from isocompute.core.errors import InputError, quiet, recorded
 from isocompute.core.formatting import plural
 from isocompute.core.run import Run, RunSet, RunWarning, listing
 from isocompute.data.compatible import runs_of_leading_recipe, warn_of_pooling, warn_of_several
 from isocompute.data.loading import hint_for_data_in_memory, load
 from isocompute.data.pass_rates import read_base_rates
-from isocompute.law.comparison import Comparison
+from isocompute.law.comparison import Ablation, Comparison, leave_one_out
 from isocompute.law.comparison import compare as _compare
 from isocompute.law.curves import DEFAULT_BIN
 from isocompute.law.forecasting import LEVEL, VERDICTS, Backtest, Forecast
@@ -39,18 +39,17 @@ from isocompute.planner.regime import diagnose
 from isocompute.planner.request import PlanRequest
 from isocompute.planner.warnings import BaseRates
 
-if TYPE_CHECKING:  # what one command needs takes the others seconds to load
+if TYPE_CHECKING:  # some commands need modules that take seconds to load
     from isocompute.diagnose.health import Health
     from isocompute.diagnose.verdicts import Claim
-    from isocompute.law.comparison import Ablation
     from isocompute.problems.split import Split
     from isocompute.sweep import Progress, Result
 
 Source = RunSet | Run | Sequence[Run] | str | Path | Sequence[str | Path]
-"""Runs that are loaded, or where they lie."""
+"""Loaded runs, or the paths to load them from."""
 
 BACKTEST_POINTS = 15
-"""Runs with fewer evaluations have no first half to learn from."""
+"""Runs with fewer evaluations are not tested: their first half is too short."""
 
 
 def fit(
@@ -90,9 +89,9 @@ def forecast(
     unit: str | None = None,
     level: float = LEVEL,
 ) -> Forecast:
-    """Where one run will be: `to="2x"` is twice the compute of its last fitted point, a number is a compute.
+    """Predict one run: `to="2x"` is twice the compute of its last fitted point, a number is a compute.
 
-    `fit_until` up to 1 is a share of the run's compute, above 1 a compute.
+    `fit_until` limits the fit: up to 1 it is a share of the run's compute, above 1 a compute.
 
     >>> forecast("runs/easy-32x64", to="2x", fit_until=0.5).verdict
     'improving'
@@ -123,7 +122,7 @@ def forecast_all(
     unit: str | None = None,
     level: float = LEVEL,
 ) -> tuple[dict[str, Forecast], dict[str, str]]:
-    """Every run's `forecast` by its name, the worst verdict first; also, by name, why a run has none.
+    """The `forecast` of every run by name, the worst verdict first; also, by name, why others have none.
 
     >>> made, left_out = forecast_all("runs", to="2x")
     >>> made["easy-32x8"].verdict, left_out
@@ -153,7 +152,7 @@ def _check_level(level: float) -> None:
 
 
 def target(to: str | float, last: float) -> float:
-    """`4x` times the last compute, or a compute."""
+    """The compute that `to` asks for: `4x` is four times the last compute, a number is a compute."""
     text = str(to).strip().lower()
     try:
         at = float(text[:-1]) * last if text.endswith("x") else float(text)
@@ -204,7 +203,7 @@ def backtest(
 
 
 def _values(run: Run, metric: str) -> int:
-    """How many values a run has; none where all are the same, which leaves nothing to forecast."""
+    """Number of values of a metric; 0 if all are the same, since a constant needs no forecast."""
     values = run.points[metric].drop_nulls() if metric in run.metrics else None
     return len(values) if values is not None and values.n_unique() > 1 else 0
 
@@ -225,7 +224,7 @@ def plan(**arguments: Any) -> Plan:
     law, runs = _planning_law(request)
     diagnosis = None
     if runs is not None:
-        with quiet(RunWarning):  # the law has warned of its runs
+        with quiet(RunWarning):  # fitting the law has already warned
             diagnosis = diagnose(runs, metric=law.metric)
     timed = request.timed_runs
     costs = prices(
@@ -248,7 +247,7 @@ def plan(**arguments: Any) -> Plan:
 
 
 def _with_fields(function: Callable[..., Plan]) -> None:
-    """Give `plan` the signature and the argument list of its request."""
+    """Give `plan` the signature of `PlanRequest`, and list its fields in the docstring."""
     fields, hints = PlanRequest.model_fields, get_type_hints(PlanRequest)
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
@@ -270,7 +269,7 @@ _with_fields(plan)
 
 
 def _planning_law(request: PlanRequest) -> tuple[PlanningLaw, RunSet | None]:
-    """The law that a request names, and the runs that it was fitted to here."""
+    """The law that a request names, and its runs if it is fitted here."""
     source, bp, seed = request.law, request.problems_per_batch, request.seed
     if isinstance(source, PlanningLaw):
         return source, None
@@ -317,7 +316,7 @@ def _planning_law(request: PlanRequest) -> tuple[PlanningLaw, RunSet | None]:
 
 
 def _refuse_without_draws(name: str) -> None:
-    """A law that was printed, or stripped of its replicates, has no uncertainty."""
+    """Raise if a law has no bootstrap replicates: it was printed by `fit --json`, or stripped of them."""
     try:
         data = json.loads(files.read_bytes(name))
     except ValueError:
@@ -344,7 +343,7 @@ def _base_rates(request: PlanRequest) -> BaseRates | None:
         rates_P = np.asarray(given, dtype=np.float64)
         if rates_P.ndim != 1 or not len(rates_P) or not ((rates_P >= 0) & (rates_P <= 1)).all():
             raise InputError("pass_rates: give a list of numbers in [0, 1].")
-    from isocompute.problems.pass_rates import infer_samples, latent_pass_rates  # loads SciPy's solvers
+    from isocompute.problems.pass_rates import infer_samples, latent_pass_rates  # imports SciPy's solvers
 
     return BaseRates(rates_P, latent_pass_rates(rates_P), infer_samples(rates_P))
 
@@ -357,9 +356,9 @@ def backtest_plans(
     replicates: int = 1000,
     seed: int = 0,
 ) -> tuple[list[PlanTest], str]:
-    """Plans from an eighth of a finished sweep's compute, and what they lost; also the metric.
+    """Test plans made from an eighth of a finished sweep's compute; also returns the metric.
 
-    For one budget, or for several up to the largest that two settings reach.
+    Tests one budget, or by default several up to the largest that two settings reach.
 
     >>> tests, metric = backtest_plans("runs")
     >>> max(test.planned.regret for test in tests if test.planned)  # what following the plans would have lost
@@ -386,7 +385,7 @@ def compare(
     replicates: int = 1000,
     seed: int = 0,
 ) -> Comparison:
-    """Ceiling against efficiency: which of two recipes scales. Several runs on a side are its seeds.
+    """Compare two recipes by ceiling and efficiency. Several runs on a side are its seeds.
 
     >>> compare("runs/easy-32x8", "runs/easy-32x64", replicates=100).higher
     'b'
@@ -407,7 +406,7 @@ def compare(
 
 
 def check_health(runs: Source, *, paths: Sequence[str] = ()) -> tuple[Health, ...]:
-    """Look every run over. `paths` are where loaded runs lie, to find their pass rates.
+    """Check the health of every run. `paths` are the folders of loaded runs, in which pass rates are looked up.
 
     >>> [health.verdict for health in check_health("runs")]
     ['healthy', 'healthy', 'healthy']
@@ -421,7 +420,7 @@ def check_health(runs: Source, *, paths: Sequence[str] = ()) -> tuple[Health, ..
 
 
 def judge_claims(runs: Source, *, metric: str | None = None) -> tuple[Claim, ...]:
-    """What the runs say of each of the two papers' claims.
+    """Test each claim of the two papers on the runs.
 
     >>> {claim.code: claim.verdict for claim in judge_claims("runs")}["optimum_rises"]  # three runs, one seed each
     'undecided'
@@ -459,14 +458,15 @@ def split(
     out: str | Path | None = None,
     replicates: int = 200,
 ) -> Split:
-    """Find how difficult each problem is and choose the paper's subsets by the posterior.
+    """Estimate the difficulty of each problem, and choose the paper's subsets by the posterior.
 
-    The counts come from sampling `model`, from the table `counts`, or from the column `pass_rates` of the problems (of
-    the table, where both are given). `kept` is the range of measured pass rates that the set was filtered to by these
-    counts. With `out` the subsets are written there as JSONL files that `load_problems` reads, and `difficulty.json`.
+    The counts come from sampling `model`, from the table `counts`, or from the column `pass_rates` of the problems. If
+    both `counts` and `pass_rates` are given, the latter is a column of the table. `kept` is the range of measured pass
+    rates to which the set was filtered by these counts. With `out`, the subsets are written there as JSONL files that
+    `load_problems` reads, with a `difficulty.json`.
     """
     if samples < 1:
-        raise InputError(f"samples = {samples}: take at least one sample a problem.")
+        raise InputError(f"samples = {samples}: take at least one sample per problem.")
     if (model is None) == (counts is None and pass_rates is None):
         raise InputError("split needs either --model to sample from, or --counts FILE and/or --pass-rates COLUMN.")
     columns: dict[str, Any] = {"question": question, "answer": answer, "verifier": verifier}
@@ -507,14 +507,14 @@ def split(
 
 @dataclass(frozen=True)
 class Ablated:
-    """What a leave-one-out study found."""
+    """The result of a leave-one-out study."""
 
     folder: str
     metric: str
     unit: str
     ablation: Ablation
     tasks: dict[str, Ablation]
-    """With several problem sets trained on together, the same for each of them."""
+    """The analysis for each problem set, if several are trained on together."""
     study: Result | None = None
 
 
@@ -538,11 +538,10 @@ def ablate(
     seed: int = 0,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> Ablated:
-    """Run what is left of a leave-one-out study and analyse it.
+    """Run a leave-one-out study, or what is left of it, and analyse it.
 
-    A spec without variants leaves out each part of its recipe.
+    A spec without variants leaves out each part of its recipe in turn.
     """
-    from isocompute.core.curve import UNITS
     from isocompute.sweep import parse_spec, run_spec
     from isocompute.sweep.ablate import check_ablation, with_variants
 
@@ -567,9 +566,7 @@ def analyse_ablation(
     replicates: int = 1000,
     seed: int = 0,
 ) -> Ablated:
-    """Compare a recipe with its variants, from a study of them that has been run."""
-    from isocompute.core.curve import choose_unit
-    from isocompute.law.comparison import leave_one_out
+    """Compare a recipe with its variants in a leave-one-out study that has been run."""
     from isocompute.sweep import StudyFolder
     from isocompute.sweep.ablate import sources
     from isocompute.sweep.spec import WHOLE

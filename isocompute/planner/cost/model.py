@@ -1,8 +1,8 @@
-"""A model as its cost sees it, from a Hugging Face `config.json`: parameters, weights a token meets, cache of a token.
+"""Reads a model's shape from its Hugging Face `config.json`: parameters, weights per token and cache per token.
 
-Covers decoders of gated feed-forward layers, dense or mixtures of experts (`FAMILIES`), with grouped or latent
-attention, tied embeddings and sliding windows. Families are read off the modelling code of transformers 5.22;
-`tests/planner/test_cost_model_shape.py` builds each there and compares the parameter counts.
+It covers decoders with gated feed-forward layers, dense or mixtures of experts (`FAMILIES`), with grouped or latent
+attention, tied embeddings and sliding windows. The families follow the modelling code of transformers 5.22;
+`tests/planner/test_cost_model_shape.py` builds each of them and compares the parameter counts.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ class Architecture:
     """How a `model_type` departs from Llama."""
 
     qkv_bias: bool | Literal["config"] = "config"
-    """Biases of q, k and v; `config`: where the keys `attention_bias` or `qkv_bias` say so."""
+    """Whether q, k and v have biases; `config`: as the keys `attention_bias` or `qkv_bias` say."""
     output_bias: bool | Literal["config"] = "config"
     qk_norm: Literal["none", "head", "all", "config"] = "none"
-    """Norms of q and k: one for each head's channels, one over all of them, or where `use_qk_norm` says so."""
+    """Norms of q and k: one per head, one over all heads, or per head if `use_qk_norm` is set (`config`)."""
     norms: int = 2
-    """Norms of the hidden width in a layer."""
+    """Number of norms of the hidden width in each layer."""
     tied: bool = False
-    """Input embeddings are the output head's, where the config does not say."""
+    """Whether input and output embeddings are tied if the config does not say."""
     window: Literal["none", "all", "late", "pattern"] = "none"
-    """Layers with a sliding window where there is no `layer_types`: all, those from `max_window_layers` on, or all but
-    each `sliding_window_pattern`-th."""
+    """Layers with a sliding window if the config has no `layer_types`.
+
+    `all`, those from `max_window_layers` on (`late`), or all but each `sliding_window_pattern`-th (`pattern`)."""
     window_pattern: int = 0
     latent: bool = False
     """DeepSeek's latent attention: a low-rank cache instead of keys and values."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that published configs of this family leave out."""
+    """Values of keys that published configs of this family leave out."""
 
 
 _GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208}
@@ -77,7 +78,7 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Counts that decide FLOPs, bytes and memory."""
+    """Counts that determine FLOPs, bytes and memory."""
 
     family: str
     layers: int
@@ -85,21 +86,21 @@ class ModelShape:
     vocabulary: int
     tied: bool
     parameters: int
-    """All of them, tied embeddings once."""
+    """All parameters, with tied embeddings counted once."""
     active_parameters: int
-    """Those that one token meets: all but the experts it is not sent to."""
+    """Parameters that one token uses: all but the experts that it is not routed to."""
     token_weights: int
-    """Weights that multiply a token inside the layers: two FLOPs each, forward."""
+    """Weights that multiply a token inside the layers, with two FLOPs each in a forward pass."""
     expert_weights: int
     """Weights of one routed expert, over all layers with experts; 0 for a dense model."""
     experts: int
     experts_per_token: int
     pair_flops: int
-    """FLOPs of one query meeting one key, over all layers: scores and weighted values."""
+    """FLOPs of a pair of query and key over all layers: scores and weighted values."""
     decode_pair_flops: int
-    """The same when decoding from the cache; latent attention does more work there, on the cache as it is stored."""
+    """FLOPs of such a pair when decoding; latent attention needs more, since it works on the compressed cache."""
     cache_elements: int
-    """Numbers that one token leaves in the cache, over all layers."""
+    """Elements of one token in the cache, over all layers."""
     window: int | None
     windowed_layers: int
 
@@ -110,12 +111,12 @@ class ModelShape:
 
     @property
     def windowed_share(self) -> float:
-        """Share of the layers that look at the window only."""
+        """Share of the layers that attend to the window only."""
         return self.windowed_layers / self.layers
 
 
 def read_model_shape(path: str) -> ModelShape:
-    """From a `config.json`, or from the folder of a checkpoint that holds one."""
+    """The shape of a model, from its `config.json` or the folder of a checkpoint with one."""
     address = files.join(path, "config.json") if files.is_folder(path) else path
     if not files.exists(address):
         raise InputError(f"{address}: no such file; give a model's config.json, or the folder that holds it.")
@@ -212,7 +213,7 @@ def _attention(fields: ModelConfig, family: Architecture, hidden: int, where: st
 
 
 def _latent_attention(fields: ModelConfig, where: str) -> _Attention:
-    """DeepSeek's multi-head latent attention: the cache holds a latent and one rotary key for all heads."""
+    """DeepSeek's multi-head latent attention, whose cache has one latent and one rotary key for all heads."""
     need = partial(fields.need, where=where)
     hidden, heads = need("hidden_size"), need("num_attention_heads")
     latent, rotary = need("kv_lora_rank"), need("qk_rope_head_dim")
@@ -237,7 +238,7 @@ def _mixture_layers(fields: ModelConfig, layers: int) -> int:
 
 
 def _shared_expert(fields: ModelConfig, hidden: int) -> int:
-    """Weights of the experts that every token meets, Qwen2's with a gate of their own."""
+    """Weights of the shared experts, which every token uses; Qwen2's have a gate."""
     width = fields.shared_expert_intermediate_size
     if width:
         return 3 * hidden * width + hidden
@@ -245,7 +246,7 @@ def _shared_expert(fields: ModelConfig, hidden: int) -> int:
 
 
 def _windowed_layers(fields: ModelConfig, family: Architecture, layers: int) -> int:
-    """How many layers look at the last `sliding_window` tokens only."""
+    """How many layers attend to the last `sliding_window` tokens only."""
     if not fields.sliding_window:
         return 0
     kinds = fields.layer_types or []

@@ -1,8 +1,8 @@
-"""What a rollout costs for each allocation, so that GPU-hours and money buy rollouts and a plan has a price.
+"""Prices allocations: converts GPU-hours and money to rollouts, and a plan to its cost.
 
-A throughput is measured (runs that log times, each Bp and n on its own), given, or modelled (the roofline of
-`cost.hardware` for a model and a GPU, calibrated by timed runs where there are any). Where the user gives none, it is
-the law's: its runs' times, or its published GPU-hours per rollout.
+A throughput is measured, given or modelled. It is measured on runs that log times, separately for each Bp and n. It is
+modelled by the roofline of `cost.hardware` for a model and a GPU, calibrated by timed runs if there are any. If the
+user gives none, it is the law's: the times of its runs, or its published GPU-hours per rollout.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from isocompute.core.run import Run
 
 _PROMPT_TOKENS = 256.0
-"""Assumed by default: a mathematics problem with its instructions."""
+"""Assumed length of a prompt: a mathematics problem with its instructions."""
 _SIZED = re.compile(r"\d+(?:\.\d+)?[bm](?![a-z0-9])")
 _OTHER_LENGTH = 1.2
-"""Responses this many times longer or shorter than the timed ones take another time."""
+"""Responses that are longer or shorter than the timed ones by more than this factor get a warning."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rollout costs here; None where it is not known."""
+    """The cost of a rollout in one setting; None for what is not known."""
 
     response_tokens: float | None = None
     """Tokens generated for one rollout, on average."""
@@ -55,7 +55,7 @@ class Rates:
     price_per_gpu_hour: float | None = None
 
     def rollouts(self, budget: Budget) -> float:
-        """The budget in rollouts; one that no run could spend is refused."""
+        """The budget in rollouts; raise if no run could spend it."""
         each = self._per_rollout(budget.unit, f"--budget {budget}")
         found = budget.amount / each
         if not found <= MOST_ROLLOUTS * (1 + 1e-9):
@@ -67,7 +67,7 @@ class Rates:
         return found
 
     def amount(self, rollouts: float, unit: str) -> float:
-        """So many rollouts in another unit."""
+        """This many rollouts in another unit."""
         return rollouts * self._per_rollout(unit, f"a law in {unit}")
 
     def known(self, unit: str) -> bool:
@@ -79,7 +79,7 @@ class Rates:
         return True
 
     def _per_rollout(self, unit: str, what: str) -> float:
-        """A conversion that lacks a number names the option that gives it; none has a silent default."""
+        """One rollout in this unit; if a number for it is missing, the error names the option that sets it."""
         if unit not in (*UNITS.values(), "money"):
             raise InputError(f"{what}: it is none of {', '.join(UNITS.values())} and money; say one of them.")
         if unit == "rollouts":
@@ -102,16 +102,16 @@ class Rates:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where the run will happen; None where it is not known."""
+    """The hardware and model of the planned run; None for what is not known."""
 
     gpus: int | None = None
     gpu: str | None = None
     model: str | None = None
-    """A `config.json`, or the folder of a checkpoint that holds one."""
+    """Path of a `config.json`, or of a checkpoint's folder with one."""
     prompt_tokens: float | None = None
     response_tokens: float | None = None
     rollouts_per_second: float | None = None
-    """On all GPUs together, training included."""
+    """Rollouts per second on all GPUs together, training included."""
     price_per_gpu_hour: float | None = None
 
     @classmethod
@@ -126,26 +126,26 @@ class Prices:
 
     hardware: Hardware
     throughput: Throughput | None = None
-    """The same for all allocations, where it is neither modelled nor known by setting."""
+    """Throughput of all allocations, if it is neither modelled nor known by setting."""
     timed: TimedSettings | None = None
-    """By setting, where timed runs give their Bp and n."""
+    """Throughput by setting, if timed runs log their Bp and n."""
     shape: ModelShape | None = None
     gpu: Gpu | None = None
     efficiency: Efficiency | None = None
     source: str = ""
     response_source: str | None = None
-    """Where the length of a response comes from: `given`, `measured`, `the law's runs` or `the law`."""
+    """Source of the response length: `given`, `measured`, `the law's runs` or `the law`."""
     reference: bool = False
-    """Whether a reference model scores every batch: the recipe has a KL term."""
+    """Whether a reference model scores every batch, as a KL term in the recipe needs."""
     updates_per_batch: int = 1
     warnings: tuple[PlanWarning, ...] = ()
 
     def of_recipe(self, recipe: Recipe) -> Prices:
-        """The prices of training with a recipe: its KL term and its updates on each batch cost time."""
+        """The prices of training with a recipe, whose KL term and updates per batch cost time."""
         return replace(self, reference=recipe.kl_coef > 0, updates_per_batch=recipe.updates_per_batch)
 
     def rates(self, problems_per_batch: int, rollouts_per_problem: int) -> Rates:
-        """What a rollout costs in this batch."""
+        """The cost of a rollout in this setting."""
         allocation = Allocation(problems_per_batch, rollouts_per_problem, 1)
         throughput = self._throughput(allocation, self._step(allocation))
         return Rates(
@@ -155,7 +155,7 @@ class Prices:
         )
 
     def cost(self, allocation: Allocation) -> dict[str, Any]:
-        """The `cost` block of a plan; what is not known is null."""
+        """The `cost` block of a plan; unknown entries are null."""
         step, known = self._step(allocation), self.hardware
         throughput = self._throughput(allocation, step)
         length = {
@@ -178,12 +178,12 @@ class Prices:
         )
         if self.source:
             block["source"] = self.source
-        if known.gpus is None:  # GPU-hours are known, how many hours they take is not
+        if known.gpus is None:  # GPU-hours are known, but not the hours on the clock
             block |= dict.fromkeys(("seconds", "seconds_interval", "seconds_per_step", "gpus", "rollouts_per_second"))
         return block | length
 
     def doubts(self, allocation: Allocation) -> list[PlanWarning]:
-        """What makes the time of this allocation uncertain."""
+        """Warnings of an uncertain time of this allocation."""
         a = allocation
         doubt = None if self.timed is None else self.timed.doubt(a.problems_per_batch, a.rollouts_per_problem)
         return [] if doubt is None else [PlanWarning("throughput_differs", doubt)]
@@ -220,8 +220,8 @@ def prices(
 ) -> Prices:
     """Prices from timed `runs`, a given throughput, a model and a GPU, or else the law's own.
 
-    `law_runs` are the runs that the law was fitted to, `law_gpu_hours_per_rollout` and `law_response_tokens` what a
-    published law gives.
+    `law_runs` are the runs that the law was fitted to. `law_gpu_hours_per_rollout`, `law_response_tokens` and
+    `law_source` come from a published law.
     """
     runs = runs or ()
     _check(hardware, timed=bool(runs))
@@ -256,7 +256,7 @@ def prices(
 
 
 def _check(hardware: Hardware, *, timed: bool) -> None:
-    """Refuse half a cost model, and two throughputs."""
+    """Raise for a cost model without its model or GPU, and for two sources of the throughput."""
     if (hardware.model is None) != (hardware.gpu is None):
         lacking = "--gpu H200" if hardware.gpu is None else "--model config.json"
         raise InputError(f"the cost model needs a model and a GPU; say {lacking} too, or --rollouts-per-second alone.")
@@ -272,6 +272,7 @@ def _check(hardware: Hardware, *, timed: bool) -> None:
 
 
 def _check_one_model(runs: Sequence[Run]) -> None:
+    """Raise if the timed runs are of several models."""
     by_name = {_last_part(run.settings.model): run.settings.model for run in runs if run.settings.model}
     if len(models := list(by_name.values())) > 1:
         named = " and ".join(models[:2]) + (f" and {len(models) - 2} more" if len(models) > 2 else "")
@@ -282,8 +283,9 @@ def _check_one_model(runs: Sequence[Run]) -> None:
 
 
 def _is_other(logged: str | None, path: str | None) -> bool:
-    """Whether a run's model is not the one at this path, as far as names tell: a path without a size such as 7B in it
-    tells nothing.
+    """Whether a run's model differs from the one at this path, judged by names.
+
+    A path that contains no size, such as 7B, counts as the same model.
     """
     if logged is None or path is None:
         return False
@@ -296,7 +298,10 @@ def _last_part(model: str) -> str:
 
 
 def _modelled(found: Prices, shape: ModelShape, gpu: Gpu, runs: Sequence[Run]) -> Prices:
-    """The roofline, calibrated by runs where there are any; the model's on no more GPUs show that training fits."""
+    """Prices by the roofline, calibrated by timed runs if there are any.
+
+    Runs of the same model on at most as many GPUs show that training fits into memory; else it is checked.
+    """
     known, count = found.hardware, found.hardware.gpus or 1
     if known.response_tokens is None:
         raise InputError("the cost model needs the length of a response; say --response-tokens 1500.")
@@ -325,7 +330,7 @@ def _modelled(found: Prices, shape: ModelShape, gpu: Gpu, runs: Sequence[Run]) -
 
 
 def _fixed(found: Prices, throughput: Throughput, *, source: str = "") -> Prices:
-    """A throughput that is not modelled; a warning where it was timed at another response length."""
+    """Prices by a throughput that is not modelled, with a warning if it was timed at another response length."""
     timed, asked = throughput.response_tokens, found.hardware.response_tokens
     warnings: tuple[PlanWarning, ...] = ()
     if timed and asked and max(timed / asked, asked / timed) > _OTHER_LENGTH:
@@ -340,7 +345,7 @@ def _fixed(found: Prices, throughput: Throughput, *, source: str = "") -> Prices
 
 
 def _median_length(runs: Sequence[Run]) -> float | None:
-    """Tokens of a response in runs that log them."""
+    """Median length of a response, in tokens, over the runs that log it."""
     columns = [run.points["response_length"] for run in runs if "response_length" in run.metrics]
     lengths = np.concatenate([np.empty(0), *(column.drop_nulls().to_numpy() for column in columns)])
     lengths = lengths[np.isfinite(lengths) & (lengths > 0)]

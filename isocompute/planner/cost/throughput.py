@@ -1,11 +1,11 @@
-"""Rollouts per second: measured on runs that log times, given by the user, or modelled; and what a run costs with them.
+"""Throughput in rollouts per second: measured on runs that log times, given, or modelled; and the cost of a run.
 
-The times of a run are read as timed intervals: so many rollouts in so many seconds. Where the model and the GPU are
-known too, the same times calibrate the roofline (`calibrate`), which then holds for other allocations, response lengths
-and numbers of GPUs.
+The times of a run are read as timed intervals, each with its rollouts and seconds. If the model and the GPU are also
+known, these times calibrate the roofline (`calibrate`). It then holds for other allocations, response lengths and
+numbers of GPUs.
 
-Part of a step takes as long whatever the batch, so a rollout of a small batch takes longer than one of a large batch.
-`TimedSettings` therefore keeps a throughput for each (Bp, n).
+Part of a step takes the same time at any batch size, so a rollout of a small batch takes longer than one of a large
+batch. `TimedSettings` therefore has a throughput for each (Bp, n).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 _PREFIXES = ("timing/", "timing_s/")
 _ALWAYS = ("gen", "update_actor")
 _PHASES = (*_ALWAYS, "reward", "old_log_prob", "ref", "values", "adv", "update_critic")
-"""veRL's phases that follow one another in a step; its other timings are parts of these."""
+"""veRL's consecutive phases of a step; its other timings are parts of these."""
 _REPLICATES = 1000
 _DIFFER = 1.5
-"""Rates this many times apart say little about a setting that was not timed."""
+"""If timed rates differ by more than this factor, that of a setting without times is uncertain."""
 
 
 @dataclass(frozen=True)
 class TimedInterval:
-    """What a run did between two of its points."""
+    """The rollouts and seconds of a run between two of its points."""
 
     rollouts: float
     seconds: float
@@ -46,10 +46,10 @@ class TimedInterval:
 
 
 def timed_intervals(run: Run) -> Iterator[TimedInterval]:
-    """Intervals in which the clock advanced; a resumed run's clock may start again.
+    """Intervals of a run in which its clock advanced, since a resumed run's clock may restart.
 
-    Logs with the phases of a step and no `seconds` (veRL of 2024) give one interval per step: the sum of its phases,
-    without evaluations and checkpoints.
+    Logs with the phases of a step but without `seconds` (veRL of 2024) give one interval per step: the sum of its
+    phases, without evaluations and checkpoints.
     """
     seconds, rollouts = _column(run, "seconds"), _rollouts(run)
     length = _column(run, "response_length")
@@ -86,7 +86,7 @@ def has_times(run: Run) -> bool:
 
 
 def gpus_of(run: Run, given: int | None) -> int:
-    """How many GPUs a run used: as logged, else as given."""
+    """Number of GPUs that a run used: as logged, else as given."""
     count = run.settings.gpus or given
     if count is None:
         raise InputError(f"run '{run.name}': its GPUs are unknown; say --gpus: how many the runs used.")
@@ -120,14 +120,14 @@ def _rollouts(run: Run) -> Array | None:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Rollouts that one GPU makes and learns from in a second."""
+    """Rollouts per second of one GPU, training included."""
 
     rollouts_per_gpu_second: float
     source: Literal["measured", "given", "modelled"]
     interval: tuple[float, float] | None = None
-    """95%, where it was measured."""
+    """95% interval of the rate, if it was measured."""
     response_tokens: float | None = None
-    """Mean response length that it was measured or modelled at."""
+    """Mean response length at which it was measured or modelled."""
 
     def __post_init__(self) -> None:
         if not self.rollouts_per_gpu_second > 0:
@@ -135,12 +135,12 @@ class Throughput:
 
     @property
     def gpu_hours_per_rollout(self) -> float:
-        """What a rollout costs, sampling and training."""
+        """GPU-hours of a rollout, training included."""
         return 1.0 / (3600.0 * self.rollouts_per_gpu_second)
 
 
 def modelled(step: StepCost) -> Throughput:
-    """The roofline's throughput; `measured` where its efficiency was."""
+    """The roofline's throughput; its source is `measured` if its efficiency was measured."""
     rate, spread = step.rollouts_per_second / step.gpus, step.efficiency.interval
     return Throughput(
         rate,
@@ -151,9 +151,9 @@ def modelled(step: StepCost) -> Throughput:
 
 
 def measure(runs: Sequence[Run], *, gpus: int | None = None) -> Throughput:
-    """The throughput of runs that log their times, with its interval; `gpus` fills in what a run does not log.
+    """The throughput of runs that log times, with its interval; `gpus` is for runs that do not log theirs.
 
-    The median over intervals, because one may contain a pause, a restart or a long evaluation.
+    It is the median over intervals, since some contain a pause, a restart or a long evaluation.
     """
     timed = [(each, gpus_of(run, gpus)) for run in runs for each in timed_intervals(run)]
     if not timed:
@@ -174,10 +174,10 @@ def calibrate(
     response_tokens: float | None = None,
     gpus: int | None = None,
 ) -> Efficiency:
-    """The efficiency at which the roofline takes as long as the runs took with their recipe.
+    """The efficiency at which the roofline predicts the times of the runs with their recipe.
 
-    One factor scales the defaults of all three phases: logs of whole steps cannot tell them apart. `response_tokens`
-    and `gpus` fill in what a run does not log.
+    One factor scales the defaults of all three phases, since logs of whole steps do not separate them.
+    `response_tokens` and `gpus` are for runs that do not log theirs.
     """
     ratios: list[float] = []
     for run in runs:
@@ -221,7 +221,7 @@ def calibrate(
 
 
 def _no_times(runs: Sequence[Run]) -> str:
-    """Which of the columns that timed intervals need the runs do not log."""
+    """The message for runs without timed intervals, with the columns that they lack."""
     run = runs[0]
     others = f" (and {len(runs) - 1} more like it)" if len(runs) > 1 else ""
     seconds = _column(run, "seconds")
@@ -242,16 +242,16 @@ def _median_interval(values_S: Array) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class TimedSettings:
-    """The throughput of each (Bp, n) that was timed; at least one."""
+    """The throughput of each timed (Bp, n), of which there is at least one."""
 
     by_setting: Mapping[tuple[int, int], Throughput]
 
     def at(self, problems_per_batch: int, rollouts_per_problem: int) -> Throughput:
-        """A setting's own throughput, else one interpolated between batch sizes, in log batch and log rate.
+        """A setting's own throughput, or one interpolated between batch sizes, in log batch and log rate.
 
-        A batch larger than all has the rate of the largest. One smaller than all loses rate along the slope from the
-        smallest to the largest, between none and so much that its step takes as long. The interval contains those of
-        the nearest batches; outside the timed range it goes from equal time per rollout to equal time per step.
+        A batch larger than all timed ones has the rate of the largest. One smaller than all follows the slope from the
+        smallest to the largest, between equal time per rollout and equal time per step. The interval contains those of
+        the nearest batches. Outside the timed range it reaches from equal time per rollout to equal time per step.
         """
         own = self.by_setting.get((problems_per_batch, rollouts_per_problem))
         if own is not None:
@@ -277,7 +277,7 @@ class TimedSettings:
         return Throughput(rate, "measured", (min(ends), max(ends)))
 
     def doubt(self, problems_per_batch: int, rollouts_per_problem: int) -> str | None:
-        """A warning where a setting was not timed and those that were differ much."""
+        """A warning if a setting was not timed and the timed ones differ much; else None."""
         if (problems_per_batch, rollouts_per_problem) in self.by_setting:
             return None
         order = sorted(self.by_setting, key=lambda setting: self.by_setting[setting].rollouts_per_gpu_second)
@@ -293,7 +293,7 @@ class TimedSettings:
 
 
 def measure_settings(runs: Sequence[Run], *, gpus: int | None = None) -> TimedSettings | None:
-    """The throughput of each setting, from runs that log times, Bp and n; None without any."""
+    """The throughput of each setting, from runs that log times, Bp and n; None if there are none."""
     grouped: dict[tuple[int, int], list[Run]] = {}
     for run in runs:
         bp, n = run.settings.problems_per_batch, run.settings.rollouts_per_problem
@@ -313,7 +313,7 @@ def plan_cost(
     price_per_gpu_hour: float | None = None,
     step: StepCost | None = None,
 ) -> dict[str, Any]:
-    """The `cost` block of a plan, as JSON. With a `step` (model and GPU known) it says what bounds it."""
+    """The `cost` block of a plan, as JSON. With a `step`, for which model and GPU must be known, it has its phases."""
     rate = throughput.rollouts_per_gpu_second * gpus
     seconds, spread = allocation.compute / rate, throughput.interval
     hours = seconds * gpus / 3600.0
