@@ -37,7 +37,7 @@ def batch(item: Imported) -> tuple[int | None, int | None]:
 BASE = "step:0 - val-core/openai/gsm8k/acc/mean@4:"
 
 
-def test_the_last_attempt_stands_with_its_own_config(tmp_path: Path) -> None:
+def test_the_last_attempt_counts_with_its_own_config(tmp_path: Path) -> None:
     first = config(made.VERL_CONFIG) + f"{BASE}0.25\n" + steps(range(1, 31))
     item = read(first + config(OTHER) + f"{BASE}0.125\n" + steps(range(1, 21)), tmp_path)
     assert batch(item) == (64, 32)
@@ -56,7 +56,7 @@ def test_an_attempt_that_prints_no_config_has_the_one_before(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("begun", [1, 2])
-def test_an_attempt_that_has_only_begun_does_not_stand_for_the_run(begun: int, tmp_path: Path) -> None:
+def test_an_attempt_that_has_only_begun_does_not_replace_the_run(begun: int, tmp_path: Path) -> None:
     again = config(OTHER) + steps(range(1, begun + 1))
     item = read(config(made.VERL_CONFIG) + steps(range(1, 31)) + again + again, tmp_path)
     assert batch(item) == (16, 8)
@@ -72,7 +72,7 @@ def test_attempts_that_count_from_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [7, 11])
-def test_a_resumed_run_is_warned_of_where_its_batch_changed(start: int, tmp_path: Path) -> None:
+def test_a_resumed_run_whose_batch_changed_is_warned_of(start: int, tmp_path: Path) -> None:
     first = config(made.VERL_CONFIG) + steps(range(1, 11))
     changed = rf"continues at step {start} with Bp = 64 \(it was 16\) and n = 32 \(it was 8\)"
     with pytest.warns(RunWarning, match=changed):

@@ -1,4 +1,4 @@
-"""What a batch is in the logs of trainers whose batch sizes count several things: OpenRLHF's and TRL's."""
+"""Bp and n from the logs of OpenRLHF and TRL, whose batch sizes count different things."""
 
 from __future__ import annotations
 
@@ -109,23 +109,23 @@ REUSED: dict[str, tuple[dict[str, Any], int, Fraction]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "bp", "per_batch"), REUSED.values(), ids=REUSED)
+@pytest.mark.parametrize(("given", "bp", "per_batch"), REUSED.values(), ids=REUSED)
 def test_trl_batches_that_are_used_more_than_once(
-    said: dict[str, Any], bp: int, per_batch: Fraction, tmp_path: Path
+    given: dict[str, Any], bp: int, per_batch: Fraction, tmp_path: Path
 ) -> None:
     """A step is the optimiser's; Bp, n, M and compute are those of `explain`."""
-    config = BASE | said
+    config = BASE | given
     (tmp_path / "args.json").write_text(json.dumps(config))
     (tmp_path / "trainer_state.json").write_text(
         json.dumps({**json.loads(made.trl_state(range(1, 41))), "max_steps": 40})
     )
     (item,) = import_logs(tmp_path / "trainer_state.json")
     settings, points = item.run.settings, item.run.points
-    told = explain(str(tmp_path / "args.json")).setup
-    assert read_run_config(config).steps_per_batch == per_batch == told.updates_per_batch
-    assert settings.problems_per_batch == bp == told.problems_per_batch
-    assert settings.rollouts_per_problem == 8 == told.rollouts_per_problem
-    assert settings.update_steps == round(40 / per_batch) == told.update_steps
+    explained = explain(str(tmp_path / "args.json")).setup
+    assert read_run_config(config).steps_per_batch == per_batch == explained.updates_per_batch
+    assert settings.problems_per_batch == bp == explained.problems_per_batch
+    assert settings.rollouts_per_problem == 8 == explained.rollouts_per_problem
+    assert settings.update_steps == round(40 / per_batch) == explained.update_steps
     assert points["step"].to_list() == list(range(1, 41))
     assert points["rollouts"].to_list() == pytest.approx([float(s * bp * 8 / per_batch) for s in range(1, 41)])
 
@@ -139,10 +139,10 @@ def test_trl_steps_that_take_several_generation_batches() -> None:
 
 def test_trl_console_and_arguments_tell_the_batch_together(tmp_path: Path) -> None:
     (tmp_path / "args.json").write_text(json.dumps({"steps_per_generation": 4, "gradient_accumulation_steps": 2}))
-    said = (
+    given = (
         "GRPOConfig(\nnum_generations=4,\n)\n  Total train batch size (w. parallel, distributed & accumulation) = 32\n"
     )
-    (tmp_path / "train.log").write_text(said + made.trl_console())
+    (tmp_path / "train.log").write_text(given + made.trl_console())
     (item,) = import_logs(tmp_path / "train.log")
     assert (item.run.settings.problems_per_batch, item.run.settings.update_steps) == (16, 25)
     assert item.run.points["rollouts"].to_list() == [32 * s for s in range(5, 55, 5)]

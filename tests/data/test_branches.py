@@ -1,4 +1,4 @@
-"""What a resumed run had logged beyond the point it has come to since."""
+"""Points of abandoned branches: logged before a resume, and not reached again."""
 
 from __future__ import annotations
 

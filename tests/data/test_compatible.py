@@ -1,4 +1,4 @@
-"""Which runs one law may describe."""
+"""Which runs may share a law."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from isocompute.data import Run, RunSet, RunSettings, RunWarning
 from isocompute.data.compatible import conditions_of, ingredients, warn_of_several
 
 
-def runs(*told: dict[str, Any], names: list[str] | None = None) -> RunSet:
+def runs(*settings: dict[str, Any], names: list[str] | None = None) -> RunSet:
     points = pl.DataFrame({"step": [1], "avg@4": [0.5]})
     return RunSet(
-        tuple(Run(names[i] if names else f"r{i}", RunSettings(**said), points) for i, said in enumerate(told))
+        tuple(Run(names[i] if names else f"r{i}", RunSettings(**fields), points) for i, fields in enumerate(settings))
     )
 
 
@@ -37,11 +37,14 @@ def test_sets_say_what_their_recipes_say_too() -> None:
 
 
 def test_a_learning_rate_that_follows_the_batch_is_no_condition() -> None:
-    def told(n: int, rate: float) -> dict[str, Any]:
+    def settings(n: int, rate: float) -> dict[str, Any]:
         return {"problems_per_batch": 32, "rollouts_per_problem": n, "recipe": {"learning_rate": rate}}
 
-    assert names(runs(told(8, 1e-6), told(32, 2e-6))) == [""]
-    assert names(runs(told(8, 1e-6), told(8, 2e-6), told(32, 2e-6))) == ["learning_rate 1e-06", "learning_rate 2e-06"]
+    assert names(runs(settings(8, 1e-6), settings(32, 2e-6))) == [""]
+    assert names(runs(settings(8, 1e-6), settings(8, 2e-6), settings(32, 2e-6))) == [
+        "learning_rate 1e-06",
+        "learning_rate 2e-06",
+    ]
 
 
 def test_the_same_set_elsewhere_is_the_same_set() -> None:
@@ -67,14 +70,14 @@ def test_of_many_changes_only_the_unusual_are_named() -> None:
 
 @pytest.mark.parametrize("key", ["seed", "update_steps", "versions"])
 def test_what_is_no_ingredient(key: str) -> None:
-    said: dict[str, Any] = {"seed": 1, "update_steps": 3, "versions": {"torch": "2"}, "model": "m"}
-    assert key not in ingredients(runs(said)[0])
+    fields: dict[str, Any] = {"seed": 1, "update_steps": 3, "versions": {"torch": "2"}, "model": "m"}
+    assert key not in ingredients(runs(fields)[0])
 
 
 def test_a_name_that_people_gave_is_no_table_row() -> None:
-    said = [{"rollouts_per_problem": n} for n in (4, 8)]
-    assert names(runs(*said, names=["grpo n=4", "grpo n=8"])) == [""]
-    assert names(runs(*said, names=["set=easy,n=4", "set=hard,n=8"])) == ["easy", "hard"]
+    fields = [{"rollouts_per_problem": n} for n in (4, 8)]
+    assert names(runs(*fields, names=["grpo n=4", "grpo n=8"])) == [""]
+    assert names(runs(*fields, names=["set=easy,n=4", "set=hard,n=8"])) == ["easy", "hard"]
 
 
 def test_one_law_through_two_models_is_warned_of() -> None:
@@ -84,7 +87,7 @@ def test_one_law_through_two_models_is_warned_of() -> None:
         warn_of_several(runs({"model": "a"}, {"model": "b"}))
 
 
-def test_a_column_that_says_a_field_of_the_recipe_is_that_field() -> None:
+def test_a_column_named_like_a_recipe_field_is_that_field() -> None:
     """A table's `lr` is in the recipe and in the names of its runs: one ingredient, and no other condition's."""
     found = runs(
         {"rollouts_per_problem": 8, "recipe": {"learning_rate": 1e-6}},

@@ -115,7 +115,7 @@ def test_a_run_without_points(tmp_path: Path, content: bytes) -> None:
         read(tmp_path)
 
 
-def test_where_a_resumed_run_repeats_steps_the_later_line_stands(tmp_path: Path) -> None:
+def test_the_later_line_of_a_repeated_step_counts(tmp_path: Path) -> None:
     write_points(tmp_path, [{"step": s, "avg@4": 0.1 * s} for s in (1, 2, 3, 4)])
     write_points(tmp_path, [{"step": s, "avg@4": 0.2 * s} for s in (3, 4, 5)])
     assert read(tmp_path).rows() == [(1, 0.1), (2, 0.2), (3, pytest.approx(0.6)), (4, 0.8), (5, 1.0)]
@@ -140,7 +140,7 @@ def test_a_resumed_run_that_writes_two_lines_a_step_keeps_its_last_values(tmp_pa
     ]
 
 
-def test_what_was_no_number_and_is_logged_again_goes_by_its_later_line(tmp_path: Path) -> None:
+def test_a_non_finite_value_that_is_logged_again_has_its_later_value(tmp_path: Path) -> None:
     broke = {"non_finite": '{"loss": "nan", "kl": "inf"}'}
     write_points(tmp_path, [{"step": 1, "loss": 0.5, "kl": 1}, {"step": 2, "avg@4": 0.3} | broke])
     write_points(tmp_path, [{"step": 1, "avg@4": 0.2} | broke, {"step": 2, "loss": 0.4}, {"step": 3, "loss": 0.3}])
@@ -165,7 +165,9 @@ def test_nan_for_what_the_other_line_measures_does_not_displace_it(tmp_path: Pat
 
 
 def test_nan_where_no_line_of_the_step_has_a_number_is_named(tmp_path: Path) -> None:
-    lines = [{"step": s} | said for s in (1, 2) for said in ({"loss": 0.1}, {"avg@4": 0.2 if s == 1 else float("nan")})]
+    lines = [
+        {"step": s} | logged for s in (1, 2) for logged in ({"loss": 0.1}, {"avg@4": 0.2 if s == 1 else float("nan")})
+    ]
     (tmp_path / "points.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with pytest.warns(RunWarning, match=r"left out: avg@4 = nan in run .*, step 2"):
         points = read(tmp_path)
@@ -194,7 +196,7 @@ def test_numbers_in_quotes_are_numbers(tmp_path: Path) -> None:
     assert run.points["commit"].to_list() == ["123"] * 6
 
 
-def test_a_resumed_run_leaves_what_its_first_branch_said(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_points_of_its_first_branch(tmp_path: Path) -> None:
     """Step 2 was evaluated before the resume and not after it."""
     write_points(tmp_path, [{"step": s, "reward": 0.1 * s, "avg@4": 0.9} for s in (1, 2)])
     write_points(tmp_path, [{"step": s, "reward": 0.2 * s, "seconds": 1} for s in (2, 3)])

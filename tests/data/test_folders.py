@@ -1,4 +1,4 @@
-"""What import finds beside a log and leaves in a run's folder: configs, rollout dumps, pass rates of another run."""
+"""Files beside a log and in a run's folder: configs, rollout dumps, pass rates of another run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_run_config_with_the_models_in_it(tmp_path: Path) -> None:
     assert (item.run.settings.problems_per_batch, item.run.settings.rollouts_per_problem) == (32, 8)
 
 
-def test_a_models_own_config_is_none_of_the_run(tmp_path: Path) -> None:
+def test_a_models_own_config_is_not_the_runs(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL | {"num_hidden_layers": 24, "torch_dtype": "bfloat16"}))
     (tmp_path / "args.json").write_text(json.dumps(ARGS))
     (tmp_path / "trainer_state.json").write_text(made.trl_state())
@@ -67,11 +67,11 @@ def rates(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "pass_rates.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("name", "said"), [("val_generations", "validation"), ("rollouts", "train")])
-def test_pass_rates_name_their_set(name: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "expected"), [("val_generations", "validation"), ("rollouts", "train")])
+def test_pass_rates_name_their_set(name: str, expected: str, tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{"score": 1.0}, {"score": 0.0}]
     (folder,) = write_runs(import_logs(dump(tmp_path / name, rows)), tmp_path / "runs")
-    assert [line["set"] for line in rates(folder)] == [said]
+    assert [line["set"] for line in rates(folder)] == [expected]
 
 
 def test_another_run_leaves_no_pass_rates_behind(tmp_path: Path) -> None:

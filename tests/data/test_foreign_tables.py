@@ -1,4 +1,4 @@
-"""Tables in other people's layouts: which column is what, and how many points each run has."""
+"""Tables of other tools: the role of each column, and the points of each run."""
 
 from __future__ import annotations
 
@@ -156,17 +156,17 @@ def test_tables_that_hold_no_runs(tmp_path: Path, header: list[str], rows: list[
 
 
 @pytest.mark.parametrize("cell", ["-", "n.a.", "0,5"])
-def test_a_cell_that_is_no_number_is_told_of(tmp_path: Path, cell: str) -> None:
+def test_a_cell_that_is_not_a_number_is_reported(tmp_path: Path, cell: str) -> None:
     rows = [[s, reward(s), cell if s == 2 else 0.5, f"v{s}", "a1" if s > 2 else 1] for s in range(8)]
     path = text(tmp_path, table(["step", "train_reward", "eval_reward", "host", "what"], rows))
-    said = rf"some.csv: column 'eval_reward': '{cell}' \(row 3\) is not a number: the whole column is left out; fix"
-    with pytest.warns(RunWarning, match=said) as told:
+    warning = rf"some.csv: column 'eval_reward': '{cell}' \(row 3\) is not a number: the whole column is left out; fix"
+    with pytest.warns(RunWarning, match=warning) as result:
         (item,) = import_logs(path)
-    assert (item.run.metrics, len(told)) == (["train/avg"], 1)
+    assert (item.run.metrics, len(result)) == (["train/avg"], 1)
 
 
 @pytest.mark.parametrize("cells", ["58.7%", "20,480"])
-def test_a_column_of_numbers_in_another_spelling_is_told_of(tmp_path: Path, cells: str) -> None:
+def test_a_column_of_numbers_in_another_spelling_is_reported(tmp_path: Path, cells: str) -> None:
     path = text(tmp_path, table(["step", "reward", "eval_accuracy"], [[s, reward(s), cells] for s in range(8)]))
     with pytest.warns(RunWarning, match=r"column 'eval_accuracy': '.*' \(row 1\) is not a number"):
         import_logs(path)
@@ -177,7 +177,7 @@ def test_a_column_of_numbers_in_another_spelling_is_told_of(tmp_path: Path, cell
         import_logs(path)
 
 
-def test_values_of_a_long_table_that_are_no_numbers_are_told_of(tmp_path: Path) -> None:
+def test_values_of_a_long_table_that_are_not_numbers_are_reported(tmp_path: Path) -> None:
     rows = [("a", "eval/reward", s, "-" if s == 3 else reward(s)) for s in range(8)]
     with pytest.warns(RunWarning, match=r"column 'value': '-' \(row 4\) is not a number: such cells are left out"):
         (item,) = import_logs(text(tmp_path, table(["run", "metric", "step", "value"], rows)))
@@ -196,7 +196,7 @@ def test_text_that_tells_runs_apart_is_no_metric(tmp_path: Path, cells: list[str
         assert sizes(text(tmp_path, table(["run", "group", "step", "reward"], rows))) == {"x": 4}
 
 
-def test_rows_without_a_run_are_told_of(tmp_path: Path) -> None:
+def test_rows_without_a_run_are_reported(tmp_path: Path) -> None:
     rows = [("a" if s < 5 else "", s, reward(s)) for s in range(8)]
     with pytest.warns(RunWarning, match=r"some.csv: 3 rows have an empty 'run', left out; fill it in"):
         (item,) = import_logs(text(tmp_path, table(["run", "step", "eval_reward"], rows)))
@@ -246,7 +246,7 @@ def test_commas_in_thousands_are_not_decimal(tmp_path: Path) -> None:
         import_logs(path)
 
 
-def test_rows_that_are_left_out_are_told_of_by_every_command(tmp_path: Path) -> None:
+def test_rows_that_are_left_out_are_reported_by_every_command(tmp_path: Path) -> None:
     path = tmp_path / "grown.csv"
     rows = [f"{i},.{i:02d}" + (",7" if i > 37 else "") for i in range(1, 41)]
     path.write_text("\n".join(["global_step,reward", *rows]) + "\n")

@@ -1,4 +1,4 @@
-"""The command and everything around the readers: folders, globs, standard input, following, on the fly, bad input."""
+"""`isocompute import`: folders, globs, standard input, `--follow`, logs given to other commands, bad input."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_run_folders_are_written_and_read_back(call: Call, tmp_path: Path) -> No
     assert again == {"a": 10, "state": 10}
 
 
-@pytest.mark.parametrize(("torn", "said"), [(1, "1 line skipped"), (2, "2 lines skipped")])
-def test_lines_that_were_skipped_are_counted(call: Call, tmp_path: Path, torn: int, said: str) -> None:
+@pytest.mark.parametrize(("torn", "expected"), [(1, "1 line skipped"), (2, "2 lines skipped")])
+def test_lines_that_were_skipped_are_counted(call: Call, tmp_path: Path, torn: int, expected: str) -> None:
     rows = [json.dumps({"step": s, "env/all/reward/total": 0.1 * s}) for s in range(1, 9)]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*rows, *['{"step": 9, "env'] * torn]) + "\n")
-    told = call("import", tmp_path / "metrics.jsonl", "--out", tmp_path / "out")
-    assert said in told.out
+    result = call("import", tmp_path / "metrics.jsonl", "--out", tmp_path / "out")
+    assert expected in result.out
 
 
 def test_rollout_dumps_leave_pass_rates(call: Call, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_run_stays_below_the_folder(name: str, tmp_path: Path) -> None:
     assert path.is_relative_to(tmp_path.resolve()) and path != tmp_path.resolve()
 
 
-def test_names_that_fall_together_keep_their_folders(tmp_path: Path) -> None:
+def test_names_that_collide_keep_their_folders(tmp_path: Path) -> None:
     rows = [(run, s, 0.5 + s / 100) for run in ("a:b", "a*b", "A_b") for s in range(3)]
     (tmp_path / "t.csv").write_text(made.table(["run_name", "step", "reward"], rows))
     from isocompute.data.importing import write_runs

@@ -1,4 +1,4 @@
-"""Addresses, studies, and every kind of wrong input of issue 2: the message names the run, the column and the fix."""
+"""Addresses, studies, and wrong input: the message names the run, the column and the fix."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_law_is_not_runs(tmp_path: Path) -> None:
         ("broken", r"broken/points.jsonl: cannot be read \("),
     ],
 )
-def test_addresses_that_lead_nowhere(
+def test_addresses_that_do_not_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -159,7 +159,7 @@ def test_given_settings_fill_gaps_and_replace_nothing(sweep: Path, tmp_path: Pat
     assert {run.settings.problems_per_batch for run in runs} == {32}
 
 
-def test_a_table_without_step_or_compute_is_told_of_in_a_folder_too(tmp_path: Path) -> None:
+def test_a_table_without_step_or_compute_is_reported_in_a_folder_too(tmp_path: Path) -> None:
     """In the words that the table by itself gets from a law."""
     (tmp_path / "mixed").mkdir()
     lost, good = tmp_path / "mixed" / "lost.csv", tmp_path / "mixed" / "good.csv"
@@ -253,7 +253,7 @@ def test_where_picks_rows_that_a_foreign_table_was_named_by(tmp_path: Path) -> N
         assert all("easy" in run.name for run in picked)
 
 
-def test_a_fall_is_data() -> None:
+def test_a_decline_is_data() -> None:
     falling = [point | {"avg@4": 1 - point["avg@4"]} for point in rising(8)]
     curves, _, _ = curves_of(run_set(falling), metric="avg@4")
     assert curves[1].values_C[-1] < curves[1].values_C[0]
@@ -365,7 +365,7 @@ def test_a_set_of_problems_is_no_run(tmp_path: Path, suffix: str) -> None:
         load(path)
 
 
-def test_what_is_no_path_is_refused_with_what_to_do() -> None:
+def test_a_value_that_is_not_a_path_is_refused_with_a_hint() -> None:
     table = pl.DataFrame({"run": ["a"], "step": [1], "avg@4": [0.5]})
     run = Run("a", RunSettings(), table)
     frame = 'as DataFrame: write the table to a file, such as frame.write_parquet("runs.parquet"), and name that.'
@@ -388,7 +388,7 @@ def test_what_is_no_path_is_refused_with_what_to_do() -> None:
             load(given)
 
 
-def test_a_pandas_table_is_refused_with_what_to_do() -> None:
+def test_a_pandas_table_is_refused_with_a_hint() -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"run": ["a"], "step": [1], "avg@4": [0.5]})
     with pytest.raises(
@@ -397,7 +397,7 @@ def test_a_pandas_table_is_refused_with_what_to_do() -> None:
         load(table)
 
 
-def test_paths_in_any_order_of_things_are_taken(tmp_path: Path) -> None:
+def test_paths_in_any_iterable_are_taken(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_points(tmp_path / name, rising(5))
     paths = [str(tmp_path / "a"), tmp_path / "b"]

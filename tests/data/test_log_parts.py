@@ -221,7 +221,7 @@ steps = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(["ab", "abc", "xy
 
 
 @given(steps)
-def test_the_later_line_of_a_step_stands(logged: list[tuple[int, str]]) -> None:
+def test_the_later_line_of_a_step_counts(logged: list[tuple[int, str]]) -> None:
     rows = Rows()
     latest: dict[int, dict[str, float]] = {}
     for i, (step, names) in enumerate(logged):

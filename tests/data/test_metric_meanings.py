@@ -1,4 +1,4 @@
-"""What a trainer's number is: which KL, which variable of a validation, how many samples of a problem."""
+"""The meaning of trainers' metrics: which KL, which validation variable, how many samples per problem."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_trl_evaluations_of_several_samples(tmp_path: Path) -> None:
 
 
 def test_nemo_rl_evaluations_of_several_samples(tmp_path: Path) -> None:
-    said = "          'num_prompts_per_step': 32,\n          'val_num_generations_per_prompt': 4},"
-    log = made.nemo_rl().replace("          'num_prompts_per_step': 32},", said)
+    config = "          'num_prompts_per_step': 32,\n          'val_num_generations_per_prompt': 4},"
+    log = made.nemo_rl().replace("          'num_prompts_per_step': 32},", config)
     (tmp_path / "run.log").write_text(log)
     (item,) = import_logs(tmp_path / "run.log")
     assert item.run.metrics[0] == "avg@4" and "avg@1" not in item.run.metrics

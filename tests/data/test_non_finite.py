@@ -1,4 +1,4 @@
-"""Metrics of a trainer's log that are no longer finite: kept for `health`, out of the way of everything else."""
+"""Metrics of a trainer's log that are no longer finite: `health` reports them, and all else ignores them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_run_folder_keeps_it(tmp_path: Path, call: Call) -> None:
     assert (folder / "points.jsonl").read_bytes() == (tmp_path / "runs" / run.name / "points.jsonl").read_bytes()
 
 
-def test_import_says_since_when(tmp_path: Path) -> None:
+def test_import_reports_the_first_non_finite_step(tmp_path: Path) -> None:
     path = tmp_path / "some.log"
     path.write_text(trl_state(broken))
     (item,) = import_logs(path)
@@ -137,7 +137,7 @@ def test_a_callback_writes_what_an_import_reads(tmp_path: Path, change: Change) 
     assert [line.get("non_finite") for line in lines] == marks
 
 
-def test_a_metric_that_is_never_a_number_takes_nobodys_name(tmp_path: Path) -> None:
+def test_a_metric_that_is_never_a_number_takes_no_other_metrics_name(tmp_path: Path) -> None:
     rows = [{"step": s, "reward": NAN, "train/accuracy": 0.01 * s, "loss": 0.5} for s in range(1, 9)]
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -150,7 +150,7 @@ def nothing_finite(step: int) -> dict[str, Any]:
     return {"loss": NAN if step > 8 else 1 / step, "reward": NAN if step > 8 else 0.1 * step}
 
 
-def test_a_row_with_nothing_finite_is_a_point_once_that_is_news(tmp_path: Path, call: Call) -> None:
+def test_a_row_with_nothing_finite_is_a_point_if_a_metric_just_broke(tmp_path: Path, call: Call) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps({"step": s} | nothing_finite(s)) + "\n" for s in range(1, 20)))
     (item,) = import_logs(path)

@@ -1,4 +1,4 @@
-"""What is not finite: set apart, named in one cell, and read back under the name it had."""
+"""Non-finite values: stored in a column of their own and read back under the metric's name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_first_row_value_and_number_of_each() -> None:
     assert found == {"c": (0, "-1e+120", 1), "a": (1, "inf", 3), "b": (2, "nan", 2)}
 
 
-def test_what_was_named_before_stays_and_other_text_is_nobodys_mark() -> None:
+def test_earlier_marks_stay_and_other_text_is_no_mark() -> None:
     table = {"loss": [NAN, NAN, 1.0, NAN], "non_finite": ['{"kl": "inf"}', "{}", "kl=nan", None]}
     points = mark_non_finite(pl.DataFrame(table))
     both = '{"kl": "inf", "loss": "nan"}'
@@ -40,7 +40,7 @@ def test_what_was_named_before_stays_and_other_text_is_nobodys_mark() -> None:
 
 
 @pytest.mark.parametrize("cell", ["7", "[1]", '"text"', '{"a": 1}', '{"a": "b"}', '{"a": "0.5"}', "[" * 100_000])
-def test_somebodys_own_text_marks_nothing(cell: str) -> None:
+def test_other_text_in_the_column_marks_nothing(cell: str) -> None:
     assert non_finite(pl.DataFrame({"a": [1.0], "non_finite": [cell]})) == {}
 
 
@@ -54,7 +54,7 @@ def test_a_metric_that_was_never_a_number_is_still_one() -> None:
 def test_a_run_folder_with_marks_is_read_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The colon in a mark is no key that the fast reader lost; a key that it lost is still noticed."""
     lines = [{"step": s, "loss": 0.5} for s in range(150)] + [{"step": 150, "non_finite": marks_as_json({"loss": NAN})}]
-    told = [{"step": 0, "non_finite": marks_as_json({"kl": INF})}, *lines[1:]]
+    marked = [{"step": 0, "non_finite": marks_as_json({"kl": INF})}, *lines[1:]]
     read: list[int | None] = []
     whole = pl.read_ndjson
 
@@ -63,7 +63,7 @@ def test_a_run_folder_with_marks_is_read_in_one_go(tmp_path: Path, monkeypatch: 
         return whole(source, infer_schema_length=infer_schema_length)  # type: ignore[arg-type]  # bytes in a buffer
 
     monkeypatch.setattr(pl, "read_ndjson", counted)
-    for rows, passes in ((told, 1), (lines, 2)):
+    for rows, passes in ((marked, 1), (lines, 2)):
         read.clear()
         (tmp_path / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         with pytest.warns(NonFiniteWarning, match="loss = nan in run"):

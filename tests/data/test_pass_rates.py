@@ -1,4 +1,4 @@
-"""Pass rates from counts: bins that show the problems and not the samples."""
+"""Pass rates from counts: bins that show the distribution of problems, not the grid of samples."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_given_settings_fill_in_and_never_replace(write: Write) -> None:
     assert not any("unknown" in note for note in item.notes)
 
 
-def test_a_format_that_is_insisted_on(write: Write) -> None:
+def test_a_format_that_the_user_names(write: Write) -> None:
     path = write(made.verl())
     assert one(path, format="verl").format == "verl"
     with pytest.raises(InputError, match="read as skyrl, but there are no points"):
@@ -294,7 +294,7 @@ def test_two_formats_in_one_file(second: str, write: Write) -> None:
     assert one(path, format="verl").run.points.height == 10
 
 
-def test_prime_rls_evaluations_stand_at_their_policy(write: Write) -> None:
+def test_prime_rls_evaluations_have_the_step_of_their_policy(write: Write) -> None:
     """A step is counted before its evaluations begin: the base model's is logged as step 1."""
     rows = [{"step": k, "time": 1.0, "reward/all/mean": 0.1, "progress/rollouts": 8} for k in range(1, 11)]
     for step, version in ((1, 0), (5, 4), (10, 7)):

@@ -1,4 +1,4 @@
-"""What of a recipe an import keeps: all that a trainer's config in the log says, and nothing that it does not say."""
+"""Imported recipes: everything that the trainer's config in the log states, and nothing else."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_kl_term_that_is_switched_off_is_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [VERL_2024, VERL_2025])
-def test_explain_says_the_same_of_the_log(tmp_path: Path, text: str) -> None:
+def test_explain_agrees_with_the_log(tmp_path: Path, text: str) -> None:
     setup = explain_text(text + STEPS).setup
     recipe = kept(tmp_path / "some.log", text)
     recipe.pop("max_new_tokens")
@@ -103,7 +103,7 @@ def test_explain_says_the_same_of_the_log(tmp_path: Path, text: str) -> None:
     assert all(name in setup.assumed or getattr(setup, name) is None for name in unsaid)
 
 
-def test_runs_are_told_apart_by_it(tmp_path: Path) -> None:
+def test_a_recipe_column_separates_runs(tmp_path: Path) -> None:
     for name, text in (("ppo", VERL_2024), ("gspo", VERL_2025), ("short", VERL_2024.replace("512", "256"))):
         kept(tmp_path / f"{name}.log", text)
     assert len(conditions_of(load(tmp_path))) == 3
@@ -200,7 +200,7 @@ def test_runs_are_told_apart_by_it(tmp_path: Path) -> None:
     ],
     ids=["verl", "verl-kl", "skyrl", "nemo-rl", "openrlhf", "prime-rl", "trl", "tinker", "pipelinerl"],
 )
-def test_only_what_the_config_says(config: dict[str, Any], recipe: dict[str, Any], budget: int | None) -> None:
+def test_only_what_the_config_states(config: dict[str, Any], recipe: dict[str, Any], budget: int | None) -> None:
     settings = read_run_config(config).settings
     assert settings.get("recipe", {}) == recipe
     assert settings.get("problem_set", {}).get("max_new_tokens") == budget
@@ -208,7 +208,7 @@ def test_only_what_the_config_says(config: dict[str, Any], recipe: dict[str, Any
 
 
 @pytest.mark.parametrize("trainer", ["verl", "trl", "openrlhf", "prime-rl", "skyrl", "nemo-rl", "tinker"])
-def test_a_log_without_a_config_says_nothing(trainer: str) -> None:
+def test_a_log_without_a_config_gives_no_settings(trainer: str) -> None:
     assert read_run_config({"max_steps": 200}, trainer=trainer) == RunConfig({"update_steps": 200})
 
 
@@ -217,7 +217,7 @@ def rows_of(made: list[dict[str, Any]], **names: str) -> pl.DataFrame:
     rows = [
         {
             names.get("run", "run"): f"{i}-n{n}",
-            **said,
+            **stated,
             "problems_per_batch": 32,
             names.get("n", "rollouts_per_problem"): n,
             "step": step,
@@ -225,7 +225,7 @@ def rows_of(made: list[dict[str, Any]], **names: str) -> pl.DataFrame:
             "lr_now": 1e-6 / (1 + step),
             "reward": 0.3 + 0.01 * step + 0.1 * i,
         }
-        for i, said in enumerate(made)
+        for i, stated in enumerate(made)
         for n in (4, 8)
         for step in range(6)
     ]
@@ -266,8 +266,8 @@ def test_columns_that_say_how_runs_were_made(
     read = load(path)
     assert [c.runs[0].name for c in conditions_of(read)] == ["0-n4", "1-n4"]
     for runs in (read, [item.run for item in import_logs(path)]):
-        said = [run.settings.model_dump(exclude_none=True) for run in runs]
-        assert [{k: v for k, v in s.items() if k in ("model", "problems", "recipe")} for s in said] == [
+        stated = [run.settings.model_dump(exclude_none=True) for run in runs]
+        assert [{k: v for k, v in s.items() if k in ("model", "problems", "recipe")} for s in stated] == [
             settings[0],
             settings[0],
             settings[1],

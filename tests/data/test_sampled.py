@@ -1,4 +1,4 @@
-"""Rollouts that were sampled and never trained on: what the trainers that fill batches up say of them."""
+"""Rollouts that were sampled but not trained on, as the trainers that refill batches log them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_veRLs_generation_batches_are_counted(tmp_path: Path) -> None:
     assert note == "rollouts are all that were sampled (train/num_gen_batches), 576; 96 of them were trained on"
 
 
-def test_a_generation_batch_is_the_training_batch_where_nothing_else_is_said(tmp_path: Path) -> None:
+def test_a_generation_batch_defaults_to_the_training_batch(tmp_path: Path) -> None:
     item = verl([{"train/num_gen_batches": 2}, {"train/num_gen_batches": 1}], tmp_path)
     assert columns(item, "rollouts") == [[0, 64, 96]]
 
@@ -112,12 +112,14 @@ def test_steps_that_are_not_logged_count_like_the_next() -> None:
 
 
 @pytest.mark.parametrize(("config", "notes"), [(FILTER, (LOWER_BOUND,)), ("", ())])
-def test_compute_is_a_lower_bound_where_the_log_does_not_say(config: str, notes: tuple[str], tmp_path: Path) -> None:
+def test_compute_is_a_lower_bound_if_the_log_does_not_count_samples(
+    config: str, notes: tuple[str], tmp_path: Path
+) -> None:
     item = verl([{}, {}], tmp_path, config=config)
     assert columns(item, "rollouts") == [[0, 32, 64]]
     assert item.notes == notes
 
 
-def test_counts_that_are_broken_are_not_believed() -> None:
+def test_broken_counts_are_ignored() -> None:
     points = pl.DataFrame({"step": [1, 2], "progress/rollouts": [1e300, 1e300]})
     assert sampled_rollouts(points, problems=2, rollouts=2, config={}) is None

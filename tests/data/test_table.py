@@ -258,8 +258,8 @@ def test_a_cell_of_another_look_leaves_its_column_numeric(tmp_path: Path, cell: 
 
 @pytest.mark.parametrize("cell", ["nan", "NaN", "inf", "-Infinity", "1e200"])
 def test_what_is_no_finite_number_is_left_out_and_named(tmp_path: Path, cell: str) -> None:
-    said = re.escape(f"left out: avg@4 = {float(cell):g} in run 'table', step 2.")
-    with pytest.warns(RunWarning, match=rf"table.csv: {said}$"):
+    warning = re.escape(f"left out: avg@4 = {float(cell):g} in run 'table', step 2.")
+    with pytest.warns(RunWarning, match=rf"table.csv: {warning}$"):
         (run,) = load(text(tmp_path, f"step,avg@4,loss\n1,0.25,1\n2,{cell},2\n3,,3\n"))
     assert run.metrics == ["avg@4", "loss"]
     assert run.points["avg@4"].to_list() == [0.25, None, None]
@@ -283,21 +283,21 @@ def test_another_column_does_not_answer_for_one_with_text_in_it(
 ) -> None:
     table = pl.DataFrame({"step": range(5), column: cells, "train/avg": [0.1, 0.2, 0.3, 0.4, 0.5]})
     path = write(tmp_path, table, suffix)
-    said = rf"column '{column}': '{cells[row - 1]}' \(row {row}\) is not a number; fix the cell or"
-    with pytest.raises(InputError, match=said):
+    warning = rf"column '{column}': '{cells[row - 1]}' \(row {row}\) is not a number; fix the cell or"
+    with pytest.raises(InputError, match=warning):
         choose_metric(load(path))
     if column != "rollouts":
         assert load(path, columns={"value": "train/avg"})[0].metrics == ["train/avg"]
 
 
-def test_text_in_a_column_that_is_not_meant_is_told_of(tmp_path: Path) -> None:
+def test_text_in_an_unused_column_is_reported(tmp_path: Path) -> None:
     path = text(tmp_path, "step,avg@4,kl\n" + "".join(f"{i},.{i},{i or '-'}\n" for i in range(6)))
     with pytest.warns(RunWarning, match=r"table.csv: column 'kl': '-' \(row 1\) is not a number: taken for text; fix"):
         (run,) = load(path)
     assert run.metrics == ["avg@4"]
 
 
-def test_a_cell_is_told_by_its_row_in_the_file(tmp_path: Path) -> None:
+def test_a_cell_is_named_by_its_row_in_the_file(tmp_path: Path) -> None:
     """Rows that `where` leaves out and blank lines count."""
     rows = [f"{which},{i},.{i},{i or '-'}" for which in ("hard", "easy") for i in range(6)]
     path = text(tmp_path, "\n".join(["set,step,avg@4,kl", *rows[:6], "", *rows[6:]]) + "\n")
@@ -305,7 +305,7 @@ def test_a_cell_is_told_by_its_row_in_the_file(tmp_path: Path) -> None:
         load(path, where={"set": "easy"})
 
 
-def test_text_that_where_leaves_out_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_text_that_where_leaves_out_does_no_harm(tmp_path: Path) -> None:
     rows = [
         f"{which},{i},{'-' if (which, i) == ('hard', 3) else 0.1 * i}"
         for which in ("hard", "easy")
@@ -316,7 +316,7 @@ def test_text_that_where_leaves_out_is_in_nobodys_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", WHERES)
-def test_a_cell_of_a_reward_is_told_by_its_row_in_the_file(tmp_path: Path, where: dict[str, str]) -> None:
+def test_a_cell_of_a_reward_is_named_by_its_row_in_the_file(tmp_path: Path, where: dict[str, str]) -> None:
     table = sweep_table().sort("rollouts_per_problem", descending=True).cast({"avg@4": pl.String})
     cells = table["avg@4"].to_list()
     cells[7] = "n/a"
@@ -325,14 +325,14 @@ def test_a_cell_of_a_reward_is_told_by_its_row_in_the_file(tmp_path: Path, where
         curves_of(load(path, where=where), metric="avg@4")
 
 
-def test_a_cell_of_a_step_that_is_several_rows_is_told_by_the_step(tmp_path: Path) -> None:
+def test_a_cell_of_a_step_with_several_rows_is_named_by_the_step(tmp_path: Path) -> None:
     rows = [f"{i},,{'-' if i == 2 else 0.1 * i}\n{i},0.{i},\n" for i in range(1, 6)]
     path = text(tmp_path, "step,loss,avg@4\n" + "".join(rows))
     with pytest.raises(InputError, match=r"column 'avg@4': '-' \(step 2\) is not a number"):
         choose_metric(load(path), "avg@4")
 
 
-def test_compute_that_goes_backwards_is_told_by_its_row_in_the_file(tmp_path: Path) -> None:
+def test_decreasing_compute_is_named_by_its_row_in_the_file(tmp_path: Path) -> None:
     table = sweep_table().drop("step").with_columns(pl.int_range(10).alias("avg@4"))
     table = table.with_columns(pl.Series("rollouts", [1, 2, 3, 4, 5, 1, 2, 3, 2, 5]))
     with pytest.raises(InputError, match=r"run '32x16', .* goes backwards, from 3 to 2 in row 9; sort the rows"):

@@ -1,4 +1,4 @@
-"""`tokens` counts tokens of responses, whatever a trainer's own total has in it."""
+"""`tokens` counts tokens of responses, even if a trainer's own total includes prompts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_total_with_prompts_is_not_taken_for_tokens_of_responses(tmp_path: Pat
     assert any(TOKENS_WITH_PROMPTS in note and "unknown" in note for note in item.notes)
 
 
-def test_prompts_are_taken_off_a_total_where_their_length_is_logged(tmp_path: Path) -> None:
+def test_prompts_are_subtracted_from_a_total_if_their_length_is_logged(tmp_path: Path) -> None:
     item = imported(tmp_path, verl(**{"prompt_length/mean": 512.25 / 3}))
     assert item.run.settings.problems_per_batch is None
     assert item.run.points["tokens"].to_list() == pytest.approx([0.75 * 40960 * s for s in range(1, 11)])
@@ -80,7 +80,7 @@ def test_tokens_of_our_own_name_stay(tmp_path: Path) -> None:
     assert item.run.points["tokens"].to_list() == [70.0 * s for s in range(1, 6)]
 
 
-def test_rows_without_a_length_lie_between_their_neighbours() -> None:
+def test_rows_without_a_length_are_interpolated() -> None:
     made_of, notes = with_tokens(
         points(rollouts=[0.0, 10.0, 20.0, 30.0, 40.0], response_length=[None, 5.0, None, 7.0, None])
     )
@@ -94,7 +94,7 @@ def test_a_log_that_begins_in_the_middle_does_not_know_its_tokens() -> None:
     assert with_tokens(begun.with_columns(pl.lit(9.0).alias(TOKENS_WITH_PROMPTS)))[1]
 
 
-def test_a_count_of_rollouts_that_falls_gives_no_tokens() -> None:
+def test_a_decreasing_count_of_rollouts_gives_no_tokens() -> None:
     assert "tokens" not in with_tokens(points(rollouts=[10.0, 5.0], response_length=[5.0, 5.0]))[0].columns
 
 

@@ -114,7 +114,7 @@ def test_no_bar_replaces_an_announced_total(write: Write) -> None:
     assert item.run.settings.update_steps == 60
 
 
-def test_a_bar_with_a_name_counts_where_there_is_no_other(write: Write) -> None:
+def test_a_named_bar_counts_if_it_is_the_only_one(write: Write) -> None:
     item = one(write("".join(run(what="Train: "))))
     assert list(measured(item, "train/avg")) == TENS
     assert item.run.settings.update_steps == 60
@@ -136,7 +136,7 @@ def test_an_evaluation_has_the_step_of_the_bar(every: int, eval_every: int, batc
     assert item.replaced == 0
 
 
-def test_an_evaluation_has_the_step_of_its_epoch_where_no_bar_tells(write: Write) -> None:
+def test_an_evaluation_without_a_bar_has_the_step_of_its_epoch(write: Write) -> None:
     dicts = [part.split("\r")[0] for part in run(every=20, eval_every=5) if "{" in part]
     start = evaluated(0) + "  Total optimization steps = 60\n"
     item = one(write(start + "".join(dicts).replace("}\n\r", "}\n")))

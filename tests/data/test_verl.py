@@ -1,4 +1,4 @@
-"""What veRL writes: its console in every dress, its configs, its dumps of rollouts."""
+"""Logs of veRL: its console with every decoration, its configs, its rollout dumps."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ def test_verl(write: Write) -> None:
     assert (settings.problems_per_batch, settings.rollouts_per_problem, settings.update_steps) == (16, 8, 200)
     assert (settings.gpus, settings.model, settings.problems) == (8, "Qwen/Qwen2.5-7B", "/data/gsm8k/train.parquet")
     # 16 problems a batch in mini-batches of 16 are one update; the rest of the recipe is not in the log.
-    said = {"learning_rate": 2e-6, "kl_coef": 0.01, "entropy_coef": 0.001, "temperature": 0.6, "updates_per_batch": 1}
-    assert settings.recipe == said
+    expected = {
+        "learning_rate": 2e-6,
+        "kl_coef": 0.01,
+        "entropy_coef": 0.001,
+        "temperature": 0.6,
+        "updates_per_batch": 1,
+    }
+    assert settings.recipe == expected
     assert settings.model_dump()["problem_set"] == {"max_new_tokens": 1024}
     assert column(item, "step") == list(range(1, 11))
     assert column(item, "rollouts") == [128 * s for s in range(1, 11)]
@@ -110,7 +116,7 @@ def test_verl_lists_on_the_command_line(end: str, write: Write) -> None:
         pytest.param(lambda t: t + "x" * 9_000_000, id="a huge line"),
     ],
 )
-def test_verl_in_every_dress(spoil: Callable[[str], str | bytes], write: Write) -> None:
+def test_verl_with_every_decoration(spoil: Callable[[str], str | bytes], write: Write) -> None:
     plain, dressed = one(write(made.verl())), one(write(spoil(made.verl())))
     assert dressed.run.points.equals(plain.run.points)
     assert dressed.run.settings == plain.run.settings

@@ -1,4 +1,4 @@
-"""`--follow`: what is there is read, and again after every growth; what is not there yet is waited for."""
+"""`--follow`: files are read again whenever they grow, and missing files are waited for."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_pass_rates_that_come_later_are_noticed(tmp_path: Path) -> None:
     assert len(readings) == 2
 
 
-def test_what_is_not_there_is_waited_for_and_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_waited_for_and_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "later.jsonl"
     seen: list[int] = []
     follow(

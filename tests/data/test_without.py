@@ -63,9 +63,9 @@ def test_of_two_runs_with_one_name_both_may_be_left_out(tmp_path: Path) -> None:
 
 
 def test_the_errors_that_ask_for_it_name_it_and_it_helps(call: Call, stuck: Path) -> None:
-    said = call("fit", stuck, *QUICK)
-    fails(said, r"run 'n64'.*leave the run out: --without 'n64'\.$")
-    option = re.findall(r"(--without) '(\w+)'", said.err)[0]
+    result = call("fit", stuck, *QUICK)
+    fails(result, r"run 'n64'.*leave the run out: --without 'n64'\.$")
+    option = re.findall(r"(--without) '(\w+)'", result.err)[0]
     law = call("fit", stuck, *option, *QUICK, "--json").json
     assert sorted(curve["run"] for curve in law["curves"]) == ["n16", "n4", "n8"]
 
@@ -98,8 +98,8 @@ def test_a_side_of_a_comparison_without_a_run(call: Call, tmp_path: Path) -> Non
 
 
 def test_a_published_law_has_no_runs_to_leave_out(call: Call) -> None:
-    said = call("plan", "--law", "isocompute/bp32-easy", "--budget", "1e6", "--without", "n8")
-    fails(said, "--without n8: it picks among runs, and --law isocompute/bp32-easy is none")
+    result = call("plan", "--law", "isocompute/bp32-easy", "--budget", "1e6", "--without", "n8")
+    fails(result, "--without n8: it selects runs, and --law isocompute/bp32-easy has none")
 
 
 # Tables in other spellings
@@ -123,8 +123,10 @@ def test_semicolons_are_read_as_import_reads_them(tmp_path: Path) -> None:
 def test_decimal_commas_are_named(call: Call, tmp_path: Path, separator: str, named: str) -> None:
     lines = [("run", "step", "avg@4"), *(("a", str(step), f"0,2{step}") for step in range(1, 9))]
     (tmp_path / "t.csv").write_text("".join(separator.join(line) + "\n" for line in lines))
-    said = call("fit", tmp_path / "t.csv")
-    fails(said, rf"t.csv: separated by {named} with decimal commas \(0,21\); save it with decimal points \(0\.21\)\.$")
+    result = call("fit", tmp_path / "t.csv")
+    fails(
+        result, rf"t.csv: separated by {named} with decimal commas \(0,21\); save it with decimal points \(0\.21\)\.$"
+    )
 
 
 def test_text_with_commas_in_a_table_with_commas_is_no_decimal_comma(tmp_path: Path) -> None:
@@ -139,8 +141,8 @@ def test_several_tables_without_compute_are_named_in_a_few_words(tmp_path: Path)
     for name in ("a", "b", "c", "d"):
         (tmp_path / f"{name}.csv").write_text("avg@4,loss\n" + "".join(f"{i / 10},{i}\n" for i in range(8)))
     (tmp_path / "good.csv").write_text("step,avg@4\n" + "".join(f"{i},{i / 10}\n" for i in range(8)))
-    told = r": 4 tables without step or compute left out: 'a.csv', 'b.csv', 'c.csv' and 1 more\.$"
-    with pytest.warns(UserWarning, match=told):
+    warning = r": 4 tables without step or compute left out: 'a.csv', 'b.csv', 'c.csv' and 1 more\.$"
+    with pytest.warns(UserWarning, match=warning):
         (run,) = load(tmp_path)
     assert run.name == "good"
 
@@ -159,8 +161,8 @@ def test_trackers_own_logs_are_no_tables(tmp_path: Path) -> None:
     assert len(import_logs(tmp_path).left_out) == 1
 
 
-def test_end_points_are_told_before_a_metric_is_asked_for(call: Call, tmp_path: Path) -> None:
+def test_end_points_are_reported_before_a_missing_metric(call: Call, tmp_path: Path) -> None:
     (tmp_path / "ends.csv").write_text("run,accuracy,recall\n" + "".join(f"r{i},{i / 10},{i / 20}\n" for i in range(6)))
     fails(call("fit", tmp_path / "ends.csv"), "no run counts compute in rollouts or tokens or gpu_hours or steps")
-    said = call("claims", tmp_path / "ends.csv", "--metric", "accuracy", "--json").json
-    assert "Claims are about curves; end points decide none." in said["warnings"][0]["message"]
+    result = call("claims", tmp_path / "ends.csv", "--metric", "accuracy", "--json").json
+    assert "Claims are about curves; end points decide none." in result["warnings"][0]["message"]

@@ -1,4 +1,4 @@
-"""One log in, its run out."""
+"""Helpers that import one log and read its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random valid plans and machines, and what of a plan a config must give back."""
+"""Random valid plans and machines, and the fields of a plan that `explain` must give back."""
 
 from __future__ import annotations
 

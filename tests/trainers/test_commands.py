@@ -47,14 +47,14 @@ def test_export_then_explain(trainer: str, plan: str, tmp_path: Path) -> None:
         keys = ("trainer", "problems_per_batch", "rollouts_per_problem", "update_steps", "batch_size", "compute")
         assert {key: found[key] for key in keys} == {key: made[key] for key in keys}
         assert found["on_policy"] is True
-        said = run("explain", file["path"])
-        assert said.stdout.strip() == found["text"]
+        stated = run("explain", file["path"])
+        assert stated.stdout.strip() == found["text"]
         assert "\n" not in found["text"]
     assert {note["code"] for note in made["notes"]} >= {"reward"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "says"),
+    ("fields", "code", "expected"),
     [
         ({"length_control": "interrupt"}, "length_control", "long responses are cut, not interrupted"),
         ({"length_control": "penalty"}, "length_control", "no length penalty: it belongs in your reward function"),
@@ -62,12 +62,12 @@ def test_export_then_explain(trainer: str, plan: str, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_what_a_config_cannot_hold_is_said(
-    trainer: str, fields: dict[str, Any], code: str, says: str, tmp_path: Path
+def test_what_a_config_cannot_express_is_noted(
+    trainer: str, fields: dict[str, Any], code: str, expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "recipe": {"name": "cispo", **fields}}))
     notes = {note["code"]: note["message"] for note in as_json("export", trainer, str(tmp_path / "plan.json"))["notes"]}
-    assert says in notes[code]
+    assert expected in notes[code]
 
 
 def test_the_config_goes_to_stdout_and_the_report_to_stderr(plan: str) -> None:
@@ -93,7 +93,7 @@ def test_one_file_by_its_suffix(plan: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["export", "verll", "PLAN"], "did you mean verl?"),
         (["export", "verl", "nowhere.json"], "cannot be read"),
@@ -103,10 +103,10 @@ def test_one_file_by_its_suffix(plan: str, tmp_path: Path) -> None:
         (["explain", "PLAN"], "not a trainer's config"),
     ],
 )
-def test_wrong_input_is_one_line_and_code_2(arguments: list[str], says: str, plan: str) -> None:
+def test_wrong_input_is_one_line_and_code_2(arguments: list[str], expected: str, plan: str) -> None:
     command = [plan if word == "PLAN" else word for word in arguments]
     done = subprocess.run([sys.executable, "-m", "isocompute", *command], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert says in done.stderr
+    assert expected in done.stderr

@@ -1,4 +1,4 @@
-"""Configs as people write them: what Bp, n, M they are, and what is odd about them."""
+"""`explain` on configs as people write them: Bp, n, M, and warnings."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def test_trl_with_steps_per_generation_is_off_policy() -> None:
     assert odd(found) >= {"off_policy", "tis", "cispo_cap"}
 
 
-def test_trl_that_it_refuses_itself() -> None:
+def test_a_batch_that_trl_refuses() -> None:
     found = explain_text("num_generations: 7\nper_device_train_batch_size: 8\nloss_type: grpoo\n", gpus=1)
     assert odd(found) >= {"generation_batch", "loss", "steps_unknown"}
     assert found.setup.problems_per_batch is None
     assert "On-policy" not in describe(found.setup, "veRL", [], {})
 
 
-def test_a_batch_that_does_not_divide_is_not_called_a_way_to_run() -> None:
+def test_a_batch_that_does_not_divide_does_not_run() -> None:
     text = "data.train_batch_size=128 actor_rollout_ref.actor.ppo_mini_batch_size=100 actor_rollout_ref.rollout.n=8"
     found = explain_text(f"python3 -m verl.trainer.main_ppo {text} trainer.total_training_steps=5")
     assert "does not run as it stands" in describe(found.setup, "veRL", [], {})
@@ -175,7 +175,7 @@ def test_a_single_rollout_with_a_group_baseline() -> None:
     assert "The file does not set Bp" in found.text
 
 
-def test_cispo_that_can_never_act() -> None:
+def test_a_cispo_cap_without_effect() -> None:
     lines = (
         "actor_rollout_ref.actor.policy_loss.loss_mode=cispo data.train_batch_size=256 actor_rollout_ref.rollout.n=8 "
     )
@@ -185,14 +185,14 @@ def test_cispo_that_can_never_act() -> None:
     assert "cispo_anchor" in odd(found)
 
 
-def test_what_comes_from_outside_is_unknown() -> None:
+def test_values_from_outside_the_file_are_unknown() -> None:
     found = explain_text("for n in 8 16; do\n  run actor_rollout_ref.rollout.n=$n data.train_batch_size=32\ndone")
     assert found.setup.rollouts_per_problem is None
     assert "unresolved" in odd(found)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "empty"),
         ("hello world", "not a trainer's config"),
@@ -201,8 +201,8 @@ def test_what_comes_from_outside_is_unknown() -> None:
         ('{"a": [1, 2]}', "read as json"),
     ],
 )
-def test_what_is_no_config(text: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
+def test_what_is_no_config(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         explain_text(text)
 
 

@@ -1,4 +1,4 @@
-"""Sharing an update out over GPUs."""
+"""Splitting an update over GPUs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nearest_divisible_are_the_nearest_that_divide(problems: int, rollouts: 
         assert set(found) == best
 
 
-def test_an_impossible_plan_names_its_neighbours() -> None:
+def test_an_impossible_plan_names_the_nearest_possible_ones() -> None:
     with pytest.raises(InputError, match=r"33 × 7 = 231 .* 8 GPUs.*: 32 × 7, 33 × 8, 40 × 7"):
         share_out(make_plan({"Bp": 33, "n": 7, "M": 10}), TrainingHardware(gpus=8))
 

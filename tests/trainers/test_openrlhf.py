@@ -1,4 +1,4 @@
-"""OpenRLHF has no step count: M is the batches of an episode times episodes, over as many of the problems as can be."""
+"""OpenRLHF has no step count: M is batches per episode times episodes, over as many problems as possible."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_run_is_at_most_the_plan_and_little_less(updates: int, problems: int) 
     assert ("problems" in notes) == (settings["data.max_samples"] < problems)
 
 
-def test_what_is_left_out_is_said_in_the_file_and_its_first_line() -> None:
+def test_what_is_left_out_is_noted_in_the_file_and_its_first_line() -> None:
     _, _, notes = exported(101, 1000)
     assert notes["update_steps"].startswith("100 of the plan's 101 updates: 4 episode(s) of 25.")
     assert notes["compute"].startswith("25,600 of 25,856 rollouts")

@@ -51,7 +51,7 @@ def test_a_plan_of_the_planner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "error"),
     [
         ({"n": None}, "no rollouts_per_problem"),
         ({"Bp": 0}, "problems_per_batch = 0"),
@@ -70,15 +70,15 @@ def test_a_plan_of_the_planner() -> None:
         ({"warmup_steps": True}, "warmup_steps = true"),
     ],
 )
-def test_what_is_wrong_is_refused(change: dict[str, Any], says: str) -> None:
+def test_what_is_wrong_is_refused(change: dict[str, Any], error: str) -> None:
     with pytest.raises(InputError) as refused:
         make_plan(BARE | change)
-    assert says in str(refused.value)
+    assert error in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error"),
     [
         ("", "it is empty"),
         ("{'Bp': 1}", "not JSON"),
@@ -87,10 +87,10 @@ def test_what_is_wrong_is_refused(change: dict[str, Any], says: str) -> None:
         ("{}", "no problems_per_batch"),
     ],
 )
-def test_files_that_are_no_plan(tmp_path: Path, text: str, says: str) -> None:
+def test_files_that_are_no_plan(tmp_path: Path, text: str, error: str) -> None:
     path = tmp_path / "plan"
     path.write_text(text)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=error):
         read_plan(str(path))
 
 
@@ -112,13 +112,13 @@ def test_a_short_table_and_a_plan_that_was_read_are_exported_alike() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 3, "plan.json", [32, 8, 100], isocompute])
-def test_what_is_no_plan_is_refused_with_what_to_give(given: Any) -> None:
+def test_a_value_that_is_not_a_plan_is_refused_with_a_hint(given: Any) -> None:
     for use in (make_plan, lambda plan: export_plan(trainer="verl", plan=plan)):
         with pytest.raises(InputError) as refused:
             use(given)
-        said = str(refused.value)
-        assert type(given).__name__ in said and "isocompute.plan(…)" in said and "Bp, n and M" in said
-        assert "\n" not in said
+        message = str(refused.value)
+        assert type(given).__name__ in message and "isocompute.plan(…)" in message and "Bp, n and M" in message
+        assert "\n" not in message
 
 
 def test_toml_and_json(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names and paths as a plan has them reach the trainer's own parser unchanged, and nothing of a plan becomes code."""
+"""A plan's names and paths reach the trainer's own parser unchanged, and are never executed."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ def test_fewer_problems_than_a_batch_are_refused(trainer: str) -> None:
     """A batch comes from one pass over the data, and most leave an incomplete one out."""
     with pytest.raises(InputError) as refused:
         export_plan(trainer=trainer, plan=PLAN | {"problems": 31})
-    said = str(refused.value)
-    assert "problems = 31" in said and "Bp = 32" in said and "Bp of 31 or less" in said and "\n" not in said
+    text = str(refused.value)
+    assert "problems = 31" in text and "Bp = 32" in text and "Bp of 31 or less" in text and "\n" not in text
     assert export_plan(trainer=trainer, plan=PLAN | {"problems": 32}).files
 
 
@@ -29,9 +29,9 @@ def test_prime_rl_fills_a_batch_from_several_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"), [({"problems": 16}, "problems = 16"), ({"Bp": True}, "problems_per_batch = true")]
+    ("change", "message"), [({"problems": 16}, "problems = 16"), ({"Bp": True}, "problems_per_batch = true")]
 )
-def test_a_refusal_is_one_line_and_code_2(change: dict[str, int], says: str) -> None:
+def test_a_refusal_is_one_line_and_code_2(change: dict[str, int], message: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "isocompute", "export", "openrlhf", "-"],
         input=json.dumps(PLAN | change),
@@ -40,7 +40,7 @@ def test_a_refusal_is_one_line_and_code_2(change: dict[str, int], says: str) -> 
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ") and says in done.stderr and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and message in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("trainer", "advantage"), [("prime-rl", "none"), ("prime-rl", "gae"), ("nemo-rl", "gae")])

@@ -12,7 +12,7 @@ from tests.trainers.plans import IN_SCRIPT, cases, differences
 @pytest.mark.parametrize("trainer", TRAINERS)
 @settings(max_examples=30)
 @given(case=cases())
-def test_a_config_says_the_plan(trainer: str, case: tuple[RunPlan, TrainingHardware]) -> None:
+def test_a_config_contains_the_plan(trainer: str, case: tuple[RunPlan, TrainingHardware]) -> None:
     plan, hardware = case
     made = export_plan(trainer=trainer, plan=plan, hardware=hardware)
     noted = {note.code for note in made.notes}

@@ -1,4 +1,4 @@
-"""Two plans never share a folder: most trainers go on from the checkpoint they find in theirs."""
+"""Two plans never share a folder: most trainers resume from the checkpoint that they find in it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_name_has_the_plan_in_it(trainer: str) -> None:
 
 
 @pytest.mark.parametrize("trainer", NAMED)
-def test_no_two_plans_share_one(trainer: str) -> None:
+def test_no_two_plans_share_a_name(trainer: str) -> None:
     every = [names(trainer, exported(trainer, **over))[0] for over in [{}, *OTHERS]]
     for column in zip(*every, strict=True):
         assert len(set(column)) == len(every)
@@ -76,7 +76,7 @@ def test_a_run_has_the_same_name_on_another_machine() -> None:
     assert names("verl", here) == names("verl", there)
 
 
-def test_a_learning_rate_that_was_said_and_the_same_by_default_are_one_run() -> None:
+def test_an_explicit_learning_rate_and_the_same_default_are_one_run() -> None:
     plan = make_plan(PLAN)
     assert run_name(plan) == run_name(make_plan(PLAN | {"learning_rate": plan.learning_rate}))
 

@@ -28,7 +28,7 @@ def read_back(made: Exported) -> TrainerSetup:
     return explain_text(made.files[0].text, source=made.files[0].name, problems=100_000).setup
 
 
-def said(made: Exported, code: str) -> str | None:
+def note_of(made: Exported, code: str) -> str | None:
     return next((note.message for note in made.notes if note.code == code), None)
 
 
@@ -39,7 +39,7 @@ def test_a_clip_anchored_to_the_sampler_corrects_for_it(trainer: str, recipe: st
     clip = make_recipe({"name": recipe}).clip_high
     assert read_back(made).tis_cap == pytest.approx(1 + clip)
     assert TRUNCATES[trainer] in made.files[0].text
-    assert f"{1 + clip:g} at most" in (said(made, "ratio_reference") or "")
+    assert f"{1 + clip:g} at most" in (note_of(made, "ratio_reference") or "")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_verl_takes_the_ratio_against_the_sampler_itself(recipe: str | dict[str,
     setup = read_back(made)
     assert (setup.ratio_reference, setup.tis_cap) == ("sampler", None)
     assert "algorithm.rollout_correction.bypass_mode=True" in made.files[0].text
-    assert said(made, "ratio_reference") is said(made, "tis_cap") is None
+    assert note_of(made, "ratio_reference") is note_of(made, "tis_cap") is None
 
 
 def test_cispo_anchored_to_the_sampler_stays_truncated_importance_sampling_in_verl() -> None:
@@ -61,17 +61,17 @@ def test_cispo_anchored_to_the_sampler_stays_truncated_importance_sampling_in_ve
 
 @pytest.mark.parametrize("loss", ["gspo", "reinforce"])
 @pytest.mark.parametrize("trainer", ["trl", "nemo-rl", "skyrl"])
-def test_what_no_weight_of_tokens_stands_for_is_not_called_corrected(trainer: str, loss: str) -> None:
+def test_a_loss_that_token_weights_cannot_correct_is_not_called_corrected(trainer: str, loss: str) -> None:
     made = exported(trainer, {"name": loss, "ratio_reference": "sampler"})
     assert read_back(made).tis_cap is None
     assert TRUNCATES[trainer] not in made.files[0].text
-    assert any(word in (said(made, "ratio_reference") or "") for word in ("nothing corrects", "no ratio"))
+    assert any(word in (note_of(made, "ratio_reference") or "") for word in ("nothing corrects", "no ratio"))
 
 
 @pytest.mark.parametrize("trainer", ["trl", "verl", "openrlhf", "nemo-rl", "skyrl"])
 def test_a_deviation_over_the_batch_is_noted(trainer: str) -> None:
-    assert said(exported(trainer, {"name": "grpo", "advantage": "batch_std"}), "advantage") is not None
-    assert said(exported(trainer, "grpo"), "advantage") is None
+    assert note_of(exported(trainer, {"name": "grpo", "advantage": "batch_std"}), "advantage") is not None
+    assert note_of(exported(trainer, "grpo"), "advantage") is None
 
 
 @pytest.mark.parametrize("trainer", ["verl", "openrlhf", "skyrl"])
@@ -117,14 +117,14 @@ def test_openrlhf_warms_up_over_a_share_of_its_optimiser_steps() -> None:
 @pytest.mark.parametrize(("warmup", "share"), [(50, "10%"), (5, "100%"), (4, None), (0, None)])
 def test_a_run_that_is_all_warm_up_is_noted(trainer: str, warmup: int, share: str | None) -> None:
     made = export_plan(trainer=trainer, plan={"Bp": 32, "n": 8, "M": 5, "warmup_steps": warmup})
-    said = [note.message for note in made.notes if note.code == "warmup_steps"]
-    assert len(said) == (share is not None)
+    messages = [note.message for note in made.notes if note.code == "warmup_steps"]
+    assert len(messages) == (share is not None)
     if share is not None:
-        assert f"{warmup} updates of warm-up in a run of 5" in said[0] and f"at most {share} of" in said[0]
+        assert f"{warmup} updates of warm-up in a run of 5" in messages[0] and f"at most {share} of" in messages[0]
     assert read_back(made).warmup_steps == warmup
 
 
-def test_the_updates_that_openrlhf_makes_are_those_that_warm_up_is_held_against() -> None:
+def test_warm_up_is_compared_with_the_updates_that_openrlhf_makes() -> None:
     """Whole episodes come to 36 of 37 updates, all of them warm-up."""
     plan = {"Bp": 32, "n": 8, "M": 37, "problems": 18 * 32, "warmup_steps": 36}
     made = export_plan(trainer="openrlhf", plan=plan)

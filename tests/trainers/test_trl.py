@@ -119,8 +119,8 @@ def test_trls_script_validates_as_the_note_says(tmp_path: Path, monkeypatch: pyt
     val = write_problems(folder / "test.parquet", ["three"])
     plan = {"Bp": 8, "n": 8, "M": 40, "train_file": train, "val_file": val, "validation_samples": 4}
     made = export_plan(trainer="trl", plan=plan, hardware=TrainingHardware(gpus=1))
-    (said,) = [note.message for note in made.notes if note.code == "val_file"]
-    assert all(word in said for word in ("dataset_name: FOLDER", "eval_strategy: steps", "eval_on_start: true"))
+    (text,) = [note.message for note in made.notes if note.code == "val_file"]
+    assert all(word in text for word in ("dataset_name: FOLDER", "eval_strategy: steps", "eval_on_start: true"))
     table = yaml.safe_load(made.files[1].text)
     del table["datasets"]
     table |= {"dataset_name": str(folder), "eval_strategy": "steps", "eval_on_start": True}

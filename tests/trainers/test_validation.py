@@ -96,7 +96,7 @@ def test_trls_python_file_validates_and_its_yaml_says_how_to() -> None:
     assert "val.jsonl" in notes["val_file"] and "dataset_name: FOLDER" in notes["val_file"]
 
 
-def test_trl_validates_on_nothing_where_the_plan_has_no_file() -> None:
+def test_trl_does_not_validate_without_a_file() -> None:
     for settings in exported("trl")[0]:
         assert "eval_strategy" not in settings and "eval_on_start" not in settings
 
@@ -111,6 +111,6 @@ def test_trl_keeps_a_problems_rollouts_together(samples: int, room: int, rows: i
     assert parse(made.files[0].text).settings["per_device_eval_batch_size"] == rows
 
 
-def test_trl_takes_one_rollout_a_problem_where_the_plan_says_none() -> None:
+def test_trl_validates_with_one_rollout_per_problem_by_default() -> None:
     settings = exported("trl", expected=None, val_file="val.jsonl")[0][0]
     assert (settings["num_generations_eval"], settings["per_device_eval_batch_size"]) == (1, 8)
