@@ -1,4 +1,4 @@
-"""Warnings that several threads catch at a time."""
+"""Capturing warnings in several threads at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isocompute.core.run import RunWarning
 def test_threads_that_catch_warnings_do_not_undo_each_other() -> None:
     """One is inside `quiet` when the other begins to record: it has to wait, and the filters are as before."""
     before = list(warnings.filters)
-    inside, go_on, told = threading.Event(), threading.Event(), []
+    inside, go_on, messages = threading.Event(), threading.Event(), []
 
     def hush() -> None:
         with quiet(RunWarning):
@@ -22,18 +22,18 @@ def test_threads_that_catch_warnings_do_not_undo_each_other() -> None:
     def listen() -> None:
         with recorded() as caught:
             warnings.warn("a cell without a point", RunWarning, stacklevel=2)
-        told.extend(str(one.message) for one in caught)
+        messages.extend(str(one.message) for one in caught)
 
     first, second = threading.Thread(target=hush), threading.Thread(target=listen)
     first.start()
     assert inside.wait(10)
     second.start()
     second.join(0.2)
-    assert not told
+    assert not messages
     go_on.set()
     first.join(10)
     second.join(10)
-    assert told == ["a cell without a point"]
+    assert messages == ["a cell without a point"]
     assert warnings.filters == before
 
 

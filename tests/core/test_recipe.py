@@ -1,4 +1,4 @@
-"""Fields of version 0.1: read where they are stored, refused with the new name where a user writes them."""
+"""Fields of version 0.1: read from stored runs, refused with the new name in a user's spec."""
 
 from __future__ import annotations
 

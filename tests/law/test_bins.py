@@ -1,4 +1,4 @@
-"""Long curves are fitted as the means of at most 48 bins: close to a fit of all points, by a share of its error."""
+"""Fits to the means of at most 48 bins differ from fits to all points by a fraction of the latter's error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a law does not know: an n that ended, records and rewards on another scale."""
+"""Bounds of n* if an n ended early, and records and rewards on other scales."""
 
 from __future__ import annotations
 
@@ -145,10 +145,10 @@ def test_a_ceiling_is_bounded_by_what_runs_of_its_study_can_reach() -> None:
 
 def test_an_allowance_for_n_is_told_only_where_there_is_an_n() -> None:
     compute_C = np.geomspace(1e2, 1e4, 20)
-    for n, told in ((None, False), (8, True)):
+    for n, allowed in ((None, False), (8, True)):
         curves = [
             Curve(f"{i}", compute_C, np.asarray(hill(compute_C, 0.2, 0.8, 1e3, 1.0)), 32, None if n is None else n * i)
             for i in (1, 2)
         ]
         (note,) = [note for note in fit_law(curves, metric="avg@4", replicates=60).notes if "one seed a" in note]
-        assert ("n* allows for" in note) == told and "intervals of curves hold" in note
+        assert ("n* allows for" in note) == allowed and "intervals of curves hold" in note

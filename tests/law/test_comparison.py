@@ -53,8 +53,8 @@ def test_one_seed_falls_back_to_two_hundredths() -> None:
 
 def test_the_level_is_that_of_the_lead_at_the_present_too() -> None:
     a, b = side(0.602, 6.0, seeds=3), side(0.600, 6.0, seeds=3, first=50)
-    told = {level: compare(a, b, replicates=300, level=level).ahead_now for level in (0.5, 0.999)}
-    assert told == {0.5: "a", 0.999: "same"}
+    ahead_now = {level: compare(a, b, replicates=300, level=level).ahead_now for level in (0.5, 0.999)}
+    assert ahead_now == {0.5: "a", 0.999: "same"}
 
 
 def test_a_ceiling_that_is_not_in_sight_decides_nothing() -> None:
@@ -118,7 +118,7 @@ def test_a_midpoint_before_the_first_point_decides_nothing_about_speed() -> None
     assert result.faster == "undecided"
 
 
-def fallen(curve: Curve, after: int, to: float) -> Curve:
+def with_collapse(curve: Curve, after: int, to: float) -> Curve:
     values_C = curve.values_C.copy()
     values_C[after:] = to
     return replace(curve, values_C=values_C)
@@ -126,7 +126,7 @@ def fallen(curve: Curve, after: int, to: float) -> Curve:
 
 def test_a_run_that_fell_is_named_and_is_not_ahead_now() -> None:
     steady, higher = side(0.6, 6.0)[0], side(0.66, 6.0, first=50)[0]
-    result = compare([steady], [fallen(higher, 40, 0.05)], replicates=200)
+    result = compare([steady], [with_collapse(higher, 40, 0.05)], replicates=200)
     assert result.higher == "b" and result.ahead_now == "a"
     (fall,) = result.collapses
     assert (fall.side, fall.run, fall.value) == ("b", "50", pytest.approx(0.05))
@@ -135,14 +135,14 @@ def test_a_run_that_fell_is_named_and_is_not_ahead_now() -> None:
 
 def test_a_run_that_fell_at_its_last_evaluation_is_where_that_is() -> None:
     steady, higher = side(0.6, 6.0)[0], side(0.9, 6.0, first=50)[0]
-    result = compare([steady], [fallen(higher, 59, 0.05)], replicates=200)
+    result = compare([steady], [with_collapse(higher, 59, 0.05)], replicates=200)
     (fall,) = result.collapses
     assert fall.value == pytest.approx(0.05) and result.ahead_now == "a"
 
 
 def test_runs_that_all_fell_are_compared_by_what_they_have_now() -> None:
     a, b = side(0.66, 6.0, seeds=2), side(0.6, 6.0, seeds=2, first=50)
-    low, lower = [fallen(c, 40, 0.2) for c in a], [fallen(c, 40, 0.1) for c in b]
+    low, lower = [with_collapse(c, 40, 0.2) for c in a], [with_collapse(c, 40, 0.1) for c in b]
     assert compare(lower, low, replicates=200).ahead_now == "b"
     assert len(compare(lower, low, replicates=200).collapses) == 4
 
@@ -162,11 +162,13 @@ def test_two_copies_of_a_curve_do_not_overtake_each_other() -> None:
 
 def test_the_chart_draws_the_curve_of_a_side_that_fell_up_to_there() -> None:
     steady, higher = side(0.6, 6.0)[0], side(0.66, 6.0, first=50)[0]
-    result = compare([steady], [fallen(higher, 40, 0.05)], replicates=50)
-    data = comparison_chart(result, metric="avg@4", unit="rollouts", names=("steady", "fallen")).to_dict()["datasets"]
+    result = compare([steady], [with_collapse(higher, 40, 0.05)], replicates=50)
+    data = comparison_chart(result, metric="avg@4", unit="rollouts", names=("steady", "collapsed")).to_dict()[
+        "datasets"
+    ]
     lines = [row for rows in data.values() for row in rows if "low" in row]
-    ends = {name: max(row["compute"] for row in lines if row["side"] == name) for name in ("steady", "fallen")}
-    assert ends["fallen"] == pytest.approx(COMPUTE[39]) and ends["steady"] > COMPUTE[-1]
+    ends = {name: max(row["compute"] for row in lines if row["side"] == name) for name in ("steady", "collapsed")}
+    assert ends["collapsed"] == pytest.approx(COMPUTE[39]) and ends["steady"] > COMPUTE[-1]
 
 
 def test_the_answer_of_a_hard_set_does_not_depend_on_the_scale_either() -> None:

@@ -1,4 +1,4 @@
-"""Fits with uncertainty: the form, the intervals, the seeds, glitches and falls."""
+"""Fits with uncertainty: the form, the intervals, the seeds, glitches and collapses."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def test_a_collapse_is_data() -> None:
 def test_a_run_that_collapsed_at_its_very_end_is_fitted_up_to_there(last: list[float]) -> None:
     curve = noisy("late", COMPUTE, hill(COMPUTE, 0.3, 0.9, 8.0, 2.0), noise=0.005, seed=0)
     values_C = np.concatenate([curve.values_C[: -len(last)], last])
-    fallen = replace(curve, values_C=values_C)
+    collapsed = replace(curve, values_C=values_C)
     assert collapse_start(values_C) == len(values_C) - len(last)
     assert collapse_start(values_C, deep=3) is None
-    whole, before = fit_groups([[usable_points(fallen)], [fallen.until(-len(last))]], replicates=50)
+    whole, before = fit_groups([[usable_points(collapsed)], [collapsed.until(-len(last))]], replicates=50)
     assert whole.ceiling == pytest.approx(before.ceiling, abs=1e-9) and whole.rmse < 0.01
 
 
@@ -159,9 +159,9 @@ def test_a_problem_more_or_less_of_a_small_set_is_no_fall(solved: list[int]) -> 
 
 
 @pytest.mark.parametrize("values", [[0.5, 0.51, 0.53, 0.54], [0.1, 0.2, 0.35, 0.5], [0.5, 0.48, 0.52, 0.5, 0.53]])
-@pytest.mark.parametrize("fallen", [1, 2, 3])
-def test_a_collapse_of_a_short_curve_does_not_pass_for_its_noise(values: list[float], fallen: int) -> None:
-    assert collapse_start(np.array([*values, *[0.01] * fallen])) == len(values)
+@pytest.mark.parametrize("collapsed", [1, 2, 3])
+def test_a_collapse_of_a_short_curve_does_not_pass_for_its_noise(values: list[float], collapsed: int) -> None:
+    assert collapse_start(np.array([*values, *[0.01] * collapsed])) == len(values)
     assert collapse_start(np.array(values)) is None
 
 

@@ -1,4 +1,4 @@
-"""Forecasts of several runs; what is said of now, of ceilings and of too much distance; the chart."""
+"""Forecasts of several runs: the table, the present level, ceilings, questions too far ahead, and the chart."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_runs_are_read_each_in_its_own_metric(call: Call, tmp_path: Path) -> Non
     written(tmp_path, "held-out", 0.2 + 0.01 * STEPS)
     for name in ("training", "training-2"):
         written(tmp_path, name, 0.3 + 0.01 * STEPS, "train/avg")
-    said = call("forecast", tmp_path)
-    assert said.err.count("no metric on held-out problems") == 1
+    result = call("forecast", tmp_path)
+    assert result.err.count("no metric on held-out problems") == 1
     data = call("forecast", tmp_path, "--json").json
     assert {line["run"]: line["metric"] for line in data["runs"]} == {
         "held-out": "avg@4",
@@ -149,9 +149,9 @@ def test_a_ceiling_that_fit_doubts_is_doubted_here(call: Call, tmp_path: Path) -
         assert (curve["rise_done"] < 0.8) is doubted
         made = isocompute.forecast(run)
         assert made.rise_done == pytest.approx(curve["rise_done"])
-        said = call("forecast", run).out
-        assert (sentence in said) is doubted
-        assert (f"ceiling {made.asymptote:.3f}? (95%".replace(" 0.", " .") in said) is doubted
+        result = call("forecast", run).out
+        assert (sentence in result) is doubted
+        assert (f"ceiling {made.asymptote:.3f}? (95%".replace(" 0.", " .") in result) is doubted
     table = call("forecast", tmp_path).out
     assert sentence in table
     assert [line.endswith("?") for line in table.splitlines() if line.startswith(("slow", "done"))].count(True) == 1

@@ -1,4 +1,4 @@
-"""Forecasts: verdicts, weights, intervals, and honest baselines."""
+"""Forecasts: verdicts, weights, intervals and baselines."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_weights_sum_to_one_and_favour_what_predicted_the_past() -> None:
     rising = noisy("rising", COMPUTE, hill(COMPUTE, 0.3, 0.7, 25.0, 1.4), noise=0.003, seed=0)
     made = forecast(rising, 80.0)
     assert sum(made.weights.values()) == pytest.approx(1.0)
-    assert made.weights["flat"] < 0.06  # one of eleven members, and the worst on a climbing run
+    assert made.weights["flat"] < 0.06  # one of eleven forecasters, and the worst on a climbing run
 
 
 def test_far_forecasts_are_less_sure() -> None:

@@ -1,4 +1,4 @@
-"""Which metric is meant, and which runs have a curve of it."""
+"""The choice of a metric, and of the runs that have a curve of it."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_probabilities_sum_to_one_and_follow_the_noise() -> None:
 
 
 def test_with_one_seed_a_lead_under_the_margin_is_not_sure() -> None:
-    """n = 32 ends .01 above n = 8. Of single runs that may be luck, and of two seeds that agree; of three it is not."""
+    """n = 32 ends .01 above n = 8, which may be chance for one seed or two, but not for three."""
     compute_C = np.geomspace(1e4, 1e6, 30)
 
     def noise(rng: np.random.Generator) -> np.ndarray:
@@ -96,7 +96,7 @@ def test_with_one_seed_a_lead_under_the_margin_is_not_sure() -> None:
 
 
 def test_a_collapse_that_is_left_out_makes_no_other_n_less_sure() -> None:
-    """What seeds may differ by is a share of the scale of the points that are fitted, not of a penalty at the end."""
+    """The margin between seeds is a share of the scale of the fitted points, not of a penalty at the end."""
     compute_C = np.geomspace(1e4, 1e6, 30)
     low_C, high_C = hill(compute_C, 0.2, 0.6, 2e4, 2.0), hill(compute_C, 0.2, 0.9, 2e5, 2.0)
     for values_C in (low_C, np.where(compute_C > 5e5, -20.0, low_C)):
@@ -152,7 +152,7 @@ def test_edges_are_bounds_not_values() -> None:
 
 
 def test_no_effect_of_n_is_not_a_rise() -> None:
-    """The same curve for every n, evaluated every ten steps or on a log grid: n* must not be said to rise."""
+    """The same curve for every n, evaluated every ten steps or on a log grid: n* must not be reported to rise."""
     verdicts = []
     for draw in range(6):
         for spacing in ("steps", "log"):
@@ -227,10 +227,10 @@ def test_a_run_that_collapses_before_it_has_a_curve_is_left_out_by_name() -> Non
 
 def test_runs_that_fell_are_named_in_one_note() -> None:
     compute = np.linspace(1e3, 1e5, 20)
-    fallen = [noisy(f"r{i}", compute, hill(compute, 0.3, 0.5, 1e4, 2.0), noise=0.003, seed=i) for i in range(5)]
-    for curve in fallen:
+    collapsed = [noisy(f"r{i}", compute, hill(compute, 0.3, 0.5, 1e4, 2.0), noise=0.003, seed=i) for i in range(5)]
+    for curve in collapsed:
         curve.values_C[-4:] = 0.05
-    notes = [note for note in fit_law(fallen, metric="reward", replicates=60).notes if "collapse" in note]
+    notes = [note for note in fit_law(collapsed, metric="reward", replicates=60).notes if "collapse" in note]
     where = f"after {compute[15] / 1e3:.3g}k rollouts"
     assert notes == [f"runs that collapse are fitted up to there: 'r0' {where}, 'r1' {where}, 'r2' {where} and 2 more"]
 

@@ -1,4 +1,4 @@
-"""What a few seeds say about many: whole curves, as wide as Student's t asks, moderated by what else is known."""
+"""Seed effects from few seeds: distributions of whole curves, with Student's t and shrunken variances."""
 
 from __future__ import annotations
 
@@ -56,25 +56,25 @@ def test_seeds_at_other_compute_show_the_same_spread() -> None:
 
 
 def test_draws_have_the_standard_error_that_is_told() -> None:
-    (luck,) = seed_effects([spread_of([0.58, 0.6, 0.65])], 1.0)
-    drawn_BN = luck.draw(20_000, np.random.default_rng(0))
-    assert drawn_BN[:, 24].std() == pytest.approx(luck.level, rel=0.03)
-    assert drawn_BN[:, 0].std() < 0.15 * luck.level  # repetitions begin at one base
+    (effect,) = seed_effects([spread_of([0.58, 0.6, 0.65])], 1.0)
+    drawn_BN = effect.draw(20_000, np.random.default_rng(0))
+    assert drawn_BN[:, 24].std() == pytest.approx(effect.level, rel=0.03)
+    assert drawn_BN[:, 0].std() < 0.15 * effect.level  # repetitions begin at one base
 
 
 def test_many_seeds_need_neither_prior_nor_widening() -> None:
     rng = np.random.default_rng(0)
     ceilings = (CEILING + 0.02 * rng.standard_normal(400)).tolist()
     end = [rising(c)[-1] for c in ceilings]
-    (luck,) = seed_effects([spread_of(ceilings)], 1.0)
-    assert luck.level == pytest.approx(np.std(end, ddof=1) / 20, rel=0.04)
+    (effect,) = seed_effects([spread_of(ceilings)], 1.0)
+    assert effect.level == pytest.approx(np.std(end, ddof=1) / 20, rel=0.04)
 
 
 def test_two_seeds_that_agree_by_chance_keep_the_margin() -> None:
     """Their own variance is 0; ScaleRL's margin and their own degree of freedom give half of it, with Student's t."""
-    (luck,) = seed_effects([spread_of([0.6, 0.6])], 1.0)
+    (effect,) = seed_effects([spread_of([0.6, 0.6])], 1.0)
     t_over_z = stats.t.ppf(0.975, 2) / stats.norm.ppf(0.975)
-    assert luck.level == pytest.approx(t_over_z * seed_deviation(SEED_MARGIN) / np.sqrt(2) / np.sqrt(2), rel=1e-3)
+    assert effect.level == pytest.approx(t_over_z * seed_deviation(SEED_MARGIN) / np.sqrt(2) / np.sqrt(2), rel=1e-3)
 
 
 def test_one_odd_setting_does_not_widen_the_others() -> None:
@@ -129,11 +129,11 @@ def test_intervals_of_a_few_seeds_hold_the_mean_of_many(seeds: int) -> None:
         return Curve(name, GRID, values_C, 32, 8, seed)
 
     groups = [[run(f"{i}-{s}", s) for s in range(seeds)] for i in range(60)]
-    truth, held = rising(CEILING)[-1], 0
+    truth, covered = rising(CEILING)[-1], 0
     for fit in fit_groups(groups, replicates=200, upper=1.0):
         low, high = np.percentile(fit.ensemble.at(GRID[-1:])[:, 0], [2.5, 97.5])
-        held += bool(low <= truth <= high)
-    assert held >= 53  # fewer in one of a hundred draws at 95%
+        covered += bool(low <= truth <= high)
+    assert covered >= 53  # fewer in one of a hundred draws at 95%
 
 
 def test_two_seeds_a_side_that_agree_by_chance_are_no_proof() -> None:
@@ -159,8 +159,8 @@ def test_seeds_that_ended_leave_the_curve_to_those_that_go_on() -> None:
     assert spread.share == 1.0
     assert spread.share_N[0] == pytest.approx(1 / 3)  # with one more point up to there they would weigh as much
     assert spread.variance == pytest.approx(np.var([0.58, 0.6, 0.65], ddof=1), rel=0.1)
-    (luck,) = seed_effects([spread], 1.0)
-    assert luck.draw(20_000, np.random.default_rng(0))[:, 99].std() == pytest.approx(luck.level, rel=0.03)
+    (effect,) = seed_effects([spread], 1.0)
+    assert effect.draw(20_000, np.random.default_rng(0))[:, 99].std() == pytest.approx(effect.level, rel=0.03)
 
 
 def test_seeds_that_ended_before_the_rise_do_not_speak_for_all_of_it() -> None:
@@ -184,12 +184,12 @@ def test_intervals_of_unequal_seeds_hold_the_mean_of_many(points: tuple[int, ...
         values_C = rising(CEILING + 0.02 * rng.standard_normal(), compute_C)
         return Curve(name, compute_C, values_C + 0.005 * rng.standard_normal(len(compute_C)), 32, 8, seed)
 
-    truth, held = rising(CEILING)[-1], 0
+    truth, covered = rising(CEILING)[-1], 0
     groups = [[run(f"{i}-{s}", s) for s in range(len(points))] for i in range(60)]
     for fit in fit_groups(groups, replicates=200, upper=1.0):
         low, high = np.percentile(fit.ensemble.at(GRID[-1:])[:, 0], [2.5, 97.5])
-        held += bool(low <= truth <= high)
-    assert held >= 53
+        covered += bool(low <= truth <= high)
+    assert covered >= 53
 
 
 def test_a_setting_of_one_seed_learns_from_those_of_several() -> None:
@@ -228,12 +228,12 @@ def test_one_run_beside_seeds_that_differ_is_not_told_apart() -> None:
 def test_after_a_fall_one_run_is_as_uncertain_as_the_seeds_beside_it() -> None:
     """All end at a tenth, its own evaluations without noise."""
 
-    def fallen(name: str, ceiling: float, end: float) -> Curve:
+    def with_collapse(name: str, ceiling: float, end: float) -> Curve:
         values_C = rising(ceiling)
         values_C[-5:] = end
         return Curve(name, GRID, values_C, 32, 8)
 
-    several = [fallen(f"{i}", c, 0.1 + c - CEILING) for i, c in enumerate((0.55, 0.6, 0.65))]
-    apart = [fallen("one", 0.6, 0.2)]
+    several = [with_collapse(f"{i}", c, 0.1 + c - CEILING) for i, c in enumerate((0.55, 0.6, 0.65))]
+    apart = [with_collapse("one", 0.6, 0.2)]
     assert compare(several, apart, replicates=100).ahead_now == "same"
     assert compare(several[1:2], apart, replicates=100).ahead_now == "b"

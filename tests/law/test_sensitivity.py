@@ -1,4 +1,4 @@
-"""How much n matters: the best minus the worst of several noisy values is too large by what noise adds."""
+"""Sensitivity to n: the best minus the worst of several noisy values, corrected for the bias by noise."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def slice_of(rng: np.random.Generator, lead: float, *, lucky: bool = False) -> S
 def test_intervals_hold_the_true_range(lead: float) -> None:
     rng = np.random.default_rng(1)
     found = [slice_of(rng, lead) for _ in range(20)]
-    held = [low <= lead * (1 - np.exp(-1e6 / 1.5e5)) <= high for low, high in (s.range_interval for s in found)]
-    assert sum(held) >= 15
+    covered = [low <= lead * (1 - np.exp(-1e6 / 1.5e5)) <= high for low, high in (s.range_interval for s in found)]
+    assert sum(covered) >= 15
     assert np.mean([s.range for s in found]) == pytest.approx(lead, abs=0.004)
     assert all(low <= s.range <= high for s in found for low, high in [s.range_interval])
 
@@ -44,8 +44,8 @@ def test_one_seed_of_every_n_cannot_show_a_small_range() -> None:
     found = slice_of(np.random.default_rng(0), 0.01, lucky=True)
     assert found.range_interval[0] == 0.0
     assert slice_of(np.random.default_rng(0), 0.01).range_interval[0] > 0.0
-    (told,) = fit_law(runs_of(np.random.default_rng(0), 0.01), metric="avg@4", replicates=200).slices
-    assert told.range_interval[0] == 0.0
+    (slice_of_n,) = fit_law(runs_of(np.random.default_rng(0), 0.01), metric="avg@4", replicates=200).slices
+    assert slice_of_n.range_interval[0] == 0.0
 
 
 def test_half_of_what_the_best_of_equals_is_too_good_by_is_taken_off() -> None:

@@ -1,4 +1,4 @@
-"""A sweep whose truth is known, runs that were timed, and allocations as the planner asks for them."""
+"""A sweep with known truth, timed runs, and allocations for the tests of the planner."""
 
 from __future__ import annotations
 

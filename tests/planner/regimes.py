@@ -26,7 +26,7 @@ class Setup:
     problems_per_batch: int = 64
     rollouts_per_problem: tuple[int, ...] = (4, 32)
     repeats: int = 1
-    """Seeds of every n: a small lead of a larger n cannot be told from luck with one."""
+    """Seeds of every n: with one seed, a small lead of a larger n may be chance."""
 
 
 WORLD = {"size": 4000, "noise": 0.0, "features": 16, "responses": 16, "validation": 600, "out_of_distribution": 0}

@@ -53,7 +53,7 @@ def test_a_law_of_some_seeds_is_held_against_all_of_them() -> None:
 
 
 def test_what_was_lost_is_the_distance_to_the_best() -> None:
-    """n = 64 has reached nothing at C/8 and is best at C: nobody could know, and it is told."""
+    """n = 64 has reached nothing at C/8 and is best at C: the regret is reported, though no run showed it."""
     late = np.geomspace(500, 1e6, 40)
     sudden = Curve("64", late, np.where(late < 3e5, 0.2, 0.99), 32, 64, seed=0)
     (test,) = backtest_curves([curve(4), curve(16), sudden], [1e6], metric="avg@4", replicates=60)
@@ -154,9 +154,9 @@ def sweep(path: Path, *, end: float = 4e5) -> Path:
 
 def test_the_command(call: Call, tmp_path: Path) -> None:
     path = sweep(tmp_path / "sweep.csv")
-    told = call("--law", path, "--backtest", "--replicates", "60").out
-    assert "Plans from an eighth of the compute" in told
-    assert "32 × 4" in told and "Plans lost 0.0000 in the mean, 0.0000 at most." in told
+    result = call("--law", path, "--backtest", "--replicates", "60").out
+    assert "Plans from an eighth of the compute" in result
+    assert "32 × 4" in result and "Plans lost 0.0000 on average, 0.0000 at most." in result
     data = call("--law", path, "--backtest", "--budget", "2e5", "--replicates", "60", "--json").json
     (test,) = data["tests"]
     assert (data["metric"], data["ahead"], test["budget"]) == ("avg@4", 8.0, 2e5)
@@ -174,14 +174,14 @@ def test_runs_of_another_recipe_are_left_out_aloud(call: Call, tmp_path: Path) -
             lines += [f"32,{n},{seed},{lr},{c:.0f},{v:.5f}" for c, v in zip(of.compute_C, of.values_C, strict=True)]
     two = tmp_path / "two.csv"
     two.write_text("\n".join(lines))
-    told = call("--law", two, "--backtest", "--budget", "2e5", "--replicates", "60")
-    assert told.code == 0 and "tested on 3 of its runs with learning_rate 1e-06" in told.err
+    result = call("--law", two, "--backtest", "--budget", "2e5", "--replicates", "60")
+    assert result.code == 0 and "tested on 3 of its runs with learning_rate 1e-06" in result.err
 
 
 def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
     path = sweep(tmp_path / "sweep.csv")
-    fails(call("--law", "isocompute/bp32-easy", "--backtest"), "it plans finished runs anew")
-    fails(call("--backtest"), "say which: --law RUNS")
+    fails(call("--law", "isocompute/bp32-easy", "--backtest"), "it makes plans for finished runs")
+    fails(call("--backtest"), "name them: --law RUNS")
     for option in (("--n", "8"), ("--next", "2"), ("--max-batch", "64"), ("--out", "x.toml")):
         fails(call("--law", path, "--backtest", *option), f"{option[0]} does not go with --backtest")
     fails(call("--law", path, "--backtest", "--budget", "$20"), "give rollouts that the runs have used")
@@ -189,7 +189,7 @@ def test_what_cannot_be_tested(call: Call, tmp_path: Path) -> None:
     one = tmp_path / "one.csv"
     one.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(("32,16", "32,64"))))
     fails(call("--law", one, "--backtest"), "runs of several n")
-    fails(call("--law", tmp_path / "gone", "--backtest"), "gone is no folder or table that is there")
+    fails(call("--law", tmp_path / "gone", "--backtest"), "gone is not a folder or table")
     bare = tmp_path / "bare.csv"
     bare.write_text("\n".join(line.partition(",")[2] for line in path.read_text().splitlines()))
     fails(call("--law", bare, "--backtest"), "give --problems-per-batch")

@@ -1,4 +1,4 @@
-"""Runs that collapsed: a plan expects what the best checkpoint has, and says how many runs did not hold it."""
+"""Runs that collapsed: a plan expects the reward of the best checkpoint, and reports how many runs collapsed."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_a_plan_says_how_many_runs_of_its_setting_fell_and_which_setting_held(
 ) -> None:
     plan = plan_of(sweep([3e5, 2e5, None]), 9e5, tmp_path)
     assert plan.allocation.rollouts_per_problem == 8
-    (said,) = [w.message for w in plan.warnings if w.code == "falls"]
+    (message,) = [w.message for w in plan.warnings if w.code == "falls"]
     first = max(c for c in np.geomspace(4e3, ENDS, 40) if c <= 2e5)
-    assert said.startswith(f"2 of 3 runs of 32 × 8 collapsed, the first after {first / 1e3:.0f}k rollouts")
-    assert "32 × 32" in said and "was stable in all its 3 runs" in said
-    told = plan_to_json(plan)
-    assert (told["falls"]["runs"], told["falls"]["fallen"]) == (3, 2)
-    assert told["alternatives"][0]["falls"] == {
+    assert message.startswith(f"2 of 3 runs of 32 × 8 collapsed, the first after {first / 1e3:.0f}k rollouts")
+    assert "32 × 32" in message and "was stable in all its 3 runs" in message
+    result = plan_to_json(plan)
+    assert (result["falls"]["runs"], result["falls"]["fallen"]) == (3, 2)
+    assert result["alternatives"][0]["falls"] == {
         "runs": 3,
         "fallen": 0,
         "share": 0.0,
@@ -81,8 +81,8 @@ def test_falls_are_counted_in_a_table_of_runs_too(tmp_path: Path) -> None:
     ]
     pl.DataFrame(rows).write_csv(tmp_path / "runs.csv")
     plan = isocompute.plan(budget=9e5, law=tmp_path / "runs.csv", replicates=100)
-    told = plan_to_json(plan)["falls"]
-    assert (told["runs"], told["fallen"]) == (3, 2)
+    result = plan_to_json(plan)["falls"]
+    assert (result["runs"], result["fallen"]) == (3, 2)
 
 
 def test_runs_that_fell_before_they_had_a_curve_are_counted(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_runs_that_fell_before_they_had_a_curve_are_counted(tmp_path: Path) -> N
     for curve in lost:
         curve.values_C[2:] = 0.01
     plan = plan_of([*sweep([None, None, None]), *lost], 9e5, tmp_path)
-    told = plan_to_json(plan)
-    falls = {o["rollouts_per_problem"]: o["falls"] for o in (told, *told["alternatives"])}
+    result = plan_to_json(plan)
+    falls = {o["rollouts_per_problem"]: o["falls"] for o in (result, *result["alternatives"])}
     assert (falls[8]["runs"], falls[8]["fallen"], falls[32]["fallen"]) == (5, 2, 0)
 
 
@@ -111,9 +111,9 @@ def test_where_no_run_fell_the_table_does_not_speak_of_it(tmp_path: Path, capsys
 def test_where_every_setting_fell_none_is_said_to_hold() -> None:
     curves = [run(n, seed, falls_at=3e5) for n in (8, 32) for seed in range(2)]
     plan = isocompute.plan(budget=9e5, law=fit_law(curves, metric="avg@4", replicates=100))
-    (said,) = [w.message for w in plan.warnings if w.code == "falls"]
-    assert said.startswith("2 of 2 runs")
-    assert said.endswith("no setting within one error of it was stable in all its runs")
+    (message,) = [w.message for w in plan.warnings if w.code == "falls"]
+    assert message.startswith("2 of 2 runs")
+    assert message.endswith("no setting within one error of it was stable in all its runs")
 
 
 def test_a_published_law_knows_no_runs() -> None:
@@ -121,12 +121,12 @@ def test_a_published_law_knows_no_runs() -> None:
     assert plan_to_json(plan)["falls"] is None
 
 
-@pytest.mark.parametrize(("runs", "fallen"), [(3, 1), (12, 1), (16, 7)])
-def test_the_share_that_falls_has_jeffreys_interval(runs: int, fallen: int) -> None:
-    found = Survival((1e5,) * fallen, (1e6,) * (runs - fallen)).by(1e6)
-    assert found is not None and (found.runs, found.collapsed) == (runs, fallen)
-    assert found.share == pytest.approx(fallen / runs)
-    expected = stats.beta(fallen + 0.5, runs - fallen + 0.5).interval(0.8)
+@pytest.mark.parametrize(("runs", "collapsed"), [(3, 1), (12, 1), (16, 7)])
+def test_the_share_that_falls_has_jeffreys_interval(runs: int, collapsed: int) -> None:
+    found = Survival((1e5,) * collapsed, (1e6,) * (runs - collapsed)).by(1e6)
+    assert found is not None and (found.runs, found.collapsed) == (runs, collapsed)
+    assert found.share == pytest.approx(collapsed / runs)
+    expected = stats.beta(collapsed + 0.5, runs - collapsed + 0.5).interval(0.8)
     assert found.interval() == pytest.approx(expected, rel=1e-9)
 
 
@@ -138,15 +138,15 @@ def test_none_and_all_reach_to_the_end() -> None:
 
 
 def test_runs_that_ended_before_a_compute_are_not_said_to_have_held_it() -> None:
-    def told(fell: tuple[float, ...], held: tuple[float, ...], at: float) -> tuple[int, int, float | None] | None:
-        found = Survival(fell, held).by(at)
+    def result(fell: tuple[float, ...], healthy: tuple[float, ...], at: float) -> tuple[int, int, float | None] | None:
+        found = Survival(fell, healthy).by(at)
         return None if found is None else (found.runs, found.collapsed, found.first)
 
-    assert told((), (1e6, 1e6, 1e6), 1.05e6) == (3, 0, None)
-    assert told((), (1e6, 1e6, 1e6), 4e6) is None
-    assert told((2e5,), (1e6, 1e6), 4e6) == (3, 1, 2e5)
-    assert told((), (2e3, 2e3, 2e3, 1e6), 1e6) == (1, 0, None)
-    assert told((2e5, 8e5), (1e5, 1e6), 5e5) == (3, 1, 2e5)
+    assert result((), (1e6, 1e6, 1e6), 1.05e6) == (3, 0, None)
+    assert result((), (1e6, 1e6, 1e6), 4e6) is None
+    assert result((2e5,), (1e6, 1e6), 4e6) == (3, 1, 2e5)
+    assert result((), (2e3, 2e3, 2e3, 1e6), 1e6) == (1, 0, None)
+    assert result((2e5, 8e5), (1e5, 1e6), 5e5) == (3, 1, 2e5)
 
 
 def test_runs_count_as_long_as_they_were_watched() -> None:
@@ -166,8 +166,8 @@ def test_the_share_is_not_biased_by_runs_that_end_in_good_health() -> None:
     rng = np.random.default_rng(0)
     watched_R = np.where(np.arange(4000) % 4 == 0, 2e6, 1e6)
     falls_R = rng.exponential(2e6 / -np.log(1 - 0.36), 4000)
-    fell, held = falls_R[falls_R < watched_R], watched_R[falls_R >= watched_R]
-    found = Survival(tuple(sorted(fell.tolist())), tuple(sorted(held.tolist()))).by(2e6)
+    fell, healthy = falls_R[falls_R < watched_R], watched_R[falls_R >= watched_R]
+    found = Survival(tuple(sorted(fell.tolist())), tuple(sorted(healthy.tolist()))).by(2e6)
     assert found is not None and found.share == pytest.approx(0.36, abs=0.03)
     low, high = found.interval()
     assert low < found.share < high and 0.01 < high - low < 0.06

@@ -1,4 +1,4 @@
-"""What a rollout costs: one throughput and where it comes from, the reference model's pass, memory for training."""
+"""The cost of a rollout: the throughput and its source, the reference model's pass, memory for training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rollout costs by setting: measured where it was timed, read off other settings where it was not."""
+"""The cost of a rollout by setting: measured if it was timed, else interpolated between other settings."""
 
 from __future__ import annotations
 

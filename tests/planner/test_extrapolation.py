@@ -1,4 +1,4 @@
-"""Beyond the data half of the members let the trend of the last points go on."""
+"""Beyond the data, half of the draws continue the trend of the last points."""
 
 from __future__ import annotations
 
@@ -107,26 +107,26 @@ def test_a_trend_does_not_go_on_for_ever() -> None:
     assert more_A == pytest.approx([0.14, 0.14, 0.14])
 
 
-def with_others(*, fallen: bool) -> list[Curve]:
+def with_others(*, collapsed: bool) -> list[Curve]:
     """n = 8 and 16 were run to `LAST` and have levelled off. Most others were not: pilots that were cut off in their
-    steep part, or, with `fallen`, steeper ones that went twice as far and all fell for good at the end.
+    steep part, or, with `collapsed`, steeper ones that went twice as far and all fell for good at the end.
     """
     rng, curves = np.random.default_rng(6), []
     for n in (8, 16, 32, 64, 128):
         for seed in range(2):
             other = n > 16
-            compute_C = np.geomspace(1e3, LAST * (2 if fallen else 1 / 32) if other else LAST, 30)
-            value_C = value(n, compute_C, late=0.05 if other and fallen else 0.0) + 0.002 * rng.standard_normal(30)
-            if other and fallen:
+            compute_C = np.geomspace(1e3, LAST * (2 if collapsed else 1 / 32) if other else LAST, 30)
+            value_C = value(n, compute_C, late=0.05 if other and collapsed else 0.0) + 0.002 * rng.standard_normal(30)
+            if other and collapsed:
                 value_C[-3:] = 0.05
             curves.append(Curve(f"{n}-{seed}", compute_C, value_C, 32, n, seed=seed))
     return curves
 
 
-@pytest.mark.parametrize("fallen", [False, True])
+@pytest.mark.parametrize("collapsed", [False, True])
 @pytest.mark.parametrize("budget", [LAST, 4 * LAST])
-def test_pilots_and_fallen_runs_are_no_trend_and_have_none_to_gain(budget: float, fallen: bool) -> None:
-    law = fit_law(with_others(fallen=fallen), metric="avg@4", replicates=100)
+def test_pilots_and_fallen_runs_are_no_trend_and_have_none_to_gain(budget: float, collapsed: bool) -> None:
+    law = fit_law(with_others(collapsed=collapsed), metric="avg@4", replicates=100)
     blind = replace(law, settings=tuple(replace(fit, trend=None) for fit in law.settings))
     plans = [isocompute.plan(budget=budget, law=each) for each in (law, blind)]
     assert np.median([fit.trend or 0.0 for fit in law.settings]) > 0.02, "most are steep"
@@ -216,13 +216,13 @@ def test_what_is_held_to_bounds_keeps_its_mean() -> None:
     assert np.array_equal(out_AB[3:], np.clip(values_AB[3:], 0.0, 1.0)), "a mean that is outside cannot be kept"
     assert np.array_equal(out_AB[0], values_AB[0]), "nothing was outside"
     order = np.argsort(values_AB[1])
-    assert (np.diff(out_AB[1][order]) >= 0.0).all(), "members stay in their order"
+    assert (np.diff(out_AB[1][order]) >= 0.0).all(), "draws stay in their order"
     above = clip_keeping_mean(values_AB, -np.inf, 1.0)
     assert above[1].mean() == pytest.approx(values_AB[1].mean(), abs=1e-6) and np.array_equal(above[4], values_AB[4])
 
 
 def test_near_the_ceiling_of_a_rate_nothing_is_lost() -> None:
-    """Runs that are at .985 were expected at .965 of four times their compute: cut at 1, members could only go down."""
+    """Runs that are at .985 were expected at .965 of four times their compute: cut at 1, draws could only go down."""
     rng, compute_C = np.random.default_rng(7), np.geomspace(1e3, LAST, 30)
     value_C = 0.3 + 0.685 / (1 + (8e3 / compute_C) ** 2)
     curves = [
@@ -235,7 +235,7 @@ def test_near_the_ceiling_of_a_rate_nothing_is_lost() -> None:
 
 
 def test_a_trend_that_leads_through_a_ceiling_is_not_certain_of_it() -> None:
-    """Half of the members reach 1 and the mean would lie above it: kept there, all would be 1 for sure."""
+    """Half of the draws reach 1 and the mean would lie above it: kept there, all draws would be 1."""
     rng, compute_C = np.random.default_rng(7), np.geomspace(1e3, LAST, 30)
     value_C = 0.3 + 0.55 / (1 + (8e3 / compute_C) ** 2) + 0.03 * np.maximum(np.log2(compute_C / (LAST / 8)), 0.0)
     curves = [

@@ -1,4 +1,4 @@
-"""What a plan does not wait for: libraries that only other things need, each a tenth of a second or more to load."""
+"""The API does not load heavy libraries that only some commands need; each takes a tenth of a second or more."""
 
 from __future__ import annotations
 

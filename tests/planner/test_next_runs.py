@@ -1,4 +1,4 @@
-"""Which cells a study of `plan --next` may have."""
+"""The cells of a study by `plan --next`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of pass rates: what is read, and what is refused with a way out."""
+"""Files of pass rates: formats that are read, and errors that say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of the data and the recipe: difficulty, zero variance, learning rates, warnings."""
+"""A plan's advice on data and recipe: difficulty, zero variance, learning rates, warnings."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_a_first_guess_says_that_it_is_one_and_a_foreign_base_is_named() -> None
     other = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", pass_rates=[0.9, 0.9], replicates=60)
     assert "base_differs" not in {w.code for w in easy.warnings}
     assert "base_differs" in {w.code for w in other.warnings}
-    told = plan_to_json(other)["mix"]["zero_variance"]
-    assert told == pytest.approx(0.9**256 + 0.1**256)
+    result = plan_to_json(other)["mix"]["zero_variance"]
+    assert result == pytest.approx(0.9**256 + 0.1**256)
 
 
 def test_pass_rates_are_the_set_that_epochs_are_counted_over() -> None:
@@ -112,9 +112,9 @@ def test_overfitting_goes_by_how_few_problems_are_seen_how_often(
 
 def test_passes_over_the_set_are_told_where_its_size_is_known() -> None:
     known = isocompute.plan(budget=2e6, law="isocompute/bp32-easy", problems=6000, replicates=60)
-    told = plan_to_json(known)
-    assert told["epochs"] == pytest.approx(32 * 244 / 6000)
-    for other in told["alternatives"]:
+    result = plan_to_json(known)
+    assert result["epochs"] == pytest.approx(32 * 244 / 6000)
+    for other in result["alternatives"]:
         assert other["epochs"] == pytest.approx(32 * other["update_steps"] / 6000)
     assert not {"overfitting", "many_epochs", "under_one_epoch"} & {w.code for w in known.warnings}
     unknown = plan_to_json(isocompute.plan(budget=2e6, law="isocompute/bp32-easy", replicates=60))
@@ -128,8 +128,8 @@ def test_n_that_the_law_does_not_know_are_named() -> None:
         )
         return [w.message for w in plan.warnings if w.code == "n_not_in_law"]
 
-    (told,) = messages(16, 32)
-    assert "n = 16 of --n was left out" in told and "it has n = 8, 32, 128, 256, 512" in told
+    (result,) = messages(16, 32)
+    assert "n = 16 of --n was left out" in result and "it has n = 8, 32, 128, 256, 512" in result
     assert messages(8, 32) == []
 
 
@@ -159,8 +159,8 @@ def test_zeros_of_few_samples_are_told_from_problems_that_nobody_solves() -> Non
     assert shares[0] == pytest.approx(2 / 3 + 0.9375**8 / 3, abs=0.001) and shares[1] < shares[0]
     assert f"{shares[0]:.0%} of groups" in message and f"{shares[1]:.0%} by those behind them: 16 samples" in message
     assert message.endswith("n = 32 would bring it under a half"), "by the measured rates no n would"
-    told = plan_to_json(seen)["mix"]
-    assert (told["zero_variance"], told["zero_variance_behind"]) == shares
+    result = plan_to_json(seen)["mix"]
+    assert (result["zero_variance"], result["zero_variance_behind"]) == shares
 
 
 def test_exact_rates_are_taken_as_they_are() -> None:

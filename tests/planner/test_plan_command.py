@@ -150,8 +150,8 @@ def test_the_terminal_says_the_mix_and_how_many_groups_teach_nothing(call: Call,
     assert "\n zero-variance groups at n = 8: 21% at the start\n" in shown
     (tmp_path / "rates.txt").write_text("0\n0\n0.0625\n" * 100)
     few = call(*args).out
-    told = re.search(r"at n = 8: (\d+)% at the start, (\d+)% by the rates behind these samples\n", few)
-    assert told and int(told[2]) < int(told[1])
+    result = re.search(r"at n = 8: (\d+)% at the start, (\d+)% by the rates behind these samples\n", few)
+    assert result and int(result[2]) < int(result[1])
     (tmp_path / "rates.txt").write_text("0.411\n")
     assert "your 1 problem: mean pass rate .411; 0% hard, 0% between, 100% easy" in call(*args).out
 
@@ -217,8 +217,10 @@ def test_a_law_of_ones_own_is_planned_with(call: Call, own_law: Path) -> None:
     small = call("--budget", "1e5", "--law", own_law, "--json").json
     large = call("--budget", "2e6", "--law", own_law, "--json").json
     assert small["rollouts_per_problem"] < large["rollouts_per_problem"] == 64
-    held = call("--budget", "2e6", "--law", own_law, "--problems-per-batch", "64", "--max-batch", "2048", "--json").json
-    assert held["problems_per_batch"] == 64 and held["batch_size"] <= 2048 and held["mode"] == "n"
+    fixed = call(
+        "--budget", "2e6", "--law", own_law, "--problems-per-batch", "64", "--max-batch", "2048", "--json"
+    ).json
+    assert fixed["problems_per_batch"] == 64 and fixed["batch_size"] <= 2048 and fixed["mode"] == "n"
     batch = call("--budget", "2e6", "--law", own_law, "--batch", "1024", "--json").json
     assert batch["batch_size"] == 1024 and batch["mode"] == "batch"
     fails(call("--budget", "2e6", "--law", own_law, "--metric", "best@4"), "--metric best@4")
@@ -293,11 +295,11 @@ def test_next_writes_a_study_that_runs(call: Call, own_law: Path, tmp_path: Path
     }
     assert all(c["gain"] > 0 and c["compute"] <= 8e6 for c in found["next"])
     assert spec.engine == "command"
-    program, script, *told = spec.engine_options["command"]
+    program, script, *arguments = spec.engine_options["command"]
     assert (program, script) == ("python", "train.py") and {"--seed={seed}", "--learning_rate={learning_rate}"} < {
-        *told
+        *arguments
     }
-    options = {**spec.engine_options, "command": [sys.executable, script, *told]}
+    options = {**spec.engine_options, "command": [sys.executable, script, *arguments]}
     for cell in cells(spec):
         CommandEngine().check(replace(cell, engine=options))  # it knows every name
     fails(call("--budget", "2e6", "--law", "isocompute/joint-easy", "--next", 2), "--next")
@@ -312,7 +314,7 @@ def test_next_overwrites_no_study_that_differs(call: Call, own_law: Path, tmp_pa
     call(*args)
     assert out.read_text() == written
     out.write_text(written.replace("train.py", "mine.py"))
-    fails(call(*args), r"next\.toml: it is there already .* --out with a new name, or move it away")
+    fails(call(*args), r"next\.toml: it exists already .* --out a new name, or move it away")
     assert out.read_text() == written.replace("train.py", "mine.py")
 
 
@@ -430,7 +432,7 @@ def test_wrong_pass_rates(call: Call, tmp_path: Path, name: str, text: str, mess
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--out", "x.toml"), r"--out x\.toml: it is where --next writes its study; say --next 4 too"),
+        (("--out", "x.toml"), r"--out x\.toml: it is where --next writes its study; give --next 4 too"),
         (
             ("--price-per-gpu-hour", "3"),
             r"--price-per-gpu-hour 3: a price needs a throughput.*--rollouts-per-second 12",
@@ -453,7 +455,7 @@ def test_options_that_would_change_nothing(
 
 
 def test_out_without_next_is_refused_beside_laws(call: Call) -> None:
-    fails(call("--laws", "--out", "x.toml"), "say --next 4 too")
+    fails(call("--laws", "--out", "x.toml"), "give --next 4 too")
 
 
 @pytest.mark.parametrize("where", ["given", "published", "law", "timed"])
@@ -496,7 +498,7 @@ def test_where_picks_among_runs(call: Call, tmp_path: Path) -> None:
     fails(call(*args), r"2 conditions, 'large' \(2\), 'small' \(2\).*--where model=")
     values = [call(*args, "--where", f"model={m}", "--json").json["expected"]["value"] for m in ("large", "small")]
     assert values[0] > values[1] + 0.1
-    fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--where", "model=a"), "it picks among runs")
+    fails(call("--budget", "2e6", "--law", "isocompute/bp32-easy", "--where", "model=a"), "it selects runs")
 
 
 def trainer_state(path: Path) -> Path:
@@ -507,14 +509,14 @@ def trainer_state(path: Path) -> Path:
 
 
 def test_a_log_that_ends_in_json_is_runs(call: Call, tmp_path: Path) -> None:
-    """What it lacks is said as of any log; the file is not called a law to be written, and not overwritten."""
+    """The error is that of any log, and does not suggest to write a law over the file."""
     log = trainer_state(tmp_path / "trainer_state.json")
     text = log.read_text()
     for args in (("--budget", "1e5"), ("--budget", "1e5", "--where", "step=10"), ("--backtest",)):
-        told = call("--law", log, *args)
-        assert told.code == 2
-        assert "not a law" not in told.err and f"--out {log}" not in told.err
-        assert "it picks among runs" not in told.err and "no folder or table" not in told.err
+        result = call("--law", log, *args)
+        assert result.code == 2
+        assert "not a law" not in result.err and f"--out {log}" not in result.err
+        assert "it selects runs" not in result.err and "not a folder or table" not in result.err
     fails(call("--budget", "1e5", "--law", log), "steps|rollouts per problem")
     assert log.read_text() == text
     other = tmp_path / "other.json"
@@ -524,14 +526,14 @@ def test_a_log_that_ends_in_json_is_runs(call: Call, tmp_path: Path) -> None:
 
 def test_a_law_is_no_runs(call: Call, own_law: Path) -> None:
     fails(call("--law", own_law, "--backtest"), "is a law, not runs")
-    fails(call("--budget", "2e6", "--law", own_law, "--where", "set=a"), "it picks among runs")
+    fails(call("--budget", "2e6", "--law", own_law, "--where", "set=a"), "it selects runs")
 
 
 def test_what_is_said_of_a_batch_larger_than_the_set_works(call: Call) -> None:
     joint = ("--budget", "2e6", "--law", "isocompute/joint-easy", "--replicates", "60")
-    told = call(*joint, "--problems-per-batch", 32, "--problems", 16)
-    fails(told, "32 × 8 would with at least 32 problems")
-    assert "--problems-per-batch 16" not in told.err  # for which the law does not answer
+    result = call(*joint, "--problems-per-batch", 32, "--problems", 16)
+    fails(result, "32 × 8 would with at least 32 problems")
+    assert "--problems-per-batch 16" not in result.err  # for which the law does not answer
     assert call(*joint, "--problems-per-batch", 32, "--problems", 32).code == 0
     easy = ("--budget", "2e6", "--law", "isocompute/bp32-easy", "--replicates", "60", "--problems", 16)
     fails(call(*easy, "--problems-per-batch", 32), "or 16 × 8 with --problems-per-batch 16")
@@ -542,18 +544,18 @@ def test_runs_that_do_not_say_bp_and_n_are_planned_as_the_error_says(call: Call,
     points = [{k: v for k, v in p.items() if k != "rollouts"} for p in rising()]
     write_points(tmp_path / "runs" / "one", points)
     law = tmp_path / "law.json"
-    told = call("--budget", "1e4", "--law", tmp_path / "runs")
-    fails(told, "isocompute fit RUNS --problems-per-batch Bp --rollouts-per-problem n --out law.json, then --law")
+    result = call("--budget", "1e4", "--law", tmp_path / "runs")
+    fails(result, "isocompute fit RUNS --problems-per-batch Bp --rollouts-per-problem n --out law.json, then --law")
     fit = partial(call.func, "fit") if isinstance(call, partial) else call
-    said = ("--problems-per-batch", 32, "--rollouts-per-problem", 8, "--replicates", 60, "--out", law)
-    assert fit(tmp_path / "runs", *said).code == 0
+    given = ("--problems-per-batch", 32, "--rollouts-per-problem", 8, "--replicates", 60, "--out", law)
+    assert fit(tmp_path / "runs", *given).code == 0
     assert call("--budget", "1e4", "--law", law).code == 0
 
 
 def test_hours_of_the_paper_s_machines_are_named_as_such(call: Call) -> None:
     args = ("--law", "scalerl/8b", "--rollouts-per-second", 12, "--gpus", 8, "--replicates", 60)
-    told = call("--budget", "8000h", *args)
-    fails(told, r"8,000 GPU-hours buys rollouts that took 281k GPU-hours on the machines of scalerl/8b's paper")
+    result = call("--budget", "8000h", *args)
+    fails(result, r"8,000 GPU-hours buys rollouts that took 281k GPU-hours on the machines of scalerl/8b's paper")
     assert call("--budget", "4550h", *args).code == 0  # what it says
 
 

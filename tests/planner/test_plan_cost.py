@@ -1,4 +1,4 @@
-"""What a plan costs, and how hours and money become rollouts."""
+"""The cost of a plan, and the conversion of hours and money to rollouts."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_prompts_that_are_assumed_are_told(tmp_path: Path, capsys: pytest.Captur
         cost = plan.to_json()["cost"]
         assert (cost["prompt_tokens"], cost["prompt_source"]) == (tokens, source)
         show(plan)
-        told = " ".join(capsys.readouterr().out.split())
-        assert ("prompts of 256 tokens assumed (--prompt-tokens)" in told) == (source == "assumed")
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("prompts of 256 tokens assumed (--prompt-tokens)" in printed) == (source == "assumed")
 
 
 def test_a_recipe_with_kl_pays_for_its_reference_model(tmp_path: Path) -> None:

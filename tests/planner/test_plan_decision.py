@@ -110,7 +110,7 @@ def test_allocations_are_the_exact_enumeration(
     low: int,
     n: list[int] | None,
 ) -> None:
-    held = Constraints(
+    constraints = Constraints(
         max_batch=max_batch,
         gpus=gpus,
         min_updates=min_updates,
@@ -134,9 +134,9 @@ def test_allocations_are_the_exact_enumeration(
     pairs = list(itertools.product(problems, rollouts))
     if not expected:
         with pytest.raises(InputError):
-            allocations(budget=budget, settings=pairs, constraints=held)
+            allocations(budget=budget, settings=pairs, constraints=constraints)
         return
-    found = allocations(budget=budget, settings=pairs, constraints=held)
+    found = allocations(budget=budget, settings=pairs, constraints=constraints)
     assert {(a.problems_per_batch, a.rollouts_per_problem, a.update_steps) for a in found} == expected
     for a in found:
         most = max(
@@ -156,7 +156,7 @@ def test_a_budget_under_one_batch_names_the_smallest_that_works(budget: int, siz
 
 
 @pytest.mark.parametrize(
-    ("held", "message"),
+    ("constraints", "message"),
     [
         (Constraints(batch_size=100, problems_per_batch=32), "--batch 256"),
         (Constraints(batch_size=500, problems_per_batch=32), "--batch 512"),
@@ -173,9 +173,9 @@ def test_a_budget_under_one_batch_names_the_smallest_that_works(budget: int, siz
         (Constraints(min_updates=10_000), "--min-updates 3906"),
     ],
 )
-def test_contradictions_are_named_with_what_would_work(held: Constraints, message: str) -> None:
+def test_contradictions_are_named_with_what_would_work(constraints: Constraints, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        allocations(budget=1e6, settings=[(32, 8), (32, 16)], constraints=held)
+        allocations(budget=1e6, settings=[(32, 8), (32, 16)], constraints=constraints)
 
 
 @pytest.mark.parametrize(
@@ -224,21 +224,22 @@ def test_one_n_is_a_list_of_one() -> None:
 
 @pytest.mark.parametrize("law", ["isocompute/bp32-easy", "isocompute/joint-easy", "isocompute/batch8192-easy"])
 @pytest.mark.parametrize(
-    "held", [{"gpus": 3}, {"gpus": 6}, {"gpus": 12, "batch_size": 8192}, {"problems_per_batch": 48, "batch_size": 8192}]
+    "constraints",
+    [{"gpus": 3}, {"gpus": 6}, {"gpus": 12, "batch_size": 8192}, {"problems_per_batch": 48, "batch_size": 8192}],
 )
-def test_what_is_suggested_works(law: str, held: dict[str, Any]) -> None:
+def test_what_is_suggested_works(law: str, constraints: dict[str, Any]) -> None:
     """Every `--option N` of a refusal, tried on its own."""
     options = {"--gpus": "gpus", "--problems-per-batch": "problems_per_batch", "--batch": "batch_size"}
-    if law == "isocompute/bp32-easy" and held.get("problems_per_batch"):
-        held = {"problems_per_batch": 32, "batch_size": 8000}
+    if law == "isocompute/bp32-easy" and constraints.get("problems_per_batch"):
+        constraints = {"problems_per_batch": 32, "batch_size": 8000}
     with pytest.raises(InputError) as refused:
-        isocompute.plan(budget=2e6, law=law, replicates=20, **held)
+        isocompute.plan(budget=2e6, law=law, replicates=20, **constraints)
     suggested = str(refused.value).partition(";")[2]
     found = re.findall(r"(--gpus|--problems-per-batch|--batch) (\d+)", suggested)
     assert found, refused.value
     for alternative in suggested.split(", or "):
         changed = {options[option]: int(n) for option, n in re.findall(r"(--[a-z-]+) (\d+)", alternative)}
-        plan = isocompute.plan(budget=2e6, law=law, replicates=20, **(held | changed))
+        plan = isocompute.plan(budget=2e6, law=law, replicates=20, **(constraints | changed))
         assert plan.allocation.batch_size % (plan.constraints.gpus or 1) == 0
 
 
@@ -337,7 +338,7 @@ def test_proposals_are_one_study() -> None:
 
 
 def test_one_seed_makes_a_lead_as_sure_as_two_normal_draws_are() -> None:
-    """Two settings whose members agree to the last bit, .01 apart: what is left is the seeds."""
+    """Two settings whose draws agree exactly, .01 apart: only seeds can change which one is better."""
     values_AB = np.repeat([[0.5], [0.51]], 20_000, axis=1)
     (certain, _), law = rank(values_AB), replace(published("isocompute/bp32-easy", replicates=2), seed_error=0.02)
     assert certain.probability_best == 1.0

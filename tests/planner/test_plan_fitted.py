@@ -64,10 +64,10 @@ def test_a_setting_that_is_expected_to_lose_more_than_seeds_differ_is_not_named(
     [
         (0.02, 0.03, 0.8, True),
         (0.02, 0.03, 0.4, True),
-        (0.02, 0.01, 0.8, False),  # one seed cannot tell them apart, whatever the members say
+        (0.02, 0.01, 0.8, False),  # one seed cannot distinguish them, whatever the draws show
         (0.02, 0.01, 0.4, False),
         (0.0, 0.01, 0.8, True),
-        (0.0, 0.01, 0.4, False),  # the members show what seeds differ by, and it is within one error
+        (0.0, 0.01, 0.4, False),  # the draws contain the seed effect, and it is within one error
     ],
 )
 def test_the_cheapest_is_named_where_its_own_loss_is_within_what_seeds_differ_by(
@@ -75,7 +75,7 @@ def test_the_cheapest_is_named_where_its_own_loss_is_within_what_seeds_differ_by
 ) -> None:
     plan = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", replicates=50)
     chosen, (first, second, *_) = plan.chosen, plan.alternatives
-    held = replace(
+    decided = replace(
         plan,
         law=replace(plan.law, seed_error=seed_error),
         chosen=replace(chosen, cheapest=False, ranked=replace(chosen.ranked, probability_best=probability)),
@@ -84,8 +84,8 @@ def test_the_cheapest_is_named_where_its_own_loss_is_within_what_seeds_differ_by
             replace(second, cheapest=True, ranked=replace(second.ranked, regret=regret, standard_error=0.05)),
         ),
     )
-    assert held.stands_out is stands_out
-    assert replace(held, chosen=replace(held.chosen, cheapest=True)).stands_out
+    assert decided.stands_out is stands_out
+    assert replace(decided, chosen=replace(decided.chosen, cheapest=True)).stands_out
 
 
 def test_inside_the_range_a_setting_is_its_own_curve() -> None:
@@ -124,7 +124,7 @@ def test_growth_is_believed_as_far_as_it_was_seen() -> None:
 
 
 def test_last_evaluations_of_a_sweep_need_not_coincide() -> None:
-    """All n go to one budget. n = 32, which learns nothing, was evaluated last: it is not what others are held to."""
+    """All n go to one budget. n = 32 learns nothing and was evaluated last; others are not compared with it there."""
     rng = np.random.default_rng(1)
     curves = [
         Curve(f"{n}-{seed}", compute_C, 0.07 + 0.9 / (1 + (half / compute_C) ** 1.5) + noise_C, 32, n, seed=seed)

@@ -1,4 +1,4 @@
-"""Laws as the planner sees them: published numbers, and curves beyond their range."""
+"""Laws as the planner uses them: published numbers, and curves beyond their range."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_before_every_curve_begins_the_one_that_begins_first_is_planned(law: str
 def test_a_law_of_one_batch_answers_for_that_batch() -> None:
     plan = isocompute.plan(budget=2e6, law="isocompute/batch8192-easy", replicates=50)
     assert {a.batch_size for a in plan.targets} == {8192}
-    for held, message in (
+    for options, message in (
         ({"problems_per_batch": 48}, "64 × 128 would with --problems-per-batch 64"),
         ({"rollouts_per_problem": 300}, "32 × 256 would with --n 256"),
         ({"batch_size": 4096}, "--batch 8192"),
         ({"max_batch": 4096}, "--max-batch 8192"),
     ):
         with pytest.raises(InputError, match=message):
-            isocompute.plan(budget=2e6, law="isocompute/batch8192-easy", replicates=50, **held)
+            isocompute.plan(budget=2e6, law="isocompute/batch8192-easy", replicates=50, **options)
 
 
 def test_one_problems_per_batch_stands_in_for_its_neighbours_only() -> None:
@@ -160,7 +160,7 @@ def test_beyond_its_last_point_a_frontier_is_less_sure_with_each_doubling() -> N
 
 @pytest.mark.parametrize("name", ["joint-easy", "joint-hard", "bp32-easy-tokens"])
 def test_a_measured_frontier_is_what_is_expected_at_its_optimum(name: str) -> None:
-    """The members' n* differ; at n* itself their mean is the published reward."""
+    """The draws' n* differ; at n* itself their mean is the published reward."""
     model = published(f"isocompute/{name}").model
     assert isinstance(model, OptimumOnly)
     for compute, reward in model.frontier:

@@ -1,4 +1,4 @@
-"""`plan --next`: which cells are proposed, and the study that they are written to."""
+"""`plan --next`: the cells that are proposed, and the study that runs them."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_proposals_of_a_plan() -> None:
 )
 def test_next_is_named_only_where_a_law_has_several_settings(law: str, several: bool) -> None:
     plan = isocompute.plan(budget="2e6", law=law, replicates=60)
-    (told,) = [w.message for w in plan.warnings if w.code == "foreign_law"]
-    assert ("--next 4" in told) == several
-    assert ("run other n or Bp" in told) != several
+    (text,) = [w.message for w in plan.warnings if w.code == "foreign_law"]
+    assert ("--next 4" in text) == several
+    assert ("run other n or Bp" in text) != several
 
 
 VARIANTS = """
@@ -120,7 +120,7 @@ def test_a_study_goes_on_with_the_variant_and_the_sets_of_the_plan(tmp_path: Pat
 
 
 def test_a_law_without_a_study_goes_on_with_its_rate_and_a_new_seed(tmp_path: Path) -> None:
-    """The rate is said also where it is the default: the batch that it belongs to is not."""
+    """The rate is written even if it is the default, since its batch size is not."""
     rows = ["run,step,problems_per_batch,rollouts_per_problem,seed,learning_rate,avg@4"]
     for n, rate in ((8, 1e-6), (32, 2e-6)):
         for seed in (0, 1):
@@ -138,9 +138,9 @@ def test_a_law_without_a_study_goes_on_with_its_rate_and_a_new_seed(tmp_path: Pa
 
 def test_nothing_to_run_next_is_said_with_the_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     show_next([], "next.toml", asked=2)
-    told = capsys.readouterr().out
-    assert "No run of the law's settings" in told
-    assert "next.toml is not written" in told
+    text = capsys.readouterr().out
+    assert "No run of the law's settings" in text
+    assert "next.toml is not written" in text
 
 
 def test_variants_that_are_one_rate_for_each_batch_go_on_as_one_recipe(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A plan goes on with the recipe of the runs behind its law, and says where it does not know it."""
+"""A plan keeps the recipe of the runs behind its law, and reports the fields that these do not log."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_only_what_all_runs_say_and_agree_on_is_theirs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "difficulty", "said"),
+    ("law", "difficulty", "expected"),
     [
         ("isocompute/bp32-easy", "hard", "--law isocompute/bp32-hard"),
         ("isocompute/joint-hard", "easy", "--law isocompute/joint-easy"),
@@ -138,11 +138,11 @@ def test_only_what_all_runs_say_and_agree_on_is_theirs() -> None:
         ("isocompute/bp32-easy", "easy", None),
     ],
 )
-def test_a_law_of_another_difficulty_is_said(law: str, difficulty: str, said: str | None) -> None:
+def test_a_law_of_another_difficulty_is_said(law: str, difficulty: str, expected: str | None) -> None:
     budget = "5000h" if law.startswith("scalerl") else "2e6"
     plan = isocompute.plan(budget=budget, law=law, difficulty=difficulty, replicates=60)
     found = {w.code: w.message for w in plan.warnings}.get("difficulty_differs")
-    assert (found is None) if said is None else (found is not None and said in found)
+    assert (found is None) if expected is None else (found is not None and expected in found)
 
 
 def test_pass_rates_can_contradict_the_law() -> None:
@@ -195,10 +195,10 @@ def test_budget_errors_are_in_the_unit_asked_in_and_what_they_say_works(budget: 
     }
     with pytest.raises(InputError) as caught:
         isocompute.plan(budget=budget, **known)
-    said = re.findall(r"\$[\d.,]*\d|[\d.,]*\dh\b", str(caught.value))[-1]
-    assert parse_budget(said).unit == parse_budget(budget).unit
+    expected = re.findall(r"\$[\d.,]*\d|[\d.,]*\dh\b", str(caught.value))[-1]
+    assert parse_budget(expected).unit == parse_budget(budget).unit
     assert "e+" not in str(caught.value)
-    isocompute.plan(budget=said, extrapolate="under one batch" in str(caught.value), **known)
+    isocompute.plan(budget=expected, extrapolate="under one batch" in str(caught.value), **known)
 
 
 def test_budgets_are_rounded_to_the_safe_side() -> None:
@@ -234,12 +234,12 @@ def test_a_model_may_be_its_folder(tmp_path: Path) -> None:
     assert hours[0].prices.cost(hours[0].allocation) == hours[1].prices.cost(hours[1].allocation)
 
 
-def sweep(folder: Path, *, rate: float, ceiling: float, **told: Any) -> None:
+def sweep(folder: Path, *, rate: float, ceiling: float, **logged: Any) -> None:
     """Three n with one recipe."""
     for n in (8, 16, 32):
         recipe = {"learning_rate": rate, "lr_reference_batch": 1024, "lr_scaling": "sqrt"}
         points = [p | {"avg@4": ceiling * p["avg@4"]} for p in rising(12)]
-        settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": 0, "recipe": recipe, **told}
+        settings = {"problems_per_batch": 32, "rollouts_per_problem": n, "seed": 0, "recipe": recipe, **logged}
         write_points(folder / f"r{rate}-{n}", points, **settings)
 
 
@@ -319,7 +319,7 @@ def test_what_another_seed_would_give_is_worth_a_look(tmp_path: Path) -> None:
 
 def test_a_setting_of_one_seed_varies_as_the_seeds_of_the_others_do(tmp_path: Path) -> None:
     """Four seeds of n = 8 and 16 that differ by .03, one of n = 32: the margin of .02 would be too little for it, and
-    for the others all is in the members already.
+    for the others the draws contain it already.
     """
     rng = np.random.default_rng(4)
     for n, seeds in ((8, 4), (16, 4), (32, 1)):
@@ -351,11 +351,11 @@ def test_tokens_and_hours_are_those_of_the_laws_runs(tmp_path: Path) -> None:
 
 def test_quickstart_says_what_plan_says(tmp_path: Path) -> None:
     law = isocompute.fit(one_seed(tmp_path / "runs", seeds=2), replicates=100)
-    told, plan = _plan("easy", law, 60_000), isocompute.plan(budget=60_000, law=law)
-    assert told["rollouts_per_problem"] == plan.allocation.rollouts_per_problem
-    assert told["probability_best"] == plan.chosen.ranked.probability_best
-    assert told["expected"]["interval"] == list(plan.chosen.ranked.interval)
-    assert told["next"]["regret"] == plan.alternatives[0].ranked.regret
+    logged, plan = _plan("easy", law, 60_000), isocompute.plan(budget=60_000, law=law)
+    assert logged["rollouts_per_problem"] == plan.allocation.rollouts_per_problem
+    assert logged["probability_best"] == plan.chosen.ranked.probability_best
+    assert logged["expected"]["interval"] == list(plan.chosen.ranked.interval)
+    assert logged["next"]["regret"] == plan.alternatives[0].ranked.regret
 
 
 def test_every_setting_of_the_runs_that_is_not_the_usual_has_a_line() -> None:
@@ -457,7 +457,7 @@ def test_a_run_that_is_left_out_is_told_once(tmp_path: Path) -> None:
     """The law and what limits the runs are both read off them."""
     for name, points in (("a", rising()), ("b", rising()), ("short", rising()[:2])):
         write_points(tmp_path / name, points, problems_per_batch=32, rollouts_per_problem=8)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as expected:
         warnings.simplefilter("always")
         isocompute.plan(budget=8e4, law=tmp_path, replicates=60)
-    assert len([w for w in said if "1 of 3 runs left out" in str(w.message)]) == 1
+    assert len([w for w in expected if "1 of 3 runs left out" in str(w.message)]) == 1

@@ -110,21 +110,21 @@ def test_seeds_widen_intervals() -> None:
 
 
 def test_equal_n_of_one_seed_each_are_no_limit_by_noise() -> None:
-    """Five n, equally good, whose seeds differ as ScaleRL's do: the best of four larger ones often leads by luck."""
+    """Five n, equally good, whose seeds differ as ScaleRL's do: the best of four larger ones often leads by chance."""
     rng, grid_C = np.random.default_rng(3), np.geomspace(1e4, 1e6, 25)
-    said = []
+    verdicts = []
     for _ in range(20):
         groups = []
         for n in (8, 16, 32, 64, 128):
             rise_C = (0.3 + 0.0072 * rng.standard_normal()) * (1 - np.exp(-grid_C / 1.5e5))
             groups.append([Curve(f"{n}", grid_C, 0.3 + rise_C + 0.004 * rng.standard_normal(25), 32, n, 0)])
         fits = fit_groups(groups, replicates=100, upper=1.0)
-        said += [finding.verdict for finding in by_rollouts(Sweep(tuple(fits), "rollouts"))]
-    assert said.count("yes") <= 2
+        verdicts += [finding.verdict for finding in by_rollouts(Sweep(tuple(fits), "rollouts"))]
+    assert verdicts.count("yes") <= 2
 
 
 def test_pass_rates_from_best_at_k() -> None:
-    """Without the engine's own shares, held-out best@k tells how many problems never succeed, at the largest k."""
+    """Without the engine's own shares, held-out best@k at the largest k gives the share that never succeeds."""
     compute = np.geomspace(1e4, 1e6, 12)
     values = rising(0.8, 1e5, compute)
     lost = {"best@4": np.linspace(0.95, 0.85, 12), "best@8": np.linspace(0.97, 0.90, 12)}

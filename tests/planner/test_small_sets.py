@@ -1,4 +1,4 @@
-"""A small set caps n (IsoCompute figure 13), and a setting whose runs ended long before the budget is named."""
+"""A small set caps n (IsoCompute figure 13), and a warning names a setting whose runs ended long before the budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def n_of(plan: isocompute.Plan) -> int:
     return plan.allocation.rollouts_per_problem
 
 
-def said(plan: isocompute.Plan, code: str) -> str:
+def message_of(plan: isocompute.Plan, code: str) -> str:
     return " ".join(w.message for w in plan.warnings if w.code == code)
 
 
@@ -35,7 +35,7 @@ def test_a_published_law_of_a_large_set_is_capped_on_a_small_one(law: str, probl
     plan = isocompute.plan(budget=LARGE, law=law, problems=problems, replicates=60)
     assert n_of(plan) == n
     assert all(a.rollouts_per_problem <= max(n, 256) for a in plan.targets)
-    message = said(plan, "small_set")
+    message = message_of(plan, "small_set")
     assert ("left out" in message and "--n 512" in message) == (n == 256)
 
 
@@ -44,7 +44,7 @@ def test_a_file_of_pass_rates_may_be_a_sample_of_the_set() -> None:
     for rows in (3, 500):
         plan = isocompute.plan(budget=LARGE, law="isocompute/bp32-easy", pass_rates=[0.4] * rows, replicates=60)
         assert n_of(plan) == 512
-        assert "overfit" in said(plan, "small_set")
+        assert "overfit" in message_of(plan, "small_set")
 
 
 def test_n_that_is_asked_for_stays_with_the_warning() -> None:
@@ -52,7 +52,7 @@ def test_n_that_is_asked_for_stays_with_the_warning() -> None:
         budget=LARGE, law="isocompute/bp32-easy", problems=500, rollouts_per_problem=[256, 512], replicates=60
     )
     assert n_of(plan) == 512
-    assert "overfits" in said(plan, "small_set") and "left out" not in said(plan, "small_set")
+    assert "overfits" in message_of(plan, "small_set") and "left out" not in message_of(plan, "small_set")
 
 
 def test_the_cap_gives_way_where_nothing_else_is_left() -> None:
@@ -75,20 +75,20 @@ def sweep(last: dict[int, float], ceiling: float = 0.03) -> Law:
 def test_a_law_of_ones_own_runs_is_not_capped() -> None:
     plan = isocompute.plan(budget=1e6, law=sweep({128: 1e6, 256: 1e6, 512: 1e6}), problems=500)
     assert n_of(plan) == 512
-    assert "left out" not in said(plan, "small_set")
+    assert "left out" not in message_of(plan, "small_set")
 
 
 def test_a_setting_that_ended_long_before_the_budget_is_named_and_still_chosen() -> None:
     even = isocompute.plan(budget=1e6, law=sweep({8: 1e6, 32: 1e6, 128: 1e6}))
-    assert n_of(even) == 128 and not said(even, "extrapolated_setting")
+    assert n_of(even) == 128 and not message_of(even, "extrapolated_setting")
     short = isocompute.plan(budget=1e6, law=sweep({8: 1e6, 32: 1e6, 128: 2e5}))
     assert n_of(short) == 128
-    message = said(short, "extrapolated_setting")
+    message = message_of(short, "extrapolated_setting")
     assert "was run to 200k rollouts" in message and "5 times" in message
     near = isocompute.plan(budget=1e6, law=sweep({8: 1e6, 32: 1e6, 128: 6e5}))
-    assert n_of(near) == 128 and not said(near, "extrapolated_setting")  # less than twice
+    assert n_of(near) == 128 and not message_of(near, "extrapolated_setting")  # less than twice
 
 
 def test_beyond_the_whole_law_that_warning_is_enough() -> None:
     plan = isocompute.plan(budget=4e6, law=sweep({8: 1e6, 32: 1e6, 128: 1e6}))
-    assert said(plan, "extrapolation") and not said(plan, "extrapolated_setting")
+    assert message_of(plan, "extrapolation") and not message_of(plan, "extrapolated_setting")
