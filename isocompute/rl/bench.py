@@ -1,9 +1,9 @@
-"""How fast this machine trains a model, and how far that is from what the machine could do.
+"""How fast this machine trains a model, compared with what its hardware allows.
 
-Two bounds are measured, not looked up: the bytes a second of a large copy and the operations a second of a large matrix
-product. Sampling must read every key and value of a row once a token, and the weights once a token: bytes over
-bandwidth is the least time it can take. Training does six operations a parameter and token: operations over the
-product's rate.
+Both hardware limits are measured: bytes per second of a large copy, and operations per second of a large matrix
+product. For each token, sampling reads all keys and values of the sequence and all weights once. Its lower bound is
+these bytes over the bandwidth. Training takes six operations per parameter and token; its lower bound is these
+operations over the rate of the matrix product.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Machine:
-    """What a device can do, as measured here."""
+    """Measured limits of a device."""
 
     device: str
     bytes_per_second: float
@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Bench:
-    """Medians over steps of one batch size."""
+    """Speed of training at one batch size, as medians over steps."""
 
     rollouts: int
     step_seconds: float
@@ -52,7 +52,7 @@ class Bench:
 
 
 def measure_machine(device: torch.device, dtype: torch.dtype) -> Machine:
-    """A large copy and a large product."""
+    """Time a large copy and a large matrix product."""
     big = device.type == "cuda"
     a = torch.empty(2**30 if big else 2**26, dtype=torch.uint8, device=device)
     b = torch.empty_like(a)
@@ -76,7 +76,7 @@ def prepared_training(
     rollouts_per_problem: int,
     updates: int,
 ) -> Training:
-    """A training that is ready to make this many updates, outside of any run folder."""
+    """A training run that is ready to make this many updates, outside of any run folder."""
     cell = Cell(
         name="bench",
         problems_per_batch=problems_per_batch,
@@ -97,7 +97,7 @@ def prepared_training(
 
 
 def bench(training: Training, machine: Machine, *, steps: int) -> Bench:
-    """Time the whole step and sampling alone; the training goes on meanwhile, its weights are of no interest."""
+    """Time whole steps, and sampling alone. The steps do update the weights of `training`."""
     device = training.base.device
     rollouts = training.cell.batch_size
     started = training.tokens
@@ -129,7 +129,7 @@ def bench(training: Training, machine: Machine, *, steps: int) -> Bench:
 
 
 def sampling_bytes(decoder: Decoder, *, rollouts: int, prompt: float, length: float) -> float:
-    """Keys and values of every row once a token, and the weights once a token."""
+    """Bytes that sampling must read: for each token, all keys and values of its row and all weights."""
     config, size = decoder.config, decoder.embed_tokens.weight.element_size()
     slot = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size
     cache = rollouts * slot * (length * prompt + length * (length - 1) / 2)

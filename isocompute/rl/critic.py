@@ -1,4 +1,4 @@
-"""PPO's critic: a second decoder with one number for a head, trained beside the policy."""
+"""PPO's critic: a second decoder with a scalar value head, trained beside the policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from isocompute.rl.update import Optimizer, micro_batches, response_hidden
 
 
 class Critic(nn.Module):
-    """Starts as the policy's body with a head of zeros: at first every value is 0 and returns are rewards."""
+    """A copy of the policy with a value head of zeros, so that every value is 0 before the first update."""
 
     def __init__(self, policy: Decoder) -> None:
         super().__init__()
@@ -27,19 +27,19 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def trained(self) -> list[nn.Parameter]:
-        """All parameters but the language model's own head, unless it is the embedding."""
-        own = self.body.lm_head.weight is not self.body.embed_tokens.weight
-        return [p for name, p in self.named_parameters() if not (own and name == "body.lm_head.weight")]
+        """All parameters except the language-model head, which is kept only if it is tied to the embedding."""
+        untied = self.body.lm_head.weight is not self.body.embed_tokens.weight
+        return [p for name, p in self.named_parameters() if not (untied and name == "body.lm_head.weight")]
 
     def forward(self, rollouts: Rollouts) -> Tensor:
-        """A value before every response token, zero outside the mask."""
+        """The value of the state before each response token; zero outside the mask."""
         values_S = self.head(response_hidden(self.body, rollouts).float())[:, 0]
         return torch.zeros(rollouts.mask_BT.shape, device=values_S.device).masked_scatter(rollouts.mask_BT, values_S)
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What the critic made of a batch, before it was updated."""
+class CriticEstimates:
+    """Values, advantages and returns of a batch, from the critic before it is updated."""
 
     values_BT: Tensor
     advantages_BT: Tensor
@@ -47,7 +47,9 @@ class Judgement:
 
 
 @torch.no_grad()
-def judge(critic: Critic, rollouts: Rollouts, rewards_B: Tensor, recipe: Recipe, *, micro_batch: int) -> Judgement:
+def estimate_advantages(
+    critic: Critic, rollouts: Rollouts, rewards_B: Tensor, recipe: Recipe, *, micro_batch: int
+) -> CriticEstimates:
     """GAE with the reward at the last token; advantages are whitened over the batch's tokens, as PPO trainers do."""
     values_BT = torch.zeros_like(rollouts.logprobs_BT)
     for rows in micro_batches(rollouts, micro_batch):
@@ -57,22 +59,22 @@ def judge(critic: Critic, rollouts: Rollouts, rewards_B: Tensor, recipe: Recipe,
     advantages_BT, returns_BT = gae(
         rewards_BT, values_BT, rollouts.mask_BT, discount=recipe.gae_discount, trace=recipe.gae_lambda
     )
-    inside = advantages_BT[rollouts.sampled_BT]
-    advantages_BT = (advantages_BT - inside.mean()) / (inside.std(correction=0) + 1e-8)
-    return Judgement(values_BT, advantages_BT, returns_BT)
+    sampled = advantages_BT[rollouts.sampled_BT]
+    advantages_BT = (advantages_BT - sampled.mean()) / (sampled.std(correction=0) + 1e-8)
+    return CriticEstimates(values_BT, advantages_BT, returns_BT)
 
 
 def update_critic(
     critic: Critic,
     optimizer: Optimizer,
     rollouts: Rollouts,
-    judgement: Judgement,
+    estimates: CriticEstimates,
     recipe: Recipe,
     *,
     rate: float,
     micro_batch: int,
 ) -> None:
-    """As many steps as the policy takes on the batch."""
+    """Train the critic on a batch, for as many gradient steps as the policy takes."""
     optimizer.rate.fill_(rate)
     weights_BT = token_weights(rollouts.sampled_BT, how="token")
     for _ in range(recipe.updates_per_batch):
@@ -81,8 +83,8 @@ def update_critic(
             used = part.mask_BT.shape[1]
             loss_BT = value_loss(
                 critic(part),
-                judgement.values_BT[rows, :used],
-                judgement.returns_BT[rows, :used],
+                estimates.values_BT[rows, :used],
+                estimates.returns_BT[rows, :used],
                 clip=recipe.value_clip,
             )
             (loss_BT * weights_BT[rows, :used]).sum().backward()  # type: ignore[no-untyped-call]  # torch's own gap

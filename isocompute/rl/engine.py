@@ -25,7 +25,7 @@ from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.update import DivergedError
 
 MODEL = "model"
-"""Folder of a finished run with its weights."""
+"""Subfolder of a run with the trained weights."""
 
 
 class LmEngine:
@@ -35,7 +35,7 @@ class LmEngine:
         self.on_point = on_point
 
     def check(self, cell: Cell) -> None:
-        """Refuse what cannot run, before any weight is loaded."""
+        """Refuse a cell that cannot run, before any weights are loaded."""
         engine, recipe = EngineSpec.of(cell.engine), lm_recipe(cell)
         EvaluationSpec.of(cell.evaluation)
         folder = model_folder(engine.model)
@@ -80,7 +80,7 @@ class LmEngine:
             )
 
     def measures(self, cell: Cell) -> Measures:
-        """What the points of a cell will hold."""
+        """The metrics and compute units that the points of a cell will have."""
         engine, problems = EngineSpec.of(cell.engine), ProblemsSpec.of(cell.problems)
         sets = ["", *(f"{name}/" for name in (*problems.sources, *problems.out_of_distribution))]
         names = metric_names(EvaluationSpec.of(cell.evaluation).k, sets)
@@ -113,7 +113,7 @@ class LmEngine:
                     return False
             except DivergedError as error:
                 diverged = f"diverged at update {max(training.step, training.begun)}: {error}"
-                if error.point is not None:  # without it the run would look as good as it last did
+                if error.point is not None:  # otherwise the run would end on its last healthy point
                     recorder.append(error.point)
                 _restore_last_good(training, recorder)
             if setup.engine.save_model or diverged:
@@ -129,12 +129,12 @@ def gpus_of(engine: EngineSpec) -> int | None:
 
 
 def _restarted(training: Training) -> int:
-    """Responses that were in flight at a checkpoint and had to begin again."""
+    """Responses that were in flight at a checkpoint and had to start again."""
     return training.source.restarted if isinstance(training.source, Pipeline) else 0
 
 
 def _restore_last_good(training: Training, recorder: Recorder) -> None:
-    """The weights of the last checkpoint, or the base; the points stay up to the divergence."""
+    """Restore the weights of the last checkpoint, or of the base; the points up to the divergence stay."""
     saved = recorder.last_checkpoint()
     if saved is not None:
         training.optimizer.restore(saved[0], "policy/")
@@ -143,7 +143,7 @@ def _restore_last_good(training: Training, recorder: Recorder) -> None:
 
 
 def _summary(training: Training, diverged: str | None) -> dict[str, Any]:
-    """`finished.json`: what was done, and why it ended where it did not reach its last update."""
+    """The content of `finished.json`: the work done, and why the run ended if it did not reach its last update."""
     out: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
     if _restarted(training):
         out["restarted"] = _restarted(training)
@@ -156,10 +156,10 @@ def _summary(training: Training, diverged: str | None) -> dict[str, Any]:
 
 @contextmanager
 def _explained_memory_errors(sizes: Sizes, slots: int | None) -> Iterator[None]:
-    """Running out of memory is the user's to fix: say which numbers to set. `slots` are a pipeline's."""
+    """Turn out-of-memory errors into an `InputError` that names the sizes to lower; `slots` only for a pipeline."""
     try:
         yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises a plain one
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises a plain RuntimeError
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise InputError(
@@ -167,7 +167,7 @@ def _explained_memory_errors(sizes: Sizes, slots: int | None) -> Iterator[None]:
             f"{'' if slots is None else f', slots = {slots}'}; set "
             f"engine_options.micro_batch = {max(1, sizes.micro_batch // 2)} and sample_batch = "
             f"{max(1, sizes.sample_batch // 2)} (the result does not depend on them)"
-            f"{'' if slots is None else ', or begin with fewer slots (it does)'}."
+            f"{'' if slots is None else ', or begin with fewer slots (which does change it)'}."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Measuring a policy: m samples of every problem, counts of right ones, and the metrics that follow from them."""
+"""Evaluation of a policy: sample each problem, count the correct responses, compute avg@k, best@k and worst@k."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EvaluationSpec(Evaluation):
 
 @dataclass(frozen=True)
 class PassCounts:
-    """Right responses among `samples` of every problem; length and truncation are means over all responses."""
+    """Correct responses among `samples` of each problem; length and truncation are means over all responses."""
 
     correct_P: Ints
     samples: int
@@ -38,7 +38,7 @@ class PassCounts:
 def count_correct(
     decoder: Decoder, task: Task, settings: SamplingSettings, *, samples: int, seed: int, rows: int
 ) -> PassCounts:
-    """Sample every problem of a task, about `rows` sequences at a time."""
+    """Sample each problem of a task, about `rows` sequences at a time."""
     device = decoder.embed_tokens.weight.device
     correct_P = np.zeros(len(task), dtype=np.int64)
     length = truncated = 0.0
@@ -59,20 +59,20 @@ def count_correct(
 def measure(
     decoder: Decoder, tasks: Tasks, settings: SamplingSettings, *, samples: int, ks: Sequence[int], seed: int, rows: int
 ) -> tuple[dict[str, float], dict[str, PassCounts]]:
-    """The metrics of validation and out-of-distribution sets, and the per-problem counts by set."""
+    """Metrics of the validation and out-of-distribution sets, and the per-problem counts of each set."""
     counts = {
         prefix: count_correct(decoder, task, settings, samples=samples, seed=seed, rows=rows)
         for prefix, task in tasks.measured.items()
     }
     metrics: dict[str, float] = {}
-    for prefix, of_set in counts.items():
-        metrics |= metrics_of(of_set, ks, prefix=prefix)
+    for prefix, found in counts.items():
+        metrics |= metrics_of(found, ks, prefix=prefix)
     validation = counts[""]
     metrics |= {"val/response_length": validation.response_length, "val/truncated": validation.truncated}
     metrics["val/zero_pass"] = float((validation.correct_P == 0).mean())
     for name, where in tasks.subsets.items():
         metrics |= metrics_of(replace(validation, correct_P=validation.correct_P[where]), ks, prefix=f"{name}/")
-    return metrics, {tasks.measured[prefix].name: of_set for prefix, of_set in counts.items()}
+    return metrics, {tasks.measured[prefix].name: found for prefix, found in counts.items()}
 
 
 def metrics_of(counts: PassCounts, ks: Sequence[int], *, prefix: str = "") -> dict[str, float]:
@@ -102,10 +102,10 @@ def measure_pass_rates(
     max_new_tokens: int | None = None,
     device: str = "auto",
 ) -> tuple[list[str], Ints]:
-    """Ids of all problems of a source and, of `samples` samples of each, how many are right.
+    """The ids of all problems of a source, and how many of `samples` responses to each are correct.
 
-    The temperature is the paper's for sampling (table 1): a pass rate belongs to the policy that training starts from.
-    The problems are those of `load_problems(problems, size=size, seed=seed)`, none held out.
+    The default temperature is the paper's for sampling (table 1), since pass rates describe the policy that training
+    starts from. The problems are those of `load_problems(problems, size=size, seed=seed)`, with none held out.
     """
     engine = EngineSpec.of({"model": model, "device": device})
     spec = ProblemsSpec.of(

@@ -1,8 +1,8 @@
-"""One run of reinforcement learning: sample, grade, compare, update; evaluate on a log grid of compute.
+"""One training run: sample, grade, compute advantages, update; evaluate on a log grid of compute.
 
-`Training.run` is the loop, `Training.update` one pass of it. There is no hidden state: the problems of a batch, the
-random number of every token and the order of an epoch follow from the seed and the counters. A checkpoint is weights,
-moments and counters, and a run that was resumed on a CPU is the uninterrupted one to the bit.
+`Training.run` is the loop and `Training.update` one iteration of it. There is no hidden random state: the seed and the
+counters determine the problems of a batch, the random number of each token and the order of an epoch. A checkpoint
+holds weights, optimizer moments and counters. On a CPU, a resumed run matches an uninterrupted one bit for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from isocompute.core.allocation import Cell, Control, evaluation_steps
 from isocompute.core.recipe import Recipe, learning_rate
 from isocompute.core.recorder import Recorder
-from isocompute.rl.critic import Critic, judge, update_critic
+from isocompute.rl.critic import Critic, CriticEstimates, estimate_advantages, update_critic
 from isocompute.rl.evaluation import EvaluationSpec, measure
 from isocompute.rl.lengths import make_interruption
 from isocompute.rl.losses import decoupled_advantages, kl_to_base, mixed_groups
@@ -44,21 +44,21 @@ from isocompute.rl.update import (
 
 _CHECKPOINT_SECONDS = 20.0
 _EVALUATION, _SEED_STRIDE = 1 << 40, 1 << 20
-"""Evaluations have a random stream of their own, apart from training and from other seeds' evaluations."""
+"""Evaluations use random numbers that neither training nor the evaluations of other seeds use."""
 _DECOUPLED = 1 << 20
-"""Marks the random stream that chooses which rollouts a decoupled baseline trains on."""
+"""Part of the seed that chooses which rollouts to train on under a decoupled baseline."""
 _CRITIC_RATE = 10.0
-"""A critic's learning rate over the policy's, where the recipe gives none."""
+"""A critic's learning rate relative to the policy's, unless the recipe sets one."""
 MEANS = (
     *("train/avg", "zero_variance", "grad_norm", "entropy", "logprob_gap"),
     *("response_length", "truncated", "loss", "interrupted", "staleness"),
 )
-"""What a point averages over the updates since the last one."""
+"""Metrics that a point averages over the updates since the previous point."""
 METRICS = (
     *MEANS,
     *("kl", "val/response_length", "val/truncated", "val/zero_pass", "retired", "dropped_groups", "sampler_busy"),
 )
-"""Metrics of a point besides those of the problem sets; some exist only under some recipes."""
+"""Metrics of a point besides those of the problem sets; some are logged only under certain recipes."""
 
 
 class Training:
@@ -78,7 +78,7 @@ class Training:
         self.cell, self.tasks, self.recipe, self.evaluation = cell, tasks, recipe, evaluation
         self.base, self.sizes, self.keep_rates = model, sizes, keep_rates
         self.decoder = copy.deepcopy(model.decoder)
-        """Trained; the model's own stays the base."""
+        """The policy being trained; `model.decoder` stays the base."""
         self.optimizer = Optimizer(list(self.decoder.parameters()), recipe)
         self.critic = Critic(self.decoder) if recipe.advantage == "gae" else None
         self.critic_optimizer = None if self.critic is None else Optimizer(self.critic.trained(), recipe)
@@ -120,27 +120,26 @@ class Training:
         return True
 
     def update(self) -> bool:
-        """One batch of rollouts and the gradient steps on it; False when no problem is left."""
+        """Sample one batch and take the gradient steps on it; False when no problem is left."""
         started, self.begun = time.perf_counter(), self.step + 1
         groups = self.source.next_batch(self.step)  # sampled and graded
         if groups is None:
             return False
-        batch = self._batch(groups)  # advantages, token weights, log-probs under the base
-        stats = self._gradient_steps(groups, batch)
+        batch, estimates = self._batch(groups)  # advantages, token weights, log-probs under the base
+        stats = self._gradient_steps(groups, batch, estimates)
         self._count(groups, batch, stats)
         self.source.new_weights(self.step)
         self.seconds += time.perf_counter() - started
         return True
 
-    def _batch(self, groups: Groups) -> Batch:
-        """All that the updates on these rollouts hold constant."""
+    def _batch(self, groups: Groups) -> tuple[Batch, CriticEstimates | None]:
+        """What stays constant during the gradient steps, and the critic's estimates where there is a critic."""
         recipe, rollouts, rewards_PN = self.recipe, groups.rollouts, groups.rewards_PN
-        advantages_BT = None  # the groups' own, unless a critic or a decoupled baseline says otherwise
+        estimates = advantages_BT = None  # without a critic or a decoupled baseline, `make_batch` compares groups
         if self.critic is not None:
-            self._judgement = judge(
-                self.critic, rollouts, rewards_PN.reshape(-1), recipe, micro_batch=self.sizes.micro_batch
-            )
-            advantages_BT = self._judgement.advantages_BT
+            rewards_B, micro_batch = rewards_PN.reshape(-1), self.sizes.micro_batch
+            estimates = estimate_advantages(self.critic, rollouts, rewards_B, recipe, micro_batch=micro_batch)
+            advantages_BT = estimates.advantages_BT
         elif self.source.rollouts_per_problem > self.cell.rollouts_per_problem:
             seed = np.random.SeedSequence([self.cell.seed, self.step, _DECOUPLED]).generate_state(1, np.uint64)
             advantages_PN, places_PN = decoupled_advantages(
@@ -151,20 +150,22 @@ class Training:
             advantages_BT = advantages_PN.reshape(-1, 1)
         new = self.tasks.max_new_tokens
         batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=new, advantages_BT=advantages_BT)
-        return replace(batch, base_logprobs_BT=self._base_logprobs(rollouts)) if recipe.kl_coef else batch
+        if recipe.kl_coef:
+            batch = replace(batch, base_logprobs_BT=self._base_logprobs(rollouts))
+        return batch, estimates
 
-    def _gradient_steps(self, groups: Groups, batch: Batch) -> UpdateStats:
-        """New weights of the policy, and of the critic where there is one."""
+    def _gradient_steps(self, groups: Groups, batch: Batch, estimates: CriticEstimates | None) -> UpdateStats:
+        """Update the policy, and the critic where there is one."""
         recipe, micro_batch = self.recipe, self.sizes.micro_batch
         rate = learning_rate(recipe, batch_size=len(groups) * self.cell.rollouts_per_problem, step=self.step)
         stats = update(self.decoder, self.optimizer, batch, recipe, rate=rate, micro_batch=micro_batch)
-        if self.critic is not None and self.critic_optimizer is not None:
+        if self.critic is not None and self.critic_optimizer is not None and estimates is not None:
             own = recipe.critic_learning_rate
             update_critic(
                 self.critic,
                 self.critic_optimizer,
                 groups.rollouts,
-                self._judgement,
+                estimates,
                 recipe,
                 rate=rate * (_CRITIC_RATE if own is None else own / recipe.learning_rate),
                 micro_batch=micro_batch,
@@ -173,7 +174,7 @@ class Training:
 
     def _count(self, groups: Groups, batch: Batch, stats: UpdateStats) -> None:
         """Add an update to the means and counters."""
-        rollouts, sampled = groups.rollouts, 1.0 + groups.dropped  # groups sampled for each that is trained on
+        rollouts, sampled = groups.rollouts, 1.0 + groups.dropped  # groups sampled per group trained on
         seen = {
             **vars(stats),
             "train/avg": (float(groups.scores_PN.mean()) + groups.dropped * groups.dropped_score) / sampled,
@@ -190,7 +191,7 @@ class Training:
         self.tokens += int(rollouts.mask_BT.sum())
 
     def _staleness(self, rollouts: Rollouts) -> float:
-        """Updates since the tokens were sampled, on average."""
+        """Mean number of updates since the tokens were sampled."""
         if rollouts.versions_BT is None:
             return 0.0
         age_BT = (self.step - rollouts.versions_BT) * rollouts.sampled_BT
@@ -198,7 +199,7 @@ class Training:
         return float(age_BT.sum() / rollouts.sampled_BT.sum())
 
     def _count_dropped(self, groups: Groups) -> None:
-        """Count what was sampled and will not be trained on."""
+        """Count groups that were sampled but will not be trained on."""
         self.dropped += len(groups)
         self.rollouts += len(groups.rollouts)
         self.tokens += int(groups.rollouts.mask_BT.sum())
@@ -219,13 +220,13 @@ class Training:
     # Evaluation
 
     def _due(self) -> bool:
-        """Whether this step is on the evaluation grid, or the last because no problem is left, and not evaluated."""
+        """Whether to evaluate now: at each step of the grid, and once more when no problem is left."""
         if self.source.exhausted:
             return self.step > self.last_evaluated
         return self.evaluated < len(self.grid) and self.step >= self.grid[self.evaluated]
 
     def evaluate(self) -> dict[str, Any]:
-        """The point of this step; raises `DivergedError`, with the point, where the policy has left its base."""
+        """Evaluate this step; raises `DivergedError`, with the point, if the policy has collapsed."""
         given, seed = self.evaluation.temperature, _EVALUATION + self.cell.seed * _SEED_STRIDE + self.step
         metrics, counts = measure(
             self.decoder,
@@ -236,22 +237,22 @@ class Training:
             seed=seed,
             rows=self.sizes.sample_batch,
         )
-        for name, of_set in counts.items():
-            rates = {"samples": of_set.samples, "correct": of_set.correct_P.tolist()}
+        for name, found in counts.items():
+            rates = {"samples": found.samples, "correct": found.correct_P.tolist()}
             self.keep_rates({"step": self.step, "set": name, **rates})
         point: dict[str, Any] = {name: getattr(self, name) for name in ("step", "rollouts", "tokens", "seconds")}
         point |= metrics
         point |= self._since_last()
         point = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
         kl = point.get("kl", 0.0)  # a run that was resumed after its last update has no rollouts to compute it from
-        refuse_collapse(0.0 if math.isfinite(kl) else kl, "to the base")  # a point holds finite numbers alone
+        refuse_collapse(0.0 if math.isfinite(kl) else kl, "to the base")  # a point holds only finite numbers
         self.evaluated += 1
         self.last_evaluated = self.step
         refuse_collapse(kl, "to the base", point=point)
         return point
 
     def _since_last(self) -> dict[str, Any]:
-        """Means over the updates since the last point; the training problems' counts go to `keep_rates`."""
+        """Means over the updates since the last point; also passes the training counts to `keep_rates`."""
         since = self.step - max(self.last_evaluated, 0)
         if since <= 0:
             return {"kl": 0.0}  # nothing is trained yet: the policy is the base
@@ -277,7 +278,7 @@ class Training:
     _COUNTERS = ("step", "rollouts", "tokens", "seconds", "evaluated", "last_evaluated", "oldest", "dropped")
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Everything `restore` needs. Weights that give NaN are refused: a checkpoint holds good ones."""
+        """Everything `restore` needs. Raises `DivergedError` instead of saving weights that give NaN."""
         if self._last is not None:
             refuse_unsound(self.decoder, self._last, self.recipe, micro_batch=self.sizes.micro_batch)
         arrays, meta = self.source.state()
@@ -287,11 +288,11 @@ class Training:
         return arrays, {**meta, **{name: getattr(self, name) for name in self._COUNTERS}, "sums": self._sums}
 
     def restore(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         for name in self._COUNTERS:
             setattr(self, name, meta.get(name, getattr(self, name)))  # older checkpoints have fewer
         older = dict(zip(MEANS, [*arrays["sums"], *arrays["more"]], strict=True)) if "sums" in arrays else {}
-        self._sums = {name: float(total) for name, total in meta.get("sums", older).items()}  # arrays until 0.1
+        self._sums = {name: float(total) for name, total in meta.get("sums", older).items()}  # 0.1 stored arrays
         self.source.restore(arrays, meta)
         self.optimizer.restore(arrays, "policy/")
         if self.critic_optimizer is not None:

@@ -1,8 +1,8 @@
 """Advantages, losses and the weights that average them, as pure functions; each cites its equation.
 
 Shapes: `_P` problems, `_N` rollouts of a problem, `_B` sequences, `_T` tokens. `logprobs_BT` are the trainer's and
-differentiable. `old_logprobs_BT` are those that ratios are taken against, constant: the sampler's, or the trainer's own
-before the first of several updates. `advantages_BT` broadcasts from `_B1`.
+differentiable. `old_logprobs_BT` are the constant denominators of importance ratios: the sampler's log-probs, or the
+trainer's before the first of several updates. `advantages_BT` may be `_B1`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def group_advantages(rewards_PN: Tensor, *, kind: str) -> Tensor:
     - `batch_std`: (r - mean) / (std of r - mean over the batch + 1e-6) (ScaleRL section 3.2);
     - `none`: r (plain REINFORCE).
 
-    Equal rewards of a group are worth 0. A group of one has no mean to compare with and is refused.
+    A group with equal rewards has advantages of 0. A group of one rollout has no baseline and raises `InputError`.
     """
     if kind == "none":
         return rewards_PN.clone()
     if rewards_PN.shape[1] < 2:
         raise InputError("one rollout a problem has no group to compare with; use n >= 2 or advantage = 'none'.")
-    # Equal fractions can lie a rounding error off their mean, which a division by their std would blow up.
+    # Equal rewards can differ from their mean by a rounding error, which dividing by their std would amplify.
     same_P1 = ~mixed_groups(rewards_PN)[:, None]
     centred_PN = (rewards_PN - rewards_PN.mean(dim=1, keepdim=True)).masked_fill(same_P1, 0.0)
     if kind == "group_mean":
@@ -49,11 +49,13 @@ def mixed_groups(rewards_PN: Tensor) -> Tensor:
 def decoupled_advantages(rewards_PN: Tensor, *, train: int, kind: str, seed: int) -> tuple[Tensor, Tensor]:
     """Advantages estimated on all n_est rollouts, for `train` of them drawn without replacement (appendix G).
 
-    Returns the advantages and the places of the drawn rollouts, both problems × `train`.
+    Returns the advantages and the indices of the drawn rollouts, both of shape problems × `train`.
     """
     problems, estimated = rewards_PN.shape
     if not 1 <= train <= estimated:
-        raise InputError(f"{train} rollouts to train on of {estimated} that estimate the baseline; it must be fewer.")
+        raise InputError(
+            f"cannot train on {train} of the {estimated} rollouts that estimate the baseline; use 1 to {estimated}."
+        )
     generator = torch.Generator().manual_seed(seed)
     order_PN = torch.rand(problems, estimated, generator=generator).argsort(dim=1)[:, :train].to(rewards_PN.device)
     return group_advantages(rewards_PN, kind=kind).gather(1, order_PN), order_PN
@@ -104,7 +106,7 @@ def gspo_loss(
 ) -> Tensor:
     """GSPO (arXiv 2507.18071 eq. 5 and 7): the ratio of whole sequences, to the power 1 / length, clipped.
 
-    Every token of a sequence carries the sequence's term; aggregated by `sequence` that is the paper's mean.
+    All tokens of a sequence share its term; aggregation by `sequence` then gives the paper's mean.
     """
     mask_BT = mask_BT.to(logprobs_BT.dtype)
     lengths_B1 = mask_BT.sum(dim=1, keepdim=True).clamp(min=1.0)
@@ -117,7 +119,7 @@ def gspo_loss(
 def cispo_loss(logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, *, cap: float = 5.0) -> Tensor:
     """CISPO, ScaleRL eq. 4: REINFORCE whose importance ratio is truncated at `cap` and held constant.
 
-    Unlike a PPO clip, a truncated ratio still passes gradient, so no token is ever silenced.
+    Unlike a PPO clip, a truncated ratio still passes gradient, so no token is ignored.
     """
     ratio_BT = (logprobs_BT - old_logprobs_BT).exp().detach().clamp(max=cap)
     return -ratio_BT * advantages_BT * logprobs_BT
@@ -151,15 +153,15 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, *, 
 def token_weights(
     mask_BT: Tensor, *, how: str, rollouts_per_problem: int = 1, length: int | None = None, keep_B: Tensor | None = None
 ) -> Tensor:
-    """The weight of every token in the batch's loss; the loss is the weighted sum, so micro-batches just add up.
+    """The weight of each token in the batch's loss; the loss is their weighted sum, so micro-batches add up.
 
     - `token`: mean over all tokens of the batch (DAPO eq. 8);
     - `sequence`: mean over each response's tokens, then over responses (GRPO, DeepSeekMath eq. 3);
     - `prompt`: mean over all tokens of a problem's responses, then over problems (ScaleRL section 3.2);
     - `fixed`: sum over tokens divided by a fixed `length`, then mean over responses (Dr. GRPO).
 
-    Rows of a problem stand together. Rows outside `keep_B` (a zero-variance filter) count neither above nor below; a
-    response or problem without a token counts as zero.
+    Rows of a problem are consecutive. Rows outside `keep_B` (a zero-variance filter) count in neither numerator nor
+    denominator. A response or problem without tokens counts as zero.
     """
     mask_BT = mask_BT if mask_BT.is_floating_point() else mask_BT.to(torch.float32)
     keep_B = torch.ones_like(mask_BT[:, 0]) if keep_B is None else keep_B.to(mask_BT.dtype)

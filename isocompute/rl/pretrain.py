@@ -1,4 +1,4 @@
-"""Base models for chain problems, so that reinforcement learning has something to improve, and their tokenizer."""
+"""Pretrains base models for chain problems, for reinforcement learning to improve, and writes their tokenizer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ from isocompute.rl.model.checkpoint import RECIPE_FILE, save_decoder
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 
+_CONCENTRATION = 2.0
+"""Sum of the Beta distribution's parameters; small, so that error rates differ much between facts."""
+_PAD, _EOS, _EQUALS = range(len(SPECIAL))
+_NUMBERS = len(SPECIAL) + len(OPERATIONS)
+"""Token id of the number 0."""
+_LEARNED = 0.9
+"""Share of the loss of guessing above which a model has learned little more than the format."""
+
 
 def write_chain_tokenizer(folder: Path, *, modulus: int, context: int) -> None:
-    """Write a tokenizer with one token a word; transformers opens it too."""
+    """Write a tokenizer with one token per word, which transformers can load too."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = vocabulary(modulus)
@@ -46,16 +54,9 @@ def write_chain_tokenizer(folder: Path, *, modulus: int, context: int) -> None:
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
 
 
-_CONCENTRATION = 2.0
-"""Sum of the Beta distribution's parameters: small, so that facts differ much."""
-_NUMBERS = len(SPECIAL) + len(OPERATIONS)
-"""Id of the number 0."""
-_PAD, _EOS, _EQUALS = range(len(SPECIAL))
-
-
 @dataclass(frozen=True)
 class PretrainSettings:
-    """How a base model is made."""
+    """Problems, errors, schedule and model size of a pretraining run."""
 
     problems: str = "chain:all"
     wrong: float = 0.2
@@ -73,15 +74,15 @@ class PretrainSettings:
 
 @dataclass(frozen=True)
 class Memory:
-    """How the author of the traces errs on each fact (operation, left, right)."""
+    """How often the traces get each fact (operation, left, right) wrong, and by how much."""
 
     wrong_OAB: Array
     slip_OAB: Ints
-    """What is added to the right result when it comes out wrong."""
+    """What is added to the correct result where a trace gets it wrong."""
 
 
 def make_memory(*, modulus: int, wrong: float, seed: int) -> Memory:
-    """Facts with a mean chance of `wrong` to be recalled wrongly."""
+    """Draw an error rate for each fact, with mean `wrong`, and its wrong result."""
     if not 0 <= wrong < 1:
         raise InputError(f"wrong = {wrong}; the share of wrong steps lies between 0 and 1.")
     rng = np.random.default_rng([seed, modulus, 7])
@@ -91,7 +92,7 @@ def make_memory(*, modulus: int, wrong: float, seed: int) -> Memory:
 
 
 def write_traces(chains: Chains, memory: Memory, rng: np.random.Generator) -> tuple[Ints, np.ndarray]:
-    """Tokens of question and trace, and where the trace is; both padded on the right."""
+    """Tokens of questions and traces, padded on the right, and a mask of the traces."""
     modulus, rows = chains.spec.modulus, np.arange(len(chains))
     longest = int(chains.steps_P.max())
     tokens_PT = np.full((len(chains), 3 * longest + 3), _PAD, dtype=np.int64)
@@ -162,10 +163,6 @@ def pretrain(
     return decoder
 
 
-_LEARNED = 0.9
-"""Share of the loss of guessing above which a model has learned little more than the format."""
-
-
 def _guessing(trace_BT: Tensor, modulus: int) -> float:
     """The loss of a model that knows the format of a trace but none of its numbers."""
     numbers = trace_BT.sum(dim=1) - 1
@@ -173,7 +170,7 @@ def _guessing(trace_BT: Tensor, modulus: int) -> float:
 
 
 def trace_loss(decoder: Decoder, tokens_BT: Tensor, trace_BT: Tensor) -> Tensor:
-    """Cross-entropy of the trace's tokens."""
+    """Mean cross-entropy of the tokens of the traces."""
     hidden_BTD = decoder(tokens_BT[:, :-1])
     target_BT = trace_BT[:, 1:]
     return F.cross_entropy(decoder.logits(hidden_BTD[target_BT]), tokens_BT[:, 1:][target_BT])

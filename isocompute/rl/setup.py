@@ -1,4 +1,4 @@
-"""A cell made ready to train: engine options, recipe, model, problems, and micro-batches that fit into memory."""
+"""Prepares a cell for training: engine options, recipe, model, problems, and batch sizes that fit into memory."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ _RETIRED = {
 }
 _IGNORED = ("fast", "together")
 """Options of stored studies that never changed a result."""
+_CPU_BYTES = 2 * 2**30
+_GPU_SHARE = 0.4
+_MOST_ROWS = 8192
+_ONE_THREAD = 4_000_000
+"""Parameters below which a model's operations on a CPU are faster on one thread."""
 
 
 class EngineSpec(BaseModel):
@@ -66,31 +71,26 @@ class EngineSpec(BaseModel):
 
     @property
     def where(self) -> str:
-        """The device by name."""
+        """The name of the device, with auto resolved."""
         if self.device != "auto":
             return self.device
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type of the weights."""
+        """The data type of the weights, with auto resolved."""
         if self.dtype == "auto":
             return torch.bfloat16 if self.where.startswith("cuda") else torch.float32
         return torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
 
 
 def lm_recipe(cell: Cell) -> Recipe:
-    """The cell's recipe; fields it does not name come from the model's own folder, such as a learning rate."""
+    """The cell's recipe; the model's folder gives defaults, such as a learning rate."""
     return make_recipe(cell.recipe, defaults=recipe_defaults(model_folder(EngineSpec.of(cell.engine).model)))
 
 
-_CPU_BYTES = 2 * 2**30
-_GPU_SHARE = 0.4
-_MOST_ROWS = 8192
-
-
 def memory_budget(device: torch.device) -> int:
-    """Bytes that activations or a cache may take: a share of what is free on a GPU, 2 GiB on a CPU."""
+    """Bytes that activations or a cache may take: a share of the free memory of a GPU, or 2 GiB on a CPU."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(_GPU_SHARE * free)
@@ -98,11 +98,11 @@ def memory_budget(device: torch.device) -> int:
 
 
 def training_rows(config: DecoderConfig, *, tokens: int, dtype: torch.dtype, budget: int) -> int:
-    """Sequences of `tokens` tokens whose activations fit.
+    """The number of sequences of `tokens` tokens whose activations fit.
 
-    A layer keeps about 16 widths (norms, q, k, v, attention, residuals, some in FP32) and 4 feed-forward widths a
-    token, the head 4 vocabularies in FP32 (logits, their gradient, log-softmax, entropy). Short attention in FP32 may
-    keep its weights too (`FP32_ATTENTION_SLOTS`), one a head and slot.
+    Per token, a layer keeps about 16 widths (norms, q, k, v, attention, residuals, some in FP32) and 4 feed-forward
+    widths. The head keeps 4 vocabularies in FP32 (logits, their gradient, log-softmax, entropy). Short FP32 attention
+    (`FP32_ATTENTION_SLOTS`) may also keep its weights, one for each head and slot.
     """
     layer = (16 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
     if dtype != torch.float32 and tokens <= FP32_ATTENTION_SLOTS:
@@ -112,24 +112,24 @@ def training_rows(config: DecoderConfig, *, tokens: int, dtype: torch.dtype, bud
 
 
 def sampling_rows(config: DecoderConfig, *, tokens: int, dtype: torch.dtype, budget: int) -> int:
-    """Sequences whose caches fit, twice over (dropping finished rows copies), beside one step's logits."""
+    """The number of sequences that fit: two caches (removing finished rows copies one) and the logits of a step."""
     cache = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize * tokens
     return max(1, min(2 * _MOST_ROWS, budget // (2 * cache + 6 * config.vocab_size * 8)))
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many sequences go through the model at once."""
+    """The number of sequences that the model processes at once."""
 
     micro_batch: int
     sample_batch: int
     slots: int | None = None
-    """Sequences in flight of a pipeline; None: a batch."""
+    """Sequences in flight of a pipeline; None stands for one batch."""
 
 
 @dataclass(frozen=True)
 class CellSetup:
-    """A cell with all that its spec names."""
+    """A cell with everything its training needs."""
 
     cell: Cell
     engine: EngineSpec
@@ -141,7 +141,7 @@ class CellSetup:
 
 
 def set_up(cell: Cell) -> CellSetup:
-    """Load what the cell names; cells of a study share their base and their problems."""
+    """Load the model and problems of a cell; cells of a study share them."""
     engine, recipe, problems = EngineSpec.of(cell.engine), lm_recipe(cell), ProblemsSpec.of(cell.problems)
     model = _model(engine.model, engine.torch_dtype, engine.where, _stamps(model_folder(engine.model)))
     small = sum(p.numel() for p in model.decoder.parameters()) < _ONE_THREAD
@@ -152,19 +152,16 @@ def set_up(cell: Cell) -> CellSetup:
     return CellSetup(cell, engine, recipe, problems, model, tasks, sizes)
 
 
-_ONE_THREAD = 4_000_000
-"""Parameters below which a model's operations on a CPU are faster on one thread."""
-
 _Stamps = tuple[tuple[str, int, int], ...]
 
 
 def _stamps(*paths: str | Path) -> _Stamps:
-    """Names, times and sizes of these files and of those in these folders: others are others' models or problems."""
+    """Names, times and sizes of these files and of those in these folders; part of the key of the caches below."""
     out = []
     for path in map(Path, paths):
-        with suppress(OSError):  # a name that is none of a file, or too long for one
+        with suppress(OSError):  # not the name of a file, or too long for one
             for file in path.iterdir() if path.is_dir() else [path]:
-                with suppress(OSError):  # a link to nothing, or gone by now
+                with suppress(OSError):  # a broken link, or removed since
                     found = file.stat()
                     out.append((str(file), found.st_mtime_ns, found.st_size))
     return tuple(sorted(out))
@@ -172,7 +169,7 @@ def _stamps(*paths: str | Path) -> _Stamps:
 
 @lru_cache(maxsize=1)
 def _model(name: str, dtype: torch.dtype, device: str, _: _Stamps) -> Model:
-    """Cells of a study share their base; a worker loads it once."""
+    """The base model, which a worker loads once for all cells of a study."""
     return load_model(name, dtype=dtype, device=device)
 
 
@@ -183,21 +180,17 @@ def _tasks(spec_json: str, folder: Path, device: str, controlled: bool, _: _Stam
 
 
 def tasks_of(problems: ProblemsSpec, folder: Path, engine: EngineSpec, recipe: Recipe) -> Tasks:
-    """The cell's problems as tokens, made once."""
+    """The tokenized problems of a cell, prepared once for all cells of a study."""
     stamps = _stamps(folder, *problems.all_sources)
     return _tasks(problems.model_dump_json(), folder, engine.where, recipe.length_control != "truncate", stamps)
 
 
 def choose_sizes(engine: EngineSpec, model: Model, tasks: Tasks, rollouts_per_problem: int) -> Sizes:
-    """Micro-batches that fit, where none are given; a problem's rollouts are sampled together."""
+    """Batch sizes that fit into memory, unless given; the rollouts of a problem are sampled together."""
     measured = (tasks.train, tasks.validation, *tasks.out_of_distribution.values())
     longest = max(len(prompt) for task in measured for prompt in task.prompts)
     tokens, config, dtype = longest + tasks.max_new_tokens, model.decoder.config, engine.torch_dtype
     budget = memory_budget(model.device)
     train = engine.micro_batch or training_rows(config, tokens=tokens, dtype=dtype, budget=budget)
     sampled = engine.sample_batch or sampling_rows(config, tokens=tokens, dtype=dtype, budget=budget)
-    return Sizes(
-        micro_batch=train,
-        sample_batch=max(sampled, rollouts_per_problem),
-        slots=engine.slots,
-    )
+    return Sizes(micro_batch=train, sample_batch=max(sampled, rollouts_per_problem), slots=engine.slots)

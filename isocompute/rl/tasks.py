@@ -1,4 +1,4 @@
-"""Problem sets made ready for a model: token ids of the prompts, and a verifier from rollouts to rewards."""
+"""Problem sets prepared for a model: the token ids of the prompts and verifiers that score rollouts."""
 
 from __future__ import annotations
 
@@ -16,28 +16,42 @@ from isocompute.core.arrays import Ints
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.problems.chain import DEFAULT_SIZE, LEVELS, Chains, distinct_chains, parse_chain, vocabulary
 from isocompute.problems.problem_set import Problem, ProblemSet, draw
-from isocompute.rl.lengths import budget_beyond
+from isocompute.rl.lengths import uninterrupted_budget
 from isocompute.rl.model.checkpoint import check_vocabulary, context_length, read_tokenizer
 from isocompute.rl.rollout.rollouts import Rollouts
 
+_HELD_OUT = 7_000_003
+"""Seed of the validation problems, so that they are the same for every training set."""
+_RESERVED = ("", "train", "validation", "val")
+"""Names that a set cannot have, since metrics use them."""
+_OF_TEXT = ("question", "answer", "verifier", "template", "instruction")
+"""Fields of `[problems]` that apply only to text problems."""
+_TEXT_BUDGET = 512
+"""Default response budget of text problems, in tokens."""
+_TEXT_PHRASE = "\n\nNo time is left to think; the answer follows.\n</think>"
+_CHAIN_PHRASE = "="
+
+
+# Verifiers
+
 
 class Verifier(Protocol):
-    """Scores responses."""
+    """Scores rollouts."""
 
     def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Rewards of the rollouts, each of the problem with that number."""
+        """Rewards of the rollouts; `problems_B` holds the index of each rollout's problem."""
         ...
 
 
 class ChainVerifier:
-    """Right when the response ends by itself and the number before its end is the answer; runs on any device."""
+    """Gives 1 if the response stops by itself and its last number is the answer; runs on any device."""
 
     def __init__(self, answers_P: Ints, device: torch.device) -> None:
         self.answers_P = torch.from_numpy(answers_P).to(device)
         """Token of each problem's answer."""
 
     def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """One comparison a rollout."""
+        """Compare the last number of each response with the answer."""
         place_B = (rollouts.lengths_B - 2).clamp(min=0)
         final_B = rollouts.responses_BT.gather(1, place_B[:, None])[:, 0]
         right_B = rollouts.stopped_B & (rollouts.lengths_B > 1) & (final_B == self.answers_P[problems_B])
@@ -45,25 +59,25 @@ class ChainVerifier:
 
 
 class SubsetVerifier:
-    """Verifies a subset: its problems have numbers of their own."""
+    """Verifies a subset of a task, translating its indices to those of the whole task."""
 
     def __init__(self, verify: Verifier, places: Ints) -> None:
         self.verify, self.places = verify, torch.from_numpy(places)
 
     def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Ask the whole set's verifier, by the whole set's numbers."""
+        """Ask the whole task's verifier."""
         return self.verify(self.places.to(problems_B.device)[problems_B], rollouts)
 
 
 class JoinedVerifier:
-    """Several sets one after another, each with its own verifier."""
+    """Verifies several tasks joined into one, each with its own verifier."""
 
     def __init__(self, verifiers: Sequence[Verifier], sizes: Sequence[int]) -> None:
         self.verifiers = verifiers
         self.starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
 
     def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Ask each set's verifier about its own rollouts."""
+        """Ask each task's verifier about its own rollouts."""
         rewards_B = torch.zeros(len(problems_B), device=rollouts.mask_BT.device)
         for verify, start, end in zip(self.verifiers, self.starts[:-1], self.starts[1:], strict=True):
             rows = ((problems_B >= start) & (problems_B < end)).nonzero()[:, 0]
@@ -73,14 +87,14 @@ class JoinedVerifier:
 
 
 class TextVerifier:
-    """Decodes responses and verifies the text; equal responses to a problem are verified once."""
+    """Decodes responses and verifies their text; equal responses to a problem are verified only once."""
 
     def __init__(self, problems: ProblemSet, folder: Path) -> None:
         self.problems = problems
         self.tokenizer = read_tokenizer(folder)
 
     def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Verify every distinct response."""
+        """Verify each distinct response."""
         lengths = rollouts.lengths_B.tolist()
         rows = [row[:n] for row, n in zip(rollouts.responses_BT.tolist(), lengths, strict=True)]
         texts = self.tokenizer.decode_batch(rows, skip_special_tokens=True)
@@ -93,11 +107,7 @@ class TextVerifier:
         return torch.tensor(rewards, dtype=torch.float32, device=rollouts.mask_BT.device)
 
 
-_HELD_OUT = 7_000_003
-"""Seed of validation problems: the same for every training set."""
-_RESERVED = ("", "train", "validation", "val")
-_OF_TEXT = ("question", "answer", "verifier", "template", "instruction")
-"""Fields of `[problems]` that are about problems in words."""
+# The `[problems]` table
 
 
 class ProblemsSpec(BaseModel):
@@ -147,26 +157,29 @@ class ProblemsSpec(BaseModel):
     @property
     def all_sources(self) -> list[str]:
         """Where training, held-out and out-of-distribution problems come from."""
-        alone = [source for source in (self.source, self.validation_source) if source is not None]
-        return [*alone, *self.sources.values(), *self.out_of_distribution.values()]
+        single = [source for source in (self.source, self.validation_source) if source is not None]
+        return [*single, *self.sources.values(), *self.out_of_distribution.values()]
 
     def _refuse_what_chains_ignore(self) -> None:
-        """Chains are tokens already: they have no columns, no template and a verifier of their own."""
+        """Refuse text fields for chains, which have no columns or template and bring their own verifier."""
         ignored = [name for name in _OF_TEXT if getattr(self, name) != type(self).model_fields[name].default]
         if ignored and all(source.startswith("chain:") for source in self.all_sources):
             raise InputError(f"problems.{ignored[0]}: chains are made of tokens and have no use for it; leave it out.")
 
     def _refuse_taken_names(self) -> None:
-        """A set's name stands before its metrics, where others stand already."""
+        """Refuse set names that clash: the name is the prefix of the set's metrics."""
         for table, also in (("sources", {}), ("out_of_distribution", self.sources)):
             taken = [name for name in getattr(self, table) if name in _RESERVED or name in also]
             if taken:
                 raise InputError(f"problems.{table}: '{taken[0]}' is the name of another set; give it another name.")
 
 
+# Tasks
+
+
 @dataclass(frozen=True)
 class Task:
-    """Problems as a model sees them."""
+    """Problems with tokenized prompts and a verifier."""
 
     name: str
     ids: Sequence[str]
@@ -179,28 +192,28 @@ class Task:
 
 @dataclass(frozen=True)
 class Tasks:
-    """What a run trains on and is measured by."""
+    """The training, validation and out-of-distribution problems of a run."""
 
     train: Task
     validation: Task
     out_of_distribution: Mapping[str, Task]
     max_new_tokens: int
     phrase: str = ""
-    """Default text of an interruption."""
+    """Default phrase of a forced interruption."""
     subsets: Mapping[str, slice] = field(default_factory=dict)
-    """Where each of several sources has its validation problems."""
+    """With several sources: the slice of validation problems of each."""
 
     @property
     def measured(self) -> dict[str, Task]:
-        """What is evaluated, by the prefix of its metrics."""
+        """The tasks to evaluate, by the prefix of their metrics."""
         return {"": self.validation, **{f"{name}/": task for name, task in self.out_of_distribution.items()}}
 
 
 def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool = False) -> Tasks:
-    """Everything a run needs of its problems, checked against the model's context.
+    """The tasks of a run, checked against the model's vocabulary and context.
 
-    Where the length of responses is `controlled` by an interruption or a penalty, a budget that is left open is long
-    enough for whole ones to feel neither.
+    `controlled` says that the recipe interrupts or penalises long responses. The default budget of chains is then long
+    enough for complete responses to be neither interrupted nor penalised.
     """
     if spec.sources:
         tasks = _joined_tasks(spec, folder, device, controlled=controlled)
@@ -213,54 +226,8 @@ def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, contro
     return tasks
 
 
-def _join(name: str, tasks: Sequence[Task]) -> Task:
-    """Several sets as one; ids say which."""
-    ids = [f"{task.name}/{i}" for task in tasks for i in task.ids]
-    prompts = [prompt for task in tasks for prompt in task.prompts]
-    verifiers = [task.verify for task in tasks]
-    if all(isinstance(verify, ChainVerifier) for verify in verifiers):  # stays one comparison on the device
-        answers_P = torch.cat([v.answers_P for v in verifiers if isinstance(v, ChainVerifier)])
-        return Task(name, ids, prompts, ChainVerifier(answers_P.cpu().numpy(), answers_P.device))
-    return Task(name, ids, prompts, JoinedVerifier(verifiers, [len(task) for task in tasks]))
-
-
-def _without_prompts(task: Task, measured: Set[tuple[int, ...]]) -> Task:
-    kept = [i for i, prompt in enumerate(task.prompts) if tuple(prompt) not in measured]
-    if len(kept) == len(task):
-        return task
-    ids, prompts, places = [task.ids[i] for i in kept], [task.prompts[i] for i in kept], np.array(kept, dtype=np.int64)
-    if isinstance(task.verify, ChainVerifier):
-        answers_P = task.verify.answers_P
-        return Task(task.name, ids, prompts, ChainVerifier(answers_P.cpu().numpy()[places], answers_P.device))
-    return Task(task.name, ids, prompts, SubsetVerifier(task.verify, places))
-
-
-def _joined_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool) -> Tasks:
-    """Several sources trained on together; validation problems stand together by source."""
-    alone = [
-        make_tasks(spec.model_copy(update={"source": source, "sources": {}}), folder, device, controlled=controlled)
-        for source in spec.sources.values()
-    ]
-    ends = np.cumsum([len(tasks.validation) for tasks in alone]).tolist()
-    # What one source is measured on, another may hold to train on.
-    held_out = [t for a in alone for t in (a.validation, *a.out_of_distribution.values())]
-    measured = {tuple(prompt) for task in held_out for prompt in task.prompts}
-    named = [
-        (replace(_without_prompts(a.train, measured), name=name), replace(a.validation, name=name))
-        for name, a in zip(spec.sources, alone, strict=True)
-    ]
-    return Tasks(
-        _join("train", [train for train, _ in named]),
-        _join("validation", [validation for _, validation in named]),
-        alone[0].out_of_distribution,
-        max(tasks.max_new_tokens for tasks in alone),
-        alone[0].phrase,
-        {name: slice(end - len(t[1]), end) for name, t, end in zip(spec.sources, named, ends, strict=True)},
-    )
-
-
 def whole_task(spec: ProblemsSpec, folder: Path, device: torch.device) -> tuple[Task, int]:
-    """All problems of a source as one task, none held out, and the response budget: for measuring a model."""
+    """All problems of a source as one task, with none held out, and the response budget; used to measure a model."""
     assert spec.source is not None
     if _is_chain(spec.source):
         chains = distinct_chains(parse_chain(spec.source), spec.size or DEFAULT_SIZE, seed=spec.seed)
@@ -288,6 +255,56 @@ def _check_room(task: Task, max_new_tokens: int, folder: Path) -> None:
             f"{max_new_tokens} new ones do not fit the model's context of {room}; lower "
             "problems.max_new_tokens, or leave the problem out."
         )
+
+
+# Several sources
+
+
+def _joined_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool) -> Tasks:
+    """Tasks of several sources trained on together; the validation problems are ordered by source."""
+    alone = [
+        make_tasks(spec.model_copy(update={"source": source, "sources": {}}), folder, device, controlled=controlled)
+        for source in spec.sources.values()
+    ]
+    ends = np.cumsum([len(tasks.validation) for tasks in alone]).tolist()
+    # A held-out problem of one source may be a training problem of another.
+    held_out = [t for a in alone for t in (a.validation, *a.out_of_distribution.values())]
+    measured = {tuple(prompt) for task in held_out for prompt in task.prompts}
+    named = [
+        (replace(_without_prompts(a.train, measured), name=name), replace(a.validation, name=name))
+        for name, a in zip(spec.sources, alone, strict=True)
+    ]
+    return Tasks(
+        _join("train", [train for train, _ in named]),
+        _join("validation", [validation for _, validation in named]),
+        alone[0].out_of_distribution,
+        max(tasks.max_new_tokens for tasks in alone),
+        alone[0].phrase,
+        {name: slice(end - len(t[1]), end) for name, t, end in zip(spec.sources, named, ends, strict=True)},
+    )
+
+
+def _join(name: str, tasks: Sequence[Task]) -> Task:
+    """Several tasks as one; their names prefix the ids."""
+    ids = [f"{task.name}/{i}" for task in tasks for i in task.ids]
+    prompts = [prompt for task in tasks for prompt in task.prompts]
+    verifiers = [task.verify for task in tasks]
+    if all(isinstance(verify, ChainVerifier) for verify in verifiers):  # keep the comparison on the device
+        answers_P = torch.cat([v.answers_P for v in verifiers if isinstance(v, ChainVerifier)])
+        return Task(name, ids, prompts, ChainVerifier(answers_P.cpu().numpy(), answers_P.device))
+    return Task(name, ids, prompts, JoinedVerifier(verifiers, [len(task) for task in tasks]))
+
+
+def _without_prompts(task: Task, measured: Set[tuple[int, ...]]) -> Task:
+    """The task without the problems whose prompt is among `measured`."""
+    kept = [i for i, prompt in enumerate(task.prompts) if tuple(prompt) not in measured]
+    if len(kept) == len(task):
+        return task
+    ids, prompts, places = [task.ids[i] for i in kept], [task.prompts[i] for i in kept], np.array(kept, dtype=np.int64)
+    if isinstance(task.verify, ChainVerifier):
+        answers_P = task.verify.answers_P
+        return Task(task.name, ids, prompts, ChainVerifier(answers_P.cpu().numpy()[places], answers_P.device))
+    return Task(task.name, ids, prompts, SubsetVerifier(task.verify, places))
 
 
 # Chains
@@ -328,8 +345,8 @@ def _chain_task(name: str, chains: Chains, folder: Path, device: torch.device) -
 
 
 def _chain_budget(spec: ProblemsSpec, sets: Sequence[Chains], *, controlled: bool = False) -> int:
-    longest = max(int(chains.steps_P.max()) for chains in sets) + 1  # every result, and the end
-    return spec.max_new_tokens or (budget_beyond(longest) if controlled else longest + 2)
+    longest = max(int(chains.steps_P.max()) for chains in sets) + 1  # all results and the stop token
+    return spec.max_new_tokens or (uninterrupted_budget(longest) if controlled else longest + 2)
 
 
 # Text
@@ -338,7 +355,7 @@ def _chain_budget(spec: ProblemsSpec, sets: Sequence[Chains], *, controlled: boo
 def _text_tasks(spec: ProblemsSpec, folder: Path) -> Tasks:
     assert spec.source is not None
     own = spec.validation_source is None
-    # A generator is told how many; of a file, the validation problems are the same whatever is trained on.
+    # Generators make only the problems needed; files are read whole, so that every size has the same validation set.
     generated = spec.size + spec.validation * own if spec.size and spec.source.startswith("gym:") else None
     whole = _load_text(spec, spec.source, generated, seed=spec.seed)
     if spec.validation_source is not None:
@@ -352,7 +369,7 @@ def _text_tasks(spec: ProblemsSpec, folder: Path) -> Tasks:
     left = _without(whole, [validation, *outside.values()])
     if len(left) < (spec.size or 1):
         raise InputError(
-            f"problems: {spec.source} has {len(whole)} problems, of which {len(left)} are left to train on when "
+            f"problems: {spec.source} has {len(whole)} problems; {len(left)} are left to train on when "
             f"{spec.validation} are held out; lower problems.size or problems.validation."
         )
     train = left if spec.size is None else replace(left, problems=draw(left.problems, spec.size, seed=spec.seed))
@@ -366,13 +383,8 @@ def _text_tasks(spec: ProblemsSpec, folder: Path) -> Tasks:
     )
 
 
-_DEFAULT_BUDGET = 512
-_TEXT_PHRASE = "\n\nNo time is left to think; the answer follows.\n</think>"
-_CHAIN_PHRASE = "="
-
-
 def _text_budget(spec: ProblemsSpec) -> int:
-    return spec.max_new_tokens or _DEFAULT_BUDGET
+    return spec.max_new_tokens or _TEXT_BUDGET
 
 
 def _load_text(spec: ProblemsSpec, source: str, size: int | None, *, seed: int) -> ProblemSet:
@@ -384,7 +396,7 @@ def _load_text(spec: ProblemsSpec, source: str, size: int | None, *, seed: int) 
 
 
 def _without(whole: ProblemSet, held_out: Sequence[ProblemSet]) -> ProblemSet:
-    """What is measured on is not trained on: by question, since two files number their problems apart."""
+    """The problems whose question is not held out; ids cannot be compared, since each file has its own."""
     taken = {_words(problem) for part in held_out for problem in part.problems}
     return replace(whole, problems=tuple(p for p in whole.problems if _words(p) not in taken))
 
@@ -399,7 +411,7 @@ def _text_task(name: str, problems: ProblemSet, encode: _Prompts, folder: Path) 
 
 
 class _Prompts:
-    """Token ids of a problem's prompt, through the tokenizer's chat template where it has one."""
+    """Encodes the prompts of problems, with the tokenizer's chat template if it has one."""
 
     def __init__(self, spec: ProblemsSpec, folder: Path) -> None:
         self.instruction, self.folder = spec.instruction, folder
@@ -421,7 +433,7 @@ class _Prompts:
             messages[-1]["content"] += f"\n{self.instruction}"
         try:
             text = self.chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program: it raises what it likes
+        except Exception as error:  # a template is a program and may raise anything
             raise InputError(
                 f"problems: problem {problem.id}: the chat template of {self.folder} fails ({_first_line(error)}); "
                 "fix the template or the problem's messages, or set problems.template = 'plain'."
@@ -430,12 +442,12 @@ class _Prompts:
 
 
 def _chat_tokenizer(folder: Path) -> Any:
-    """As transformers opens it, for its chat template alone."""
+    """The tokenizer as transformers loads it; only its chat template is used."""
     import transformers
 
     try:
         return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # a damaged file raises whatever it trips over
+    except Exception as error:  # a damaged file may raise anything
         raise InputError(
             f"{folder}: transformers cannot open its tokenizer ({_first_line(error)}); fix tokenizer_config.json and "
             "tokenizer.json, or do without a chat template: problems.template = 'plain'."

@@ -1,7 +1,7 @@
 """From a batch of rollouts to new weights: log-probs under the policy, the objective, AdamW on FP32 masters.
 
-The loss is a weighted sum over tokens whose weights are fixed for the whole batch (`losses.token_weights`), so any cut
-into micro-batches gives the same gradient.
+The loss is a weighted sum over tokens. The weights are fixed for the whole batch (`losses.token_weights`), so any
+split into micro-batches gives the same gradient.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from isocompute.rl.rollout.rollouts import Rollouts
 
 
 def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
-    """Hidden states from which the response's tokens are predicted, one row a token, in the mask's order.
+    """Hidden states that predict the response tokens, flattened in the order of the mask.
 
-    Prompts and responses are moved together to the left, so that attention is plainly causal and no token sees padding.
+    Shifting each prompt and response to the left makes attention purely causal: no token attends to padding.
     """
     prompts_BT, prompt_B, responses_BT = rollouts.prompts_BT, rollouts.prompt_lengths_B, rollouts.responses_BT
     width, new = prompts_BT.shape[1], responses_BT.shape[1]
@@ -40,9 +40,9 @@ def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
 def score(
     decoder: Decoder, rollouts: Rollouts, *, temperature: float = 1.0, fp32_head: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the sampled tokens and entropies of their distributions; zero where the policy chose nothing.
+    """Log-probs of the sampled tokens and entropies of their distributions; zero where the policy chose no token.
 
-    The temperature is the sampler's, so that both sides speak of the distribution the tokens were drawn from.
+    `temperature` is the sampler's, so that trainer and sampler score the same distribution.
     """
     mask_BT = rollouts.mask_BT
     both_S = head_scores(
@@ -61,7 +61,7 @@ def score(
 
 @torch.no_grad()
 def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int) -> Tensor:
-    """Log-probs of a whole batch, without gradient."""
+    """Log-probs of a whole batch, without gradients."""
     out_BT = torch.zeros_like(rollouts.logprobs_BT)
     for rows in micro_batches(rollouts, micro_batch):
         part = rollouts.take(rows)
@@ -82,13 +82,13 @@ def head_scores(
 
 
 def micro_batches(rollouts: Rollouts, size: int) -> Iterator[Tensor]:
-    """Rows in groups of `size` and of like length, so that little is padded."""
+    """Row indices in groups of `size` and similar length, to limit padding."""
     lengths_B = rollouts.prompt_lengths_B + rollouts.lengths_B
     yield from torch.split(torch.argsort(lengths_B, stable=True), size)
 
 
 class Optimizer:
-    """Collects gradients of micro-batches, clips, steps."""
+    """AdamW or SGD on FP32 masters: accumulates gradients of micro-batches, clips and steps."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], recipe: Recipe) -> None:
         self.parameters = list(parameters)
@@ -111,7 +111,7 @@ class Optimizer:
             )
 
     def collect(self) -> None:
-        """Add the gradients of a micro-batch to the masters'; those of FP32 parameters add up by themselves."""
+        """Add the gradients of a micro-batch to the masters; FP32 parameters are their own masters."""
         for parameter, master in self._cast:
             if parameter.grad is not None:
                 gradient = parameter.grad.float()
@@ -120,13 +120,14 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> Tensor:
-        """One step at the learning rate in `rate`; returns the gradient's norm before clipping. A norm that is not
-        finite changes nothing: the weights stay good.
+        """Take one step at the learning rate `rate` and return the gradient norm before clipping.
+
+        If the norm is not finite, the step is skipped and the weights stay as they are.
         """
         norm = torch.nn.utils.get_total_norm([m.grad for m in self.masters if m.grad is not None])
         if self.grad_clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.masters, self.grad_clip, norm)
-        # The fused optimisers skip the step where this is not 0, as they do for a gradient scaler.
+        # The fused optimisers skip the step where this is not 0, as with a gradient scaler.
         self.inner.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]  # torch declares it late
         self.inner.grad_scale = None  # type: ignore[attr-defined]  # likewise
         self.inner.step()
@@ -146,47 +147,39 @@ class Optimizer:
 
     @torch.no_grad()
     def restore(self, arrays: Mapping[str, np.ndarray], prefix: str) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         for i, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
             master.copy_(torch.from_numpy(arrays[f"{prefix}{i}"]))
             if parameter is not master:
                 parameter.copy_(master)
-            start = f"{prefix}{i}."
-            here = self.inner.state[master]
+            start, moments = f"{prefix}{i}.", self.inner.state[master]
             for name in (key.removeprefix(start) for key in arrays if key.startswith(start)):
-                value = torch.from_numpy(arrays[start + name].copy()).to(master.device)
-                here[name] = value
+                moments[name] = torch.from_numpy(arrays[start + name].copy()).to(master.device)
 
 
 def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy().copy()
 
 
-class DivergedError(Exception):
-    """Numbers are not finite, or the policy has become noise or writes what its base never would."""
-
-    def __init__(self, reason: str, *, point: dict[str, Any] | None = None) -> None:
-        super().__init__(reason)
-        self.point = point
-        """The evaluation that showed it, where one did."""
+# Gradient steps on a batch
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rollouts of one batch with all that its updates hold constant; rows of a problem stand together."""
+    """Rollouts with everything that stays constant during the gradient steps; rows of a problem are consecutive."""
 
     rollouts: Rollouts
     advantages_BT: Tensor
-    """Or `_B1`, where every token of a response has the same."""
+    """`_B1` where all tokens of a response share one advantage."""
     policy_weights_BT: Tensor
     extra_weights_BT: Tensor
     """Weights of the KL and entropy terms."""
     old_logprobs_BT: Tensor | None = None
-    """The trainer's before the first update; None where there is only one update and its own will do."""
+    """The trainer's log-probs before the first step; None where there is only one step."""
     base_logprobs_BT: Tensor | None = None
 
     def take(self, rows: Tensor) -> Batch:
-        """Some of the rows; weights stay those of the whole batch."""
+        """Some of the rows, with the weights they have in the whole batch."""
         rollouts = self.rollouts.take(rows)
         used = rollouts.mask_BT.shape[1]
 
@@ -206,9 +199,9 @@ class Batch:
 def make_batch(
     recipe: Recipe, rollouts: Rollouts, rewards_PN: Tensor, *, max_new_tokens: int, advantages_BT: Tensor | None = None
 ) -> Batch:
-    """Advantages and token weights; advantages from a critic or a decoupled baseline are given.
+    """Compute advantages, unless a critic or a decoupled baseline gives them, and token weights.
 
-    `rewards_PN` are all that were sampled: under a decoupled baseline more than the rollouts trained on.
+    `rewards_PN` holds the rewards of all sampled rollouts; under a decoupled baseline `rollouts` are fewer.
     """
     if advantages_BT is None:
         advantages_BT = group_advantages(rewards_PN, kind=recipe.advantage).reshape(-1, 1)
@@ -230,25 +223,25 @@ def make_batch(
 
 
 def objective(recipe: Recipe, batch: Batch, logprobs_BT: Tensor, entropies_BT: Tensor) -> Tensor:
-    """What a (micro-)batch adds to the loss."""
+    """The loss of a batch, or the part that a micro-batch adds to it."""
     sampled_BT, advantages_BT = batch.rollouts.logprobs_BT, batch.advantages_BT
     old_BT = logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
-    anchor_BT = sampled_BT if recipe.ratio_reference == "sampler" else old_BT
+    reference_BT = sampled_BT if recipe.ratio_reference == "sampler" else old_BT
     if recipe.loss == "reinforce":
         loss_BT = losses.reinforce_loss(logprobs_BT, advantages_BT)
     elif recipe.loss == "clip":
-        loss_BT = losses.clip_loss(logprobs_BT, anchor_BT, advantages_BT, low=recipe.clip_low, high=recipe.clip_high)
+        loss_BT = losses.clip_loss(logprobs_BT, reference_BT, advantages_BT, low=recipe.clip_low, high=recipe.clip_high)
     elif recipe.loss == "gspo":
         loss_BT = losses.gspo_loss(
             logprobs_BT,
-            anchor_BT,
+            reference_BT,
             advantages_BT,
             batch.rollouts.sampled_BT,
             low=recipe.clip_low,
             high=recipe.clip_high,
         )
     else:
-        loss_BT = losses.cispo_loss(logprobs_BT, anchor_BT, advantages_BT, cap=recipe.ratio_cap)
+        loss_BT = losses.cispo_loss(logprobs_BT, reference_BT, advantages_BT, cap=recipe.ratio_cap)
     if recipe.tis_cap is not None:
         loss_BT = loss_BT * losses.truncated_importance(old_BT, sampled_BT, cap=recipe.tis_cap)
     total = (loss_BT * batch.policy_weights_BT).sum()
@@ -262,19 +255,19 @@ def objective(recipe: Recipe, batch: Batch, logprobs_BT: Tensor, entropies_BT: T
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """Means over the batch's tokens, seen by the first update on it."""
+    """Statistics of the first gradient step on a batch, as means over its tokens."""
 
     loss: float
     grad_norm: float
     entropy: float
     logprob_gap: float
-    """Mean distance between the trainer's and the sampler's log-probs."""
+    """Mean absolute difference between the trainer's and the sampler's log-probs."""
 
 
 def update(
     decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, rate: float, micro_batch: int
 ) -> UpdateStats:
-    """The gradient steps that the recipe takes on one batch; raises `DivergedError` where numbers are not finite."""
+    """Take the recipe's gradient steps on one batch; raises `DivergedError` if numbers are not finite."""
     rollouts = batch.rollouts
     optimizer.rate.fill_(rate)
     if recipe.updates_per_batch > 1 and batch.old_logprobs_BT is None:
@@ -298,19 +291,32 @@ def update(
         if first is None:
             first = torch.stack([sums_3[0], norm, sums_3[1], sums_3[2]])
         else:
-            first[1] = torch.where(torch.isfinite(norm), first[1], norm)  # report a later step that is not finite
+            first[1] = torch.where(torch.isfinite(norm), first[1], norm)  # report if a later step is not finite
     assert first is not None
     stats = UpdateStats(*first.tolist())
     refuse_divergence(stats, decoder.config.vocab_size)
     return stats
 
 
+# Divergence
+
 _UNIFORM = 0.98
-"""Share of the largest possible entropy above which a policy is noise."""
+"""Share of the maximum entropy above which a policy counts as uniform noise."""
+_COLLAPSE = 20.0
+"""KL per token, in nats, above which a policy counts as collapsed; healthy runs stay below 1."""
+
+
+class DivergedError(Exception):
+    """Numbers are not finite, or the policy has become uniform noise or has collapsed."""
+
+    def __init__(self, reason: str, *, point: dict[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.point = point
+        """The evaluation that showed the divergence, if one did."""
 
 
 def refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
-    """Raise where a batch's numbers are not finite, or its policy is noise."""
+    """Raise `DivergedError` if a batch's numbers are not finite or its policy is uniform noise."""
     if not all(map(math.isfinite, (stats.loss, stats.grad_norm, stats.entropy))):
         raise DivergedError(f"loss {stats.loss:.3g}, gradient norm {stats.grad_norm:.3g}")
     if stats.entropy > _UNIFORM * math.log(vocabulary):
@@ -319,9 +325,9 @@ def refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
 
 @torch.no_grad()
 def refuse_unsound(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int) -> None:
-    """Raise `DivergedError` for weights that the last update has spoilt, judged on a micro-batch of its rollouts.
+    """Raise `DivergedError` if the last update has broken the weights, judged on a micro-batch of its rollouts.
 
-    An update can only judge the weights it starts from; a checkpoint holds those it ends with.
+    An update only checks the weights it starts from, but a checkpoint holds those it ends with.
     """
     part = rollouts.take(next(micro_batches(rollouts, micro_batch)))
     logprobs_BT, entropies_BT = score(decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
@@ -331,11 +337,7 @@ def refuse_unsound(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micr
     refuse_collapse(moved, "since the last update")
 
 
-_COLLAPSE = 20.0
-"""KL a token, in nats, above which a policy has forgotten the one it came from; healthy runs stay below 1."""
-
-
 def refuse_collapse(kl: float, to: str, *, point: dict[str, Any] | None = None) -> None:
-    """Raise where a policy has collapsed onto text that the other never writes, with the evaluation that shows it."""
+    """Raise `DivergedError` if the KL shows that the policy has collapsed; `point` is the evaluation that shows it."""
     if not kl < _COLLAPSE:
         raise DivergedError(f"the policy has collapsed (KL {to} {kl:.3g} a token)", point=point)

@@ -167,7 +167,7 @@ def test_decoupled_baseline_uses_all_rollouts() -> None:
     assert advantages.shape == places.shape == (50, 4)
     assert all(len(set(row)) == 4 for row in places.tolist())
     torch.testing.assert_close(advantages, rewards.gather(1, places) - rewards.mean(1, keepdim=True))
-    with pytest.raises(InputError, match="fewer"):
+    with pytest.raises(InputError, match="use 1 to 16"):
         decoupled_advantages(rewards, train=17, kind="group_mean", seed=1)
 
 

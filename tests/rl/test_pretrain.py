@@ -11,7 +11,7 @@ import transformers
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import OPERATIONS, Chains, make_chains, parse_chain, vocabulary
 from isocompute.rl.evaluation import count_correct
-from isocompute.rl.model.checkpoint import load_model, model_folder
+from isocompute.rl.model.checkpoint import load_model, model_folder, read_tokenizer
 from isocompute.rl.pretrain import PretrainSettings, make_memory, pretrain, write_traces
 from isocompute.rl.rollout.eager import SamplingSettings
 from isocompute.rl.tasks import ProblemsSpec, make_tasks
@@ -91,7 +91,7 @@ def opens_in_transformers(folder: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = "7 + 3 * 5 ="
     ids = tokenizer(text)["input_ids"]
-    assert ids == load_model(str(folder)).tokenizer.encode(text).ids == [13, 3, 9, 5, 11, 2]
+    assert ids == read_tokenizer(folder).encode(text).ids == [13, 3, 9, 5, 11, 2]
     assert tokenizer.decode(ids) == text
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 0)
 

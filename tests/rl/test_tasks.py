@@ -222,8 +222,8 @@ def test_validation_does_not_depend_on_what_is_trained_on(model: Path, sums: Pat
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"validation": 40}, "of which 0 are left to train on"),
-        ({"size": 31}, "of which 30 are left to train on when 10 are held out; lower problems.size"),
+        ({"validation": 40}, "has 40 problems; 0 are left to train on"),
+        ({"size": 31}, "; 30 are left to train on when 10 are held out; lower problems.size"),
         ({"max_new_tokens": 30}, r"problem \S+: 8 tokens and 30 new ones do not fit the model's context of 32"),
         ({"max_new_tokens": None}, "512 new ones do not fit"),
         ({"answer": "solution"}, "solution"),

@@ -208,7 +208,7 @@ def batch_of(sampled: list[list[float]] | None) -> Rollouts:
     if sampled is not None:
         logprobs[mask] = torch.tensor([value for row in sampled for value in row])
     lengths = torch.tensor([len(prompt) for prompt in prompts])
-    return Rollouts(left_padded(prompts, PAD), lengths, responses, logprobs, mask, ~mask[:, -1])
+    return Rollouts(left_padded(prompts), lengths, responses, logprobs, mask, ~mask[:, -1])
 
 
 def ours(

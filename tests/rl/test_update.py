@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isocompute.core.recipe import RECIPES, Recipe, make_recipe
-from isocompute.rl.critic import Critic, judge, update_critic
+from isocompute.rl.critic import Critic, estimate_advantages, update_critic
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.eager import SamplingSettings, sample
@@ -119,10 +119,10 @@ def test_micro_batches_of_any_size_give_one_gradient(name: str, start: Decoder, 
             critic = Critic(decoder)
             with torch.no_grad():
                 critic.head.weight.fill_(0.05)
-            judgement = judge(critic, rollouts, REWARDS.reshape(-1), recipe, micro_batch=micro_batch)
-            advantages_BT = judgement.advantages_BT
+            estimates = estimate_advantages(critic, rollouts, REWARDS.reshape(-1), recipe, micro_batch=micro_batch)
+            advantages_BT = estimates.advantages_BT
             optimizer = Recorded(critic, recipe)
-            update_critic(critic, optimizer, rollouts, judgement, recipe, rate=RATE, micro_batch=micro_batch)
+            update_critic(critic, optimizer, rollouts, estimates, recipe, rate=RATE, micro_batch=micro_batch)
             values[micro_batch] = torch.cat(optimizer.gradients)
         optimizer = Recorded(decoder, recipe)
         batch = batch_for(recipe, rollouts, start, advantages_BT)

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +37,14 @@ _TOKENIZER_FILES = (
     "isocompute.json",
 )
 _SHARD_BYTES = 4 * 2**30
+RECIPE_FILE = "isocompute.json"
+"""A file beside a checkpoint: how it was made, and `recipe`, the recipe fields that suit it (its learning rate)."""
+TINY = "tiny"
+"""Name of the base model that comes with the package."""
 
 
 def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
-    """A decoder with the weights of a checkpoint folder; every weight must be there, finite, and none left over."""
+    """A decoder with the weights of a checkpoint folder, which must hold exactly the decoder's weights, all finite."""
     folder = Path(folder)
     config = DecoderConfig.read(folder)
     with torch.device("meta"):
@@ -77,7 +80,7 @@ def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, devi
 
 
 def _empty(config: DecoderConfig, dtype: torch.dtype, device: str) -> Decoder:
-    """Without the time to draw random weights that are about to be replaced."""
+    """A decoder with uninitialised weights, which saves drawing random ones."""
     with torch.device("meta"):
         decoder = Decoder(config).to(dtype)
     decoder = decoder.to_empty(device=device)
@@ -88,7 +91,7 @@ def _empty(config: DecoderConfig, dtype: torch.dtype, device: str) -> Decoder:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names as the decoder has them: without the leading `model.`."""
+    """The tensors of a checkpoint, under the decoder's names: without the leading `model.`."""
     index = folder / _INDEX
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else [_WEIGHTS]
@@ -111,7 +114,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 def save_decoder(
     decoder: Decoder, folder: str | Path, *, tokenizer_from: str | Path | None = None, shard_bytes: int = _SHARD_BYTES
 ) -> None:
-    """Write a checkpoint folder, whole or not at all; the tokenizer's files are copied along."""
+    """Write a checkpoint folder atomically, with a copy of the tokenizer's files."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
@@ -126,7 +129,7 @@ def save_decoder(
                 shutil.copy(source, scratch / name)
         scratch.chmod(0o755)
         for path in scratch.iterdir():
-            path.chmod(0o644)  # safetensors writes for the owner alone
+            path.chmod(0o644)  # safetensors makes files that only their owner can read
         if folder.exists():
             old = folder.with_name(f".{folder.name}.old")
             shutil.rmtree(old, ignore_errors=True)
@@ -170,12 +173,6 @@ def _write_weights(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
     (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-RECIPE_FILE = "isocompute.json"
-"""Beside a checkpoint: how it was made, and `recipe`, the recipe's fields that suit it (its learning rate)."""
-TINY = "tiny"
-"""Name of the base model that comes with the package."""
-
-
 @dataclass(frozen=True)
 class Model:
     """A language model and what sampling from it needs."""
@@ -184,19 +181,14 @@ class Model:
     decoder: Decoder
     stop_tokens: tuple[int, ...]
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """From `tokenizer.json`."""
-        return read_tokenizer(self.folder)
-
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.decoder.embed_tokens.weight.device
 
 
 def model_folder(name: str) -> Path:
-    """A model's folder: of `tiny`, a path, or a name on the hub (fetched once, then from its cache)."""
+    """The folder of `tiny`, of a path, or of a model on the hub, which is downloaded once and then cached."""
     if name == TINY:
         return Path(__file__).parent / "tiny"
     folder = Path(name).expanduser()
@@ -208,22 +200,21 @@ def model_folder(name: str) -> Path:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except Exception as error:  # the hub raises what its transport raises; all of it means: not to be had
+    except Exception as error:  # the hub may raise any error of its transport
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(f"{name}: no such folder, and the hub does not give it ({first}).") from error
 
 
 def load_model(name: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
-    """Load a model by the name of its folder, on the hub, or `tiny`."""
+    """Load a model from a folder, from the hub, or the built-in `tiny`."""
     folder = model_folder(name)
     return Model(folder, load_decoder(folder, dtype=dtype, device=device).eval(), stop_tokens(folder))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint, cutting and padding nothing.
+    """The tokenizer of a checkpoint, without truncation and padding.
 
-    `tokenizer.json` may store a truncation and a padding of whoever saved it; transformers sets both anew at every
-    call, so a prompt is whole there, and has to be here.
+    `tokenizer.json` may store both, and transformers overrides them at each call. So does this function.
     """
     from tokenizers import Tokenizer
 
@@ -240,7 +231,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def stop_tokens(folder: Path) -> tuple[int, ...]:
-    """Ids that end a response: of generation_config.json, else config.json, else the tokenizer's own eos."""
+    """Ids that end a response: from generation_config.json, else config.json, else the tokenizer's eos token."""
     for name in ("generation_config.json", "config.json"):
         ids = _json(folder / name).get("eos_token_id")
         if ids is not None and ids != []:
@@ -256,7 +247,7 @@ def stop_tokens(folder: Path) -> tuple[int, ...]:
 
 
 def _token_ids(ids: Sequence[Any], folder: Path, where: str) -> tuple[int, ...]:
-    """Check that the model can sample these ids; one that it cannot would never end a response."""
+    """Check that the model can sample these ids; otherwise no response would end."""
     wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, int)]
     if wrong:
         raise InputError(f"{where}: {wrong[0]!r} is not a token's id; write its number, as tokenizer.json has it.")
@@ -276,7 +267,7 @@ def check_vocabulary(ids: Iterable[int], folder: Path, where: str) -> None:
 
 
 def recipe_defaults(folder: Path) -> dict[str, Any]:
-    """Recipe fields that suit this model, where its folder says so."""
+    """Recipe fields that suit this model, if its folder names some."""
     recipe = _json(folder / RECIPE_FILE).get("recipe", {})
     if not isinstance(recipe, dict):
         raise InputError(f"{folder / RECIPE_FILE}: 'recipe' is not a table of recipe fields.")
@@ -284,7 +275,7 @@ def recipe_defaults(folder: Path) -> dict[str, Any]:
 
 
 def context_length(folder: Path) -> int:
-    """Tokens a model can hold."""
+    """The model's context length in tokens."""
     return DecoderConfig.read(folder).max_position_embeddings
 
 

@@ -1,8 +1,8 @@
-"""A decoder's shape, read from and written to a Hugging Face `config.json`.
+"""The configuration of a decoder, read from and written to a Hugging Face `config.json`.
 
 One compact decoder covers the Llama, Qwen2 and Qwen3 families: they differ in whether q, k and v have biases (Qwen2),
 whether q and k are normalised per head (Qwen3), and in how RoPE is scaled for long contexts. What this engine does not
-compute is refused: a model with RoPE that is slightly off still talks.
+compute is refused, since a model with slightly wrong RoPE fails silently: it still writes plausible text.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ def _refuse_others(model: ModelConfig, where: str) -> None:
 
 
 def _rope(model: ModelConfig, where: str) -> tuple[float, dict[str, Any]]:
-    """Theta and the scaling's table, complete and checked, as transformers 5 reads them (`modeling_rope_utils.py`).
+    """Theta and the checked scaling table, as transformers 5 reads them (`modeling_rope_utils.py`).
 
-    Of two tables `rope_scaling` (transformers 4) wins over `rope_parameters` (5), whole; theta and the original length
-    may stand in the table or beside it. The table is empty where nothing is scaled.
+    If both are given, `rope_scaling` (transformers 4) replaces `rope_parameters` (5) entirely. Theta and the original
+    length may be inside the table or beside it. The table is empty without scaling.
     """
     name = "rope_scaling" if model.rope_scaling else "rope_parameters"
     given, where = getattr(model, name) or {}, f"{where}: {name}"

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from isocompute.rl.model.config import DecoderConfig
 
 FP32_ATTENTION_SLOTS = 256
-"""Slots up to which attention computes in FP32 in a bf16 model too. What is rounded there depends on the order in which
-slots are read, and would be the largest difference between the sampler's and the trainer's log-probs."""
+"""Slots up to which attention computes in FP32 in a bf16 model too. Rounding in bf16 depends on the order in which
+slots are read, and would cause the largest difference between the sampler's and the trainer's log-probs."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Cache:
         return cls(like.new_zeros(shape), like.new_zeros(shape))
 
     def keep(self, rows: Tensor) -> Cache:
-        """Only some of the sequences, or some of them several times."""
+        """A cache of the sequences `rows`, which may repeat."""
         keys_LBGSK, values_LBGSK = (x.index_select(1, rows) for x in (self.keys_LBGSK, self.values_LBGSK))
         return replace(self, keys_LBGSK=keys_LBGSK, values_LBGSK=values_LBGSK)
 
@@ -102,7 +102,7 @@ class Attention(nn.Module):
         dtype, slots = q_BHTK.dtype, k_BGSK.shape[2]
         if slots <= FP32_ATTENTION_SLOTS:
             q_BHTK, k_BGSK, v_BGSK = q_BHTK.float(), k_BGSK.float(), v_BGSK.float()
-        if mask_BTS is None and 1 < length < slots:  # the last token sees all slots, the one before all but the last
+        if mask_BTS is None and 1 < length < slots:  # each token sees the slots up to its own
             mask_BTS = torch.ones((1, length, slots), dtype=torch.bool, device=x_BTD.device).tril(slots - length)
         out_BHTK = F.scaled_dot_product_attention(
             q_BHTK,
@@ -141,7 +141,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer; names are those of the checkpoints."""
+    """One layer; attributes have the names of the checkpoints' weights."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model. `forward` gives hidden states; `logits` applies the head to those one wants."""
+    """A causal language model. `forward` returns hidden states; `logits` applies the head to selected ones."""
 
     rope_speeds: Tensor
 
@@ -183,7 +183,7 @@ class Decoder(nn.Module):
         self.reset_rope()
 
     def reset_rope(self) -> None:
-        """Compute what is not in the weights; needed again after building on the meta device."""
+        """Compute the RoPE frequencies, which checkpoints lack; call it again after building on the meta device."""
         speeds, self.rope_scale = rope_frequencies(self.config)
         self.rope_speeds = speeds.to(self.rope_speeds.device)
 
@@ -197,9 +197,9 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Hidden states of the tokens, ready for the head.
 
-        `mask_BTS` is True where a token may look at a slot (the cache's slots first); None is causal attention: all
-        slots of the cache, and the tokens before. The cache, if given, grows by the tokens. Without `positions_BT` all
-        sequences continue from the cache.
+        `mask_BTS` is True where a token may attend to a slot, with the slots of the cache first. None is causal
+        attention to the cache and to earlier tokens. The cache, if given, grows by the tokens. Without `positions_BT`,
+        all sequences continue from the cache.
         """
         length, start = tokens_BT.shape[1], 0 if cache is None else cache.length
         if positions_BT is None:
@@ -247,7 +247,7 @@ def rope_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(speeds: Tensor, factor: float, rope: dict[str, float]) -> Tensor:
-    """Llama 3.1: slow channels are slowed by the factor, fast ones kept, those between blended."""
+    """Llama 3.1: slow channels are slowed by the factor, fast ones kept, and those between are blended."""
     original = float(rope["original_max_position_embeddings"])
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     turns = original * speeds / (2 * math.pi)
@@ -273,7 +273,7 @@ def _yarn(config: DecoderConfig, speeds: Tensor, factor: float) -> tuple[Tensor,
 
 
 def _attention_factor(rope: dict[str, float], factor: float) -> float:
-    """YaRN's factor on cos and sin: given, or by the paper's rule, which DeepSeek's two mscales bend."""
+    """YaRN's factor on cos and sin: given, or from the paper's rule, which DeepSeek's two mscales modify."""
 
     def rule(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,18 +1,18 @@
-"""PipelineRL-k (ScaleRL section 3.1): sampling goes on while training does, and no token gets older than k updates.
+"""PipelineRL-k (ScaleRL section 3.1): sampling continues across updates, and no token gets older than k updates.
 
-`Ledger` decides which groups may start and which the trainer may take. Version v of the weights is what v updates have
-made. A group that starts at version v must be trained on by update v + k (update s trains weights s into s + 1). Two
-rules ensure it for all groups at once, whatever the lengths of their responses:
+`Ledger` decides which groups may start and which the trainer may take. Version v of the weights is the result of v
+updates, and update s turns version s into s + 1. A group that starts at version v must be trained on by update v + k.
+Two rules ensure this for all groups, whatever the lengths of their responses:
 
-- a group starts only if its turn comes in time when every group before it is trained on first, Bp groups an update;
-- an update takes complete groups in the order they started, but only if all groups that it leaves behind can still be
-  trained on in time; otherwise the trainer waits for the old ones to complete.
+- a group starts only if it can be trained on in time after all groups before it, at Bp groups per update;
+- an update takes complete groups in the order they started, but only if all remaining groups can still be trained on
+  in time; otherwise the trainer waits for the oldest groups to complete.
 
-Groups start in the order of their versions, so waiting for the Bp oldest always resolves. k = 0 leaves room for exactly
-one batch at a time: on-policy training.
+Groups start in the order of their versions, so waiting for the Bp oldest always ends. With k = 0 there is room for
+exactly one batch, which is on-policy training.
 
 `Pipeline` is the `RolloutSource` that decodes a rolling pool of sequences until the ledger has a batch. Sequences in
-flight take the new weights at their next token and keep their old keys and values.
+flight use the new weights from their next token on and keep their old keys and values.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class Group:
     """The rollouts of one problem, in flight or complete."""
 
     seat: int
-    """Where its rollouts are recorded."""
+    """Index of its block of rows in the records."""
     number: int
-    """How many groups began before it."""
+    """Number of groups that started before it."""
     problem: int
     version: int
-    """Of the weights that began it: that of its oldest token."""
+    """Version of the weights when it started, which sampled its oldest token."""
     unfinished: int
 
 
 class Ledger:
-    """Groups in the order they started."""
+    """The groups under way, in the order they started; enforces the two rules above."""
 
     def __init__(self, *, problems_per_batch: int, steps: int) -> None:
         self.batch_size, self.steps = problems_per_batch, steps
         self.seats = problems_per_batch * (steps + 1)
-        """Groups that can be under way at most."""
+        """The largest number of groups under way."""
         self._groups: dict[int, Group] = {}
         self._free = list(range(self.seats - 1, -1, -1))
 
@@ -70,17 +70,17 @@ class Ledger:
         return self._groups[seat]
 
     def start(self, *, number: int, problem: int, version: int, rollouts: int) -> Group:
-        """A new group; ask for room before. Versions never fall from one group to the next."""
+        """Add a group, for which there must be `room`; versions must not decrease from one group to the next."""
         group = Group(self._free.pop(), number, problem, version, rollouts)
         self._groups[group.seat] = group
         return group
 
     def complete(self) -> list[Group]:
-        """Groups whose rollouts have all ended."""
+        """Groups whose rollouts are all complete."""
         return [group for group in self._groups.values() if not group.unfinished]
 
     def batch(self, update: int) -> list[Group]:
-        """What this update may train on; empty while it has to wait."""
+        """The groups that this update may train on; empty while it has to wait."""
         taken = self.complete()[: self.batch_size]
         if len(taken) < self.batch_size:
             return []
@@ -90,21 +90,21 @@ class Ledger:
         return taken if in_time else []
 
     def remove(self, groups: Iterable[Group]) -> None:
-        """Trained on, or dropped."""
+        """Remove groups that were trained on or dropped."""
         for group in groups:
             del self._groups[group.seat]
             self._free.append(group.seat)
 
 
 class Pipeline(RolloutSource):
-    """Batches from a pool that never drains."""
+    """Takes batches from a pool that keeps sampling across updates."""
 
     _FLIGHT = "flight/"
 
     def __init__(self, *arguments: Any, slots: int | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         bp, n, device = self.cell.problems_per_batch, self.rollouts_per_problem, self.decoder.embed_tokens.weight.device
-        # No token can get older than the run has updates.
+        # No token can be older than the number of updates in the run.
         self.ledger = Ledger(problems_per_batch=bp, steps=min(self.recipe.pipeline_steps, self.cell.update_steps))
         self.records = Records.empty(self.ledger.seats * n, self.settings.max_new_tokens, device)
         self.pool = Pool(
@@ -121,13 +121,13 @@ class Pipeline(RolloutSource):
         self.started = 0
         """Groups started so far."""
         self.restarted = 0
-        """Responses that a resumed run had to begin again."""
+        """Responses that were in flight at a checkpoint and had to start again."""
         self._dropped = 0
-        """Groups dropped since the last batch; where all are dropped, some are trained on in the end."""
+        """Groups that `refill` dropped since the last batch; a limit ends this where every group has zero variance."""
         self._dropped_scores = 0.0
         """Sum of their mean scores."""
         self.version = 0
-        """Of the weights that the pool samples with."""
+        """Version of the weights that the pool samples with."""
 
     @property
     def exhausted(self) -> bool:
@@ -135,7 +135,7 @@ class Pipeline(RolloutSource):
         return super().exhausted and not len(self.ledger)
 
     def next_batch(self, step: int) -> Groups | None:
-        """Decode until the ledger has a batch; at the end, when no problem is left, whatever is complete."""
+        """Decode until the ledger has a batch; once no problem is left, take whatever is complete."""
         while True:
             taken = self.ledger.batch(step)
             if not taken and not self._decode(step):
@@ -146,7 +146,7 @@ class Pipeline(RolloutSource):
                 return self._take(taken)
 
     def new_weights(self, step: int) -> None:
-        """Sequences in flight go on with the new weights and the keys and values they have."""
+        """Sequences in flight continue with the new weights and their old keys and values."""
         self.version = step
 
     def metrics(self) -> dict[str, float]:
@@ -158,7 +158,7 @@ class Pipeline(RolloutSource):
         return {"sampler_busy": busy}
 
     def _take(self, taken: list[Group]) -> Groups:
-        """Complete groups as a batch; their seats are free again."""
+        """Complete groups as a batch; frees their seats."""
         seats = torch.tensor([group.seat for group in taken], device=self._scores_QN.device)
         groups = Groups(
             np.array([group.problem for group in taken]),
@@ -173,7 +173,7 @@ class Pipeline(RolloutSource):
         return groups
 
     def _decode(self, next_update: int) -> bool:
-        """Start what there is room for, and sample one more token of everyone; False when there is nothing to do."""
+        """Start groups where there is room and sample one token of each sequence; False when nothing is in flight."""
         self._admit(next_update)
         if not self.pool.in_flight:
             return False
@@ -188,26 +188,27 @@ class Pipeline(RolloutSource):
         return True
 
     def _admit(self, next_update: int) -> None:
+        """Start as many groups as slots, the ledger and the remaining updates have room for."""
         bp, n = self.cell.problems_per_batch, self.rollouts_per_problem
         count = min(self.pool.free // n, self.ledger.room(version=self.version, next_update=next_update))
-        # At the end no more than the last updates will take: what is begun is trained on, or dropped and replaced.
+        # Near the end, start only groups that the remaining updates can take.
         count = min(count, bp * (self.cell.update_steps - next_update) - len(self.ledger))
         if count <= 0:
             return
-        # Problems follow from the seed and how many were drawn before, counted in batches as elsewhere.
+        # Problems follow from the seed and the number of groups started, counted in batches as in `Sampler`.
         for problem in self.problems.draw(count, np.random.default_rng([self.cell.seed, self.started // bp])):
             group = self.ledger.start(number=self.started, problem=int(problem), version=self.version, rollouts=n)
-            self._begin(group, torch.arange(n, device=self.records.lengths_B.device))
+            self._start(group, torch.arange(n, device=self.records.lengths_B.device))
             self.started += 1
             self.sampled += n
 
-    def _begin(self, group: Group, members: Tensor) -> None:
-        """Start responses of a group from their first token."""
+    def _start(self, group: Group, members: Tensor) -> None:
+        """Start some of a group's responses from their first token."""
         n = self.rollouts_per_problem
         self.pool.add(self.task.prompts[group.problem], group.seat * n + members, group.number * n + members)
 
     def _grade(self, complete: list[Group]) -> None:
-        """Verify groups that have just become complete; `refill` drops those with zero variance."""
+        """Verify newly completed groups; `refill` drops those with zero variance."""
         groups = self.grade(np.array([group.problem for group in complete]), self._rollouts(complete))
         seats = torch.tensor([group.seat for group in complete], device=self._scores_QN.device)
         self._scores_QN[seats], self._rewards_QN[seats] = groups.scores_PN, groups.rewards_PN
@@ -226,15 +227,13 @@ class Pipeline(RolloutSource):
         return self.records.rollouts(self._rows(groups), prompts, forced=self.settings.interruption is not None)
 
     def _rows(self, groups: list[Group]) -> Tensor:
-        """Where the responses of these groups are recorded."""
+        """Rows of the records that hold these groups."""
         n, device = self.rollouts_per_problem, self.records.lengths_B.device
         seats_Q = torch.tensor([group.seat for group in groups], dtype=torch.long, device=device)
         return (seats_Q[:, None] * n + torch.arange(n, device=device)).reshape(-1)
 
-    # Checkpoints keep whole responses; those in flight begin again.
-
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """As every source, and the groups under way with their whole responses."""
+        """Arrays and counters of a checkpoint, including the groups under way and their complete responses."""
         arrays, meta = super().state()
         groups = list(self.ledger)
         rows_B = self._rows(groups)
@@ -249,7 +248,7 @@ class Pipeline(RolloutSource):
         return arrays, {**meta, **counters, "_dropped_since": self._dropped, "_dropped_scores": self._dropped_scores}
 
     def restore(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; responses that were in flight begin again, and `restarted` counts them."""
+        """Resume from a checkpoint; responses that were in flight start again, and `restarted` counts them."""
         super().restore(arrays, meta)
         self.started, self.restarted = meta["drawn"], meta["restarted"]
         self._dropped, self._dropped_scores = meta["_dropped_since"], meta["_dropped_scores"]
@@ -266,5 +265,5 @@ class Pipeline(RolloutSource):
             for name, own_QN in (("scores", self._scores_QN), ("rewards", self._rewards_QN)):
                 own_QN[group.seat] = torch.from_numpy(arrays[f"{self._FLIGHT}{name}"][place]).to(device)
             if lost:
-                self._begin(group, (~ended_N).nonzero()[:, 0].to(device))
+                self._start(group, (~ended_N).nonzero()[:, 0].to(device))
             self.restarted += lost

@@ -1,7 +1,7 @@
-"""A rolling pool of sequences: every decode step gives each of them one token, and finished ones make room for others.
+"""A rolling pool of sequences: each decode step samples one token for all of them, and finished ones free their slots.
 
-Sequences keep their keys and values when the weights change, so a sequence that lives through updates is a mixture of
-policies. Each token's log-prob and the version of the weights that sampled it are recorded with it.
+Sequences keep their keys and values when the weights change, so several policies may sample parts of one sequence. The
+log-prob of each token and the version of the weights that sampled it are recorded.
 
 Shapes: `_A` active sequences, `_B` rows of the records, `_T` response tokens.
 """
@@ -22,7 +22,7 @@ from isocompute.rl.rollout.rollouts import Rollouts, left_padded
 
 
 class SlotCache(Cache):
-    """A cache whose sequences need not be equally long; the first `active` slots are in use."""
+    """A cache whose sequences may differ in length; the first `active` slots are in use."""
 
     def __init__(self, keys_LBGSK: Tensor, values_LBGSK: Tensor) -> None:
         super().__init__(keys_LBGSK, values_LBGSK)
@@ -39,7 +39,7 @@ class SlotCache(Cache):
         return cls(room.keys_LBGSK, room.values_LBGSK)
 
     def read(self, decoder: Decoder, tokens_A: Tensor) -> Tensor:
-        """Hidden states of one more token of every active sequence."""
+        """Hidden states of the next token of each active sequence."""
         lengths_A = self._lengths_B[: self.active]
         self._longest += 1
         visible_A1T = self._columns_T[: self._longest] <= lengths_A[:, None, None]
@@ -50,7 +50,7 @@ class SlotCache(Cache):
         return hidden_A1D[:, 0]
 
     def extend(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's new keys and values behind those of each sequence; all of them, as far as the longest."""
+        """Append a layer's new keys and values to each sequence; returns all of them up to the longest sequence."""
         rows_A, at_A = self._rows_B[: self.active], self._lengths_B[: self.active]
         keys_BGTK = self.keys_LBGSK[layer, : self.active, :, : self._longest]
         values_BGTK = self.values_LBGSK[layer, : self.active, :, : self._longest]
@@ -59,14 +59,14 @@ class SlotCache(Cache):
         return keys_BGTK, values_BGTK
 
     def compact(self, rows: Tensor) -> Tensor:
-        """Keep only these sequences, given in rising order, in the first slots; which one each slot then holds."""
+        """Move these sequences (in ascending order) to the first slots; returns the old slot of each."""
         count = len(rows)
         places = torch.arange(count, device=rows.device)
         stays = torch.zeros(count, dtype=torch.bool, device=rows.device)
         stays[rows[rows < count]] = True
         holes, moved = (~stays).nonzero()[:, 0], rows[rows >= count]
         places[holes] = moved
-        if len(moved):  # only these are copied
+        if len(moved):  # others stay in place
             for stored in (self.keys_LBGSK, self.values_LBGSK):
                 stored[:, holes, :, : self._longest] = stored[:, moved, :, : self._longest]
             self._lengths_B[holes] = self._lengths_B[moved]
@@ -75,7 +75,7 @@ class SlotCache(Cache):
         return places
 
     def add(self, prompts: Cache, prompt_A: Tensor, lengths_A: Tensor) -> None:
-        """New sequences behind the active ones, each with the keys and values of one of the prompts."""
+        """Add sequences after the active ones, each with the keys and values of one of the prompts."""
         start, width = self.active, prompts.length
         self.active += len(prompt_A)
         self.keys_LBGSK[:, start : self.active, :, :width] = prompts.keys_LBGSK[:, prompt_A, :, :width]
@@ -86,7 +86,7 @@ class SlotCache(Cache):
 
 @dataclass
 class Records:
-    """Responses as they grow, one row each; a row is free again when its group is trained on."""
+    """The responses in progress, one per row; training on a group frees its rows."""
 
     responses_BT: Tensor
     logprobs_BT: Tensor
@@ -94,7 +94,7 @@ class Records:
     forced_BT: Tensor
     lengths_B: Tensor
     ended_B: Tensor
-    """Whether a response is whole: stopped by itself, or cut."""
+    """Whether a response is complete: it stopped by itself or was truncated."""
     stopped_B: Tensor
 
     @classmethod
@@ -116,7 +116,7 @@ class Records:
         )
 
     def rollouts(self, rows_B: Tensor, prompts: Sequence[Sequence[int]], *, forced: bool) -> Rollouts:
-        """Rows as the trainer takes them."""
+        """Rows as `Rollouts` for the trainer."""
         lengths_B = self.lengths_B[rows_B]
         used = int(lengths_B.max())
         mask_BT = torch.arange(used, device=rows_B.device) < lengths_B[:, None]
@@ -125,7 +125,7 @@ class Records:
             return torch.where(mask_BT, x_BT[rows_B, :used], torch.zeros((), dtype=x_BT.dtype, device=x_BT.device))
 
         return Rollouts(
-            left_padded(prompts, 0).to(rows_B.device),
+            left_padded(prompts).to(rows_B.device),
             torch.tensor([len(prompt) for prompt in prompts], device=rows_B.device),
             part(self.responses_BT),
             part(self.logprobs_BT),
@@ -137,7 +137,7 @@ class Records:
 
 
 class Pool:
-    """Sequences in flight."""
+    """Sequences in flight; `tick` samples the next token of each."""
 
     def __init__(
         self,
@@ -152,50 +152,52 @@ class Pool:
     ) -> None:
         self.decoder, self.settings, self.records, self.seed, self.slots = decoder, settings, records, seed, slots
         self.at_once = at_once or slots
-        """Rows whose logits are held at a time."""
+        """Rows whose logits are computed at a time."""
         room = prompt_tokens + settings.max_new_tokens
         self.cache = SlotCache.empty(decoder.config, slots, room, decoder.embed_tokens.weight)
         device = decoder.embed_tokens.weight.device
         self._stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
         empty = torch.zeros(0, dtype=torch.long, device=device)
         self.rows_A = empty
-        """Where each active sequence is recorded."""
+        """Row of the records of each active sequence."""
         self._numbers_A, self._tokens_A, self._steps_A, self._starts_A = empty, empty, empty, empty
-        self._thought_A = empty.bool()
+        self._ended_thinking_A = empty.bool()
         self._new: list[tuple[Sequence[int], Tensor, Tensor]] = []
         self.ticks = self.worked = 0
 
     @property
     def in_flight(self) -> int:
-        """Sequences under way."""
+        """Number of sequences being sampled or about to be."""
         return len(self.rows_A) + sum(len(rows) for _, rows, _ in self._new)
 
     @property
     def free(self) -> int:
-        """Slots for new sequences."""
+        """Number of free slots."""
         return self.slots - self.in_flight
 
     def add(self, prompt: Sequence[int], rows: Tensor, numbers: Tensor) -> None:
-        """Sequences that begin at the next tick: recorded in `rows`, drawn with the random numbers of `numbers`."""
+        """Start sequences at the next tick, recorded in `rows` and sampled with the random numbers of `numbers`."""
         self.records.ended_B[rows] = self.records.stopped_B[rows] = False
         self.records.lengths_B[rows] = 0
         self._new.append((prompt, rows, numbers))
 
     @torch.no_grad()
     def tick(self, version: int) -> Tensor:
-        """One more token of every sequence; the rows of those that have ended with it."""
+        """Sample the next token of each sequence; returns the rows of those that have ended."""
         hidden = []
         if len(self.rows_A):
             hidden.append(self.cache.read(self.decoder, self._tokens_A))
         if self._new:
             hidden.append(self._read_prompts())
         tokens_A, chosen_A = self._draw(torch.cat(hidden))
-        forced_A, limit_A = torch.zeros_like(self._thought_A), None
+        forced_A, limit_A = torch.zeros_like(self._ended_thinking_A), None
         if (interruption := self.settings.interruption) is not None:
-            tokens_A, forced_A = interruption.force(tokens_A, self._steps_A, self._starts_A, self._thought_A)
+            tokens_A, forced_A = interruption.force(tokens_A, self._steps_A, self._starts_A, self._ended_thinking_A)
             chosen_A = torch.where(forced_A, 0.0, chosen_A)
-            self._thought_A = self._thought_A | interruption.ends_thinking(tokens_A, self._steps_A, self._starts_A)
-            limit_A = interruption.limit(self._starts_A, self._thought_A, self.settings.max_new_tokens)
+            self._ended_thinking_A = self._ended_thinking_A | interruption.ends_thinking(
+                tokens_A, self._steps_A, self._starts_A
+            )
+            limit_A = interruption.limit(self._starts_A, self._ended_thinking_A, self.settings.max_new_tokens)
         records, at = self.records, (self.rows_A, self._steps_A)
         records.responses_BT[at] = tokens_A
         records.logprobs_BT[at] = chosen_A.float()
@@ -208,10 +210,10 @@ class Pool:
         self.ticks += 1
         self.worked += len(self.rows_A)
         self._tokens_A = tokens_A
-        return self._leave(stopped_A, ended_A)
+        return self._remove_ended(stopped_A, ended_A)
 
     def _draw(self, hidden_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """A token of every sequence and its log-prob."""
+        """The next token of each sequence, and its log-prob."""
         uniform_A = uniform_at(self.seed, self._numbers_A, self._steps_A)
         parts = [
             draw(self.decoder.logits(rows_AD, fp32=self.settings.fp32_head), self.settings, drawn_A)
@@ -222,12 +224,12 @@ class Pool:
         return torch.cat([tokens_A for tokens_A, _ in parts]), torch.cat([chosen_A for _, chosen_A in parts])
 
     def _read_prompts(self) -> Tensor:
-        """Keys and values of new sequences' prompts, each read once, and the hidden states they start from."""
+        """Read the prompts of new sequences into the cache; returns the hidden states of their last tokens."""
         prompts = [prompt for prompt, _, _ in self._new]
         device = self.rows_A.device
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
         width = int(lengths_P.max())
-        # Padding stands on the right, where nobody sees it: every sequence starts at the beginning of its slot.
+        # Padded on the right, where causal attention ignores it; each sequence starts at the beginning of its slot.
         tokens_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
         cache = Cache.empty(self.decoder.config, len(prompts), width, self.decoder.embed_tokens.weight)
         hidden_PTD = self.decoder.forward(tokens_PT, cache=cache)
@@ -244,18 +246,18 @@ class Pool:
         self._numbers_A = torch.cat([self._numbers_A, numbers_A])
         self._steps_A = torch.cat([self._steps_A, zeros_A])
         self._starts_A = torch.cat([self._starts_A, starts_A])
-        self._thought_A = torch.cat([self._thought_A, zeros_A.bool()])
+        self._ended_thinking_A = torch.cat([self._ended_thinking_A, zeros_A.bool()])
         self._new = []
         return hidden_PTD[torch.arange(len(prompts), device=device), lengths_P - 1][prompt_A]
 
-    def _leave(self, stopped_A: Tensor, ended_A: Tensor) -> Tensor:
-        """Let go of sequences that have ended."""
+    def _remove_ended(self, stopped_A: Tensor, ended_A: Tensor) -> Tensor:
+        """Free the slots of sequences that have ended; returns their rows."""
         ended_rows = self.rows_A[ended_A]
         if not len(ended_rows):
             return ended_rows
         self.records.ended_B[ended_rows] = True
         self.records.stopped_B[ended_rows] = stopped_A[ended_A]
         places = self.cache.compact((~ended_A).nonzero()[:, 0])
-        for name in ("rows_A", "_numbers_A", "_tokens_A", "_steps_A", "_starts_A", "_thought_A"):
+        for name in ("rows_A", "_numbers_A", "_tokens_A", "_steps_A", "_starts_A", "_ended_thinking_A"):
             setattr(self, name, getattr(self, name)[places])
         return ended_rows

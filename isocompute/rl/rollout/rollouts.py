@@ -1,4 +1,4 @@
-"""Rollouts, and the groups of them that go from the sampler to the trainer: n responses to each of some problems."""
+"""Rollouts, and the groups of n rollouts per problem that go from the sampler to the trainer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Rollouts:
     mask_BT: Tensor
     """True where the response has a token (its stop token included)."""
     stopped_B: Tensor
-    """Whether the response ended by itself."""
+    """Whether the response ended with a stop token."""
     forced_BT: Tensor | None = None
-    """Where a token was put there by an interruption; None: nowhere."""
+    """True for tokens that an interruption forced; None if there are none."""
     versions_BT: Tensor | None = None
-    """How many updates had been made when the token was sampled; None: as many for all of them."""
+    """The number of updates made when each token was sampled; None if the batch is on-policy."""
 
     @property
     def lengths_B(self) -> Tensor:
@@ -37,19 +37,19 @@ class Rollouts:
 
     @property
     def sampled_BT(self) -> Tensor:
-        """Where the response has a token that the policy chose: what is trained on and averaged over."""
+        """True for tokens that the policy chose; losses and statistics average over these."""
         return self.mask_BT if self.forced_BT is None else self.mask_BT & ~self.forced_BT
 
     @property
     def interrupted_B(self) -> Tensor:
-        """Which responses an interruption has ended."""
+        """Which responses were interrupted."""
         return torch.zeros_like(self.stopped_B) if self.forced_BT is None else self.forced_BT.any(dim=1)
 
     def __len__(self) -> int:
         return len(self.responses_BT)
 
     def take(self, rows: Tensor) -> Rollouts:
-        """Some of the rows, without columns that none of them uses."""
+        """Some of the rows, without the padding that none of them needs."""
         mask_BT, lengths_B = self.mask_BT[rows], self.prompt_lengths_B[rows]
         used, start = mask_BT.shape[1], 0
         if len(rows):
@@ -67,7 +67,7 @@ class Rollouts:
         )
 
     @classmethod
-    def join(cls, parts: Sequence[Rollouts], *, pad_token: int = 0) -> Rollouts:
+    def join(cls, parts: Sequence[Rollouts]) -> Rollouts:
         """Several batches as one, padded to common widths."""
         if len(parts) == 1:
             return parts[0]
@@ -78,45 +78,46 @@ class Rollouts:
             tensors = [getattr(part, name) for part in parts]
             return torch.cat([F.pad(t, (0, new - t.shape[1]), value=value) for t in tensors])
 
-        def where_kept(name: str, value: float) -> Tensor | None:
+        def optional(name: str, value: float) -> Tensor | None:
             return None if getattr(parts[0], name) is None else right(name, value)
 
-        prompts = [F.pad(p.prompts_BT, (prompt - p.prompts_BT.shape[1], 0), value=pad_token) for p in parts]
+        prompts = [F.pad(p.prompts_BT, (prompt - p.prompts_BT.shape[1], 0)) for p in parts]
         return cls(
             torch.cat(prompts),
             torch.cat([p.prompt_lengths_B for p in parts]),
-            right("responses_BT", pad_token),
+            right("responses_BT", 0),
             right("logprobs_BT", 0.0),
             right("mask_BT", False),
             torch.cat([p.stopped_B for p in parts]),
-            where_kept("forced_BT", False),
-            where_kept("versions_BT", 0),
+            optional("forced_BT", False),
+            optional("versions_BT", 0),
         )
 
 
-def left_padded(prompts: Sequence[Sequence[int]], pad_token: int) -> Tensor:
-    """Prompts of unequal length as one array, ending together."""
+def left_padded(prompts: Sequence[Sequence[int]]) -> Tensor:
+    """Prompts of unequal length as one array, padded with zeros on the left."""
     width = max(len(prompt) for prompt in prompts)
-    return torch.tensor([[pad_token] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.long)
+    return torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.long)
 
 
-_COLUMNS = ("responses_BT", "logprobs_BT", "mask_BT", "stopped_B", "forced_BT", "versions_BT")
+_STORED = ("responses_BT", "logprobs_BT", "mask_BT", "stopped_B", "forced_BT", "versions_BT")
+"""Fields of `Rollouts` in a checkpoint; prompts are read from the problems again."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows of a problem stand together."""
+    """Rollouts of a batch of problems; the n rows of a problem are consecutive."""
 
     index_P: Ints
     rollouts: Rollouts
     scores_PN: Tensor
-    """The verifier's."""
+    """Scores of the verifier."""
     rewards_PN: Tensor
-    """What is trained on: scores after length control."""
+    """Rewards to train on: the scores after length control."""
     dropped: float = 0.0
-    """Groups that a refill dropped for each of these."""
+    """Groups that a refill dropped, per group kept."""
     dropped_score: float = 0.0
-    """Mean score of those."""
+    """Mean score of the dropped groups."""
 
     def __len__(self) -> int:
         return len(self.index_P)
@@ -135,21 +136,21 @@ class Groups:
             rewards_PN=self.rewards_PN[at_P],
         )
 
-    def beside(self, scores_PN: Tensor | None) -> Groups:
-        """The same, sampled beside groups of these scores that a refill dropped."""
+    def with_dropped(self, scores_PN: Tensor | None) -> Groups:
+        """These groups, recording the scores of the groups that a refill dropped."""
         if scores_PN is None:
             return self
         return replace(self, dropped=len(scores_PN) / len(self), dropped_score=float(scores_PN.mean()))
 
     def split(self, size: int) -> list[Groups]:
-        """In order, `size` problems each; the last may have fewer."""
+        """Consecutive batches of `size` problems; the last may have fewer."""
         if len(self) <= size:
             return [self]
         return [self.take(range(at, min(at + size, len(self)))) for at in range(0, len(self), size)]
 
     @classmethod
     def join(cls, parts: Sequence[Groups]) -> Groups:
-        """Several as one; what was dropped for them is what was dropped for the first."""
+        """Several batches as one; `dropped` and `dropped_score` are those of the first."""
         if len(parts) == 1:
             return parts[0]
         return replace(
@@ -160,11 +161,9 @@ class Groups:
             rewards_PN=torch.cat([part.rewards_PN for part in parts]),
         )
 
-    # As arrays of a checkpoint; prompts are the problems' own and are not stored.
-
     def state(self, prefix: str) -> dict[str, np.ndarray]:
-        """Everything `restore` needs."""
-        arrays = {name: getattr(self.rollouts, name) for name in _COLUMNS}
+        """The arrays of a checkpoint that `restore` needs."""
+        arrays = {name: getattr(self.rollouts, name) for name in _STORED}
         arrays |= {"scores_PN": self.scores_PN, "rewards_PN": self.rewards_PN}
         out = {f"{prefix}{name}": array.cpu().numpy() for name, array in arrays.items() if array is not None}
         dropped = np.array([self.dropped, self.dropped_score])
@@ -174,7 +173,7 @@ class Groups:
     def restore(
         cls, arrays: Mapping[str, np.ndarray], prefix: str, prompts: Sequence[Sequence[int]], device: torch.device
     ) -> Groups | None:
-        """From a checkpoint, where it has some."""
+        """Groups from a checkpoint; None if it has none under this prefix."""
         if f"{prefix}index_P" not in arrays:
             return None
         index_P = arrays[f"{prefix}index_P"]
@@ -183,23 +182,23 @@ class Groups:
             stored = arrays.get(f"{prefix}{name}")
             return None if stored is None else torch.from_numpy(stored.copy()).to(device)
 
-        def kept(name: str) -> Tensor:
+        def required(name: str) -> Tensor:
             found = array(name)
             assert found is not None, name
             return found
 
-        scores_PN = kept("scores_PN")
+        scores_PN = required("scores_PN")
         of_B = np.repeat(index_P, scores_PN.shape[1])
         asked = [prompts[i] for i in of_B]
         rollouts = Rollouts(
-            left_padded(asked, 0).to(device),
+            left_padded(asked).to(device),
             torch.tensor([len(prompt) for prompt in asked], device=device),
-            kept("responses_BT"),
-            kept("logprobs_BT"),
-            kept("mask_BT"),
-            kept("stopped_B"),
+            required("responses_BT"),
+            required("logprobs_BT"),
+            required("mask_BT"),
+            required("stopped_B"),
             array("forced_BT"),
             array("versions_BT"),
         )
         dropped, dropped_score = arrays.get(f"{prefix}dropped", np.zeros(2)).tolist()
-        return cls(index_P, rollouts, scores_PN, kept("rewards_PN"), dropped, dropped_score)
+        return cls(index_P, rollouts, scores_PN, required("rewards_PN"), dropped, dropped_score)

@@ -1,7 +1,7 @@
-"""Where a training run's batches come from: problems drawn, responses sampled and graded, groups kept or dropped.
+"""Batches for the training loop: draw problems, sample and grade responses, keep or drop groups.
 
-`RolloutSource` is what the loop asks for batches. `Sampler` samples each batch when it is asked for: on-policy, or
-several batches at once (PPO-off-policy-k, ScaleRL section 3.1). `rollout.pipeline` is the other source.
+The loop takes its batches from a `RolloutSource`. A `Sampler` samples on demand: one on-policy batch, or several at
+once (PPO-off-policy-k, ScaleRL section 3.1). `rollout.pipeline` has the other source.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from isocompute.rl.rollout.rollouts import Groups, Rollouts
 from isocompute.rl.tasks import Task
 
 MAX_REFILLS = 10
-"""Rounds of sampling after which a batch is trained on with the groups it has, as in DAPO's own code."""
+"""Rounds of sampling after which a batch is used with the groups it has, as in DAPO's code."""
 
 
 class RolloutSource(ABC):
-    """Samples and grades what updates train on. Problems and random numbers follow from the seed and the counters, so
-    a checkpoint needs no generator state.
+    """Samples and grades the batches of a run.
+
+    Problems and random numbers follow from the seed and the counters, so a checkpoint needs no generator state.
     """
 
     def __init__(
@@ -49,31 +50,31 @@ class RolloutSource(ABC):
         self.problems = ProblemSampler(len(task), recipe.no_positive_resampling)
         self.rollouts_per_problem = recipe.baseline_rollouts or cell.rollouts_per_problem
         self.sampled = 0
-        """Rollouts sampled so far, trained on or not: the next row's number for the random stream."""
+        """Rollouts sampled so far, trained on or not; also the row number of the next one for its random numbers."""
         self.correct_P = np.zeros(len(task), dtype=np.int64)
         self.seen_P = np.zeros_like(self.correct_P)
-        """Right responses and all responses to each problem since the last evaluation."""
+        """Correct responses and all responses to each problem since the last evaluation."""
         self.on_drop: Callable[[Groups], None] = lambda _: None
-        """Called with groups that were sampled and will not be trained on."""
+        """Called with groups that were sampled but will not be trained on."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether every problem is retired and nothing sampled waits to be trained on."""
+        """Whether every problem is retired and no sampled group is left to train on."""
         return not self.problems.active_P.any()
 
     @abstractmethod
     def next_batch(self, step: int) -> Groups | None:
-        """What update `step` trains on; None when no problem is left."""
+        """The batch of update `step`; None when no problem is left."""
 
     def new_weights(self, step: int) -> None:  # noqa: B027 - a source that samples on demand has nothing to do
-        """The decoder has been updated and is now version `step`."""
+        """Called after an update: the decoder now has the weights of version `step`."""
 
     def metrics(self) -> dict[str, float]:
-        """What a point says about sampling; called once a point."""
+        """Metrics about sampling since the last point; called once for each point."""
         return {}
 
     def grade(self, index_P: Ints, rollouts: Rollouts) -> Groups:
-        """Verify responses, count them per problem, and shape the rewards by length."""
+        """Verify responses, count the correct ones per problem, and apply the length penalty."""
         device, n = rollouts.mask_BT.device, self.rollouts_per_problem
         problem_B = torch.from_numpy(index_P).to(device).repeat_interleave(n)
         scores_PN = self.task.verify(problem_B, rollouts).view(len(index_P), n)
@@ -94,14 +95,14 @@ class RolloutSource(ABC):
         return arrays, {"sampler_at": self.problems.at, "sampled": self.sampled}
 
     def restore(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         self.problems.restore(dict(arrays), meta["sampler_at"])
-        self.sampled = max(meta.get("sampled", 0), meta["rollouts"])  # 0.1's captured steps numbered rows by rollouts
+        self.sampled = max(meta.get("sampled", 0), meta["rollouts"])  # 0.1 numbered rows by rollouts
         self.correct_P, self.seen_P = arrays["right_since"].copy(), arrays["seen_since"].copy()
 
 
 class Sampler(RolloutSource):
-    """Samples when a batch is asked for."""
+    """Samples batches on demand."""
 
     _WAITING = "waiting/"
 
@@ -116,7 +117,7 @@ class Sampler(RolloutSource):
         return super().exhausted and not self.waiting
 
     def next_batch(self, step: int) -> Groups | None:
-        """A fresh batch, or one that waits since an earlier update."""
+        """A new batch, or one that was sampled with an earlier batch."""
         if not self.waiting:
             batches = min(self.recipe.off_policy_steps, max(1, self.cell.update_steps - step))
             fresh = self._groups(self.cell.problems_per_batch * batches, step)
@@ -124,8 +125,9 @@ class Sampler(RolloutSource):
         return self.waiting.pop(0) if self.waiting else None
 
     def _groups(self, problems: int, step: int) -> Groups | None:
-        """Groups of this many problems, or as many as are left. Under `refill` (DAPO's dynamic sampling), zero-variance
-        groups are replaced by groups of other problems.
+        """Groups of `problems` problems, or of as many as are left.
+
+        Under `refill` (DAPO's dynamic sampling), groups of other problems replace zero-variance groups.
         """
         kept: list[Groups] = []
         empty: list[Groups] = []
@@ -144,14 +146,14 @@ class Sampler(RolloutSource):
             missing -= int(mixed_P.sum())
             if not missing:
                 break
-        if not kept and empty:  # all groups have zero variance: an update that moves nothing
+        if not kept and empty:  # all groups have zero variance; the update will change nothing
             kept = [empty.pop()]
         for dropped in empty:
             self.on_drop(dropped)
-        return Groups.join(kept).beside(Groups.join(empty).scores_PN if empty else None) if kept else None
+        return Groups.join(kept).with_dropped(Groups.join(empty).scores_PN if empty else None) if kept else None
 
     def sample(self, index_P: Ints, step: int = 0) -> Rollouts:
-        """n responses to each problem, as many at a time as fit."""
+        """Sample n responses to each problem, at most `sample_batch` rows at a time."""
         n = self.rollouts_per_problem
         at_once = max(1, self.sample_batch // n)
         parts = []
@@ -168,14 +170,14 @@ class Sampler(RolloutSource):
         return rollouts
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """As every source, and the batches that wait."""
+        """Arrays and counters of a checkpoint, including the batches that wait."""
         arrays, meta = super().state()
         if self.waiting:
             arrays |= Groups.join(self.waiting).state(self._WAITING)
         return arrays, meta
 
     def restore(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         super().restore(arrays, meta)
         device = self.decoder.embed_tokens.weight.device
         waiting = Groups.restore(arrays, self._WAITING, self.task.prompts, device)
