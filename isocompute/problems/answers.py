@@ -1,9 +1,9 @@
-r"""The final answer in a text, and whether two answers are the same: no algebra, no dependency.
+r"""Finds the final answer in a text and compares answers, without algebra or further libraries.
 
-A text's answer is what stands in its last `\boxed{…}`, else in its last `<answer>…</answer>`, else after its last
+A text's answer is the content of its last `\boxed{…}`, else in its last `<answer>…</answer>`, else after its last
 `####` (GSM8K), else after its last `answer:` or `answer is`. The `exact` verifier falls back on the last number.
 
-Every search here takes time linear in the text, since a policy that collapses repeats one token to the end.
+Every search here takes time linear in the text, since a collapsed policy may repeat one token to the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fractions import Fraction
 from isocompute.problems.problem_set import Problem
 
 LONGEST_RESPONSE = 200_000
-"""Characters at the end of a response that verifiers read."""
+"""Verifiers read this many characters at the end of a response."""
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*+)?\{|\}")
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _SPOKEN = re.compile(r"answer[*_\s]*+(?:is\s*+:?+|:)[*_\s]*+([^\n]+)", re.IGNORECASE)
@@ -37,7 +37,7 @@ _LONGEST_NUMBER = 100
 
 
 def final_answer(text: str) -> str | None:
-    r"""The answer that a text states, without its markup; None where it states none.
+    r"""The answer that a text states, without its markup; None if it states none.
 
     >>> final_answer("so 6 * 7 = 42.\n#### 42")
     '42'
@@ -60,7 +60,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str | None:
-    """The answer in a box, between tags or after `####`; prose does not count."""
+    """The answer in a box, between tags or after `####`, but not in prose."""
     boxed = _last_boxed(text)
     if boxed is not None:
         return boxed
@@ -132,22 +132,22 @@ def same_answer(a: str, b: str) -> bool:
 
 
 def another_amount(a: str, b: str) -> bool:
-    """Whether two answers start with the same number, but words behind one change it: 12 and 12 thousand."""
+    """Whether two answers start with the same number, but words after one change it: 12 and 12 thousand."""
     (x, unit), (y, other) = _number(tidy(a)), _number(tidy(b))
     return x is not None and x == y and unit != other and (_changes_number(unit) or _changes_number(other))
 
 
 def _number(text: str) -> tuple[Fraction | None, str]:
-    """The number that a tidied answer is or starts with, and the words behind it."""
+    """The number that a tidied answer starts with, and the words after it."""
     found = _PLAIN_NUMBER.fullmatch(text) if len(text) <= _LONGEST_NUMBER else None
     if found is None:
         return None, ""
-    top, bottom, behind = found.groups(default="")
-    return Fraction(top.replace(" ", "")) / Fraction(bottom or 1), behind
+    top, bottom, unit = found.groups(default="")
+    return Fraction(top.replace(" ", "")) / Fraction(bottom or 1), unit
 
 
 def _only_number(answer: str) -> str:
-    """The one number of an answer's first clause, with its unit; empty where there are more or it is denied.
+    """The only number in an answer's first clause, with its unit; empty if there are several or it is negated.
 
     >>> _only_number("x = 42, so 2 are left"), _only_number("18 (eggs)"), _only_number("2 or 3"), _only_number("not 42")
     ('42', '18  eggs', '', '')
@@ -162,8 +162,8 @@ def _only_number(answer: str) -> str:
     return "" if denied or not _INTRODUCES.fullmatch(before) else _ASIDE.sub(r" \1", clause[start:])
 
 
-# Words beside a number. No list of units is complete, so words behind a number are a unit, or the rest of a sentence
-# (`21 more than James`), unless they are known to change the number where they stand.
+# Words next to a number. No list of units is complete. Words after a number therefore count as a unit or as the rest of
+# a sentence (`21 more than James`), unless they are known to change the number.
 
 
 def _words(text: str) -> list[str]:
@@ -178,28 +178,28 @@ _NUMERALS = _set(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
-# Alone behind a number, or before `of`: `2 thirds`, but `12 third graders`.
+# Alone after a number, or before `of`: `2 thirds`, but `12 third graders`.
 _FRACTIONS = _set(
     "half halves third thirds fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths "
     "tenth tenths hundredth hundredths thousandth thousandths millionth millionths"
 )
-# Directly behind a number: `5 million`, `5 squared`, but `5 cm squared`.
+# Directly after a number: `5 million`, `5 squared`, but `5 cm squared`.
 _MULTIPLES = _set(
     "hundred hundreds thousand thousands million millions billion billions trillion trillions quadrillion dozen dozens "
     "lakh lakhs crore crores pi sqrt squared cubed factorial choose divided minus mod modulo multiplied plus raised"
 )
-# Where another number, or a variable, follows: `5 and a half`, `3 times x`, but `3 times a week`.
+# If another number or a variable follows: `5 and a half`, `3 times x`, but `3 times a week`.
 _JOINING = _set("and base by out over point times to")
 _ARTICLES = _set("a an of the")
 _PLACING = _set("after before during every for from per with within")
 _FUNCTIONS = _set("sin cos tan cot csc log exp abc xyz")
-# In front of a number: `not 42`, `twice 21`, `less than 5`.
+# Before a number: `not 42`, `twice 21`, `less than 5`.
 _DENYING = (_NUMERALS | _FRACTIONS | _MULTIPLES | (_JOINING - {"to"}) | _FUNCTIONS) | _set(
     "above almost below between but cannot close cube double either except false fewer from greater if incorrect "
     "larger least less most near nearly negative neither never no nor not of or over power root smaller square than "
     "triple twice under unless unlikely up without wrong"
 )
-# Words of two letters that are no product of variables, as `xy` is.
+# Words of two letters that are not a product of variables such as `xy`.
 _SHORT = _set(
     "ac am an as at bc be by cc cl cm cu dl dm do ev ft gb gm go ha he hr hz if in is it kb kg kj km kn kr kv kw lb ma "
     "mb mg mi ml mm mo ms mv mw nm no ns of on oz pa pm pt qt rs so sq st tb to up us we wk yd yr"
@@ -207,7 +207,7 @@ _SHORT = _set(
 
 
 def _changes_number(text: str) -> bool:
-    """Whether words behind a number make it another one, or more than one.
+    """Whether the words after a number make it another number or several.
 
     >>> [_changes_number(text) for text in ("million", "or more", "and a half", "times x")]
     [True, True, True, True]
@@ -233,7 +233,7 @@ def _starts_a_number(words: list[str]) -> bool:
 
 
 def _is_unit(text: str) -> bool:
-    """Whether a number keeps its value with these words behind it.
+    """Whether a number keeps its value with these words after it.
 
     >>> [_is_unit(text) for text in ("dollars", "cm", "on the third day", "", "xy", "dozen")]
     [True, True, True, True, False, False]
@@ -247,9 +247,9 @@ def _is_unit(text: str) -> bool:
 
 @dataclass(frozen=True)
 class ExactVerifier:
-    """1 where the response's final answer, else its last number, is the problem's answer as text or as a number.
+    """Gives 1 if the response's final answer, else its last number, equals the answer as text or as a number.
 
-    Of an answer that is a sentence its only number counts: `x = 42`, or `42 because 6 * 7 = 42`.
+    If the final answer is a sentence, its only number counts: `x = 42`, or `42 because 6 * 7 = 42`.
     """
 
     name: str = "exact"

@@ -1,8 +1,8 @@
 """Chains of arithmetic modulo a prime: `7 + 3 * 5 =` is answered step by step, `10 4 <eos>` modulo 23.
 
-Operations apply from left to right. A response writes every result and ends; its last number is the answer.
-Numbers are single tokens, so a verifier is one comparison and runs where the tokens are. Difficulty is the number of
-operations: a model that errs once in a while errs more often on a longer chain.
+Operations apply from left to right. A response writes each intermediate result; its last number is the answer.
+Numbers are single tokens, so verifying is one comparison on the device of the tokens. Longer chains are more difficult,
+since a model may err in each step.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from isocompute.problems.problem_set import Problem, ProblemSet
 OPERATIONS = "+-*"
 SPECIAL = ("<pad>", "<eos>", "=")
 LEVELS = {"very-easy": (1, 2), "easy": (3, 5), "hard": (8, 10), "extremely-hard": (14, 16), "all": (1, 16)}
-"""Operations of the chains of a level, from and to."""
+"""The fewest and most operations of the chains of a level."""
 DEFAULT_SIZE = 2000
 MOST_STEPS = 1000
 LARGEST_MODULUS = 2**16
-"""A number is a token, and a product of two must not overflow."""
+"""Each number is a token, and a product of two must not overflow."""
 _MOST_NUMBERS = 2**27
-"""Drawn at once; a GiB an array."""
+"""Numbers drawn at once: 1 GiB per array."""
 _STEPS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 _MODULUS = re.compile(r"modulus=(\d{1,18})")
 
 
 @dataclass(frozen=True)
 class ChainSpec:
-    """Which chains."""
+    """The modulus and the numbers of operations of a set of chains."""
 
     modulus: int = 23
     shortest: int = 1
@@ -56,11 +56,11 @@ class Chains:
 
     spec: ChainSpec
     operands_PS: Ints
-    """The first number and then one for each operation."""
+    """The first number, then one for each operation."""
     operations_PS: Ints
-    """Places in OPERATIONS."""
+    """Indices into `OPERATIONS`."""
     results_PS: Ints
-    """What each operation gives; the last one of a row is the answer."""
+    """The result of each operation; the last one of a row is the answer."""
     steps_P: Ints
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Chains:
 
     @property
     def answers_P(self) -> Ints:
-        """The last results."""
+        """The answer of each problem."""
         return np.asarray(self.results_PS[np.arange(len(self)), self.steps_P - 1])
 
     def take(self, rows: Ints) -> Chains:
@@ -85,7 +85,7 @@ class Chains:
 
 
 def parse_chain(source: str) -> ChainSpec:
-    """`chain:easy`, `chain:8-10`, `chain:easy?modulus=97`.
+    """The chains that a source names: `chain:easy`, `chain:8-10`, `chain:easy?modulus=97`.
 
     >>> parse_chain("chain:8-10?modulus=97")
     ChainSpec(modulus=97, shortest=8, longest=10)
@@ -114,12 +114,12 @@ def vocabulary(modulus: int) -> list[str]:
 
 
 def apply(operation: Ints, left: Ints, right: Ints, modulus: int) -> Ints:
-    """One operation, elementwise."""
+    """Apply operations elementwise."""
     return np.asarray(np.choose(operation, [left + right, left - right, left * right]) % modulus)
 
 
 def make_chains(spec: ChainSpec, size: int, *, seed: int) -> Chains:
-    """Random chains; lengths are uniform over the spec's range. Repetitions are possible where few chains exist."""
+    """Random chains with uniform lengths in the spec's range; short chains may repeat."""
     rng = np.random.default_rng([seed, spec.modulus, spec.shortest, spec.longest])
     steps_P = rng.integers(spec.shortest, spec.longest + 1, size)
     operands_PS = rng.integers(0, spec.modulus, (size, spec.longest + 1))
@@ -136,7 +136,7 @@ def make_chains(spec: ChainSpec, size: int, *, seed: int) -> Chains:
 
 
 def distinct_chains(spec: ChainSpec, size: int, *, seed: int, without: Sequence[Chains] = ()) -> Chains:
-    """So many chains, none twice and none of `without`."""
+    """`size` distinct chains, none of them in `without`."""
     draws = 4 * size + 64
     if draws * spec.longest > _MOST_NUMBERS:
         raise InputError(f"chain: {size:,} problems of up to {spec.longest} steps are too many to draw; ask for fewer.")
@@ -157,7 +157,7 @@ def distinct_chains(spec: ChainSpec, size: int, *, seed: int, without: Sequence[
 
 
 def load_chain(source: str, *, size: int | None = None, seed: int = 0) -> ProblemSet:
-    """A chain set as text, for tools that read text; the engine uses the arrays."""
+    """A chain set as text problems; the engine uses the arrays instead."""
     chains = distinct_chains(parse_chain(source), size or DEFAULT_SIZE, seed=seed)
     answers_P = chains.answers_P
     problems = tuple(

@@ -1,13 +1,12 @@
-"""How difficult each problem is, free of regression to the mean, and the paper's subsets by that.
+"""The difficulty of each problem, corrected for regression to the mean, and the paper's subsets by difficulty.
 
-A problem that was chosen because few of its 16 samples were correct is easier than these samples show: choosing low
-counts chooses unlucky problems. The posterior under the fitted distribution of pass rates (empirical Bayes) corrects
-this: the mean of the posterior means of any chosen problems estimates their true mean.
+A problem chosen because few of its 16 samples were correct is on average easier than its samples show. The posterior
+under the fitted distribution of pass rates (empirical Bayes) corrects this: the average posterior mean of chosen
+problems estimates their true mean.
 
-Intervals contain the posterior variance given the distribution, and the uncertainty of the distribution itself, by a
-bootstrap over problems. Deviations of the refits are taken from the estimate, so their bias counts too. An interval is
-the union of two: a normal one on the plain scale, which can reach 0 and 1, and one on the logit scale, which is skewed
-as pass rates near 0 and 1 are.
+Intervals include the posterior variance given the distribution and the uncertainty of the distribution, from a
+bootstrap over problems. The refits' deviations are measured from the estimate, so their bias counts too. Each interval
+is the union of a normal interval on the plain scale, which can reach 0 and 1, and a skewed one on the logit scale.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class SubsetMean:
-    """Mean pass rate of chosen problems."""
+    """The mean pass rate of chosen problems."""
 
     size: int
     naive: float
-    """Of the counts that chose them."""
+    """Mean of the measured rates that the choice was based on."""
     corrected: float
-    """Of the posterior means: what fresh samples would give."""
+    """Mean of the posterior means: the expected rate of fresh samples."""
     interval: tuple[float, float]
-    """95%, of the problems' true mean."""
+    """95% interval of the problems' true mean."""
 
 
 def mean_to_json(mean: SubsetMean | None) -> dict[str, Any]:
@@ -63,9 +62,9 @@ class Difficulty:
     posterior_DK: Array
     """Rows sum to 1."""
     replicate_means_RD: Array
-    """Posterior means under the refitted distributions."""
+    """Posterior means under the distributions refitted to bootstrap samples."""
     misfit: float
-    """Chance of counts this far from any distribution of pass rates; near 0 for a set that was filtered by them."""
+    """p-value of the fit: near 0 if no distribution of pass rates gives such counts, as for a filtered set."""
 
     @property
     def mean_D(self) -> Array:
@@ -87,7 +86,7 @@ class Difficulty:
         return np.asarray(self.posterior_DK @ (1 - self.mixing.rate_K) ** samples)
 
     def subset_mean(self, chosen_D: Bools | None = None) -> SubsetMean | None:
-        """Naive and corrected mean of the problems whose count is chosen (all by default); None where none is."""
+        """Naive and corrected mean of the problems with chosen counts (all by default); None if there are none."""
         number_D = self.counts.problems_D * (1 if chosen_D is None else chosen_D)
         size = int(number_D.sum())
         if size == 0:
@@ -95,7 +94,7 @@ class Difficulty:
         weight_D = number_D / size
         corrected = float(weight_D @ self.mean_D)
         around_R = self.replicate_means_RD @ weight_D - corrected
-        # One success more or less: the smallest step that the samples could show.
+        # One success more or less is the smallest difference that the samples can show.
         resolution = 1 / float(number_D @ self.counts.samples_D)
         variance = float(weight_D**2 @ (self.variance_D / np.maximum(number_D, 1))) + resolution**2
         variance += float(np.mean(around_R**2))
@@ -117,7 +116,7 @@ def fit_difficulty(
 ) -> Difficulty:
     """Fit the distribution of pass rates and each problem's posterior.
 
-    `kept`: the set holds only problems whose measured rate lay in this range when it was filtered by these same counts.
+    `kept` is the range of measured rates if the set was filtered by these same counts.
 
     >>> found = fit_difficulty([0] * 50 + [8] * 50, 16)
     >>> [round(float(mean), 1) for mean in found.mean_D]
@@ -136,7 +135,7 @@ def fit_difficulty(
                 f"kept = {low:g}:{high:g}: {outside} problems have a measured pass rate outside; "
                 "widen the range or leave these problems out."
             )
-        # A rate of exactly 0 or 1 whose only count is filtered out explains nothing that is there.
+        # A rate of exactly 0 or 1 has one possible count; where the filter drops it, the rate cannot occur.
         rate_K = rate_K[(0 if low <= 0 else 1) : rate_K.size - (0 if high >= 1 else 1)]
     kernel_DK = np.exp(log_kernel(counts, rate_K, kept=kept))
     number_D = counts.problems_D.astype(np.float64)
@@ -152,13 +151,13 @@ def fit_difficulty(
 
 
 def _posterior(kernel_DK: Array, weight_K: Array) -> Array:
-    """Bayes. A trace of a flat distribution gives a posterior to counts that a refit did not see."""
+    """Posterior by Bayes' rule; a trace of a flat prior covers counts that are missing in a bootstrap sample."""
     joint_DK = kernel_DK * ((1 - 1e-9) * weight_K + 1e-9 / weight_K.size)
     return np.asarray(joint_DK / joint_DK.sum(axis=1, keepdims=True))
 
 
 def _misfit(counts: Counts, marginal_D: Array) -> float:
-    """Likelihood-ratio test against free shares of every count, with as many degrees of freedom as these: cautious."""
+    """p-value of a likelihood-ratio test against free shares of each count; its degrees of freedom are conservative."""
     number_D = counts.problems_D.astype(np.float64)
     group_D = np.array([number_D[counts.samples_D == m].sum() for m in counts.samples_D])
     statistic = 2 * float(number_D @ (np.log(number_D / group_D) - np.log(marginal_D)))
@@ -168,22 +167,21 @@ def _misfit(counts: Counts, marginal_D: Array) -> float:
 
 # Subsets and mixtures (IsoCompute, sections 3 and 5.3). The paper takes problems by their measured rate: avg@16 in
 # [.3, .6] is Easy, avg@16 up to .0625 Hard, pass@128 in [.6, .9] Very easy, no success in 128 samples Extremely hard.
-# Here a problem belongs to a band when its posterior mean lies in it: then the true mean of the chosen problems lies in
-# the band too, a subset is still a range of counts, and with many samples it becomes the paper's rule. Extremely hard
-# is about an event and not a rate, and no posterior mean is 0: a problem belongs there when none of its samples is
-# correct and 128 fresh ones would more likely than not all fail.
+# Here a problem belongs to a band when its posterior mean lies in it. The true mean of the chosen problems then lies in
+# the band too, a subset is still a range of counts, and many samples give the paper's rule. No posterior mean is 0, so
+# a problem is extremely hard when none of its samples is correct and 128 fresh ones would probably all fail.
 
 
 @dataclass(frozen=True)
 class Band:
-    """A range of pass rates, both ends included unless `above` says that the lower one is not."""
+    """A range of pass rates that includes both ends, except the lower one if `above` is set."""
 
     low: float
     high: float
     above: bool = False
 
     def contains(self, rate_D: Array) -> Bools:
-        """Whether rates lie in the band, with room for rounding: 5/16 is .3125."""
+        """Whether rates lie in the band, with a tolerance for rounding."""
         low_D = rate_D > self.low + _ROUNDING if self.above else rate_D >= self.low - _ROUNDING
         return low_D & (rate_D <= self.high + _ROUNDING)
 
@@ -198,13 +196,13 @@ BANDS = {
 
 @dataclass(frozen=True)
 class Subset:
-    """One subset, chosen either by the counts or by the posterior."""
+    """A subset of problems, chosen by the counts or by the posterior."""
 
     chosen_D: Bools
     mean: SubsetMean | None
-    """None where no problem belongs to the subset."""
+    """None if the subset is empty."""
     in_band: float | None
-    """Posterior share of its problems whose true pass rate lies in the band (extremely hard: that fail 128 samples)."""
+    """Expected share of its problems whose true pass rate lies in the band (extremely hard: that fail 128 samples)."""
 
     def to_json(self) -> dict[str, Any]:
         """The keys of a subset in `split --json`."""
@@ -212,7 +210,7 @@ class Subset:
 
 
 def choose_subsets(difficulty: Difficulty, *, naive: bool = False) -> dict[str, Subset]:
-    """Every band's problems by posterior, or by the measured rate as in the paper."""
+    """The problems of each band, by posterior or (`naive`) by measured rate as in the paper."""
     out = {}
     for name, band in BANDS.items():
         never = band.high == 0
@@ -232,7 +230,7 @@ def choose_subsets(difficulty: Difficulty, *, naive: bool = False) -> dict[str, 
 def mixture(
     subsets: Mapping[str, Sequence[Problem]], shares: Mapping[str, float], *, size: int | None = None, seed: int = 0
 ) -> tuple[Problem, ...]:
-    """Problems of several subsets in given shares, none twice; by default as many as the subsets allow.
+    """Distinct problems of several subsets in given shares; by default as many as the subsets allow.
 
     >>> problems = [Problem(str(i), f"{i} + {i} =", str(2 * i)) for i in range(10)]
     >>> len(mixture({"easy": problems[:6], "hard": problems[6:]}, {"easy": 0.5, "hard": 0.5}))
@@ -247,7 +245,7 @@ def mixture(
             raise InputError(f"mixture: the share of {name} is {share:g}; give one above 0.")
     if not math.isclose(sum(shares.values()), 1, abs_tol=1e-6):
         raise InputError(f"mixture: the shares sum to {sum(shares.values()):g}; make them sum to 1.")
-    # The subset with the fewest problems first: extremely hard ones are hard ones too, and a problem is taken once.
+    # The smallest subset chooses first: extremely hard problems are also hard, and each problem is taken once.
     order = sorted(shares, key=lambda name: len(subsets[name]))
 
     def sizes(size: int) -> dict[str, int]:
@@ -259,7 +257,7 @@ def mixture(
         return out
 
     def take(wanted: Mapping[str, int]) -> dict[str, tuple[Problem, ...]]:
-        """That many problems of each subset, or as many as there are."""
+        """The wanted number of problems of each subset, or as many as it has."""
         taken: dict[str, tuple[Problem, ...]] = {}
         used: set[str] = set()
         for name in order:

@@ -1,10 +1,10 @@
-"""Verifiers that run other people's graders in a process of their own: math-verify and reasoning-gym.
+"""Verifiers that run math-verify and reasoning-gym in a separate grading process.
 
-Both libraries hand model output to a computer algebra system, which can hang on a text as short as `9^{9^9}` inside one
-long multiplication that no exception interrupts: only a process can be ended. The kernel ends it when a request has
+Both libraries pass model output to a computer algebra system. It can hang on a text as short as `9^{9^9}`, inside a
+multiplication that no exception interrupts, so only killing a process helps. The kernel kills it when a request has
 used up its processor time. A verifier works in any thread and process, uses no signals and never raises on a response:
-what cannot be graded in `TIMEOUT_SECONDS` has a reward of 0. Each thread has its own grading process, so that a pool of
-threads grades in parallel.
+a response that cannot be graded in `TIMEOUT_SECONDS` gets a reward of 0. Each thread has its own grading process, so
+that a pool of threads grades in parallel.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from isocompute.problems.answers import (
 from isocompute.problems.problem_set import Problem, ProblemSet, without_duplicates
 
 TIMEOUT_SECONDS = 5.0
-"""Of processor time for one response, so that rewards do not depend on how busy a machine is."""
+"""Limit of processor time for one response; wall time would make rewards depend on the load of the machine."""
 _WALL_FACTOR = 20
-"""A grading process that sleeps for ever is given up after this many times that, by the clock."""
+"""A grading process that does not answer is killed after this many timeouts of wall time."""
 _MEMORY = 8 * 2**30
 _TAIL = 4000
-"""Characters of a response without a marked answer in which math-verify looks for one: answers come last."""
+"""math-verify searches this many last characters of a response without a marked answer."""
 _DEFAULT_SIZE = 1000
 _START = "import sys; from isocompute.problems.graders import serve; serve(int(sys.argv[1]))"
 
@@ -61,7 +61,7 @@ class _LostError(_GradingError):
 
 
 def require(module: str, *, what: str) -> None:
-    """Say how to install a library that is not there."""
+    """Raise `InputError` with the installation command if a library is missing."""
     if find_spec(module) is None:
         raise InputError(f"{what} needs {module.replace('_', '-')}: pip install 'isocompute[problems]'.")
 
@@ -71,7 +71,7 @@ def require(module: str, *, what: str) -> None:
 
 @dataclass(frozen=True)
 class MathVerifier:
-    """1 where math-verify finds the response's answer equal to the problem's, as numbers, sets or expressions."""
+    """Gives 1 if math-verify finds the response's answer equal to the problem's, as numbers, sets or expressions."""
 
     name: str = "math"
 
@@ -82,7 +82,7 @@ class MathVerifier:
 
 @dataclass(frozen=True)
 class GymVerifier:
-    """The score of a reasoning-gym task, between 0 and 1. A problem's id ends on its index: `chain_sum-17`."""
+    """The score of a reasoning-gym task, between 0 and 1. A problem's id ends with its index: `chain_sum-17`."""
 
     task: str
     params: tuple[tuple[str, Any], ...]
@@ -91,13 +91,13 @@ class GymVerifier:
 
     @property
     def name(self) -> str:
-        """The source that names the same problems: `gym:chain_sum?max_terms=4&seed=0&size=500`."""
+        """The source string of the same problems: `gym:chain_sum?max_terms=4&seed=0&size=500`."""
         params = {key: json.dumps(value) for key, value in self.params} | {"seed": self.seed, "size": self.size}
         return f"gym:{self.task}?{urlencode(params)}"
 
     @property
     def spec(self) -> str:
-        """What the grading process builds the task from."""
+        """The JSON from which the grading process builds the task."""
         return json.dumps({"task": self.task, "params": dict(self.params), "seed": self.seed, "size": self.size})
 
     def __call__(self, problem: Problem, response: str) -> float:
@@ -117,7 +117,7 @@ def _reward(do: str, **request: Any) -> float:
 
 
 def parse_gym(source: str, *, size: int | None = None, seed: int = 0) -> GymVerifier:
-    """Task and settings. Values are JSON (`true`, `3`, `["+","-"]`); anything else is text.
+    """Parse a source into a task and its settings; values are JSON (`true`, `3`, `["+","-"]`) or else text.
 
     >>> parse_gym("gym:chain_sum?max_terms=4", size=10)
     GymVerifier(task='chain_sum', params=(('max_terms', 4),), seed=0, size=10)
@@ -167,14 +167,14 @@ def load_gym(source: str, *, size: int | None = None, seed: int = 0) -> ProblemS
     return ProblemSet(name=source, problems=unique, verify=verify, duplicates=duplicates)
 
 
-# This side of the pipe
+# The caller's side of the pipe
 
 
 class _GradingProcess:
     """A grading process and our end of the pipe to it; it is killed when this object is collected.
 
-    It has a fixed hash seed: some reasoning-gym tasks iterate over sets of strings, and would otherwise generate other
-    problems in every process.
+    It has a fixed hash seed, since some reasoning-gym tasks iterate over sets of strings. Otherwise they would generate
+    other problems in each process.
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ _thread = threading.local()
 
 
 def _request(do: str, *, seconds: float | None = None, **request: Any) -> Any:
-    """Ask this thread's grading process; one that fails to answer is killed, and the next request starts another."""
+    """Ask this thread's grading process; if it does not answer, it is killed and the next request starts another."""
     process: _GradingProcess | None = getattr(_thread, "process", None)
     if process is None or process.owner != os.getpid():
         process = _thread.process = _GradingProcess()
@@ -232,7 +232,7 @@ def _request(do: str, *, seconds: float | None = None, **request: Any) -> Any:
         raise
 
 
-# The grading process's side
+# The grading process's side of the pipe
 
 
 def serve(handle: int) -> None:
@@ -257,7 +257,7 @@ def serve(handle: int) -> None:
 
 
 def _load(*, library: str) -> None:
-    """Import a library and what it imports on first use, so that the first response is graded like the others."""
+    """Import a library and its lazy imports, so that they do not count in the time of the first response."""
     import_module(library)
     if library == "math_verify":
         _grade_math(answer="x^2+2x+1", response=r"\boxed{(x+1)^2}")
@@ -294,7 +294,7 @@ def _dataset(spec: str) -> Any:
 
 @lru_cache(maxsize=4096)
 def _entry(spec: str, index: int) -> Any:
-    """One problem; the global generators are seeded too, for tasks that draw from these."""
+    """One problem; seeds the global generators too, since some tasks use them."""
     import numpy as np
 
     dataset = _dataset(spec)
@@ -304,7 +304,7 @@ def _entry(spec: str, index: int) -> Any:
 
 
 def _gym_problems(*, spec: str) -> list[dict[str, str]]:
-    """Questions and answers of a set; a task with many right answers may name none."""
+    """Questions and answers of a set; a task with many right answers may give none."""
     entries = [_entry(spec, index) for index in range(json.loads(spec)["size"])]
     return [
         {"question": str(e["question"]), "answer": "" if e["answer"] is None else str(e["answer"])} for e in entries
@@ -312,7 +312,7 @@ def _gym_problems(*, spec: str) -> list[dict[str, str]]:
 
 
 def _gym_fields(*, task: str) -> list[str] | None:
-    """The settings of a task; None where there is no such task."""
+    """The settings of a task; None if there is no such task."""
     from dataclasses import fields
 
     from reasoning_gym.factory import DATASETS
@@ -327,9 +327,9 @@ def _gym_tasks() -> list[str]:
 
 
 def _grade_gym(*, spec: str, index: int, response: str) -> float:
-    """The task's own score of the response's final answer, or of the whole response where it states none.
+    """The task's score of the response's final answer, or of the whole response if it states none.
 
-    The better of the answer with and without markup: tasks differ in whether a full stop belongs to it.
+    The higher score of the answer with and without markup counts, since tasks differ in how they treat a full stop.
     """
     stated = stated_answer(response)
     answer = response.strip() if stated is None else stated

@@ -1,8 +1,8 @@
-r"""From a source to a `ProblemSet`: a file, a reasoning-gym task, a `datasets` set or built-in chains.
+r"""Loads a `ProblemSet` from a file, a reasoning-gym task, a Hugging Face dataset or the built-in chains.
 
 veRL keeps a chat in `prompt`, the answer in `reward_model.ground_truth`, the set's name in `data_source` and the rest
-in `extra_info`. Elsewhere columns are found by name. An answer column may hold a worked solution that ends on `#### 42`
-(GSM8K) or has a `\boxed{}` (MATH), of which the final answer is taken.
+in `extra_info`. In other files, columns are found by name. If an answer column holds a worked solution that ends with
+`#### 42` (GSM8K) or has a `\boxed{}` (MATH), the final answer is extracted.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ ANSWERS = (
 )
 IDS = ("id", "problem_id", "question_id", "unique_id", "uid", "uuid", "extra_info.id")
 INDEXES = ("index", "extra_info.index")
-"""Ids only where no two rows share one: veRL numbers the rows of each set from 0, and files hold several sets."""
+"""Used as ids only if they are unique: veRL numbers the rows of each set from 0, and a file may have several sets."""
 SOURCES = ("source", "data_source", "dataset")
 RATES = ("pass_rate",)
 _OPTIONS = {"question": "--question", "answer": "--answer", "pass rate": "--pass-rates"}
 _MISSING_SHARE = 0.01
-"""More rows without an answer than this are an error: MATH's training set has 2 in 7,500."""
+"""A larger share of rows without an answer is an error; MATH's training set has 2 in 7,500."""
 _LONGEST_FIELD = 2**30
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
@@ -73,7 +73,7 @@ def load_problems(
     """Read or generate a problem set.
 
     `source` is a path to a .jsonl, .json, .csv or .parquet file, `gym:TASK?key=value`, `hf:NAME:CONFIG:SPLIT` or
-    `chain:LEVEL`. `size` takes that many problems by the hash of their question. `question`, `answer` and `pass_rate`
+    `chain:LEVEL`. `size` selects that many problems by the hash of their question. `question`, `answer` and `pass_rate`
     name columns that are not found automatically. `verifier` is `math`, `exact` or a `gym:` source; files written by
     `isocompute split` name theirs.
     """
@@ -99,7 +99,7 @@ def load_problems(
 
 
 def _verifier(name: str | None, rows: Sequence[Row], source: str) -> Verifier:
-    """The verifier of this name, else the one that the rows name, else `math`, or `exact` where that is missing."""
+    """The verifier with this name, else the one that the rows name, else `math` or, without math-verify, `exact`."""
     if name is None:
         named = {str(found) for row in rows if (found := row.get("verifier"))}
         if len(named) > 1:
@@ -131,14 +131,14 @@ def _verifier(name: str | None, rows: Sequence[Row], source: str) -> Verifier:
 
 @dataclass(frozen=True)
 class Row:
-    """One row."""
+    """A row of a problem file."""
 
     place: str
-    """Such as `train.jsonl, line 3`, for error messages."""
+    """Its location for error messages, such as `train.jsonl, line 3`."""
     values: Mapping[str, Any]
 
     def get(self, name: str | None) -> Any:
-        """A column, or `outer.inner` of a nested one; names may hold dots themselves. None where it is empty."""
+        """The value of a column, or of `outer.inner` in a nested one; None if empty. Column names may contain dots."""
         return None if name is None else _lookup(self.values, name)
 
 
@@ -152,12 +152,12 @@ def _lookup(values: Mapping[str, Any], name: str) -> Any:
 
 
 def _filled(value: Any) -> Any:
-    """A cell; None where it is NaN, since tables of numbers have no other mark for an empty one."""
+    """The value; None if it is NaN, which marks an empty field in tables of numbers."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
-    """All columns, nested ones with their path."""
+    """The names of all columns, with `outer.inner` for nested ones."""
     out: dict[str, None] = {}
     for row in rows:
         for name, value in row.values.items():
@@ -172,7 +172,7 @@ def read_rows(path: str) -> list[Row]:
     file = Path(path)
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
-        raise InputError(f"{path}: not a problem file; give one that ends on {', '.join(SUFFIXES)}.")
+        raise InputError(f"{path}: not a problem file; give one that ends with {', '.join(SUFFIXES)}.")
     try:
         rows = _parquet(path) if suffix == ".parquet" else _text_rows(file.read_text("utf-8-sig"), suffix, path)
     except OSError as error:
@@ -218,7 +218,7 @@ def _json(text: str, place: str) -> Any:
         raise InputError(f"{place}: not JSON ({error.msg}, column {error.colno}).") from error
     except RecursionError as error:
         raise InputError(f"{place}: not JSON (too deep).") from error
-    except ValueError as error:  # Python refuses longer whole numbers
+    except ValueError as error:  # Python limits the digits of integers
         digits = f"{sys.get_int_max_str_digits():,} digits"
         raise InputError(f"{place}: a whole number of over {digits}; write it as text, between quotes.") from error
 
@@ -235,7 +235,7 @@ def _parquet(path: str) -> list[Row]:
 
 
 def _read_datasets(source: str) -> list[Row]:
-    """`hf:NAME`, `hf:NAME:SPLIT`, `hf:NAME:CONFIG`, `hf:NAME:CONFIG:SPLIT`; a local folder is a name too."""
+    """Rows of `hf:NAME`, `hf:NAME:SPLIT`, `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT`; NAME may be a local folder."""
     require("datasets", what=source)
     import datasets
 
@@ -264,7 +264,7 @@ def _read_datasets(source: str) -> list[Row]:
 def choose_column(
     rows: Sequence[Row], names: Sequence[str], *, path: str, what: str, named: str | None, instead: str = ""
 ) -> str:
-    """The column that was named, else the first known one; an error lists what there is and what would do `instead`."""
+    """The named column, else the first known one; errors list the columns and an alternative (`instead`)."""
     columns = columns_of(rows)
     if named is not None:
         if named in columns or any(row.get(named) is not None for row in rows):
@@ -283,7 +283,7 @@ def choose_column(
 
 
 def index_column(rows: Sequence[Row]) -> str | None:
-    """A column that numbers the rows, no two with the same number; None where there is none."""
+    """A column that numbers the rows uniquely; None if there is none."""
     for name in INDEXES:
         found = [row.get(name) for row in rows]
         if None not in found and len({str(value) for value in found}) == len(rows):
@@ -294,7 +294,7 @@ def index_column(rows: Sequence[Row]) -> str | None:
 def _problems(
     rows: Sequence[Row], *, path: str, question: str | None, answer: str | None, pass_rate: str | None
 ) -> list[Problem]:
-    """One problem a row."""
+    """The problem of each row that has an answer."""
     question = choose_column(rows, QUESTIONS, path=path, what="question", named=question)
     answer = choose_column(rows, ANSWERS, path=path, what="answer", named=answer)
     columns = columns_of(rows)
@@ -334,7 +334,7 @@ def _problems(
 
 
 def _with_answers(rows: Sequence[Row], column: str, path: str) -> list[Row]:
-    """The rows that have an answer. A few gaps, as in public sets, are left out with a warning; more are an error."""
+    """The rows with an answer. A few missing answers, as in public sets, give a warning; more are an error."""
     empty = [row for row in rows if _sole(row.get(column)) in (None, "", [])]
     if len(empty) > _MISSING_SHARE * len(rows):
         raise InputError(
@@ -352,7 +352,7 @@ def _with_answers(rows: Sequence[Row], column: str, path: str) -> list[Row]:
 
 
 def _sole(value: Any) -> Any:
-    """The cell itself, or the only item of a list."""
+    """The value itself, or the only item of a list."""
     return _filled(value[0]) if isinstance(value, list) and len(value) == 1 else value
 
 
@@ -379,7 +379,7 @@ def rate_of(value: Any, row: Row, column: str) -> float:
 
 
 def text_of(value: Any, row: Row, column: str) -> str:
-    """A cell as text; a whole number in a float column is a whole number."""
+    """A value as text; whole numbers in float columns are written without decimals."""
     text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
     try:
         text.encode()
@@ -392,7 +392,7 @@ def text_of(value: Any, row: Row, column: str) -> str:
 
 
 def _chat(value: Any, row: Row, column: str) -> tuple[dict[str, str], ...] | None:
-    """A list of messages up to the last one of the user; None for plain text."""
+    """The messages up to the user's last one; None for plain text."""
     if not isinstance(value, list):
         return None
     if not all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in value):

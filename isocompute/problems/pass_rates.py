@@ -1,4 +1,4 @@
-"""The distribution of pass rates that counts of correct samples come from, by nonparametric maximum likelihood.
+"""The distribution of pass rates behind counts of correct samples, by nonparametric maximum likelihood.
 
 Problem P has a pass rate p_P from an unknown distribution G, and c_P ~ Binomial(m_P, p_P) of its m_P samples are
 correct. G is fitted as weights on a grid of rates, a concave problem (Laird 1978, Lindsay 1983) without any assumed
@@ -21,10 +21,10 @@ from isocompute.core.arrays import Array, Ints
 from isocompute.core.errors import InputError
 
 Kept = tuple[float, float]
-"""The measured pass rates that a set was filtered to, both included."""
+"""The range of measured pass rates that a set was filtered to, both ends included."""
 
 GAP = 1e-4
-"""How far the log-likelihood may stay below its maximum: far less than any data could show."""
+"""Tolerance of the log-likelihood, far below what data could show."""
 _STEPS = 200
 _POINTS_PER_DEVIATION = 8
 _SUM_WEIGHT = 1e3
@@ -48,7 +48,7 @@ class Counts:
 
 
 def tabulate(correct_P: npt.ArrayLike, samples_P: npt.ArrayLike) -> Counts:
-    """Check counts and group equal ones."""
+    """Check the counts and group equal ones."""
     c_P = np.asarray(correct_P)
     m_P = np.broadcast_to(np.asarray(samples_P), c_P.shape)
     if c_P.ndim != 1 or c_P.size == 0:
@@ -68,13 +68,13 @@ def tabulate(correct_P: npt.ArrayLike, samples_P: npt.ArrayLike) -> Counts:
 
 
 def rate_grid(samples: int) -> Array:
-    """Rates from 0 to 1, equally far apart in units of a count's standard deviation (arcsine scale)."""
+    """Rates from 0 to 1, equally spaced in standard deviations of a count (arcsine scale)."""
     points = int(np.ceil(_POINTS_PER_DEVIATION * np.pi * np.sqrt(samples))) + 1
     return np.asarray(np.sin(np.linspace(0, np.pi / 2, points)) ** 2)
 
 
 def log_kernel(counts: Counts, rate_K: Array, *, kept: Kept | None = None) -> Array:
-    """log P(c of m correct | p), counts × rates; given that the measured rate lies in `kept`, where there is a filter.
+    """log P(c of m correct | p), counts × rates; with a filter, conditional on a measured rate in `kept`.
 
     With a filter the weights are those of the problems that passed it: h(p) ∝ g(p) P(passes | p). A problem's posterior
     is the same either way, since g(p) Bin(c | p) ∝ h(p) Bin(c | p) / P(passes | p).
@@ -102,7 +102,7 @@ class Mixing:
     weight_K: Array
     log_likelihood: float
     gap: float
-    """An upper bound of how far the log-likelihood lies below its maximum on the grid."""
+    """An upper bound on the distance of the log-likelihood to its maximum on the grid."""
 
 
 def fit_mixing(kernel_DK: Array, problems_D: Array, rate_K: Array, *, start_K: Array | None = None) -> Mixing:
@@ -149,30 +149,30 @@ def _quadratic_step(kernel_DK: Array, share_D: Array, marginal_D: Array, weight_
     return out_K
 
 
-# Latent pass rates of a whole set. Of 16 samples of a problem that is solved in 3% of cases, most often none is right,
-# so measured rates hold too many zeros and ones and spread too far. The maximum-likelihood distribution is a handful of
-# spikes; a few dozen steps of EM from a flat start are half as far from the true one on small sets: stopping early is
-# the smoothing. A set that was filtered by these same counts ends abruptly; where many more problems should lie outside
-# the range that was seen than none, the likelihood is that of counts inside it.
+# Latent pass rates of a whole set. A problem solved in 3% of cases usually has no right answer among 16 samples, so
+# measured rates have too many zeros and ones and vary too much. The maximum-likelihood distribution is a few spikes. A
+# few dozen EM steps from a flat start are half as far from the true distribution on small sets: early stopping smooths.
+# A set that was filtered by these counts ends abruptly. If the fit expects more than `_MISSING` problems outside the
+# observed range, it is repeated with the likelihood of counts inside that range.
 
 _MOST_SAMPLES = 64
-"""Rates of more samples are as good as exact, and any number with few digits would look like one of them."""
+"""Rates of more samples are nearly exact, and any rate with few digits would be a whole share of so many."""
 _FEWEST_PROBLEMS = 20
 _FEWEST_SAMPLES, _FEWEST_RATES = 4, 4
 _DIGITS = range(2, 13)
-"""With which rates are written; more are a computer's own."""
+"""Numbers of decimals to which rates may be rounded; more mean that they are not."""
 _EXACT = 1e-12
 _EM_STEPS = 60
 _MISSING = 7.0
-"""Problems that should lie outside the range seen, from which on the set was filtered: chance of none is 1 in 1,000."""
+"""A set counts as filtered if this many problems should lie outside its range; none would by a chance of 1 in 1,000."""
 _GRID = 64
-"""Samples whose grid is fine enough for any number of them."""
+"""The grid of this many samples is fine enough for any number."""
 
 
 def infer_samples(rates_P: Array) -> int | None:
-    """How many samples a problem the rates were measured with: the fewest of which all are whole shares.
+    """The number of samples per problem behind the rates: the fewest of which all rates are whole shares.
 
-    None where they are no such shares, or too few to say.
+    None if there is no such number, or if there are too few rates to tell.
 
     >>> infer_samples(np.tile([0.0, 0.25, 0.0625, 0.5], 5)), infer_samples(np.linspace(0.3, 0.6, 50))
     (16, None)
@@ -181,7 +181,7 @@ def infer_samples(rates_P: Array) -> int | None:
         return None
     distinct = np.unique(rates_P)
     if len(distinct) < _FEWEST_RATES and distinct[0] > 0.0:
-        return None  # any number of samples would do
+        return None  # several numbers of samples would fit
     digits = next((d for d in _DIGITS if np.abs(distinct.round(d) - distinct).max() < _EXACT), _DIGITS.stop)
     rounding = 0.5 * 10.0**-digits + _EXACT
     for samples in range(1, _MOST_SAMPLES + 1):
@@ -205,12 +205,12 @@ def latent_pass_rates(rates_P: Array) -> Array:
     seen = (float(counts.rate_D.min()), float(counts.rate_D.max()))
     if size * float(weight_K @ (1.0 - _passing(rate_K, samples, seen))) > _MISSING:
         weight_K = _em_from_flat(counts, rate_K, seen)
-    # The middles of equal shares of the distribution; a rate of the grid stands for those half-way to its neighbours.
+    # Quantiles at the middles of equal shares; the weight of a grid rate is centred on it.
     return np.asarray(np.interp((np.arange(size) + 0.5) / size, np.cumsum(weight_K) - weight_K / 2, rate_K))
 
 
 def _em_from_flat(counts: Counts, rate_K: Array, kept: Kept | None) -> Array:
-    """Weights of the rates after some steps of EM; the start is flat before the filter, where there was one."""
+    """Weights of the rates after `_EM_STEPS` of EM; the start is flat, times the chance to pass the filter."""
     start_K = np.ones(len(rate_K)) if kept is None else _passing(rate_K, int(counts.samples_D[0]), kept)
     possible_K = start_K > _EXACT  # a rate of exactly 0 passes no filter of successes
     kernel_DK = np.exp(log_kernel(counts, rate_K[possible_K], kept=kept))
@@ -224,6 +224,6 @@ def _em_from_flat(counts: Counts, rate_K: Array, kept: Kept | None) -> Array:
 
 
 def _passing(rate_K: Array, samples: int, kept: Kept) -> Array:
-    """Chances that the measured rate of a problem lies in a range."""
+    """The chance that a problem of each rate has a measured rate in the range."""
     low, high = (round(bound * samples) for bound in kept)
     return np.asarray(binom.cdf(high, samples, rate_K) - binom.cdf(low - 1, samples, rate_K))

@@ -13,27 +13,27 @@ from isocompute.core.arrays import Ints
 from isocompute.core.errors import InputError
 
 _ROUNDING = 1e-9
-"""A pass rate of 55 in 100 reaches .55, whatever floating point makes of it."""
+"""Tolerance for rounding: 55 correct of 100 reach a pass rate of .55."""
 
 
 class ProblemWarning(UserWarning):
-    """Something in a problem set was repaired, and the user should know."""
+    """A problem set was repaired, or its counts or verifier may not be what the user expects."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem."""
+    """A question with its answer."""
 
     id: str
     question: str
     """Plain text: what the model is asked."""
     answer: str
     messages: tuple[Mapping[str, str], ...] | None = None
-    """The chat prompt where the file gives one (veRL's `prompt` column)."""
+    """The chat prompt, if the file has one (veRL's `prompt` column)."""
     source: str = ""
-    """Where it comes from: veRL's `data_source`, the name of a reasoning-gym task, …"""
+    """Origin of the problem: veRL's `data_source`, the name of a reasoning-gym task, …"""
     pass_rate: float | None = None
-    """A model's pass rate as measured, where the file has one."""
+    """A model's measured pass rate, if the file has one."""
 
 
 Verifier = Callable[[Problem, str], float]
@@ -48,14 +48,14 @@ class ProblemSet:
     problems: tuple[Problem, ...]
     verify: Verifier
     duplicates: int = 0
-    """How many problems were dropped because their question was there already."""
+    """Number of problems dropped because they repeat an earlier question."""
 
     def __len__(self) -> int:
         return len(self.problems)
 
 
 def question_key(question: str, *, seed: int = 0) -> int:
-    """A number in [0, 2^64) that depends on the words of a question alone: not on spacing, file or row.
+    """A number in [0, 2^64) that depends only on the words of a question, not on its spacing, file or row.
 
     >>> question_key("2 + 2 = ?") == question_key(" 2 + 2  = ?")
     True
@@ -65,7 +65,7 @@ def question_key(question: str, *, seed: int = 0) -> int:
 
 
 def without_duplicates(problems: Iterable[Problem], *, name: str) -> tuple[tuple[Problem, ...], int]:
-    """The first problem of each question, and how many were dropped; an id of two questions is an error."""
+    """The first problem of each question, and the number dropped; two questions with one id are an error."""
     first: dict[str, Problem] = {}
     ids: dict[str, str] = {}
     dropped = other = 0
@@ -90,16 +90,16 @@ def without_duplicates(problems: Iterable[Problem], *, name: str) -> tuple[tuple
 
 
 def draw(problems: Iterable[Problem], size: int, *, seed: int) -> tuple[Problem, ...]:
-    """`size` of the problems in their own order, by the hash of their question; a larger draw contains a smaller."""
+    """`size` problems in original order, chosen by the hash of their question; larger draws contain smaller ones."""
     ranked = sorted(enumerate(problems), key=lambda pair: question_key(pair[1].question, seed=seed))
     return tuple(problem for _, problem in sorted(ranked[:size], key=lambda pair: pair[0]))
 
 
 class ProblemSampler:
-    """Draws batches without replacement inside an epoch, in a new order each epoch.
+    """Draws batches without replacement within an epoch, in a new order each epoch.
 
-    With a `retire_at`, a problem whose pass rate over all its rollouts so far reaches it is never drawn again
-    (ScaleRL's no-positive-resampling).
+    A problem whose pass rate over all its rollouts reaches `retire_at` is never drawn again (ScaleRL's
+    no-positive-resampling).
     """
 
     def __init__(self, problems: int, retire_at: float | None) -> None:
@@ -116,23 +116,23 @@ class ProblemSampler:
         return int((~self.active_P).sum())
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """The next batch; smaller where fewer problems are left, empty where none is."""
+        """The next batch; smaller if fewer problems are left, and empty if none is."""
         left = self.order_P[self.at : self.at + count]
         self.at += len(left)
         if len(left) == count:
             return left
         order_P = rng.permutation(np.flatnonzero(self.active_P))
-        # A batch that spans two epochs holds no problem twice.
+        # A batch that spans two epochs has no problem twice.
         fresh = order_P[~np.isin(order_P, left)][: count - len(left)] if len(left) else order_P[: count - len(left)]
         rest = order_P[~np.isin(order_P, fresh)] if len(left) else order_P[len(fresh) :]
         self.order_P, self.at = rest, 0
         return np.concatenate([left, fresh])
 
     def record(self, index_P: Ints, right_P: Ints, rollouts: int) -> None:
-        """Count right rollouts, and retire what is solved."""
+        """Count right rollouts, and retire problems that reach `retire_at`."""
         if self.retire_at is None:
             return
-        np.add.at(self.right_P, index_P, right_P)  # a problem may be there twice
+        np.add.at(self.right_P, index_P, right_P)  # a problem may occur twice
         np.add.at(self.seen_P, index_P, rollouts)
         done_P = self.right_P[index_P] >= self.retire_at * self.seen_P[index_P] - _ROUNDING
         if done_P.any():
@@ -145,7 +145,7 @@ class ProblemSampler:
         return {"order": self.order_P, "right": self.right_P, "seen": self.seen_P, "active": self.active_P}
 
     def restore(self, arrays: dict[str, np.ndarray], at: int) -> None:
-        """Continue from a checkpoint."""
+        """Resume from a checkpoint."""
         self.order_P, self.at = arrays["order"].copy(), at
         self.right_P, self.seen_P = arrays["right"].copy(), arrays["seen"].copy()
         self.active_P = arrays["active"].copy()

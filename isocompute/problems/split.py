@@ -1,6 +1,6 @@
-"""`isocompute split`: counts of correct samples, what they say of each problem's difficulty, and the files of subsets.
+"""`isocompute split`: fits each problem's difficulty to counts of correct samples and writes the files of subsets.
 
-The counts come from a table beside the problems, from the problems' own pass-rate column, or from a model.
+The counts come from a separate table, from the pass-rate column of the problems, or from a model.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from isocompute.problems.problem_set import Problem, ProblemSet, ProblemWarning
 SUMMARY = "difficulty.json"
 MIXTURE = "mixture"
 _UNLIKELY = 1e-3
-"""Below this chance the counts are called those of a filtered set."""
+"""p-value of the fit below which the set is reported as filtered."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """What `split` found."""
+    """The result of `split`: difficulty, subsets and an optional mixture."""
 
     problems: ProblemSet
     difficulty: Difficulty
@@ -61,7 +61,7 @@ class Split:
     corrected: dict[str, Subset]
     mixture: tuple[Problem, ...] | None
     settings: Mapping[str, Any]
-    """What was asked: model, samples, seed, kept, mix."""
+    """The settings of the split: model, samples, seed, kept, mix."""
 
     def subset(self, name: str) -> tuple[Problem, ...]:
         """The problems of a band, chosen by posterior."""
@@ -70,7 +70,7 @@ class Split:
 
     @property
     def subsets(self) -> dict[str, tuple[Problem, ...]]:
-        """All bands."""
+        """The problems of each band, chosen by posterior."""
         return {name: self.subset(name) for name in BANDS}
 
     def to_json(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def make_split(
 
 
 def _inside(loaded: ProblemSet, correct_P: Ints, samples_P: Ints, kept: Kept) -> tuple[ProblemSet, Ints, Ints]:
-    """Without the problems that the filter should not have let through: they came by another way."""
+    """Leave out problems outside the filter's range, with a warning."""
     inside_P = Band(*kept).contains(correct_P / samples_P)
     if inside_P.all():
         return loaded, correct_P, samples_P
@@ -170,7 +170,7 @@ def _inside(loaded: ProblemSet, correct_P: Ints, samples_P: Ints, kept: Kept) ->
 
 
 def write_split(made: Split, out: Path) -> None:
-    """One file a subset; a subset without problems leaves no file, not even an older one. The summary comes last."""
+    """Write one file for each subset and then the summary; an existing file of an empty subset is removed."""
     cell = dict(zip((p.id for p in made.problems.problems), made.difficulty.counts.index_P.tolist(), strict=True))
     parts: dict[str, Sequence[Problem]] = {**made.subsets, MIXTURE: made.mixture or ()}
     for name, part in parts.items():
@@ -200,7 +200,7 @@ def _line(problem: Problem, cell: int, made: Split) -> bytes:
 _CORRECT = ("correct", "num_correct", "n_correct", "successes", "passes")
 _SAMPLES = ("samples", "num_samples", "n_samples", "total", "n")
 _ROUNDING = 0.1
-"""How far rate × samples may be from a whole number, for rates that were rounded to three places."""
+"""Tolerance of rate × samples to a whole number, for rates rounded to three decimals."""
 
 
 def counts_from_rates(problems: Sequence[Problem], *, samples: int, name: str) -> tuple[Ints, Ints]:
@@ -223,13 +223,13 @@ def read_counts(
 ) -> tuple[Ints, Ints]:
     """(correct_P, samples_P) from a table with `id` or `question`, and `correct` and `samples`, or a pass rate.
 
-    `question` is the column of that name in the problems; the table may call it the same or by a known name.
+    `question` names the question column of the problems; the table may use this name or a known one.
     """
     rows = read_rows(path)
     columns = columns_of(rows)
     key = next((name for name in IDS if name in columns), None)
     if key is None and question not in columns and not {c.lower() for c in columns} & set(QUESTIONS):
-        key = index_column(rows)  # a row number counts only where there is no question
+        key = index_column(rows)  # row numbers are used only without a question column
     by_id = key is not None
     if key is None:
         known = question if question in columns else None
@@ -243,9 +243,9 @@ def read_counts(
         given = row.get(key)
         named = "" if given is None else " ".join(text_of(given, row, key).split())
         if not named:
-            raise InputError(f"{row.place}: column '{key}' is empty; say which problem the counts are of.")
+            raise InputError(f"{row.place}: column '{key}' is empty; name the problem that the counts belong to.")
         if named in found:
-            raise InputError(f"{row.place}: {key} '{named[:60]}' is there already; give one row a problem.")
+            raise InputError(f"{row.place}: {key} '{named[:60]}' is there already; give each problem one row.")
         m = _count(row, size) if size else samples
         c = _count(row, correct) if correct else _whole(rate_of(row.get(rate), row, str(rate)), m, row.place)
         if not 0 <= c <= m:

@@ -1,7 +1,7 @@
 """The simulator as an engine: trains a cell, evaluates it on a log grid of compute, checkpoints and resumes.
 
-Everything random comes from one generator whose state is in the checkpoint, and no clock enters a point: the same cell
-gives the same bytes, interrupted or not.
+All randomness comes from one generator whose state is in the checkpoint, and points contain no times. The same cell
+therefore gives the same bytes, interrupted or not.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from isocompute.sim.policy import CountBatch, Policy, advantages, evaluate, inte
 from isocompute.sim.world import World, WorldSpec, log_softmax, make_world
 
 SIM_DEFAULTS: dict[str, Any] = {"learning_rate": 1e-2}
-"""At B = 1,024, found as the paper found its own: a grid search at Bp = 128, n = 8 (docs/explanation/simulator.md)."""
+"""The learning rate at B = 1,024, from a grid search at Bp = 128, n = 8 (docs/explanation/simulator.md)."""
 
 _NO_SEQUENCES = ("pipeline_steps", "off_policy_steps", "length_control")
-"""Fields that speak of sequences."""
+"""Recipe fields that need responses of several tokens."""
 _OTHERS = frozenset(
-    "train/avg train/exact train/zero_pass zero_variance grad_norm interference retired entropy kl".split()  # noqa: SIM905
+    {
+        *("train/avg", "train/exact", "train/zero_pass", "zero_variance", "grad_norm"),
+        *("interference", "retired", "entropy", "kl"),
+    }
 )
-"""Metrics of a point beside those of the problem sets."""
+"""Metrics of a point besides those of the problem sets."""
 _CONTROL_EVERY = 128
-"""Updates between asking the runner whether to stop."""
+"""Number of updates after which the runner is asked again whether to stop."""
 _CHECKPOINT_SECONDS = 3.0
 
 
 @lru_cache(maxsize=4)
 def _world(spec_json: str) -> World:
-    """Cells of a study share their world; a worker makes it once."""
+    """The world, which a worker makes once for all cells of a study."""
     return make_world(WorldSpec.model_validate_json(spec_json))
 
 
@@ -46,7 +49,7 @@ class SimEngine:
     """Runs cells of a study on the simulator."""
 
     def check(self, cell: Cell) -> None:
-        """Refuse what cannot run."""
+        """Refuse a cell that cannot run."""
         spec, recipe = WorldSpec.of(dict(cell.problems)), make_recipe(cell.recipe, defaults=SIM_DEFAULTS)
         Evaluation.of(cell.evaluation)
         if cell.problems_per_batch > spec.size:
@@ -75,7 +78,7 @@ class SimEngine:
             )
 
     def measures(self, cell: Cell) -> Measures:
-        """What the points of a cell will hold."""
+        """The metrics and compute units that the points of a cell will have."""
         ood = ["ood/"] if WorldSpec.of(dict(cell.problems)).out_of_distribution else []
         names = metric_names(Evaluation.of(cell.evaluation).k, ["", "exact/", *ood])
         return Measures(_OTHERS | names, frozenset({"rollouts", "steps"}))
@@ -110,7 +113,7 @@ class SimEngine:
 
 
 class _Training:
-    """The state of one cell and the two things done with it: `update` and `evaluate`."""
+    """The state of one cell; `run` calls `update` and `evaluate` in turn."""
 
     def __init__(self, cell: Cell, world: World, recipe: Recipe, evaluation: Evaluation) -> None:
         self.cell, self.world, self.recipe, self.evaluation = cell, world, recipe, evaluation
@@ -122,7 +125,7 @@ class _Training:
         self.base_log_PK = log_softmax(world.train.base_PK)
         self.step = 0
         self.rollouts = 0
-        """Sampled so far; a decoupled baseline's are all counted, and batches shrink when few problems are left."""
+        """Rollouts sampled so far, including those that only estimate a decoupled baseline."""
         self.evaluated = 0
         self._sums = np.zeros(3)
         self._interference = np.nan
@@ -153,7 +156,7 @@ class _Training:
         return self.evaluated < len(self.steps) and self.step >= self.steps[self.evaluated]
 
     def update(self) -> bool:
-        """One batch of rollouts and the updates it allows; False when no problem is left."""
+        """Sample one batch and take the gradient steps on it; False when no problem is left."""
         cell, recipe, train = self.cell, self.recipe, self.world.train
         rollouts = cell.rollouts_per_problem
         sampled = recipe.baseline_rollouts or rollouts
@@ -167,8 +170,8 @@ class _Training:
         self.sampler.record(index_P, right_P, sampled)
         rate = learning_rate(recipe, batch_size=len(index_P) * rollouts, step=self.step)
         policy_PK, norm = sampler_PK, 0.0
-        watched = self.evaluated < len(self.steps) and self.step + 1 >= self.steps[self.evaluated]
-        before = self.policy.copy() if watched else None
+        before_evaluation = self.evaluated < len(self.steps) and self.step + 1 >= self.steps[self.evaluated]
+        before = self.policy.copy() if before_evaluation else None
         for repeat in range(recipe.updates_per_batch):
             if repeat:
                 policy_PK = self.policy.probabilities(features_PF, base_PK, index_P)
@@ -183,7 +186,7 @@ class _Training:
         return True
 
     def _rollouts(self, sampler_PK: Array, correct_P: Ints, rollouts: int, sampled: int) -> tuple[CountBatch, Ints]:
-        """Draw `sampled` rollouts a problem and keep `rollouts` of them, with advantages from all."""
+        """Draw `sampled` rollouts per problem and keep `rollouts` of them, with advantages from all."""
         rows = np.arange(len(correct_P))
         counts_PK = self.rng.multinomial(sampled, sampler_PK)
         right_P = counts_PK[rows, correct_P]
@@ -194,7 +197,7 @@ class _Training:
         return CountBatch(counts_PK, correct_P, sampler_PK, right_advantage_P, wrong_advantage_P, mixed_P), right_P
 
     def evaluate(self) -> dict[str, Any]:
-        """The point of this step."""
+        """Evaluate this step and return its point."""
         point: dict[str, Any] = {"step": self.step, "rollouts": self.rollouts}
         samples, ks = self.evaluation.samples, self.evaluation.k
         point |= evaluate(self.policy, self.world, self.base_log_PK, samples=samples, ks=ks, rng=self.rng)
@@ -206,7 +209,7 @@ class _Training:
                 point["interference"] = float(self._interference)
         point["retired"] = self.sampler.retired
         self._sums[:] = 0.0
-        self._interference = np.nan  # of one update: a later point without its own has none, resumed or not
+        self._interference = np.nan  # measured only on the update before an evaluation
         self.evaluated += 1
         self.last_evaluated = self.step
         return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}

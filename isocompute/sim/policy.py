@@ -2,8 +2,8 @@
 
 The policy is a softmax over responses whose logits are the base's plus learned weights. Rollouts of one problem are
 exchangeable: n of them are one multinomial draw of counts over its K responses. Every advantage and loss below is a
-function of these counts. So n = 2048 costs what n = 8 costs. A response is one action, so token, sequence and prompt
-aggregation coincide here, and GSPO's sequence ratio is the ratio.
+function of these counts, so n = 2048 costs the same as n = 8. A response is one action: token, sequence and prompt
+aggregation coincide, and GSPO's sequence ratio equals the token ratio.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from isocompute.sim.world import Problems, World, WorldSpec, right_share, softma
 
 
 class Policy:
-    """Shared weights (features × responses) and, where features are not all shared, weights of single problems.
+    """Shared weights (features × responses) and, if `interference` is below 1, separate weights for each problem.
 
-    Problems outside the training set have no weights of their own: they only see the shared part.
+    Problems outside the training set use only the shared weights.
     """
 
     def __init__(self, spec: WorldSpec, problems: int, recipe: Recipe) -> None:
-        self.shared_scale = np.sqrt(spec.interference * spec.features)  # features have length about 1
+        self.shared_scale = np.sqrt(spec.interference * spec.features)  # feature vectors have length about 1
         self.own_scale = np.sqrt((1.0 - spec.interference) * spec.features)
         self.recipe = recipe
         self.steps = 0
@@ -38,7 +38,7 @@ class Policy:
         self.own_moments_2PK = np.zeros((2, *own))
 
     def probabilities(self, features_PF: Array, base_PK: Array, index_P: Ints | None = None) -> Array:
-        """π for problems; `index_P` are their places in the training set, None for held-out ones."""
+        """π for problems; `index_P` holds their indices in the training set and is None for held-out problems."""
         logits_PK = (self.shared_scale * features_PF) @ self.shared_FK
         logits_PK += base_PK
         if index_P is not None and self.own_scale > 0:
@@ -46,7 +46,7 @@ class Policy:
         return softmax(logits_PK)
 
     def ascend(self, features_PF: Array, gradient_PK: Array, index_P: Ints, rate: float) -> float:
-        """One AdamW step along a gradient by the logits; returns the gradient's norm before clipping."""
+        """Take one step along the gradient of the logits; returns the gradient norm before clipping."""
         recipe = self.recipe
         shared_FK = (self.shared_scale * features_PF).T @ gradient_PK
         norm = float(np.sqrt((shared_FK * shared_FK).sum()))
@@ -64,7 +64,7 @@ class Policy:
         return norm
 
     def copy(self) -> Policy:
-        """The same weights, to compare with after a step."""
+        """A policy with the same weights, for comparison after a step."""
         out = object.__new__(Policy)
         out.__dict__.update(self.__dict__)
         out.shared_FK, out.own_PK = self.shared_FK.copy(), self.own_PK.copy()
@@ -80,14 +80,14 @@ class Policy:
         }
 
     def restore(self, arrays: dict[str, np.ndarray], steps: int) -> None:
-        """Continue from a checkpoint."""
+        """Resume from a checkpoint."""
         self.shared_FK, self.moments_2FK = arrays["shared"].copy(), arrays["moments"].copy()
         self.own_PK, self.own_moments_2PK = arrays["own"].copy(), arrays["own_moments"].copy()
         self.steps = steps
 
 
 def _step(weights: Array, moments_2: Array, gradient: Array, recipe: Recipe, rate: float, step: int) -> None:
-    """AdamW's ascent in place (Loshchilov & Hutter 2019), or a plain gradient step."""
+    """Ascend in place by AdamW (Loshchilov & Hutter 2019) or plain SGD."""
     if recipe.optimizer == "sgd":
         weights += rate * gradient
         return
@@ -112,7 +112,7 @@ class CountBatch:
     counts_PK: Ints
     correct_P: Ints
     sampler_PK: Array
-    """Probabilities under the policy that sampled."""
+    """Probabilities under the policy that sampled the batch."""
     advantage_right_P: Array
     advantage_wrong_P: Array
     mixed_P: Bools
@@ -120,10 +120,10 @@ class CountBatch:
 
 
 def advantages(recipe: Recipe, right_P: Ints, rollouts: int) -> tuple[Array, Array]:
-    """Advantage of a right and of a wrong rollout of each problem, from how many of its rollouts are right.
+    """Advantages of a right and of a wrong rollout of each problem, from its number of right rollouts.
 
-    `group_std`: (r - mean) / std within the group (GRPO); `group_mean`: r - mean (Dr. GRPO); `batch_std`: r - mean over
-    the standard deviation of that over the batch (ScaleRL); `none`: r.
+    `group_std`: (r - mean) / std within the group (GRPO); `group_mean`: r - mean (Dr. GRPO); `batch_std`: r - mean,
+    divided by its standard deviation over the batch (ScaleRL); `none`: r.
     """
     mean_P = right_P / rollouts
     if recipe.advantage == "none":
@@ -131,19 +131,19 @@ def advantages(recipe: Recipe, right_P: Ints, rollouts: int) -> tuple[Array, Arr
     right, wrong = 1.0 - mean_P, -mean_P
     variance_P = mean_P * (1.0 - mean_P)
     if recipe.advantage == "group_std":
-        # Sample standard deviation, as the trainers compute it; an even group has no gradient either way.
+        # Sample standard deviation, as the trainers compute it; a zero-variance group has no gradient either way.
         scale_P = np.sqrt(variance_P * (rollouts / max(rollouts - 1, 1)))
         scale_P = np.where(scale_P > 0, scale_P, 1.0)
     elif recipe.advantage == "batch_std":
-        spread = float(np.sqrt(variance_P.mean()))
-        scale_P = np.full_like(mean_P, spread if spread > 0 else 1.0)
+        std = float(np.sqrt(variance_P.mean()))
+        scale_P = np.full_like(mean_P, std if std > 0 else 1.0)
     else:
         return right, wrong
     return right / scale_P, wrong / scale_P
 
 
 def subsample(counts_PK: Ints, keep: int, rng: np.random.Generator) -> Ints:
-    """`keep` of each problem's rollouts without replacement (IsoCompute appendix G)."""
+    """Keep `keep` rollouts of each problem, drawn without replacement (IsoCompute appendix G)."""
     out_PK = np.empty_like(counts_PK)
     left_P = counts_PK.sum(axis=1)
     keep_P = np.full(len(counts_PK), keep)
@@ -156,7 +156,7 @@ def subsample(counts_PK: Ints, keep: int, rng: np.random.Generator) -> Ints:
 
 
 def logit_gradient(recipe: Recipe, batch: CountBatch, policy_PK: Array, base_log_PK: Array) -> Array:
-    """Gradient of the objective by the logits of the present policy.
+    """Gradient of the objective with respect to the logits of the current policy.
 
     Policy term: Σ_k counts_k A_k f(ρ_k) ∇log π_k / n averaged over problems, with ρ the ratio to the sampler's policy
     and f: 1 (REINFORCE), ρ where the clip does not bind (PPO, GRPO, DAPO, GSPO), min(ρ, cap) (CISPO, ScaleRL eq. 4).
@@ -171,10 +171,10 @@ def logit_gradient(recipe: Recipe, batch: CountBatch, policy_PK: Array, base_log
         if recipe.loss == "cispo":
             weight_PK = advantage_PK * np.minimum(ratio_PK, recipe.ratio_cap)
         else:
-            silenced = ((advantage_PK > 0) & (ratio_PK > 1 + recipe.clip_high)) | (
+            clipped = ((advantage_PK > 0) & (ratio_PK > 1 + recipe.clip_high)) | (
                 (advantage_PK < 0) & (ratio_PK < 1 - recipe.clip_low)
             )
-            weight_PK = np.where(silenced, 0.0, advantage_PK * ratio_PK)
+            weight_PK = np.where(clipped, 0.0, advantage_PK * ratio_PK)
     share_PK = batch.counts_PK * weight_PK
     rollouts = int(batch.counts_PK[0].sum())
     gradient_PK = share_PK - policy_PK * share_PK.sum(axis=1, keepdims=True)
@@ -216,8 +216,10 @@ def evaluate(
     ks: Sequence[int],
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """Metrics on the validation set, sampled under their plain names and exact under `exact/`; `ood/` out of
-    distribution; entropy, KL to the base and a histogram of pass rates on the training set.
+    """Metrics on the validation set: sampled ones under their plain names, exact ones under `exact/`.
+
+    `ood/` has the exact metrics out of distribution. Entropy, KL to the base and a histogram of pass rates are of the
+    training set.
     """
 
     def pass_rates(problems: Problems) -> Array:
@@ -258,9 +260,9 @@ def _exact(rates_P: Array, k: int) -> dict[str, float]:
 
 
 def interference(before: Policy, after: Policy, train: Problems, index_P: Ints) -> float:
-    """How far one update moved the pass rates of problems outside its batch, relative to those inside it.
+    """How much one update changed the pass rates of problems outside its batch, relative to those inside it.
 
-    0: problems do not touch each other; 1: an update moves the others as much as its own.
+    0: updates affect only the problems in their batch; 1: they affect all problems equally.
     """
     outside_P = np.setdiff1d(np.arange(min(len(train), _PROBES + len(index_P))), index_P)[:_PROBES]
     if not len(outside_P):

@@ -1,15 +1,15 @@
-"""The simulator's world: problems as contexts with shared features, and a base policy that is partly right.
+"""The simulator's world: problems with shared features, and a base policy that is partly right.
 
-A problem is a feature vector x. Response k has the teacher's score (x·T)_k; the right response is the one with the
-highest score after some noise that the features cannot express. The base policy's logits are
+A problem is a feature vector x. The teacher scores response k as (x·T)_k; the right response has the highest score
+after adding noise that the features cannot express. The base policy's logits are
 
     z = sharpness · (alignment · x·T + sqrt(1 - alignment²) · x·N)
 
-with an unrelated N: it knows part of what the teacher knows. Training moves the weights of the shared features (so
-that a step on one problem moves all problems with similar features: transfer and interference) and, in the share
-`1 - interference` of the squared length of x, weights that belong to one problem alone.
+with an unrelated N, so the base policy knows part of what the teacher knows. Training moves the weights of the shared
+features: a step on one problem changes all problems with similar features (transfer and interference). A share
+`1 - interference` of the squared length of x instead uses weights of that problem alone.
 
-Sets are chosen by the base policy's exact pass rate, as the IsoCompute paper chooses them by sampling.
+Sets are chosen by the base policy's exact pass rate; the IsoCompute paper chooses them by sampling.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def softmax(logits_PK: Array) -> Array:
 
 
 def log_softmax(logits_PK: Array) -> Array:
-    """Logarithms of `softmax`, of probabilities too small for a number as well."""
+    """The logarithm of `softmax`, finite even where the probability underflows."""
     shifted_PK = logits_PK - logits_PK.max(axis=1, keepdims=True)
     return np.asarray(shifted_PK - np.log(np.exp(shifted_PK).sum(axis=1, keepdims=True)))
 
@@ -162,6 +162,7 @@ def make_world(spec: WorldSpec) -> World:
 
 
 def _select(spec: WorldSpec, count: int, draw: Callable[[int], Problems], rng: np.random.Generator) -> Problems:
+    """Problems with the user's pass rates, or those of the named sets in their shares."""
     if spec.pass_rates is not None:
         return _matched(np.asarray(spec.pass_rates, dtype=np.float64), count, draw, rng)
     shares = spec.mixture or {spec.set: 1.0}
@@ -171,7 +172,7 @@ def _select(spec: WorldSpec, count: int, draw: Callable[[int], Problems], rng: n
 
 
 def _counts(shares: Sequence[float], count: int) -> list[int]:
-    """Problems of each set: whole numbers that add up to `count`, by largest remainder, so that a share of 0 has none.
+    """The number of problems of each set, which add up to `count`, by largest remainder; a share of 0 gets none.
 
     >>> _counts([0.0, 0.5, 0.5], 151), _counts([0.3, 0.7], 11)
     ([0, 76, 75], [3, 8])
@@ -206,15 +207,15 @@ def _band(name: str, count: int, draw: Callable[[int], Problems], rng: np.random
 
 
 def _matched(rates: Array, count: int, draw: Callable[[int], Problems], rng: np.random.Generator) -> Problems:
-    """Problems with exactly the given pass rates: the nearest of a pool, its right response's base logit nudged.
+    """Problems with exactly the given pass rates: the nearest of a pool, with the right response's logit adjusted.
 
-    A list shorter than the set is repeated; 0 and 1 become what 10,000 samples cannot tell from them.
+    A list shorter than the set is repeated. Rates are clipped to [1e-4, 1 - 1e-4], since 0 and 1 have no finite logit.
     """
     targets_P = np.clip(rng.permutation(np.resize(rng.permutation(rates), count)), 1e-4, 1 - 1e-4)
     pool = draw(max(4 * count, _POOL))
     rates_P = pool.base_pass_rates()
     order, ranks = np.argsort(rates_P), np.argsort(np.argsort(targets_P))
-    # Spread over the pool's own ranks near each target, so that no problem is used twice.
+    # Take distinct ranks of the pool near each target, so that no problem is used twice.
     place = np.searchsorted(rates_P[order], np.sort(targets_P))
     place = np.clip(np.maximum.accumulate(np.minimum(place, len(order) - count + np.arange(count))), 0, None)
     for i in range(1, count):

@@ -1,4 +1,4 @@
-"""Sweeps: a grid of allocations, problem sets and seeds, run here or on Ray, resumable at any moment.
+"""Studies: a grid of allocations, problem sets and seeds, run on this machine or on Ray and resumable at any time.
 
 from isocompute import study
 

@@ -1,4 +1,4 @@
-"""Leave-one-out studies: a recipe, and beside it the recipe without each of its parts (`isocompute ablate`)."""
+"""Leave-one-out studies: a recipe compared with itself without each of its parts (`isocompute ablate`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from isocompute.sweep.spec import StudySpec, cells, parse_spec
 
 
 def with_variants(data: bytes, *, name: str) -> bytes:
-    """The spec's text, with the recipe's own leave-one-out list where it names no variants."""
+    """The spec's text; if it names no variants, with the leave-one-out variants of its recipe."""
     spec = parse_spec(data, name=name)
     if spec.variants:
         return data
     document = tomlkit.parse(data.decode())
     if "variants" in document:
-        raise InputError(f"{name}: variants: there are none; name some, or leave the table out.")
+        raise InputError(f"{name}: variants: the table is empty; name some, or leave the table out.")
     recipe = spec.recipe.get("name", "")
     if not isinstance(recipe, str) or recipe not in LEAVE_ONE_OUT:
         raise InputError(
@@ -31,7 +31,7 @@ def with_variants(data: bytes, *, name: str) -> bytes:
 
 
 def check_ablation(spec: StudySpec, *, name: str, metric: str | None, unit: str | None, share: float) -> None:
-    """Refuse what could not be analysed in the end, before anything is run."""
+    """Refuse a study whose results could not be analysed, before anything runs."""
     if not 0 < share < 1:
         raise InputError(f"--fit-share {share:g}: give a share of the compute between 0 and 1, such as .5.")
     if len(spec.problems) > 1:
@@ -58,7 +58,7 @@ def check_ablation(spec: StudySpec, *, name: str, metric: str | None, unit: str 
             )
     engine = load_engine(spec.engine)
     if not isinstance(engine, MeasuringEngine):
-        return  # the metrics of a command are known from its log alone
+        return  # the metrics of a command are only known from its log
     for cell in cells(spec):
         try:
             known = engine.measures(cell)
@@ -73,5 +73,5 @@ def check_ablation(spec: StudySpec, *, name: str, metric: str | None, unit: str 
 
 
 def sources(spec: StudySpec) -> list[str]:
-    """Names of the problem sets that are trained on together."""
+    """The names of the problem sets that are trained on together."""
     return list(spec.problems[0].get("sources", {}))

@@ -1,11 +1,11 @@
-"""A cell as an outside trainer: a command to start and a log to watch.
+"""The command engine runs a cell with an external trainer: it starts a command and follows the log it writes.
 
     [engine_options]
     command = ["python", "train.py", "--bs", "{problems_per_batch}", "--n", "{rollouts_per_problem}", "{folder}"]
     logs = {path = "{folder}/metrics.jsonl", format = "jsonl", columns = {step = "step", "avg@4" = "val/acc"}}
 
-The command is started without a shell, so no value can be read as one. What it prints goes to `output.log`. Resuming
-starts it again: its own checkpoints are its business, and a step that it logs again replaces the one that is there.
+The command runs without a shell, so values need no quoting. Its output goes to `output.log`. Resuming starts the
+command again. It has to restore its own checkpoint, and a step that it logs again replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ OUTPUT = "output.log"
 _PROCESS = "process.json"
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30.0
-"""What a trainer gets between SIGTERM and SIGKILL to write its own checkpoint."""
+"""Time between SIGTERM and SIGKILL, for the trainer to write its own checkpoint."""
 _SHOWN_LINES = 15
 
 
 class _Logs(BaseModel):
+    """The `logs` table of the options."""
+
     model_config = ConfigDict(extra="forbid")
 
     path: str = Field(min_length=1, description="the file the trainer writes; may have placeholders")
@@ -51,6 +53,8 @@ class _Logs(BaseModel):
 
 
 class _Options(BaseModel):
+    """The `[engine_options]` table of this engine."""
+
     model_config = ConfigDict(extra="forbid")
 
     command: list[str] = Field(min_length=1, description="program and arguments, with placeholders")
@@ -61,7 +65,7 @@ class CommandEngine:
     """Runs a cell by starting a program and reading the log it writes."""
 
     def check(self, cell: Cell) -> None:
-        """Refuse options that cannot work: unknown placeholders, a program that is not there."""
+        """Refuse options that cannot work, such as unknown placeholders or a missing program."""
         options = _options(cell)
         values = _values(cell, Path("/folder"))
         for where, text in [
@@ -109,12 +113,12 @@ class CommandEngine:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={"PYTHONUNBUFFERED": "1", **os.environ},  # else an error stands before what was printed first
+                    env={"PYTHONUNBUFFERED": "1", **os.environ},  # keeps errors in order with other output
                     start_new_session=True,  # so that its own children can be ended with it
                 )
             except OSError as error:
                 raise RuntimeError(f"the command cannot be started: {error}") from error
-        _remember(folder, process.pid)
+        (folder / _PROCESS).write_text(json.dumps({"pid": process.pid, "started": process_start(process.pid)}))
         try:
             while process.poll() is None:
                 if control.stopping():
@@ -125,7 +129,7 @@ class CommandEngine:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
         except LostError:
-            _end(process, grace=0.0)  # what it would still write is in its successor's way
+            _end(process, grace=0.0)  # another process now writes to this folder
             raise
         finally:
             _end(process)
@@ -149,9 +153,9 @@ def _options(cell: Cell) -> _Options:
 
 
 def _values(cell: Cell, folder: Path) -> dict[str, Any]:
-    """What placeholders stand for: fields of the problem set, of the recipe, and the allocation, the later winning.
+    """Values of the placeholders: fields of the problem set, the recipe and the allocation; later ones win.
 
-    `learning_rate` is the one after warm-up at this cell's batch size, scaled as the recipe says.
+    `learning_rate` is the rate after warm-up, scaled to this cell's batch size as the recipe says.
     """
     known = {key: value for key, value in cell.recipe.items() if key in Recipe.model_fields or key == "name"}
     recipe = make_recipe(known)
@@ -170,7 +174,7 @@ def _values(cell: Cell, folder: Path) -> dict[str, Any]:
 
 
 def _fill(text: str, values: Mapping[str, Any], where: str) -> str:
-    """Replace `{name}`; `{{` and `}}` stand for braces."""
+    """Replace each `{name}` by its value; `{{` and `}}` are literal braces."""
     try:
         parts = list(string.Formatter().parse(text))
     except ValueError as error:
@@ -204,7 +208,7 @@ def _settings(cell: Cell) -> RunSettings:
 
 
 def _end(process: subprocess.Popen[bytes], *, grace: float = _GRACE_SECONDS) -> None:
-    """End the trainer with all its children: politely, then not."""
+    """End the trainer and its children: with SIGTERM, then after `grace` seconds with SIGKILL."""
     if process.poll() is None and grace:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -215,12 +219,8 @@ def _end(process: subprocess.Popen[bytes], *, grace: float = _GRACE_SECONDS) -> 
     process.wait()
 
 
-def _remember(folder: Path, pid: int) -> None:
-    (folder / _PROCESS).write_text(json.dumps({"pid": pid, "started": process_start(pid)}))
-
-
 def _end_orphan(folder: Path) -> None:
-    """A trainer whose worker was killed still writes here; two would mix their logs."""
+    """Kill a trainer that is still running after its worker was killed, so that two do not mix their logs."""
     path = folder / _PROCESS
     if not path.exists():
         return
@@ -243,11 +243,11 @@ def _failure(code: int, output: Path, begin: int) -> str:
     return f"the command ended with {how}; its last lines:\n" + "\n".join(lines)
 
 
-# The log of an outside trainer, followed while it grows, and the points made of it.
+# The log of an external trainer, followed while it grows, and the points made from it.
 
 
 class LogTail:
-    """New rows of a log: whole lines only, from the start again where the trainer has begun the file anew."""
+    """Reads new complete rows of a log; starts over when the trainer has replaced or truncated the file."""
 
     def __init__(self, path: Path, *, table: bool, columns: Mapping[str, str]) -> None:
         self.path = path
@@ -259,13 +259,13 @@ class LogTail:
         self._header: list[str] | None = None
 
     def wanted(self) -> str:
-        """What a row must have, for an error message."""
+        """A description of the columns that a row must have, for error messages."""
         names = [theirs for ours, theirs in self._columns.items() if ours != "step"]
         step = self._columns.get("step", "step")
         return f"with '{step}'" + (f" and {' or '.join(repr(name) for name in names)}" if names else " and a number")
 
     def rows(self, *, ended: bool = False) -> list[dict[str, float]]:
-        """Rows since the last call; with `ended`, a last line without its newline counts if it is whole."""
+        """Rows since the last call; with `ended`, also a complete last line without a newline."""
         try:
             with self.path.open("rb") as file:
                 stat = self.path.stat()
@@ -285,7 +285,7 @@ class LogTail:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
-                return {}  # torn by a kill, or something else printed into the log
+                return {}  # cut off by a kill, or other output in the log
             return flatten(row) if isinstance(row, dict) else {}
         cells = next(csv.reader(io.StringIO(line)), [])
         if self._header is None:
@@ -296,7 +296,7 @@ class LogTail:
         return dict(zip(self._header, cells, strict=True))
 
     def _renamed(self, row: Mapping[str, Any]) -> dict[str, float] | None:
-        """A row in our names, numbers only; None without a step or without any metric, such as a line of timings."""
+        """The numbers of a row under our names; None if it lacks a step or any metric."""
         columns = self._columns or {name: name for name in row}
         out = {ours: number for ours, theirs in columns.items() if (number := _number(row.get(theirs))) is not None}
         step = out.get("step")
@@ -318,12 +318,12 @@ def _number(value: Any) -> float | None:
 
 
 class PointsFile:
-    """`points.jsonl` with one line a step: a new step is appended, a repeated one rewrites the file as a whole."""
+    """`points.jsonl` with one line per step: new steps are appended; a repeated step rewrites the whole file."""
 
     def __init__(self, folder: Path, settings: RunSettings, *, batch_size: int) -> None:
         self._path = folder / POINTS
         self._batch_size = batch_size
-        RunWriter(folder, settings).close()  # writes run.json and cuts a torn last line
+        RunWriter(folder, settings).close()  # writes run.json and removes an incomplete last line
         self._points: dict[int, dict[str, float]] = {}
         for line in self._path.read_bytes().splitlines():
             point = json.loads(line)
@@ -331,16 +331,16 @@ class PointsFile:
 
     @property
     def count(self) -> int:
-        """How many points there are."""
+        """The number of points."""
         return len(self._points)
 
     @property
     def rollouts(self) -> int:
-        """Compute of the last point."""
+        """Rollouts at the last point."""
         return int(max((point["rollouts"] for point in self._points.values()), default=0))
 
     def add(self, rows: list[dict[str, float]]) -> None:
-        """Take in rows; trainers often log a step in several lines, so a later line adds to an earlier one."""
+        """Add rows; rows of the same step are merged, since trainers often log a step in several lines."""
         last = max(self._points, default=-1)
         new: dict[int, dict[str, float]] = {}
         for row in rows:

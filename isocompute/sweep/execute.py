@@ -1,7 +1,7 @@
-"""One cell, wherever it runs: load the engine, lock the cell's folder, run it, and say how it ended.
+"""Runs one cell: loads the engine, locks the cell's folder, runs the engine and returns the outcome.
 
-Both runners call `execute` inside a worker. It never raises for what an engine does: a crash becomes `error.txt` and a
-failed outcome, and the other cells run on.
+Both runners call `execute` in a worker. Errors of an engine do not propagate: a crash becomes `error.txt` and a failed
+outcome, and the other cells continue.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ _METHODS = ("check", "run")
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TRACE_LINES = 20
 _PATIENCE = 2 * STALE_SECONDS
-"""A worker whose runner was killed ends within moments; one on a dead node counts as gone after STALE_SECONDS."""
+"""Wait for the lock of a killed runner's worker, which ends soon, or of a dead node, which expires."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 _NO_ACCESS = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 
 
-# Engines by name, imported when a study needs them: the command engine must load neither the simulator nor torch.
+# Engines by name, imported only when needed: the command engine must load neither the simulator nor torch.
 
 
 def check_name(name: str) -> str:
@@ -68,15 +69,15 @@ def load_engine(name: str) -> Engine:
 
 
 def _load_own(name: str) -> Engine:
-    """A user's class: what goes wrong when it is imported and made is the user's to fix."""
+    """Load a user's class; errors while importing or creating it become `InputError`."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
         engine = _make(name)
     except InputError:
-        raise  # its own words
-    except (Exception, SystemExit) as error:  # a script without a guard ends the process
+        raise  # the engine's own message
+    except (Exception, SystemExit) as error:  # a script without a __main__ guard may exit
         raise InputError(f"engine '{name}' cannot be loaded: {_cause(error)}.") from error
     missing = [method for method in _METHODS if not callable(getattr(engine, method, None))]
     if missing:
@@ -93,10 +94,10 @@ def _make(address: str) -> Engine:
 
 
 def _cause(error: BaseException) -> str:
-    """An error with its type, and the line of the user's code that raised it."""
+    """An error's type and message, and the line of the user's code that raised it."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
-        return text  # it names its own
+        return text  # it names its own line
     ours = (__file__, importlib.__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
     theirs = [frame for frame in frames if not frame.filename.startswith("<frozen ")]
@@ -112,13 +113,13 @@ class Outcome:
 
     name: str
     state: Literal["finished", "stopped", "failed", "unwritable"]
-    """`unwritable`: the disk is full or the folder cannot be written, which no other cell will escape."""
+    """`unwritable`: the disk is full or the folder cannot be written, so no other cell could run either."""
     error: str = ""
     seconds: float = 0.0
 
 
 def execute(*, engine: Engine, cell: Cell, address: str, control: Control) -> Outcome:
-    """Run a cell of the study at `address` to its end, or until it is asked to stop."""
+    """Run a cell of the study at `address` until it ends or is asked to stop."""
     start = time.perf_counter()
     try:
         with _locked_folder(address, cell.name, control) as (folder, folder_control):
@@ -134,7 +135,7 @@ def execute(*, engine: Engine, cell: Cell, address: str, control: Control) -> Ou
 
 @contextmanager
 def _locked_folder(address: str, name: str, control: Control) -> Iterator[tuple[Path, Control]]:
-    """The cell's folder, locked; of a remote one, a local copy."""
+    """The cell's locked folder, or a local copy of a remote one, with the control to use."""
     above = files.join(address, name)
     if files.is_remote(address):
         with (
@@ -157,13 +158,13 @@ def _locked_folder(address: str, name: str, control: Control) -> Iterator[tuple[
 
 def _attempt(engine: Engine, cell: Cell, folder: Path, control: Control) -> Outcome:
     if is_finished(folder):
-        return Outcome(cell.name, "finished")  # done by the attempt whose end we waited for
+        return Outcome(cell.name, "finished")  # finished by the process that had the lock before
     try:
-        for name in (ERROR, FINISHED):  # a FINISHED that is there is torn, or the cell would not be run
+        for name in (ERROR, FINISHED):  # an existing FINISHED is incomplete, or the cell would not run
             (folder / name).unlink(missing_ok=True)
         _drop_unsound(folder)
         done = engine.run(cell, folder, control)
-    except Exception as error:  # an engine may raise anything; the other cells run on
+    except Exception as error:  # an engine may raise anything; the other cells continue
         cause = _unwritable(error, folder)
         if cause is not None:
             return Outcome(cell.name, "unwritable", f"{folder}: {cause.strerror or cause}")
@@ -173,7 +174,7 @@ def _attempt(engine: Engine, cell: Cell, folder: Path, control: Control) -> Outc
 
 
 def json_object(data: bytes) -> dict[str, Any] | None:
-    """The JSON object in a file's bytes; None where they are empty, torn or something else.
+    """The JSON object in a file's bytes; None if they are empty, incomplete or not an object.
 
     >>> json_object(b'{"rollouts": 12}'), json_object(b""), json_object(b'{"roll'), json_object(b"[]")
     ({'rollouts': 12}, None, None, None)
@@ -186,7 +187,7 @@ def json_object(data: bytes) -> dict[str, Any] | None:
 
 
 def summary_at(folder: Path) -> dict[str, Any] | None:
-    """`finished.json` of a cell; None where it has not finished, or a power cut left the file empty or torn."""
+    """`finished.json` of a cell; None if it is missing, or if a power cut left it empty or incomplete."""
     try:
         return json_object((folder / FINISHED).read_bytes())
     except FileNotFoundError:
@@ -194,15 +195,15 @@ def summary_at(folder: Path) -> dict[str, Any] | None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the cell of this folder is done."""
+    """Whether the cell of this folder is finished."""
     return summary_at(folder) is not None
 
 
 def _drop_unsound(folder: Path) -> None:
-    """Start over where a checkpoint is torn or counts more lines than there are.
+    """Remove a checkpoint that is incomplete or counts more lines than the files have, so that the cell starts over.
 
-    A kill cannot do that: lines are written before the checkpoint, which is renamed into place. A power cut or half an
-    upload can.
+    A kill cannot cause this, since lines are written before the checkpoint and the checkpoint is renamed into place. A
+    power cut or a partial upload can.
     """
     checkpoint = folder / CHECKPOINT
     if not checkpoint.exists():
@@ -218,7 +219,7 @@ def _drop_unsound(folder: Path) -> None:
 
 
 def _unwritable(error: BaseException, folder: Path) -> OSError | None:
-    """The error of the file system behind an exception, if it is about writing the study."""
+    """The file-system error behind an exception, if it concerns writing the study."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError):
@@ -239,7 +240,7 @@ def write_error(folder: Path, error: BaseException) -> None:
     text = _message(error)
     if lines:
         text += "\n\nTraceback, last lines:\n" + "\n".join(lines[-_TRACE_LINES:])
-    with suppress(OSError):  # the outcome has the message, too
+    with suppress(OSError):  # the outcome has the message too
         (folder / ERROR).write_text(text + "\n")
 
 
@@ -248,12 +249,12 @@ def headline(error: str) -> str:
     return error.split("\n\nTraceback, last lines:", 1)[0]
 
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Signals
 
 
 @contextmanager
 def stops_on_signal(stop: Callable[[], bool]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM call `stop`; where that returns False, since it was called before, they end the program."""
+    """Call `stop` on Ctrl-C and SIGTERM; if it returns False because it was called before, interrupt the program."""
 
     def handle(*_: object) -> None:
         if not stop():

@@ -1,7 +1,7 @@
-"""The study's folder: its spec, what may change in it, and the state of every cell, from its files alone.
+"""The study's folder: its spec, which changes to the spec are allowed, and the state of each cell from its files.
 
 study.toml      the spec of the last run, as it was written
-identity.json   what the points depend on; a spec that differs here is another study
+identity.json   everything that the points depend on; a spec that differs here is another study
 runner.json     the process that runs the study now
 easy/32x8-s0/   a cell: a run folder, see `isocompute.core.recorder`
 """
@@ -31,47 +31,47 @@ from isocompute.sweep.spec import cells as cells_of
 State = Literal["finished", "failed", "running", "stopped", "waiting"]
 _TAIL = 1 << 16
 _EARLY = ("ended", "diverged")
-"""Keys of a summary that say why a cell ended before its last update."""
+"""Keys of a summary with the reason why a cell ended before its last update."""
 _ELSEWHERE = "another --out (`study run` has --fork for it)"
 _SPEED = tuple(f"engine_options.{name}: " for name in SPEED_ONLY)
 _MAY_GROW = ("problems", "variants")
-"""Tables by name: a study may get further ones, those it has stay as they are."""
+"""Tables by name: a study may add new ones but not change existing ones."""
 _KNOWN = 0.01
-"""Share of the work after which the time for the rest is estimated."""
+"""Share of the remaining work after which the time left is estimated."""
 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """How far a cell is: all that its files say."""
+    """The progress of a cell, from its files."""
 
     cell: Cell
     state: State
     rollouts: int
-    """Rollouts at its last point; when it is finished, all of them."""
+    """Rollouts at its last point; all of them if it is finished."""
     error: str | None = None
-    """What went wrong and its last lines, of a failed cell."""
+    """The content of `error.txt`, of a failed cell."""
     last: Mapping[str, Any] | None = None
-    """Its last point, with `points`."""
+    """Its last point, if `status` was asked for `points`."""
     settings: Mapping[str, Any] | None = None
-    """Its `run.json`, with `points`; None before there is one."""
+    """Its `run.json`, if `status` was asked for `points` and the file exists."""
     summary: Mapping[str, Any] | None = None
-    """Its `finished.json`, of a finished cell."""
+    """Its `finished.json`, if the cell is finished."""
 
     @property
     def total(self) -> int:
-        """Rollouts at its end: its budget; of a finished cell, those it made."""
+        """The rollouts that it made if it is finished, else its budget."""
         return self.rollouts if self.state == "finished" else self.cell.compute
 
     @property
     def rollouts_per_problem(self) -> int | None:
-        """n of its run, else of the spec; None where it changes on the way, as in some studies of 0.1."""
+        """n of its run, else of the spec; None if it changes during the run, as in some studies of 0.1."""
         if self.settings is None:
             return self.cell.rollouts_per_problem
         return _whole(self.settings.get("rollouts_per_problem"))
 
     @property
     def update_steps(self) -> int:
-        """M of its run, else of the spec; of a cell that ended early, the updates it made."""
+        """The updates made if it ended early, else M of its run, else of the spec."""
         early = self.summary is not None and any(name in self.summary for name in _EARLY)
         made = _whole((self.last or {}).get("step")) if early else None
         planned = _whole((self.settings or {}).get("update_steps"))
@@ -111,24 +111,24 @@ def status_to_json(folder: str, cells: Sequence[CellStatus]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number in a file, else None."""
+    """The value if it is a whole number, else None."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 class StudyFolder:
-    """A study on disk, or at any fsspec address."""
+    """A study's folder on disk or at an fsspec address."""
 
     def __init__(self, address: str | Path) -> None:
         self.address = str(address).rstrip("/") or "/"
 
     def at(self, name: str) -> str:
-        """Address of something inside."""
+        """The address of a file or cell in the folder."""
         return files.join(self.address, name)
 
     def fork(self) -> StudyFolder:
-        """This folder if it is free, else the first free of NAME-2, NAME-3, …"""
+        """This folder if it does not exist, else the first of NAME-2, NAME-3, … that does not."""
         folder, number = self, 1
         while files.exists(folder.address):
             number += 1
@@ -136,7 +136,7 @@ class StudyFolder:
         return folder
 
     def create(self) -> None:
-        """Make the folder; refuse one with something else in it, so that no foreign file is ever touched."""
+        """Make the folder; refuse one with other content, so that foreign files are never touched."""
         if files.exists(self.address) and not files.is_folder(self.address):
             raise InputError(f"{self.address}: there is a file of that name; give another --out.")
         if files.exists(self.address) and not files.exists(self.at(SPEC)):
@@ -150,17 +150,17 @@ class StudyFolder:
                 raise InputError(f"{self.address}: cannot be made ({error.strerror}); give another --out.") from error
 
     def locked(self) -> AbstractContextManager[None]:
-        """Lock the study: a second runner would start the same cells."""
+        """Lock the study against a second runner, which would start the same cells."""
         return locked_folder(self.address, RUNNER, doing="the study is being run", instead=f"give {_ELSEWHERE}")
 
     def adopt(self, spec: StudySpec, data: bytes) -> None:
-        """Make this the study's spec, unless what it has already computed depends on something that changed."""
+        """Store this spec, unless existing points depend on something that it changes."""
         new = _identity(spec)
         if files.exists(self.at(IDENTITY)):
             old = self._stored_identity()
             self._refuse_moving(old, new)
             for table in _MAY_GROW:
-                before = old.setdefault(table, {})  # studies begun before there were variants have none
+                before = old.setdefault(table, {})  # older studies have no variants
                 new[table] = {**before, **new[table]}
             known = {table: {name: new[table][name] for name in old[table]} for table in _MAY_GROW}
             changes = [change for change in _changes(old, {**new, **known}) if not change.startswith(_SPEED)]
@@ -174,7 +174,7 @@ class StudyFolder:
         self._write(SPEC, data)
 
     def _stored_identity(self) -> dict[str, Any]:
-        """What the existing points depend on."""
+        """The stored `identity.json`: what the existing points depend on."""
         identity = json_object(files.read_bytes(self.at(IDENTITY)))
         if identity is None or not isinstance(identity.get("problems"), dict):
             raise InputError(
@@ -184,7 +184,7 @@ class StudyFolder:
         return _with_current_names(identity)
 
     def _refuse_moving(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Refuse a first variant, or a name for the only set: they move every cell to another folder."""
+        """Refuse a first variant, or a name for the only set, since both move every cell to another folder."""
         for what, before, after in (
             ("variants", bool(old.get("variants")), bool(new["variants"])),
             ("a name of its problem set (`set`)", "" not in old["problems"], "" not in new["problems"]),
@@ -210,7 +210,7 @@ class StudyFolder:
         return parse_spec(files.read_bytes(self.at(SPEC)), name=self.at(SPEC))
 
     def status(self, cells: list[Cell] | None = None, *, points: bool = False) -> list[CellStatus]:
-        """The state of every cell of the spec, or of `cells`; with `points`, also the last point and settings."""
+        """The state of each cell of the spec, or of `cells`; with `points`, also the last point and settings."""
         if cells is None:
             cells = cells_of(self.spec())
         if files.is_remote(self.address):
@@ -228,14 +228,14 @@ class StudyFolder:
 
 
 def _with_current_names(tables: dict[str, Any]) -> dict[str, Any]:
-    """The recipe and its variants with today's names of fields: a study of 0.1 has older ones."""
+    """The tables with current field names in recipes and variants; studies of 0.1 have older names."""
     for table in (tables, *tables.get("variants", {}).values()):
         table["recipe"] = current_names(table.get("recipe", {}))
     return tables
 
 
 def _identity(spec: StudySpec) -> dict[str, Any]:
-    """What a cell's points depend on, apart from its own Bp, n, seed and problem set."""
+    """Everything a cell's points depend on, apart from its own Bp, n, seed and problem set."""
     tables = _with_current_names(spec.model_dump(mode="json"))
     return {
         **{name: tables[name] for name in ("engine", "recipe", "budget", "evaluation", "engine_options")},
@@ -265,7 +265,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 class _LocalCell:
-    """A cell's files on a disk: looked at one by one, which costs microseconds."""
+    """A cell's files on a local disk, read one by one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -274,7 +274,7 @@ class _LocalCell:
         return (self._folder / name).exists()
 
     def read(self, name: str, *, tail: int | None = None) -> bytes:
-        """A file, or its last bytes; empty where there is none."""
+        """The content of a file, or its last `tail` bytes; empty if there is none."""
         try:
             with (self._folder / name).open("rb") as file:
                 if tail is not None:
@@ -288,7 +288,7 @@ class _LocalCell:
 
 
 class _RemoteCell:
-    """A cell's files at an fsspec address: one listing and the study's small files, then only what is there."""
+    """A cell's files at an fsspec address, where the study's listing and small files are already read."""
 
     def __init__(self, address: str, name: str, there: set[str], data: Mapping[str, bytes]) -> None:
         self._address, self._name, self._there, self._data = address, name, there, data
@@ -297,12 +297,12 @@ class _RemoteCell:
         return f"{self._name}/{name}" in self._there
 
     def read(self, name: str, *, tail: int | None = None) -> bytes:
-        """A file, or its last bytes; empty where there is none."""
+        """The content of a file, or its last `tail` bytes; empty if there is none."""
         if tail is not None:
             return (
                 files.read_bytes(files.join(self._address, f"{self._name}/{name}"))[-tail:] if self.has(name) else b""
             )
-        # A cell whose summary is there, but cannot be read for a moment, is finished all the same.
+        # A summary that exists but cannot be read for a moment still means that the cell is finished.
         unread = b"{}" if name == FINISHED and self.has(name) else b""
         return self._data.get(f"{self._name}/{name}", unread)
 
@@ -330,11 +330,12 @@ def _status(cell: Cell, at: _LocalCell | _RemoteCell, points: bool) -> CellStatu
 
 
 def _last_point(tail: bytes) -> dict[str, Any] | None:
-    """The last whole line of `points.jsonl`."""
+    """The last complete line of `points.jsonl`."""
     return next((point for line in reversed(tail.splitlines()) if (point := json_object(line)) is not None), None)
 
 
 def _rollouts(cell: Cell, last: Mapping[str, Any] | None) -> int:
+    """Rollouts at the last point, at most the budget; 0 if the point has no usable number."""
     try:
         made = last and (last.get("rollouts") or last.get("step", 0) * cell.rollouts_per_update)
         return min(cell.compute, int(made or 0))
@@ -347,29 +348,29 @@ def _rollouts(cell: Cell, last: Mapping[str, Any] | None) -> int:
 
 @dataclass(frozen=True)
 class Progress:
-    """A study at one moment."""
+    """The progress of a study while it runs."""
 
     cells: int
     finished: int
     failed: int
     running: int
     rollouts: int
-    """Rollouts done, those of earlier runs of the study included."""
+    """Rollouts made, including those of earlier runs of the study."""
     total_rollouts: int
     new_rollouts: int
     seconds: float
     stopping: bool = False
     failure: Outcome | None = None
-    """A cell that has just failed."""
+    """The cell that has just failed, if any."""
 
     @property
     def rate(self) -> float:
-        """Rollouts a second since the runner started."""
+        """Rollouts per second since the runner started."""
         return self.new_rollouts / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """At the rate so far; None at first, since the first seconds go into starting up."""
+        """Time left at the rate so far; None at first, when start-up dominates."""
         left = self.total_rollouts - self.rollouts
         known = self.new_rollouts > _KNOWN * (left + self.new_rollouts)
         return left / self.rate if known else None
@@ -386,7 +387,7 @@ class Result:
     cells: int
     finished: int
     skipped: int
-    """Cells that were finished before."""
+    """Cells that were finished before this run."""
     failed: dict[str, str]
     stopped: bool
     """Whether a stop was requested and left unfinished cells."""
@@ -399,12 +400,12 @@ class Result:
 
 @dataclass
 class Tally:
-    """Counts outcomes as they come in."""
+    """Counts outcomes of cells and reports progress."""
 
     statuses: list[CellStatus]
     report: Report
     rollouts: Callable[[], int]
-    """New rollouts so far."""
+    """Returns the rollouts made by this run so far."""
     failed: dict[str, str] = field(default_factory=dict)
     unwritable: str | None = None
     finished: int = 0
@@ -418,7 +419,7 @@ class Tally:
         self._total = sum(status.total for status in self.statuses)
 
     def add(self, outcome: Outcome) -> None:
-        """Count a cell that has ended."""
+        """Count the outcome of a cell."""
         if outcome.state == "finished":
             self.finished += 1
         elif outcome.state == "failed":
@@ -429,7 +430,7 @@ class Tally:
             self.update(failure=outcome)
 
     def update(self, *, running: int = 0, stopping: bool = False, failure: Outcome | None = None) -> None:
-        """Report where the study is."""
+        """Report the progress of the study."""
         new = self.rollouts()
         self.report(
             Progress(
@@ -447,7 +448,7 @@ class Tally:
         )
 
     def result(self, *, folder: str, stopping: bool) -> Result:
-        """The end; `stopping`: the cells were asked to stop, by the user unless nothing could be written any more."""
+        """The result of the run; `stopping`: the cells were asked to stop, by the user or after a write error."""
         interrupted = stopping and self.unwritable is None
         ended = self.skipped + self.finished + len(self.failed)
         return Result(
@@ -465,9 +466,9 @@ class Tally:
 
 
 def longest_first(statuses: list[CellStatus]) -> list[Cell]:
-    """The cells that are left, those that take longest first: by M · Bp, then by M.
+    """The unfinished cells, longest first: by M · Bp, then by M.
 
-    All cells spend the same budget; what differs is how often a step and a problem must be set up.
+    All cells have the same budget, but each step and each problem in a batch adds time.
     """
     left = [status.cell for status in statuses if status.state != "finished"]
     return sorted(left, key=lambda c: (c.update_steps * c.problems_per_batch, c.update_steps), reverse=True)

@@ -1,10 +1,10 @@
-"""Running a study in worker processes of this machine, and how far it is: `isocompute study run` and `study status`.
+"""Running a study in worker processes of this machine, and its progress: `isocompute study run` and `study status`.
 
-`ProcessPoolExecutor` ends all workers when one dies and cannot say which cell it died in. Here every worker has a pipe
-of its own, so a death costs one attempt of one cell.
+`ProcessPoolExecutor` ends all workers when one dies and cannot tell which cell was running. Here each worker has its
+own pipe, so a death costs one attempt of one cell.
 
-What workers share, the stop flag and the counters of rollouts, is bare memory without locks: a worker killed inside a
-locked section would leave the lock taken for good. Each counter has one writer.
+Workers share the stop flag and the counters of rollouts as memory without locks, since a worker killed inside a locked
+section would never release the lock. Each counter has one writer.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from isocompute.sweep.folder import CellStatus, Progress, Report, Result, StudyF
 from isocompute.sweep.spec import cells, check_cells, parse_spec
 
 RETRIES = 2
-"""How often a cell is retried whose worker died: enough for an out-of-memory kill that another process caused."""
+"""Retries of a cell whose worker died; enough for an out-of-memory kill that another process caused."""
 _TICK = 0.2
 _CHUNK_SECONDS = 0.1
 _LARGEST_CHUNK = 64
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""1 in a worker until its libraries are loaded: cells fill the cores, and BLAS starts a thread a core when it loads."""
+"""Set to 1 while a worker loads its libraries: BLAS would start one thread per core, but cells fill the cores."""
 
 
 def available_cores() -> int:
-    """Cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_local(
     *, engine: str, statuses: list[CellStatus], address: str, workers: int | None = None, report: Report
 ) -> Result:
-    """Run the cells that are not finished, in processes; returns when all have ended or the user has stopped it."""
+    """Run the unfinished cells in worker processes until all have ended or the user stops the study."""
     cells = longest_first(statuses)
     pool = _Pool(engine, address, min(workers or available_cores(), len(cells)))
     tally = Tally(statuses, report, pool.rollouts)
@@ -57,16 +57,18 @@ def run_local(
 
 
 class _Worker:
-    """One process, the cells it was given, and the pipe to it."""
+    """A worker process, its pipe and its assigned cells."""
 
     def __init__(self, process: Any, connection: Connection, slot: int) -> None:
         self.process, self.connection, self.slot = process, connection, slot
         self.cells: deque[Cell] = deque()
-        """What it has still to do; the first is under way."""
+        """Cells still to do; the first is running."""
         self.ready = False
 
 
 class _Pool:
+    """The worker processes, and the memory that they share."""
+
     def __init__(self, engine: str, address: str, size: int) -> None:
         self._context = mp.get_context("spawn")
         self._engine, self._address, self._size = engine, address, size
@@ -90,7 +92,7 @@ class _Pool:
         return not asked_before
 
     def run(self, pending: deque[Cell], tally: Tally) -> None:
-        """Give cells to workers until none is left or the study stops."""
+        """Assign cells to workers until none is left or the study stops."""
         while True:
             if not self.stopping:
                 self._assign(pending)
@@ -103,6 +105,7 @@ class _Pool:
             tally.update(running=sum(bool(w.cells) for w in self._workers), stopping=self.stopping)
 
     def _assign(self, pending: deque[Cell]) -> None:
+        """Start workers for free slots, and give cells to idle workers."""
         taken = {worker.slot for worker in self._workers}
         idle = sum(not worker.cells for worker in self._workers)
         for slot in range(self._size):
@@ -113,11 +116,11 @@ class _Pool:
             if worker.ready and not worker.cells and pending:
                 chunk = [pending.popleft() for _ in range(min(self._chunk(), len(pending)))]
                 worker.cells.extend(chunk)
-                with suppress(OSError):  # if it has just died, `_receive` sees that and takes the cells back
+                with suppress(OSError):  # if it has just died, `_receive` takes the cells back
                     worker.connection.send(chunk)
 
     def _chunk(self) -> int:
-        """Cells for one message: many while cells are tiny, one as soon as a cell takes as long as a chunk may."""
+        """The number of cells per message: many if cells are short, else one."""
         if not self._recent:
             return 1
         mean = sum(self._recent) / len(self._recent)
@@ -130,9 +133,9 @@ class _Pool:
             target=_work,
             args=(theirs, self._engine, self._address, self._stop, self._counters, slot, threads),
             name=f"isocompute-{slot}",
-            daemon=False,  # an engine may have processes of its own
+            daemon=False,  # an engine may start processes
         )
-        # Until the worker can handle them, signals wait: a Ctrl-C while it imports would print a traceback.
+        # Block signals until the worker can handle them; a Ctrl-C during its imports would print a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             os.environ.update(dict.fromkeys(_THREADS, "1"))
@@ -144,12 +147,13 @@ class _Pool:
         return _Worker(process, ours, slot)
 
     def _receive(self, pending: deque[Cell], tally: Tally) -> None:
+        """Handle messages and deaths of workers; waits for `_TICK` seconds at most."""
         sources: dict[Any, _Worker] = {}
         for worker in self._workers:
             sources[worker.connection] = sources[worker.process.sentinel] = worker
         ready = {id(worker): worker for worker in map(sources.__getitem__, wait(list(sources), _TICK))}
         for worker in ready.values():
-            alive = worker.process.is_alive()  # asked first: what it sent before its end is then all in the pipe
+            alive = worker.process.is_alive()  # checked first: then the pipe has all that it sent before its end
             try:
                 while worker.connection.poll():
                     self._handle(worker, worker.connection.recv(), pending, tally)
@@ -170,7 +174,7 @@ class _Pool:
             worker.cells.clear()
 
     def _replace_dead(self, worker: _Worker, pending: deque[Cell], tally: Tally) -> None:
-        """A worker has died: its current cell is tried again, a few times; the rest of its chunk goes back."""
+        """Retry the current cell of a dead worker a few times; the rest of its chunk is pending again."""
         worker.process.join()
         worker.connection.close()
         self._workers.remove(worker)
@@ -198,7 +202,7 @@ class _Pool:
             tally.add(Outcome(cell.name, "failed", str(error)))
 
     def kill(self) -> None:
-        """End the workers: idle ones have nothing to lose, busy ones resume from their checkpoints."""
+        """Kill the workers; the cells of busy ones resume from their checkpoints."""
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
@@ -243,14 +247,14 @@ def _work(
     slot: int,
     threads: dict[str, str | None],
 ) -> None:
-    """What a worker process does: cells in, outcomes out."""
+    """The main function of a worker process: receives cells and sends outcomes."""
     for number in STOP_SIGNALS:
-        # The runner decides when to stop. A handler and not SIG_IGN, which an outside trainer would inherit.
+        # The runner decides when to stop. External trainers would inherit SIG_IGN, so use an empty handler.
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     engine = load_engine(engine_name)
-    _restore(threads)  # an outside trainer gets the environment that the user started the study with
+    _restore(threads)  # external trainers get the user's environment
     control = _SlotControl(stop, counters, slot)
     connection.send("ready")
     while True:
@@ -267,7 +271,7 @@ def _work(
 
 
 def _end_with_parent() -> None:
-    """A worker whose runner was killed must not write on: the runner that comes next resumes the same cells."""
+    """End this worker if its runner is killed, since the next runner resumes the same cells."""
     parent = mp.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -287,7 +291,7 @@ def run(
     fork: bool = False,
     report: Report = _silent,
 ) -> Result:
-    """Run what is left of a study: finished cells are skipped, half-finished ones resume from their checkpoint.
+    """Run a study: finished cells are skipped, and interrupted ones resume from their checkpoints.
 
     `out` is the study's folder, by default named after the spec's file; `on` is `local`, `ray` or `ray=ADDRESS`.
     """
@@ -305,7 +309,7 @@ def run_spec(
     fork: bool = False,
     report: Report = _silent,
 ) -> Result:
-    """`run` for a spec's text; `name` is what errors call it."""
+    """Like `run`, for the bytes of a spec; `name` is its name in error messages."""
     where, _, ray_address = on.partition("=")
     if where not in ("local", "ray") or (ray_address and where == "local"):
         raise InputError(f"--on {on}: it is 'local', 'ray' or 'ray=ADDRESS'.")
@@ -343,5 +347,5 @@ def run_spec(
 
 
 def status(*, folder: str | Path) -> list[CellStatus]:
-    """The state of every cell, from the study's files alone."""
+    """The state of each cell, from the study's files."""
     return StudyFolder(folder).status()

@@ -1,13 +1,13 @@
-"""Locks of folders: a small file names the process that works there, so that two never write one folder.
+"""Folder locks: a small file names the process that writes to a folder, so that two never write to the same one.
 
-A lock counts while its process lives. On the same host the process id with its start time decides. On another host,
-which may share the disk, the file's age decides: owners refresh their locks every few seconds. So a killed owner needs
-no cleaning up, and `study status` needs no answer from a process. An owner that was silent for too long, as on a host
-that slept, may lose its lock: it refreshes and removes only what still names it, and checks before it writes
-(`isocompute.core.recorder`).
+A lock is valid while its process lives. On the same host, the process id and start time decide. On another host, which
+may share the disk, the file's age decides, since owners refresh their locks every few seconds. A killed owner therefore
+needs no clean-up, and `study status` need not contact any process. An owner that was silent for too long, for example
+because its host slept, may lose its lock. It refreshes and removes the lock only if the lock still names it, and checks
+before it writes (`isocompute.core.recorder`).
 
-The kernel's locks alone name no owner, and not every shared disk has them. At a remote address nothing is atomic: of
-two processes that take a lock within one second both pass, and the first to write finds that it has lost it.
+Kernel locks do not name their owner, and some shared disks lack them. At a remote address nothing is atomic: if two
+processes take a lock within one second, both pass, and the first finds at its next write that it has lost the lock.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from isocompute.sweep import remote
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
-"""Six missed refreshes: far more than a slow file system delays, little against what a cell costs."""
+"""Six missed refreshes: longer than slow file systems delay, but short compared with a cell."""
 _READS = 4
-"""Attempts to read a remote lock: one that cannot be read may be another process's."""
+"""Attempts to read a remote lock, since an unreadable one may belong to another process."""
 
 
 class LockedError(Exception):
@@ -45,9 +45,9 @@ class LockedError(Exception):
 
 @contextmanager
 def locked(address: str, *, patience: float = 0.0) -> Iterator[Callable[[], None]]:
-    """Hold a lock file; yields a check that it still names this process.
+    """Hold a lock file; yields a function that raises `LostError` if the lock no longer names this process.
 
-    `patience`: seconds to wait for another owner to end, before `LockedError`.
+    `patience` is the time in seconds to wait for another owner before raising `LockedError`.
     """
     file = _RemoteFile(address) if files.is_remote(address) else _LocalFile(Path(address))
     deadline = time.monotonic() + patience
@@ -81,7 +81,7 @@ def locked(address: str, *, patience: float = 0.0) -> Iterator[Callable[[], None
 def locked_folder(address: str, name: str, *, doing: str, instead: str) -> Iterator[None]:
     """Make a folder and hold the lock file `name` in it, or raise `InputError`.
 
-    Its message says what another process is `doing` there, and what to do `instead`.
+    The error message says what another process is `doing` there and what to do `instead`.
     """
     with ExitStack() as stack:
         try:
@@ -109,14 +109,14 @@ def is_locked(address: str) -> bool:
 
 
 def _is_alive(owner: Owner, *, age: float) -> bool:
-    """Whether the process lives; `age` is how long ago its lock was last refreshed, in seconds."""
+    """Whether the owner is alive; `age` is the time since its lock was refreshed, in seconds."""
     if owner.host != socket.gethostname():
         return age < STALE_SECONDS
     return process_start(owner.pid) == owner.started
 
 
 class _LocalFile:
-    """A lock on a disk; its age is that of the file."""
+    """A lock on a local or shared disk; its age is that of the file."""
 
     wait_seconds = 0.05
 
@@ -127,7 +127,7 @@ class _LocalFile:
         return read_owner(self.path)
 
     def take(self) -> Owner | None:
-        """Write our name, unless a live process has the lock: return that."""
+        """Take the lock, or return the live process that has it."""
         with self._open(os.O_CREAT) as handle:
             owner = parse_owner(os.read(handle, 4096))
             if owner is not None and owner != this_process() and _is_alive(owner, age=self._age(handle)):
@@ -137,7 +137,7 @@ class _LocalFile:
             return None
 
     def _age(self, handle: int) -> float:
-        """Seconds since the lock was refreshed, by the clock of its times: a shared disk has its own."""
+        """Seconds since the lock was refreshed, by the clock of its disk, which may be shared."""
         with tempfile.TemporaryFile(dir=self.path.parent) as now:
             return os.fstat(now.fileno()).st_mtime - os.fstat(handle).st_mtime
 
@@ -145,19 +145,19 @@ class _LocalFile:
         os.utime(self.path)
 
     def release(self) -> None:
-        """Remove the lock where it still names this process."""
+        """Remove the lock if it still names this process."""
         with suppress(FileNotFoundError), self._open() as handle:
             if parse_owner(os.read(handle, 4096)) == this_process():
                 self.path.unlink()
 
     @contextmanager
     def _open(self, flags: int = 0) -> Iterator[int]:
-        """The file with the kernel's lock on it, so that looking and writing are one step on this host."""
+        """Open the file under a kernel lock, so that reading and writing are atomic on this host."""
         while True:
             handle = os.open(self.path, os.O_RDWR | flags, 0o644)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
-                if os.fstat(handle).st_nlink:  # else removed by its owner between our open and our lock
+                if os.fstat(handle).st_nlink:  # otherwise its owner removed it between our open and lock
                     yield handle
                     return
             finally:
@@ -165,11 +165,11 @@ class _LocalFile:
 
 
 class _RemoteFile:
-    """A lock at an fsspec address. It has the time of its last refresh in it: not every system dates its files."""
+    """A lock at an fsspec address; it contains the time of its last refresh, since some systems have no file times."""
 
     wait_seconds = 1.0
     _one_at_a_time = threading.Lock()
-    """Not every system replaces a file whole: half a refresh of our own must not be read as another's lock."""
+    """Not every system replaces files atomically; a partial refresh of our own must not look like another's lock."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -178,7 +178,7 @@ class _RemoteFile:
         return self.owner_and_age()[0]
 
     def owner_and_age(self) -> tuple[Owner | None, float]:
-        """Who wrote the lock, and how long ago; no owner where there is none, an error where it cannot be read."""
+        """The owner of the lock and its age; no owner if there is no lock. Raises if the lock cannot be read."""
         for attempt in range(_READS):
             try:
                 with self._one_at_a_time:
@@ -195,7 +195,7 @@ class _RemoteFile:
         return None, float("inf")
 
     def take(self) -> Owner | None:
-        """Write our name, unless a live process has the lock: return that."""
+        """Take the lock, or return the live process that has it."""
         owner, age = self.owner_and_age()
         if owner is not None and owner != this_process() and _is_alive(owner, age=age):
             return owner
@@ -207,6 +207,6 @@ class _RemoteFile:
             remote.write(self.address, json.dumps({**asdict(this_process()), "beat": time.time()}).encode())
 
     def release(self) -> None:
-        """Remove the lock where it still names this process."""
+        """Remove the lock if it still names this process."""
         if self.owner() == this_process():
             remote.remove(self.address)

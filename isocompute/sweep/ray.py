@@ -1,8 +1,8 @@
-"""Cells as Ray tasks: placed by the CPUs and GPUs the spec asks for, retried when their node dies.
+"""Runs cells as Ray tasks, placed by the CPUs and GPUs that the spec asks for and retried when their node dies.
 
-All state of a task is in its folder. So a second attempt on another node resumes from the checkpoint, and the same
-command replaces a driver that died. Rollouts and the request to stop go through one small actor; if that
-is lost, only the display suffers.
+All state of a task is in its folder. A second attempt on another node therefore resumes from the checkpoint, and the
+same command continues after the driver has died. Rollout counts and the request to stop pass through a small actor; if
+it is lost, only the progress display is wrong.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from isocompute.sweep.folder import CellStatus, Report, Result, Tally, longest_f
 from isocompute.sweep.spec import Resources
 
 RETRIES = 10
-"""Attempts after the first when a node or worker dies: spot machines do so often."""
+"""Retries of a task whose node or worker died, which is common on spot machines."""
 _TICK = 0.5
 _BEAT_SECONDS = 1.0
 _IN_FLIGHT = 256
-"""Tasks handed to Ray at a time; the rest waits here, where it costs nothing."""
+"""The largest number of tasks submitted to Ray at a time."""
 
 
 def run_ray(
@@ -37,10 +37,10 @@ def run_ray(
     cluster: str | None,
     report: Report,
 ) -> Result:
-    """Run the cells that are not finished on a Ray cluster: the one at `cluster`, or a new one on this machine."""
+    """Run the unfinished cells on the Ray cluster at `cluster`, or on a new one on this machine."""
     ray = _import_ray()
     if not files.is_remote(address):
-        address = str(Path(address).absolute())  # tasks have working directories of their own
+        address = str(Path(address).absolute())  # tasks have other working directories
     ours = not ray.is_initialized()
     if ours:
         try:
@@ -69,7 +69,7 @@ def _import_ray() -> Any:
 
 
 def _check_fits(ray: Any, resources: Resources) -> None:
-    """Refuse cells that no node can hold: their tasks would wait for ever."""
+    """Refuse cells that do not fit on any node, whose tasks would wait forever."""
     for name, asked in (("CPU", resources.cpus), ("GPU", resources.gpus)):
         most = max((node["Resources"].get(name, 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
         if asked > most:
@@ -79,24 +79,24 @@ def _check_fits(ray: Any, resources: Resources) -> None:
 
 
 class _Board:
-    """The actor: a stop flag and a count."""
+    """The actor: a stop flag and a count of rollouts."""
 
     def __init__(self) -> None:
         self._stop, self._rollouts = False, 0
 
     def advance(self, rollouts: int) -> bool:
-        """Called by a task, with its new rollouts; returns whether to stop."""
+        """Add a task's new rollouts; returns whether the task should stop."""
         self._rollouts += rollouts
         return self._stop
 
     def poll(self, stop: bool) -> int:
-        """Called by the driver: sets the flag, returns the count."""
+        """Set the stop flag for the driver; returns the count."""
         self._stop = self._stop or stop
         return self._rollouts
 
 
 class _Watch:
-    """The driver's view of the board."""
+    """The driver's copy of the actor's state."""
 
     def __init__(self, ray: Any, board: Any) -> None:
         self._ray, self.board = ray, board
@@ -104,7 +104,7 @@ class _Watch:
         self.rollouts = 0
 
     def poll(self) -> None:
-        """Exchange flag and count; a board that is being restarted is asked again next time."""
+        """Exchange flag and count with the actor; if it is restarting, try again at the next call."""
         with suppress(self._ray.exceptions.RayError):
             rollouts = self._ray.get(self.board.poll.remote(self.stopping), timeout=5.0)
             self.rollouts = max(self.rollouts, rollouts)
@@ -118,11 +118,7 @@ class _Watch:
 def _run(
     ray: Any, watch: _Watch, tally: Tally, cells: list[Cell], *, engine: str, address: str, resources: Resources
 ) -> None:
-    task = ray.remote(_task).options(
-        num_cpus=resources.cpus,
-        num_gpus=resources.gpus,
-        max_retries=RETRIES,
-    )
+    task = ray.remote(_task).options(num_cpus=resources.cpus, num_gpus=resources.gpus, max_retries=RETRIES)
     pending = deque(cells)
     flying: dict[Any, Cell] = {}
     while flying or (pending and not watch.stopping):
@@ -139,7 +135,7 @@ def _run(
 
 
 def _running(ray: Any, resources: Resources) -> int:
-    """Cells at work, by what they take of the cluster."""
+    """The number of running cells, estimated from the resources in use."""
     total, free = ray.cluster_resources(), ray.available_resources()
     name, each = ("GPU", resources.gpus) if resources.gpus else ("CPU", resources.cpus)
     return round((total.get(name, 0.0) - free.get(name, 0.0)) / each) if each else 0
@@ -160,13 +156,13 @@ def _outcome(ray: Any, reference: Any, cell: Cell, address: str) -> Outcome:
 
 
 class _BoardControl:
-    """A cell's control: reports to the board about once a second and never waits for it."""
+    """A cell's control: reports to the actor about once per second, without waiting for its answer."""
 
     def __init__(self, ray: Any, board: Any) -> None:
         self._ray, self._board = ray, board
         self._answers: list[Any] = []
         self._stop, self._rollouts, self._sent = False, 0, time.monotonic()
-        with suppress(ray.exceptions.RayError):  # a task that waited in a queue may begin after the stop
+        with suppress(ray.exceptions.RayError):  # a queued task may start after the stop
             self._stop = ray.get(board.advance.remote(0), timeout=10.0)
 
     def stopping(self) -> bool:
@@ -190,13 +186,13 @@ class _BoardControl:
             self.send()
 
     def send(self) -> None:
-        """Report the new rollouts."""
+        """Report the new rollouts to the actor."""
         self._answers.append(self._board.advance.remote(self._rollouts))
         self._rollouts = 0
 
 
 def _task(engine: str, cell: Cell, address: str, board: Any) -> Outcome:
-    """Body of a Ray task."""
+    """The body of a Ray task: run one cell."""
     import ray
 
     control = _BoardControl(ray, board)

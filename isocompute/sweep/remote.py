@@ -1,8 +1,8 @@
-"""Studies at an fsspec address: a cell works in a scratch folder that is downloaded first and uploaded on the way.
+"""Studies at an fsspec address: a cell works in a local copy of its folder, which is uploaded as the cell proceeds.
 
-Files go up in the order that keeps every moment resumable: points before the checkpoint that counts them, and
-`finished.json` last. An object store replaces an object whole or not at all. Where a system leaves half a checkpoint,
-the cell starts over; where it leaves half of the points that a checkpoint counts, the cell fails with that message.
+The upload order keeps the cell resumable at any time: points before the checkpoint that counts them, and
+`finished.json` last. Object stores replace objects atomically. On other systems, a cell with a partial checkpoint
+starts over, and a cell that lacks points counted by its checkpoint fails with that message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from isocompute.core.errors import InputError
 from isocompute.core.recorder import CHECKPOINT, FINISHED, POINTS, RUNNING
 
 _UPLOAD_SECONDS = 60.0
-"""Engines without checkpoints of ours, such as outside trainers, are uploaded this often."""
+"""Interval of uploads for engines without our checkpoints, such as external trainers."""
 _LAST = (POINTS, CHECKPOINT, FINISHED)
 """Uploaded after everything else, in this order."""
 
@@ -47,21 +47,21 @@ def write(address: str, data: bytes) -> None:
 
 
 def remove(address: str) -> None:
-    """Remove a remote file, where it is there."""
+    """Remove a remote file if it exists."""
     system, path = _system(address)
     with suppress(FileNotFoundError):
         system.rm_file(path)
 
 
 def listing(address: str) -> set[str]:
-    """Every file below an address, as paths relative to it, in one request."""
+    """The paths of all files below an address, relative to it, in one request."""
     system, path = _system(address)
     system.invalidate_cache()
     return {str(found).removeprefix(path).lstrip("/") for found in system.find(path)}
 
 
 def read_all(address: str, names: Iterable[str]) -> dict[str, bytes]:
-    """Files below an address by their names, many at a time; without those that cannot be read."""
+    """The content of several files below an address, by name; files that cannot be read are left out."""
     system, path = _system(address)
     paths = {f"{path}/{name}": name for name in names}
     found = system.cat(list(paths), on_error="omit") if paths else {}
@@ -70,16 +70,16 @@ def read_all(address: str, names: Iterable[str]) -> dict[str, bytes]:
 
 @contextmanager
 def scratch(address: str, control: Control, check_lock: Callable[[], None]) -> Iterator[tuple[Path, Control]]:
-    """A local copy of a remote folder, and a control that uploads it whenever there is a new checkpoint.
+    """A local copy of a remote folder, and a control that uploads it after each new checkpoint.
 
-    `check_lock` runs before every upload; where it raises, nothing is sent.
+    `check_lock` runs before each upload; if it raises, nothing is uploaded.
     """
     system, path = _system(address)
     with tempfile.TemporaryDirectory(prefix="isocompute-") as temporary:
         folder = Path(temporary)
         for found in system.find(path) if system.isdir(path) else ():
             target = folder / str(found).removeprefix(path).lstrip("/")
-            if target.name != RUNNING:  # the lock of the remote folder, which this one is not
+            if target.name != RUNNING:  # it locks the remote folder, not this copy
                 target.parent.mkdir(parents=True, exist_ok=True)
                 system.get_file(found, str(target))
         uploader = _Uploader(system, path, folder, control, check_lock)
@@ -90,7 +90,7 @@ def scratch(address: str, control: Control, check_lock: Callable[[], None]) -> I
 
 
 class _Uploader:
-    """Passes the engine's calls on and uploads the folder on the way."""
+    """A control that forwards the engine's calls and uploads the folder when due."""
 
     def __init__(self, system: Any, path: str, folder: Path, control: Control, check_lock: Callable[[], None]) -> None:
         self._system, self._path, self._folder, self._control = system, path, folder, control
@@ -118,7 +118,7 @@ class _Uploader:
             self.upload()
 
     def upload(self) -> None:
-        """Send what changed; last of all, remove there what is gone here."""
+        """Upload changed files, then remove remote files that no longer exist here."""
         self._check_lock()
         stamps = _stamps(self._folder)
         order = [name for name in stamps if name not in _LAST] + [name for name in _LAST if name in stamps]
@@ -131,7 +131,7 @@ class _Uploader:
                 except FileNotFoundError:
                     if (self._folder / name).exists():
                         raise
-                    del stamps[name]  # a trainer's own, which it has removed since
+                    del stamps[name]  # a trainer may remove its own files at any time
         for name in self._sent:
             if name not in stamps:
                 with suppress(FileNotFoundError):
@@ -140,10 +140,10 @@ class _Uploader:
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file with its time and size, without the temporary files of atomic writes."""
+    """The time and size of each file, without the temporary files of atomic writes."""
     out = {}
     for path in sorted(folder.rglob("*")):
-        with suppress(FileNotFoundError):  # a trainer's own, which it has removed since
+        with suppress(FileNotFoundError):  # a trainer may remove its own files at any time
             if path.is_file() and not path.name.startswith("."):
                 stat = path.stat()
                 out[str(path.relative_to(folder))] = stat.st_mtime_ns, stat.st_size

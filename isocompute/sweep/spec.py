@@ -1,4 +1,4 @@
-"""`study.toml` as data: what is swept, checked field by field before anything is started."""
+"""The spec of a study, `study.toml`, validated field by field, and the cells that it describes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from isocompute.core.recipe import sampled_per_problem
 from isocompute.sweep.execute import check_name
 
 SPEC, IDENTITY, RUNNER = "study.toml", "identity.json", "runner.json"
-"""Files of a study's folder, beside the folders of its sets, variants and cells."""
+"""Files of a study's folder, next to the folders of its sets, variants and cells."""
 _MOST = 2**53
-"""The largest count: beyond it, neighbouring whole numbers are the same float."""
+"""The largest count; beyond it, floats cannot represent every whole number."""
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FOLDER_RULE = f"use letters, digits, '.', '_' and '-', and none of {SPEC}, {IDENTITY}, {RUNNER}"
 
@@ -40,7 +40,7 @@ def _names_folder(name: Any) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """TOML has no 4e6 as a whole number, and Python takes true for 1: the first is meant, the second a mistake."""
+    """Allow floats such as 4e6, which TOML does not read as integers, but not booleans and strings."""
     if isinstance(value, bool | str):
         raise ValueError("should be a whole number")
     return value
@@ -64,7 +64,7 @@ class _Strict(BaseModel):
 
 
 class Grid(_Strict):
-    """Which allocations are run: every (Bp, n) whose batch is not too large."""
+    """The allocations to run: every pair (Bp, n) whose batch is not too large."""
 
     problems_per_batch: Annotated[list[Count], Distinct] = Field(min_length=1, description="values of Bp")
     rollouts_per_problem: Annotated[list[Count], Distinct] = Field(min_length=1, description="values of n")
@@ -72,13 +72,13 @@ class Grid(_Strict):
 
 
 class CellBudget(_Strict):
-    """What every cell may spend; its update steps are the budget over what one of them samples, rounded down."""
+    """The budget of each cell; it makes as many updates as the budget pays for."""
 
     rollouts: Count = Field(description="C, in rollouts, of every cell")
 
 
 class EvaluationTable(BaseModel):
-    """When and how a cell is evaluated; engines may read further fields."""
+    """When and how a cell is evaluated; engines may define further fields."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -94,14 +94,14 @@ class EvaluationTable(BaseModel):
 
 
 class Resources(_Strict):
-    """What a cell takes of a machine; used by Ray to place cells."""
+    """CPUs and GPUs of a cell, which Ray uses to place cells."""
 
     cpus: Annotated[float, Field(ge=0)] = Field(default=1.0, description="CPU cores of a cell")
     gpus: Annotated[float, Field(ge=0)] = Field(default=0.0, description="GPUs of a cell, may be a fraction")
 
 
 class Variant(_Strict):
-    """What a variant of the recipe has instead."""
+    """What a variant changes in the recipe, problems or allocation."""
 
     recipe: Table = Field(default={}, description="fields of the recipe that differ; 'none' switches one off")
     problems: Table = Field(default={}, description="fields of the problem sets that differ, such as max_new_tokens")
@@ -165,7 +165,7 @@ def read_spec(path: str | Path) -> StudySpec:
 
 
 def parse_spec(data: bytes, *, name: str = "study.toml") -> StudySpec:
-    """The spec in a file's bytes; what is wrong names the file and the field.
+    """Parse the bytes of a spec; errors name the file and the field.
 
     >>> spec = parse_spec(b'''
     ... engine = "sim"
@@ -193,7 +193,7 @@ def parse_spec(data: bytes, *, name: str = "study.toml") -> StudySpec:
 
 
 def _wrong(error: Any) -> str:
-    """One validation error in the words of the file."""
+    """A validation error as a message about the file's fields."""
     field = ".".join(str(part) for part in error["loc"])
     text = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
@@ -208,7 +208,7 @@ def _wrong(error: Any) -> str:
 
 
 WHOLE = "whole"
-"""Folder of the recipe itself beside its variants."""
+"""Folder of the unchanged recipe in a study with variants."""
 
 
 def cells(spec: StudySpec) -> list[Cell]:
@@ -248,13 +248,13 @@ def _cells_of(spec: StudySpec, variant: Variant, folder: str) -> list[Cell]:
 
 
 def _affordable(allocation: Allocation, recipe: Table, budget: int) -> int:
-    """M: the updates that a budget pays for, a decoupled baseline's rollouts included; one at least."""
+    """M: the number of updates that the budget pays for, including rollouts for a decoupled baseline; at least 1."""
     n = sampled_per_problem(recipe, rollouts_per_problem=allocation.rollouts_per_problem)
     return max(1, budget // (allocation.problems_per_batch * n))
 
 
 def check_cells(engine: Engine, of: list[Cell], *, budget: int, name: str = "study.toml") -> None:
-    """Ask the engine about every cell, so that a wrong one is known before the first has cost anything."""
+    """Let the engine check each cell before any of them runs."""
     for cell in of:
         if cell.rollouts_per_update > budget:
             sampled = cell.rollouts_per_update // cell.problems_per_batch

@@ -1,4 +1,4 @@
-"""One run of the language-model engine, from a `train.toml` and what is given beside it: `isocompute train`."""
+"""`isocompute train`: one run of the language-model engine, from a `train.toml` and command-line overrides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from isocompute.core import files
 from isocompute.core.allocation import SPEED_ONLY, Cell
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.recipe import current_names, sampled_per_problem
-from isocompute.core.recorder import CHECKPOINT, FINISHED, RUNNING, LostError
+from isocompute.core.recorder import CHECKPOINT, FINISHED, POINTS, RUNNING, SETTINGS, LostError
 from isocompute.sweep.execute import is_finished, summary_at
 from isocompute.sweep.lock import locked_folder
 
@@ -26,7 +26,7 @@ _DEFAULT_STEPS = 60
 
 
 class TrainSpec(BaseModel):
-    """`train.toml`: an allocation and the tables of a study that apply to one run."""
+    """The content of a `train.toml`: an allocation and the tables of a study that apply to one run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,12 +52,12 @@ class TrainSpec(BaseModel):
 
     @property
     def rollouts_per_update(self) -> int:
-        """What an update costs: with a decoupled baseline, all rollouts that estimate it."""
+        """Rollouts sampled in an update, including those that only estimate a decoupled baseline."""
         n = sampled_per_problem(self.recipe, rollouts_per_problem=self.rollouts_per_problem)
         return self.problems_per_batch * n
 
     def cell(self) -> Cell:
-        """The run as an engine takes it."""
+        """The run as a cell for the engine."""
         steps = self.update_steps or _DEFAULT_STEPS
         if self.rollouts is not None:
             steps = self.rollouts // self.rollouts_per_update
@@ -75,7 +75,7 @@ class TrainSpec(BaseModel):
 
 
 def read_train_spec(path: str | Path | None, overrides: Mapping[str, Any]) -> TrainSpec:
-    """The file, where there is one, with what was given beside it; tables are merged field by field."""
+    """The spec of a file, if given, with overrides; tables are merged field by field."""
     table: dict[str, Any] = {}
     where = "train"
     if path is not None:
@@ -88,11 +88,11 @@ def read_train_spec(path: str | Path | None, overrides: Mapping[str, Any]) -> Tr
         known = table.get(key, {})
         if not isinstance(value, Mapping):
             table[key] = value
-        elif isinstance(known, Mapping):  # else the file's mistake is named below
+        elif isinstance(known, Mapping):  # otherwise validation reports the file's mistake
             table[key] = {**known, **value}
     for given, other in (("rollouts", "update_steps"), ("update_steps", "rollouts")):
         if given in overrides and other not in overrides:
-            table.pop(other, None)  # what is given on the way replaces the file's
+            table.pop(other, None)  # an override replaces the file's length
     try:
         return TrainSpec.model_validate(table)
     except ValidationError as error:
@@ -102,19 +102,19 @@ def read_train_spec(path: str | Path | None, overrides: Mapping[str, Any]) -> Tr
 
 @dataclass(frozen=True)
 class Trained:
-    """How a run ended."""
+    """The result of a run."""
 
     folder: str
     first: dict[str, Any]
-    """The base's evaluation."""
+    """The evaluation of the base model."""
     last: dict[str, Any]
     points: int
     finished: bool
     diverged: str | None
     ended: str | None
-    """Why it ended before its last update, where it did without diverging."""
+    """Why it ended before its last update, unless it diverged."""
     model: str | None
-    """Folder of the trained weights."""
+    """Folder of the trained weights, if they were saved."""
 
 
 def train(
@@ -134,7 +134,7 @@ def train(
     if not is_finished(folder):
         fresh = not folder.exists()
         with _locked(folder):
-            _refuse_another_run(folder, spec)  # another process may have begun one since
+            _refuse_another_run(folder, spec)  # another process may have started one meanwhile
             files.write_atomically(folder / SPEC, spec.model_dump_json(indent=1).encode() + b"\n")
             if not is_finished(folder):
                 (folder / FINISHED).unlink(missing_ok=True)  # torn by a power cut
@@ -144,7 +144,7 @@ def train(
                     if fresh and not (folder / CHECKPOINT).exists():
                         _clear(folder)  # nothing to resume from
                     raise
-    points = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
+    points = [json.loads(line) for line in (folder / POINTS).read_text().splitlines()]
     summary = summary_at(folder)
     return Trained(
         folder=str(folder),
@@ -159,13 +159,13 @@ def train(
 
 
 def _refuse_another_run(folder: Path, spec: TrainSpec) -> None:
-    """Refuse a folder that has another run in it."""
+    """Refuse a folder that contains another run."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: there is a file of that name; give another --out.")
     if (folder / SPEC).exists():
         if _identity(_spec_at(folder / SPEC)) != _identity(spec):
             raise InputError(f"{folder}: holds a run with other settings ({SPEC}); give another --out, or remove it.")
-    elif any((folder / name).exists() for name in ("run.json", CHECKPOINT, FINISHED)):
+    elif any((folder / name).exists() for name in (SETTINGS, CHECKPOINT, FINISHED)):
         raise InputError(f"{folder}: holds a run of something else; give another --out.")
 
 
@@ -179,7 +179,7 @@ def _spec_at(path: Path) -> TrainSpec:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Make the folder and lock it, as a study locks its cells; one that is left empty is removed."""
+    """Make the folder and lock it, as a study locks its cells; remove it if it is empty at the end."""
     try:
         with locked_folder(str(folder), RUNNING, doing="is being trained", instead="give another --out"):
             yield
@@ -191,7 +191,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove all but the lock, which is released last."""
+    """Remove everything except the lock, which is released last."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -200,16 +200,16 @@ def _clear(folder: Path) -> None:
 
 
 def _identity(spec: TrainSpec) -> TrainSpec:
-    """Without what changes speed and memory alone: a run that ran out of memory resumes with smaller micro-batches."""
+    """The spec without options that affect only speed and memory, which may change when a run is resumed."""
     options = {name: value for name, value in spec.engine_options.items() if name not in SPEED_ONLY}
     return spec.model_copy(update={"engine_options": options, "recipe": current_names(spec.recipe)})
 
 
 class _Control:
-    """The control of a run without a runner."""
+    """The control of a single run."""
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
         self.stopping = stopping
 
     def advanced(self, rollouts: int) -> None:
-        """Nobody counts."""
+        """Ignore the count: a single run has no progress display."""
