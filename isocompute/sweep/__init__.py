@@ -1,9 +1,11 @@
 """Studies: a grid of allocations, problem sets and seeds, run on this machine or on Ray and resumable at any time.
 
-from isocompute import study
+For example:
 
-study.run(spec="study.toml", out="runs/first")
-[cell.state for cell in study.status(folder="runs/first")]
+    from isocompute import study
+
+    study.run(spec="study.toml", out="runs/first")
+    [cell.state for cell in study.status(folder="runs/first")]
 """
 
 from isocompute.sweep.folder import STATES, CellStatus, Progress, Result, StudyFolder, status_to_json

@@ -1,9 +1,11 @@
 """The study's folder: its spec, which changes to the spec are allowed, and the state of each cell from its files.
 
-study.toml      the spec of the last run, as it was written
-identity.json   everything that the points depend on; a spec that differs here is another study
-runner.json     the process that runs the study now
-easy/32x8-s0/   a cell: a run folder, see `isocompute.core.recorder`
+The folder has these files:
+
+    study.toml      the spec of the last run, as it was written
+    identity.json   everything that the points depend on; a spec that differs here is another study
+    runner.json     the process that runs the study now
+    easy/32x8-s0/   a cell: a run folder, see `isocompute.core.recorder`
 """
 
 from __future__ import annotations
