@@ -28,8 +28,8 @@ _MOVES = 0.8
 def collapse_start(values_C: Array, shortest: int = 3, *, deep: int = 1) -> int | None:
     """Index of the first point of a collapse that lasts to the end of the curve, or None.
 
-    A collapse is a series of points, up to the last one, below the best level (running median of three) by more than
-    four noise levels and a fifth of the rise. It must also satisfy one of these conditions:
+    All points of a collapse, up to the last of the curve, lie below the best level (running median of three). They do
+    so by more than four noise levels and a fifth of the rise. It must also satisfy one of these conditions:
 
     - it has at least `shortest` points;
     - its last `deep` points are lower by eight noise levels and half of the rise;

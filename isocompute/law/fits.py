@@ -2,8 +2,8 @@
 
 Each group of curves, the seeds of one setting, is fitted with all families, and Akaike weights measure how well the
 data support each family. The IsoCompute paper draws sigmoids, its figures follow exponentials, and ScaleRL uses Hill
-curves, so the form has to be tested. We use AIC rather than its small-sample version AICc, which gives the Hill family
-too little weight: 95% intervals of a Hill curve's ceiling then cover 88% instead of 92% (30 log-spaced points).
+curves, so the form has to be tested. We use AIC, since its small-sample version AICc gives the Hill family too little
+weight. With AICc, 95% intervals of a Hill curve's ceiling cover 88% instead of 92% (30 log-spaced points).
 
 A single bad evaluation must not bend a curve. So points further than two noise levels from every family's fit are
 down-weighted (Huber), at the cost of 1% of the precision on clean data.

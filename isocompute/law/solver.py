@@ -1,8 +1,7 @@
 """Curve families, and a solver that fits thousands of curves at once: variable projection and damped Gauss-Newton.
 
 Every family is `R(C) = R0 + (A - R0) · g(C; θ)` with a shape `g` that rises from 0 at C = 0 to 1 at C = ∞. The base
-`R0` and the ceiling `A` enter linearly and are solved in closed form, so the search is over θ alone, one or two
-numbers.
+`R0` and the ceiling `A` enter linearly and are solved in closed form. The search is over θ alone, one or two numbers.
 
 | family | g(C) | θ | source |
 | --- | --- | --- | --- |

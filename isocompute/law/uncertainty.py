@@ -1,8 +1,8 @@
 """Intervals over bootstrap draws, and the variance between seeds of a setting.
 
 Two or three seeds give a poor estimate of their variance: two alone would need an interval of 12.7 standard errors. So
-the variance between a setting's seeds is shrunk, as in analyses of many small groups (Smyth 2004). It is shrunk towards
-the median of the other settings, which a single outlier does not move, and towards ScaleRL's margin: ±.02 of the scale
+the variance between a setting's seeds is shrunk, as in analyses of many small groups (Smyth 2004). One prior is the
+median of the other settings, which a single outlier does not move. The other is ScaleRL's margin: ±.02 of the scale
 between two runs, from three repetitions of one run. These priors count for a few degrees of freedom, and the interval
 is Student's t with all of them. A setting with one seed has the priors alone.
 

@@ -323,8 +323,8 @@ def _options(
 ) -> list[Option]:
     """The ranking with prices, and with the cheapest option marked.
 
-    The cheapest has the fewest GPU-hours. It has the fewest updates, each of which syncs the weights, if no throughput
-    is known or the budget is one of time or money, which all allocations spend almost equally.
+    The cheapest has the fewest GPU-hours. If no throughput is known it has the fewest updates, each of which syncs the
+    weights. So it does with a budget of time or money, which all allocations spend almost equally.
     """
     priced = [(r, targets[r.index]) for r in ranking]
     costs = [prices.cost(a) for _, a in priced]

@@ -7,8 +7,8 @@ or a default.
 - *Prefill*: a prompt is computed once for its n rollouts (prefix caching, on by default in vLLM and SGLang).
 - *Decode*: every step reads the weights and the cache of every running response. Of E experts, a batch of b responses
   is expected to read E · (1 - (1 - k/E)^b). The memory that the weights leave to the cache limits how many responses
-  run at once; the others wait. A copy of the model is spread over a power of two of GPUs, the one that decodes fastest:
-  more GPUs leave more memory to the cache, and lose `SPREAD` in efficiency.
+  run at once; the others wait. A copy of the model is spread over the power of two of GPUs that decodes fastest. More
+  GPUs leave more memory to the cache, but decode less efficiently (`SPREAD`).
 - *Training*: FLOPs of three forward passes (one forward, two backward) over prompt and response. Recomputing
   activations adds one pass, and so does each scoring pass (old log-probs, a reference model).
 
