@@ -1,4 +1,4 @@
-"""`isocompute ablate SPEC`: leave one part of a recipe out at a time, and say what each is for."""
+"""`isocompute ablate SPEC`: run a recipe without each of its parts, and compare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def command(
     spec: Annotated[str, typer.Argument(metavar="SPEC.toml", help="A study's spec, with or without [variants].")],
     out: Annotated[str | None, typer.Option(help="The study's folder; by default the spec's name.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")] = None,
     metric: options.Metric = None,
     unit: options.Unit = None,
     fit_share: Annotated[float, typer.Option(help="Share of the compute to fit; the rest is predicted.")] = 0.5,
@@ -25,7 +25,7 @@ def command(
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Run a recipe and, beside it, the recipe without each of its parts; fit half, predict the rest, compare."""
+    """Run a recipe, and the recipe without each of its parts; fit half of the compute, predict the rest, compare."""
     from isocompute.api import IncompleteError, ablate
 
     try:
@@ -70,7 +70,6 @@ def _ablation_json(ablation: Ablation) -> dict[str, Any]:
 
 
 def _part_json(part: AblatedPart) -> dict[str, Any]:
-
     return {
         "name": part.name or "whole",
         "seeds": len(part.fit.curves),
@@ -98,10 +97,6 @@ def _show(found: Ablated) -> None:
     typer.echo(f"runs: {found.folder}")
 
 
-def _both(own: float, recipe: float) -> str:
-    return f"{own:.2f} / {recipe:.2f}"
-
-
 def _show_table(screen: Any, ablation: Ablation) -> None:
     from isocompute.cli.show import table
     from isocompute.core.formatting import pair, value
@@ -109,11 +104,14 @@ def _show_table(screen: Any, ablation: Ablation) -> None:
     rows = []
     for part in (ablation.whole, *ablation.parts):
         against = part.comparison
+        both = "–"
+        if against is not None:
+            both = f"{against.efficiency_b.efficiency:.2f} / {against.efficiency_a.efficiency:.2f}"
         rows.append(
             [
                 part.name or "the recipe",
                 f"{value(part.fit.ceiling)} ({pair(part.fit.ceiling_interval())})",
-                "–" if against is None else _both(against.efficiency_b.efficiency, against.efficiency_a.efficiency),
+                both,
                 "–" if against is None else f"{against.speed_ratio:.2f}×",
                 f"{value(part.predicted)} ({pair(part.predicted_interval)})",
                 value(part.reached),

@@ -28,7 +28,7 @@ def command(
     all_: Annotated[bool, typer.Option("--all", help="List what each claim without runs needs.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Judge the papers' claims on these runs: holds, fails, or undecided and what would decide it."""
+    """Judge the papers' claims on these runs: each holds, fails, or is undecided with the runs it needs."""
     from isocompute import api
     from isocompute.diagnose.claims import metric_of
 
@@ -44,7 +44,7 @@ def command(
 
 
 def _warn_of_end_points(runs: RunSet) -> None:
-    """Warn where no run counts compute: then every claim lacks that first."""
+    """Warn if no run counts compute, which every claim needs."""
     import warnings
     from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`isocompute compare A B`: which of two recipes scales, by ceiling, efficiency and where one overtakes the other."""
+"""`isocompute compare A B`: which of two recipes scales better: ceiling, efficiency and overtakings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def command(
     a: Annotated[str, typer.Argument(help="One recipe: a run, a folder of its seeds, a table, or PATH::NAME.")],
-    b: Annotated[str, typer.Argument(help="The other.")],
+    b: Annotated[str, typer.Argument(help="The other recipe.")],
     metric: options.Metric = None,
     unit: options.Unit = None,
     columns: options.Columns = None,
@@ -28,7 +28,7 @@ def command(
     chart: options.Chart = None,
     json: options.Json = False,
 ) -> None:
-    """Compare two recipes: do they differ in where they end, or only in how fast they get there?"""
+    """Compare two recipes: do they differ in their ceiling, or only in how fast they reach it?"""
     from isocompute import api
 
     if chart:
@@ -53,7 +53,7 @@ def command(
 
 
 def _without(sides: list[RunSet], without: Sequence[str]) -> list[RunSet]:
-    """Both sides less what --without leaves out, which need not be on both."""
+    """Both sides without the runs of --without, which may all be on one side."""
     from dataclasses import replace
 
     from isocompute.core.errors import InputError
@@ -67,7 +67,7 @@ def _without(sides: list[RunSet], without: Sequence[str]) -> list[RunSet]:
 
 
 def _names(a: str, b: str) -> tuple[str, str]:
-    """What to call the sides: the last part of each address, told apart where it is the same."""
+    """Names of the sides: the last part of each address, marked first and second if they are the same."""
     name_a, name_b = (side.rsplit("::", maxsplit=1)[-1].rstrip("/").rsplit("/", 1)[-1] for side in (a, b))
     return (f"{name_a} (first)", f"{name_b} (second)") if name_a == name_b else (name_a, name_b)
 
@@ -87,7 +87,7 @@ def _show(result: Comparison, name_a: str, name_b: str) -> None:
         else f"which ceiling is higher is undecided: {far[1]} has done {far[0].rise_done:.0%} of the rise to its "
         "fitted ceiling; run it longer"
         if result.higher == "undecided"
-        else f"the ceilings do not differ beyond the error ({low:+.3f} to {high:+.3f}, {result.error_rule})"
+        else f"the ceilings do not differ by more than the error ({low:+.3f} to {high:+.3f}, {result.error_rule})"
         if result.higher == "same"
         else f"{names[result.higher]} has the higher ceiling, by {abs(result.difference):.3f} "
         f"({ahead[0]:+.3f} to {ahead[1]:+.3f}, {result.error_rule})"

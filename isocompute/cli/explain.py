@@ -1,4 +1,4 @@
-"""`isocompute explain CONFIG`: what a trainer's config really is."""
+"""`isocompute explain CONFIG`: the allocation and settings that a trainer's config amounts to."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 
 def command(
     config: Annotated[str, typer.Argument(help="A config, script or argument list of any trainer that export knows.")],
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs it is started on, where the config does not set them.")
-    ] = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="Problems in its data, where it counts epochs.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs it runs on, if the config does not set them.")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Problems in its data, if it counts epochs.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Show which Bp, n, M, B and C a config is, whether it is on-policy, and what is unusual about it."""
+    """Show the Bp, n, M, B and C of a config, whether it is on-policy, and what is unusual about it."""
     from isocompute.trainers import explain
 
     found = explain(config, gpus=gpus, problems=problems)

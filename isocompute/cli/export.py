@@ -1,4 +1,4 @@
-"""`isocompute export TRAINER PLAN`: a plan as that trainer's own config."""
+"""`isocompute export TRAINER PLAN`: a plan as a trainer's config."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def command(
     trainer: Annotated[str, typer.Argument(help="verl, trl, openrlhf, prime-rl, nemo-rl or skyrl.")],
     plan: Annotated[str, typer.Argument(help="A plan: `isocompute plan --json`, a table with Bp, n and M, or - .")],
     out: Annotated[
-        str | None, typer.Option(help="Write there: a folder for all files, or a file by its suffix.")
+        str | None, typer.Option(help="Folder for all files, or one file with the suffix of a config.")
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs in all.")] = 8,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of one machine.")] = 8,
     per_device: Annotated[
         str | None, typer.Option(help="What a GPU trains on at once: sequences (8) or tokens (32768tok).")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model, where the plan does not name it.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model, if the plan does not name one.")] = None,
     json: options.Json = False,
 ) -> None:
     """Write a plan as a trainer's config: one update sees exactly Bp · n rollouts of the current policy."""
@@ -48,7 +48,7 @@ def command(
 
 
 def _per_device(text: str | None) -> tuple[int | None, int | None]:
-    """`8` is sequences, `32768tok` tokens."""
+    """Parse `8` as sequences and `32768tok` as tokens."""
     if text is None:
         return None, None
     match = re.fullmatch(r"(\d{1,12})(tok)?", text.strip())
@@ -58,7 +58,7 @@ def _per_device(text: str | None) -> tuple[int | None, int | None]:
 
 
 def _write(made: Exported, out: str) -> dict[str, Path]:
-    """All files into a folder; with a file's name, the one of that suffix."""
+    """Write all files into a folder, or one file if `out` has its suffix."""
     from isocompute.core.files import write_atomically
 
     target = Path(out)
@@ -100,7 +100,7 @@ def export_json(made: Exported, plan: RunPlan, gpus: int, written: dict[str, Pat
 
 
 def _report(made: Exported, plan: RunPlan, written: dict[str, Path]) -> None:
-    """On standard error: the config itself may be on standard output."""
+    """Print a summary on standard error, since the config may be on standard output."""
     typer.echo(
         f"{made.trainer} {made.version}: {plan.problems_per_batch} problems × {plan.rollouts_per_problem} rollouts × "
         f"{plan.update_steps} updates = {plan.compute:,} rollouts",

@@ -10,11 +10,13 @@ from isocompute.cli import options
 from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from isocompute.law.frontier import Optimum
-    from isocompute.law.law import Law
+    from isocompute.law.law import Law, Tradeoff
 
 _MOSTLY = 0.8
-"""Share of replicates in which n* rises from which it takes a word why that is not enough."""
+"""If n* rises in this share of replicates but is undecided, the answer says why."""
 
 
 def command(
@@ -28,7 +30,7 @@ def command(
     rollouts_per_problem: options.Rollouts = None,
     points: Annotated[str, typer.Option(help="Fit 'all' points, or only the paper's 'records'.")] = "all",
     bin_width: Annotated[
-        float, typer.Option("--bin", help="Bin of record-breaking points, of the metric's scale.")
+        float, typer.Option("--bin", help="Bin of record-breaking points, as a share of the scale.")
     ] = 0.005,
     replicates: options.Replicates = 1000,
     seed: options.Seed = 0,
@@ -36,7 +38,7 @@ def command(
     chart: options.Chart = None,
     json: options.Json = False,
 ) -> None:
-    """Find the law of a set of runs: curves, frontier, n*(C), trade-offs, with an error on every number."""
+    """Fit the scaling law of a set of runs: curves, frontier, n*(C), trade-offs, with intervals."""
     if points not in ("all", "records"):
         raise InputError(f"--points {points}: it is 'all' or 'records'.")
     if chart:
@@ -47,7 +49,7 @@ def command(
     from isocompute.law.store import check_out, write_law
 
     if out:
-        check_out(out)  # first: a fit takes a while
+        check_out(out)  # before the fit, which takes a while
     with options.captured_warnings() as caught:
         loaded = options.load_runs(runs, columns, where, problems_per_batch, rollouts_per_problem, without=without)
         law = api.fit(
@@ -57,7 +59,7 @@ def command(
         from isocompute.report.charts.commands import law_chart
         from isocompute.report.charts.style import save
 
-        save(law_chart(law), chart)  # first: where it fails nothing is written
+        save(law_chart(law), chart)  # before the law, so that nothing is written if it fails
     if out:
         write_law(law, out)
     if json:
@@ -69,7 +71,7 @@ def command(
 
 
 def show(law: Law) -> None:
-    """The law on a terminal: the answer first, then what it rests on."""
+    """Print the law: the answer first, then curves, switches and optima."""
     from isocompute.cli.show import EXTRAPOLATED, ceiling, console, heading, table
     from isocompute.core.formatting import count, number, pair, value
 
@@ -104,13 +106,16 @@ def show(law: Law) -> None:
                 _setting(law, s.before),
                 _setting(law, s.after),
                 value(s.value),
-                "overtakes" if s.crosses else "begins or goes on alone",
+                "overtakes" if s.crosses else "starts or continues alone",
             ]
             for s in law.joint.frontier.switches
         ]
         screen.print(heading(f"Switches on the frontier (compute in {law.unit})"))
         screen.print(table(["at", "from", "to", "value", "the new one"], steps))
-    for title, rows in (("at fixed problems per batch", _by_problems(law)), ("at fixed batch size", _by_batch(law))):
+    for title, rows in (
+        ("at fixed problems per batch", _optima(law.by_problems, "Bp") if len(law.by_problems) > 1 else []),
+        ("at fixed batch size", _optima(law.by_batch, "B", " updates")),
+    ):
         if rows:
             axis = "C" if "problems" in title else "M"
             screen.print(heading(f"n* {title}"))
@@ -161,32 +166,17 @@ def _setting(law: Law, index: int) -> str:
     return f"n = {rollouts}" if problems is None else f"{problems} × {rollouts}"
 
 
-def _by_problems(law: Law) -> list[list[str]]:
-    if len(law.by_problems) < 2:
-        return []
+def _optima(tradeoffs: Sequence[Tradeoff], symbol: str, unit: str = "") -> list[list[str]]:
+    """A row for each trade-off: its fixed value, and where n* starts, ends and is half-way."""
     return [
         [
-            f"Bp = {t.value}",
+            f"{symbol} = {t.value}",
             _low(t.rollouts),
             _high(t.rollouts),
             f"{t.rollouts.ceiling_interval[0]:.0f}–{t.rollouts.ceiling_interval[1]:.0f}",
-            _middle(t.rollouts),
+            f"{_middle(t.rollouts)}{unit}",
         ]
-        for t in law.by_problems
-        if t.rollouts is not None
-    ]
-
-
-def _by_batch(law: Law) -> list[list[str]]:
-    return [
-        [
-            f"B = {t.value}",
-            _low(t.rollouts),
-            _high(t.rollouts),
-            f"{t.rollouts.ceiling_interval[0]:.0f}–{t.rollouts.ceiling_interval[1]:.0f}",
-            f"{_middle(t.rollouts)} updates",
-        ]
-        for t in law.by_batch
+        for t in tradeoffs
         if t.rollouts is not None
     ]
 

@@ -1,4 +1,4 @@
-"""`isocompute forecast RUNS --to 4x`: where runs are going; `--backtest` checks the forecaster on finished ones."""
+"""`isocompute forecast RUNS --to 4x`: the future reward of runs; `--backtest` tests forecasts on finished runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 _TO = "2x"
 _REASONS = 10
-"""Reasons to leave runs out that are shown."""
+"""Most reasons for leaving runs out that are shown."""
 
 
 def command(
     runs: Annotated[list[str], typer.Argument(help="A run, a folder of runs, a table, or PATH::NAME.")],
     to: Annotated[
-        str | None, typer.Option(help="How far: a factor of the last fitted compute (2x by default) or a compute.")
+        str | None,
+        typer.Option(help="Compute to forecast: a number, or a factor of the last fitted one (2x by default)."),
     ] = None,
     fit_until: Annotated[
-        float | None, typer.Option(help="Use the points up to here only: a share up to 1, or a compute.")
+        float | None, typer.Option(help="Use only the points up to this share (at most 1) or compute.")
     ] = None,
     backtest: Annotated[
         bool, typer.Option("--backtest", help="Forecast each run's last tenth from its first half.")
@@ -40,7 +41,7 @@ def command(
     chart: options.Chart = None,
     json: options.Json = False,
 ) -> None:
-    """Say where runs are going, with an interval and a verdict: improving, flat, declining or too_early."""
+    """Forecast runs, with an interval and a verdict: improving, flat, declining or too_early."""
     from isocompute import api
     from isocompute.core.errors import InputError
 
@@ -75,7 +76,7 @@ def command(
 
 
 def _check_backtest(options: dict[str, str | float | None]) -> None:
-    """A backtest has its own ends, and several forecasts."""
+    """Refuse options that do not apply to a backtest."""
     from isocompute.core.errors import InputError
 
     for option, value in options.items():
@@ -122,7 +123,7 @@ def backtest_json(tests: list[Backtest], skipped: list[str]) -> dict[str, Any]:
 
 
 def show(made: Forecast) -> None:
-    """The forecast on a terminal."""
+    """Print the forecast."""
     from isocompute.cli.show import EXTRAPOLATED, ceiling, console
     from isocompute.core.formatting import number, pair, value
 
@@ -144,7 +145,7 @@ def show(made: Forecast) -> None:
 
 
 def _show_all(data: dict[str, Any]) -> None:
-    """A line a run, the worst verdict first, and why a run has none."""
+    """Print a table of runs, and why runs are left out."""
     from isocompute.cli.show import EXTRAPOLATED, ceiling, console, heading, short, table
     from isocompute.core.formatting import number, pair, plural, value
     from isocompute.core.run import listing
@@ -218,7 +219,7 @@ def _show_backtest(data: dict[str, Any]) -> None:
 
 
 def draw(made: Forecast, chart: str) -> None:
-    """The chart of a run's forecast, with the points that came after it where there are any."""
+    """Save the chart of a run's forecast, with the later points if there are any."""
     from dataclasses import replace
 
     from isocompute.report.charts.commands import forecast_chart

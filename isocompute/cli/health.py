@@ -57,7 +57,7 @@ def command(
 def _follow(
     paths: list[str], problems_per_batch: int | None, rollouts_per_problem: int | None, *, json: bool
 ) -> Sequence[Health]:
-    """Findings as they come, each once: one line each, or one JSON object a line."""
+    """Print each new finding as a line of text or JSON, until Ctrl-C."""
     from isocompute import api
     from isocompute.core.errors import quiet
     from isocompute.core.run import RunWarning
@@ -67,7 +67,7 @@ def _follow(
     last: list[Health] = []
 
     def read() -> RunSet:
-        with quiet(RunWarning):  # of half-written lines and cells without a point, which will come
+        with quiet(RunWarning):  # half-written lines, and cells that have no points yet
             return options.load_runs(paths, None, None, problems_per_batch, rollouts_per_problem)
 
     def changed(runs: RunSet) -> None:
@@ -124,7 +124,7 @@ def _show(checked: Sequence[Health]) -> None:
 
 
 def _show_unknown(screen: Console, unknown: Sequence[Health]) -> None:
-    """Runs on which no check ran, in one line, and the first metric to log."""
+    """Print the runs on which no check ran as one line, with the first metric to log."""
     from isocompute.core.run import listing
 
     names = listing([health.run for health in unknown], 3)
@@ -134,7 +134,7 @@ def _show_unknown(screen: Console, unknown: Sequence[Health]) -> None:
 
 
 def _show_missing(screen: Console, health: Health) -> None:
-    """How many checks ran, and what the others need."""
+    """Print how many checks ran, and what the others need."""
     screen.print(f"{_ran(health)} ran", style="dim")
     missing = [f"{check.code} (log {check.needs})" for check in health.checks if not check.ran]
     if missing:

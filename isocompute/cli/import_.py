@@ -86,7 +86,7 @@ def _show(imports: Imports, written: list[Path], folder: Path | None) -> None:
 
 
 def _notes(imports: Imports) -> list[str]:
-    """A line per note, with its run; what the names of several runs give is one line."""
+    """A line for each note with its run; values that come from the names of several runs share one line."""
     from isocompute.data.importing import FROM_NAME
 
     by_note: dict[str, list[str]] = {}
@@ -110,7 +110,7 @@ def _notes(imports: Imports) -> list[str]:
 
 
 def _main(metrics: list[str]) -> list[str]:
-    """The most important metrics: with names of ours, validation first."""
+    """The most important metrics, those with a standard name first."""
     ours = ("avg@", "best@", "train/avg", "value", "entropy", "kl", "response_length")
     named = [m for prefix in ours for m in metrics if (m.startswith(prefix) if "@" in prefix else m == prefix)]
     shown = list(dict.fromkeys(m for m in named if m.count("/") <= (m == "train/avg")))[:2] or metrics[:1]

@@ -1,4 +1,4 @@
-"""`isocompute lm pretrain|bench`: tools around the language-model engine."""
+"""`isocompute lm pretrain|bench`: base models and speed of the language-model engine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _lm() -> None:
 
 @app.command("pretrain")
 def pretrain(
-    out: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the checkpoint goes.")],
+    out: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of the checkpoint.")],
     problems: Annotated[str, typer.Option(help="Chains to learn, such as chain:all or chain:1-8?modulus=97.")] = (
         "chain:all"
     ),
     wrong: Annotated[float, typer.Option(min=0.0, max=0.99, help="Share of wrong steps in the traces.")] = 0.2,
     steps: Annotated[int, typer.Option(min=1, help="Updates.")] = 6000,
-    batch: Annotated[int, typer.Option(min=1, help="Traces an update.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Traces per update.")] = 512,
     learning_rate: Annotated[float, typer.Option(min=1e-8, max=1e3, help="Peak learning rate.")] = 3e-3,
     layers: Annotated[int, typer.Option(min=1)] = 3,
     width: Annotated[int, typer.Option(min=8)] = 64,
@@ -38,14 +38,14 @@ def pretrain(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     json: options.Json = False,
 ) -> None:
-    """Train a base model on chains whose author errs, so that pass rates spread over problems."""
+    """Train a base model on chains with wrong steps, so that pass rates differ between problems."""
     from pathlib import Path
 
     from isocompute.rl.pretrain import PretrainSettings, pretrain
     from isocompute.rl.setup import EngineSpec
 
     if Path(out).exists():
-        raise InputError(f"{out}: is there already; give another folder.")
+        raise InputError(f"{out}: it exists already; give another folder.")
     if width % heads or (width // heads) % 2:
         raise InputError(f"--width {width} must be an even multiple of --heads {heads}.")
     settings = PretrainSettings(
@@ -82,11 +82,11 @@ def bench(
     recipe: Annotated[str, typer.Option(help="The recipe.")] = "isocompute-easy",
     rollouts: Annotated[list[int] | None, typer.Option(min=2, help="Batch sizes; 256 and 1024 by default.")] = None,
     rollouts_per_problem: Annotated[int, typer.Option(min=2, help="n.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps of each.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps for each batch size.")] = 10,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     json: options.Json = False,
 ) -> None:
-    """Say how fast this machine trains a model, and how far that is from its bandwidth and its peak."""
+    """Measure how fast this machine trains a model, as a share of its bandwidth and peak."""
     from dataclasses import asdict
 
     from isocompute.rl.bench import WARM_UP, bench, measure_machine, prepared_training
@@ -95,7 +95,7 @@ def bench(
     rows, machine = [], None
     for size in sizes:
         if size % rollouts_per_problem:
-            raise InputError(f"--rollouts {size} is no multiple of --rollouts-per-problem {rollouts_per_problem}.")
+            raise InputError(f"--rollouts {size} is not a multiple of --rollouts-per-problem {rollouts_per_problem}.")
         training = prepared_training(
             model=model,
             problems=problems,
@@ -133,6 +133,4 @@ def bench(
         for row in rows
     ]
     console().print(table(names, cells))
-    typer.echo(
-        "of bandwidth: sampling against reading its keys, values and weights once; of peak: the rest of the step"
-    )
+    typer.echo("of bandwidth: sampling, if it reads keys, values and weights once; of peak: the rest of the step")

@@ -1,4 +1,4 @@
-"""`isocompute`: the commands, their errors and exit codes (0 done, 1 the work failed, 2 the input is wrong)."""
+"""The `isocompute` program: its commands, errors and exit codes (0 done, 1 failed, 2 wrong input)."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from isocompute.core.errors import InputError
 
 
 class _Sections(TyperGroup):
-    """A group whose help has a section for each `rich_help_panel` of its commands; plain text, as all help is here."""
+    """A group whose help lists commands in sections, by their `rich_help_panel`, as plain text."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a section a panel, with names in one column over all of them."""
+        """Write a section for each panel, with all names in one column."""
         names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
         width = max(map(len, names))
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -57,30 +57,30 @@ _COMMANDS: dict[str, dict[str, tuple[Any, str]]] = {
     },
     "Your runs": {
         "import": (import_, "Logs of veRL, TRL and others into run folders."),
-        "fit": (fit, "The law of runs: curves, frontier, n*(C), trade-offs."),
-        "forecast": (forecast, "Where runs are going, with an interval."),
-        "compare": (compare, "What two recipes differ in: where they end, or how fast."),
-        "health": (health, "What is wrong with a run, and since when."),
+        "fit": (fit, "The scaling law of runs: curves, frontier, n*(C)."),
+        "forecast": (forecast, "The future reward of runs, with an interval."),
+        "compare": (compare, "How two recipes differ: in their ceiling, or in speed."),
+        "health": (health, "Problems of a run, and since when."),
         "claims": (claims, "The papers' claims, judged on these runs."),
         "report": (report, "A page with the answer, figures, methods and runs."),
     },
     "Spend a budget": {
         "plan": (plan, "Problems, rollouts, updates and a recipe, with error bars."),
         "export": (export, "A plan as a trainer's config."),
-        "explain": (explain, "What Bp, n, M and C a trainer's config is."),
+        "explain": (explain, "The Bp, n, M and C of a trainer's config."),
     },
     "Make runs": {
-        "study": (study, "Run a sweep, see how far it is, list its runs."),
+        "study": (study, "Run a sweep, show its progress, list its runs."),
         "train": (train, "Train one model by reinforcement learning."),
-        "ablate": (ablate, "A recipe beside itself without each of its parts."),
-        "split": (split, "A problem set by difficulty: easy, hard, and beyond."),
+        "ablate": (ablate, "A recipe against the same without each of its parts."),
+        "split": (split, "Split a problem set by difficulty."),
         "lm": (lm, "Base models and measurements of the engine."),
     },
 }
-"""Where each command stands in the help, its module, and what it is in a line that a terminal does not cut."""
+"""Sections of the help, with the module and a short description of each command."""
 _EXTRAS = dict.fromkeys(("torch", "safetensors", "tokenizers", "transformers"), "rl")
 _EXTRAS |= {"fastapi": "web", "uvicorn": "web"}
-"""Which extra installs a package."""
+"""The extra that installs each package."""
 
 
 def _with_commands() -> typer.Typer:
@@ -138,5 +138,5 @@ def main() -> None:
         print(f"error: this needs {error.name}; pip install 'isocompute[{extra}]'.", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nothing is left to say
+        sys.stderr.close()  # the reader of standard output is gone
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their text becomes values."""
+"""Options that several commands share, and helpers that parse, load, warn and print."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isocompute.core.errors import InputError
 if TYPE_CHECKING:
     from isocompute.core.run import RunSet
 
-Metric = Annotated[str | None, typer.Option(help="Metric to read, such as avg@4; found by itself where it can be.")]
+Metric = Annotated[str | None, typer.Option(help="Metric to read, such as avg@4; found automatically if possible.")]
 Unit = Annotated[str | None, typer.Option(help="Unit of compute: rollouts, tokens, gpu_hours or steps.")]
 Columns = Annotated[
     list[str] | None, typer.Option(help="Columns of a foreign table: value=val_reward,rollouts=C,run=name,…")
@@ -24,12 +24,8 @@ Where = Annotated[list[str] | None, typer.Option(help="Keep the rows with this v
 Without = Annotated[
     list[str] | None, typer.Option(metavar="RUN", help="Leave this run out: a name, or a pattern. May be repeated.")
 ]
-Problems = Annotated[
-    int | None, typer.Option("--problems-per-batch", min=1, help="Bp of runs whose data do not say it.")
-]
-Rollouts = Annotated[
-    int | None, typer.Option("--rollouts-per-problem", min=1, help="n of runs whose data do not say it.")
-]
+Problems = Annotated[int | None, typer.Option("--problems-per-batch", min=1, help="Bp of runs that do not log it.")]
+Rollouts = Annotated[int | None, typer.Option("--rollouts-per-problem", min=1, help="n of runs that do not log it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Chart = Annotated[str | None, typer.Option(help="Write a chart: FILE.html, .png, .svg or .pdf.")]
 Replicates = Annotated[int, typer.Option(min=50, max=100_000, help="Bootstrap replicates.")]
@@ -38,14 +34,14 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")]
 RETIRED: dict[str, dict[str, str]] = {
     "plan": {
         "--lr-anchor": "it is now called --lr-reference: --lr-reference 1e-6@1024.",
-        "--schedule": "it is gone: an n that grows during a run tied with the best fixed n at best; leave it out.",
+        "--schedule": "it was removed: an n that grows during a run at best tied with the best fixed n; leave it out.",
     },
 }
-"""Options of earlier versions by command: what to use instead, or why they are gone."""
+"""Options of earlier versions by command: what to use instead, or why they were removed."""
 
 
 def refuse_retired(arguments: Sequence[str]) -> None:
-    """Name the successor of an option that an earlier version had, in one line."""
+    """Raise an error for an option of an earlier version, with what to use instead."""
     command = next((name for name in arguments if not name.startswith("-")), "")
     for argument in arguments:
         option = argument.partition("=")[0]
@@ -71,7 +67,7 @@ def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def plain_value(text: str) -> Any:
-    """Text as TOML would read it: a number, true or false, a list; else the text itself."""
+    """A TOML value, such as a number, true or a list; the text itself if it is none."""
     import tomllib
 
     try:
@@ -89,7 +85,7 @@ def load_runs(
     *,
     without: Sequence[str] | None = None,
 ) -> RunSet:
-    """Read the runs a command was given."""
+    """Load the runs that a command was given."""
     from isocompute.data.loading import load
 
     return load(
@@ -104,7 +100,7 @@ def load_runs(
 
 @contextmanager
 def captured_warnings() -> Iterator[list[dict[str, str]]]:
-    """Warnings about runs that are raised inside, as `--json` prints them; standard error has them too."""
+    """Collect the warnings about runs raised inside, in the form of `--json`; they go to standard error too."""
     from isocompute.core.run import RunWarning
 
     caught: list[dict[str, str]] = []
@@ -121,7 +117,7 @@ def captured_warnings() -> Iterator[list[dict[str, str]]]:
 
 
 def print_json(data: dict[str, Any], *, caught: Sequence[dict[str, str]] = ()) -> None:
-    """One JSON object on standard output; captured warnings are added to its own."""
+    """Print one JSON object, with the captured warnings added to its own."""
     if caught:
         data = data | {"warnings": [*data.get("warnings", ()), *caught]}
     typer.echo(json.dumps(data, allow_nan=False))

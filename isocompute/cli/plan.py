@@ -1,6 +1,6 @@
-"""`isocompute plan`: from a law and a budget to an allocation, a recipe, a cost and how certain that is.
+"""`isocompute plan`: an allocation, a recipe and a cost for a budget, with the uncertainty of the expected reward.
 
-The options are the fields of `PlanRequest`, besides those that pick runs, propose runs or test plans.
+The options are the fields of `PlanRequest`, and further ones that select runs, propose runs or test plans.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ def command(
     next_: Annotated[int | None, typer.Option("--next", min=1, help="Propose this many cells to run next.")] = None,
     out: Annotated[str | None, typer.Option(help="Where --next writes its study; next.toml by default.")] = None,
     backtest: Annotated[
-        bool, typer.Option("--backtest", help="Instead: plan each budget of --law RUNS from an eighth of it.")
+        bool,
+        typer.Option("--backtest", help="Test plans: plan each budget of --law RUNS from an eighth of it."),
     ] = False,
     json: options.Json = False,
     **given: Any,
 ) -> None:
-    """Spend a budget: how many problems, rollouts and updates, which recipe, what to expect and how certain that is."""
+    """Spend a budget: how many problems, rollouts and updates, which recipe, and what reward to expect."""
     fields = PlanRequest.model_fields
     given = {name: value for name, value in given.items() if value is not None and value != fields[name].default}
     if backtest:
@@ -52,14 +53,14 @@ def command(
         _backtest(given, where, without, json)
         return
     if out is not None and next_ is None:
-        raise InputError(f"--out {out}: it is where --next writes its study; say --next 4 too, or leave it out.")
+        raise InputError(f"--out {out}: it is where --next writes its study; give --next 4 too, or leave it out.")
     if laws:
         _laws(json)
         return
     for name, example in (("budget", "2e6"), ("law", "NAME")):
         if name not in given:
             raise InputError(
-                f"plan needs a budget and a law; say --{name} {example} (`isocompute plan --laws` lists published "
+                f"plan needs a budget and a law; give --{name} {example} (`isocompute plan --laws` lists published "
                 "ones)."
             )
     from isocompute.api import plan as make_plan
@@ -97,7 +98,7 @@ def _request_options() -> list[inspect.Parameter]:
 
 
 def _plain(annotation: Any) -> Any:
-    """The type that a terminal gives: int, float, bool, else text."""
+    """The type of an option on the command line: int, float, bool, else text."""
     while get_origin(annotation) in (Annotated, Union, UnionType):
         annotation = get_args(annotation)[0]
     return annotation if annotation in (int, float, bool) else str
@@ -121,10 +122,10 @@ def _backtest(given: Mapping[str, Any], where: list[str] | None, without: list[s
 
     rollouts, law = budget_of(given.get("budget")), given.get("law")
     if law is None or is_law_file(law) or not files.exists(law):
-        what = "say which" if law is None else f"{law} is no folder or table that is there"
+        what = "name them" if law is None else f"{law} is not a folder or table"
         if law is not None and is_law_file(law):
             what = f"{law} is a law, not runs"
-        raise InputError(f"--backtest: it plans finished runs anew; {what}: --law RUNS, those of a sweep.")
+        raise InputError(f"--backtest: it makes plans for finished runs; {what}: --law RUNS, those of a sweep.")
     rest = {name: given[name] for name in ("metric", "replicates", "seed") if name in given}
     with options.captured_warnings() as warned:
         runs = options.load_runs([law], None, where, given.get("problems_per_batch"), without=without)
@@ -136,7 +137,7 @@ def _backtest(given: Mapping[str, Any], where: list[str] | None, without: list[s
 
 
 def _picked(law: str, where: list[str] | None, without: list[str] | None) -> str | RunSet:
-    """The law as given, or those of its runs that --where keeps and --without does not leave out."""
+    """The law as given, or its runs as selected by --where and --without."""
     if not where and not without:
         return law
     from isocompute.core import files
@@ -144,7 +145,7 @@ def _picked(law: str, where: list[str] | None, without: list[str] | None) -> str
 
     if is_law_file(law) or not files.exists(law):
         option = f"--where {where[0]}" if where else f"--without {(without or [''])[0]}"
-        raise InputError(f"{option}: it picks among runs, and --law {law} is none; leave it out.")
+        raise InputError(f"{option}: it selects runs, and --law {law} has none; leave it out.")
     return options.load_runs([law], None, where, without=without)
 
 
@@ -159,7 +160,7 @@ def _laws(json: bool) -> None:
 
 
 def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Proposal]:
-    """The cells of `--next`, written as a study where there are any."""
+    """The cells of `--next`, which are written as a study if there are any."""
     from isocompute.core import files
     from isocompute.planner.next_runs import next_cells, next_study
 
@@ -170,15 +171,15 @@ def _propose(plan: Plan, count: int, law: str, out: str, seed: int) -> list[Prop
         data, path = text.encode(), Path(out)
         if path.exists() and not (path.is_file() and path.read_bytes() == data):
             raise InputError(
-                f"--out {out}: it is there already and is another than the study that --next would write; say --out "
-                "with a new name, or move it away."
+                f"--out {out}: it exists already and differs from the study that --next would write; give --out "
+                "a new name, or move it away."
             )
         files.write_atomically(path, data)
     return proposals
 
 
 def study_of(source: str) -> dict[str, Any] | None:
-    """The spec of the study that a folder of runs is, or None where it is none."""
+    """The spec of the study in a folder, or None if it is no study."""
     import tomllib
 
     from isocompute.core import files
@@ -188,5 +189,5 @@ def study_of(source: str) -> dict[str, Any] | None:
     if not files.is_folder(source) or not files.exists(path):
         return None
     data = files.read_bytes(path)
-    seeds = parse_spec(data, name=path).seeds  # says what is wrong with it
+    seeds = parse_spec(data, name=path).seeds  # raises an error if it is invalid
     return {**tomllib.loads(data.decode()), "seeds": seeds}

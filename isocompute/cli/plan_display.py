@@ -1,4 +1,4 @@
-"""How a plan looks on a terminal: the answer first, then what it rests on and its warnings; and tests of plans."""
+"""Printing plans, proposals, published laws and tests of plans on a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def show(plan: Plan) -> None:
-    """The plan on a terminal."""
+    """Print the plan: the answer first, then alternatives, recipe, law and warnings."""
     screen = console()
     a, ranked = plan.allocation, plan.chosen.ranked
     second = plan.alternatives[0] if plan.alternatives else None
@@ -96,7 +96,7 @@ def _recipe(plan: Plan) -> list[str]:
 
 
 def _mix(plan: Plan) -> list[str]:
-    """The pass rates that were given: bands that add up to all problems, and zero-variance groups."""
+    """Lines on the pass rates that were given: bands of difficulty, and zero-variance groups."""
     mix = plan.mix
     if mix is None or plan.zero_variance is None:
         return []
@@ -166,11 +166,11 @@ def show_laws(entries: list[Entry]) -> None:
         screen.print(e.name, style="bold")
         screen.print(f"  {e.title}; {e.metric}, {number(e.range[0])}–{number(e.range[1])} {unit}")
         screen.print(f"  {e.setup}; {e.source}", style="dim")
-    screen.print("\nTheir intervals are ours, the papers print none: `--laws --json` says for each how.")
+    screen.print("\nThe papers print no intervals; `--laws --json` says how each was estimated here.")
 
 
 def budget_of(text: str | None) -> float | None:
-    """`--budget`, which here is in the rollouts that the runs have used."""
+    """Parse `--budget` for a backtest, in rollouts."""
     if text is None:
         return None
     try:
@@ -209,7 +209,7 @@ def tests_to_json(tests: list[PlanTest], *, law: str, metric: str) -> dict[str, 
 
 
 def show_tests(tests: list[PlanTest], *, law: str, metric: str) -> None:
-    """A line for every budget, and what plans lost beside what following the leader would have."""
+    """Print a row for every budget, and the regret of plans against that of following the leader."""
     screen = console()
     screen.print(heading(f"Plans from an eighth of the compute, on {law} ({metric})"))
     rows = [
@@ -229,11 +229,11 @@ def show_tests(tests: list[PlanTest], *, law: str, metric: str) -> None:
     screen.print(table(columns, rows))
     judged = [(test.planned.regret, test.leader.regret) for test in tests if test.planned is not None]
     for name, lost in zip(("Plans", "Leaders at C/8"), zip(*judged, strict=True), strict=False):
-        screen.print(f"{name} lost {np.mean(lost):.4f} in the mean, {max(lost):.4f} at most.")
+        screen.print(f"{name} lost {np.mean(lost):.4f} on average, {max(lost):.4f} at most.")
     gone = sorted({one for test in tests for one in test.left_out})
     if gone:
         listed = ", ".join(" × ".join(map(str, one)) for one in gone)
-        screen.print(f"Not compared where more than a quarter of the runs end before C: {listed}.")
+        screen.print(f"Not compared if more than a quarter of the runs end before C: {listed}.")
 
 
 def _setting(reached: Reached) -> str:

@@ -1,4 +1,4 @@
-"""`isocompute quickstart`: the playbook on the simulator: sweep, fit, n*(C), the paper's rules, a plan, the report."""
+"""`isocompute quickstart`: a sweep on the simulator, its law, the paper's rules, a plan and a report."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ rollouts = {budget}
 """
 _SETS = ("easy", "hard")
 _LEAST = 1_000_000
-"""Rollouts of a cell: 15 updates of the largest batch."""
+"""Fewest rollouts of a cell: 15 updates of the largest batch."""
 _LEAST_PLANNED = 10_000
 _MOST = 10**15
-"""Rollouts that `plan` plans for at most."""
+"""Most rollouts that `plan` plans for."""
 
 
 def command(
@@ -53,7 +53,7 @@ def command(
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Sweep the simulator over the paper's grid on an easy and a hard set, and say what comes out."""
+    """Sweep the simulator over the paper's grid on an easy and a hard set, and print the results."""
     from isocompute import api
     from isocompute.core import files
     from isocompute.data.loading import load
@@ -66,10 +66,10 @@ def command(
     rollouts = _rollouts("--budget", budget, least=_LEAST)
     spend = rollouts / 2 if plan_for is None else _rollouts("--plan-for", plan_for, least=_LEAST_PLANNED)
     if files.is_remote(out):
-        raise InputError(f"--out {out}: the quickstart writes to a folder of this machine; give a path.")
+        raise InputError(f"--out {out}: the quickstart writes to a local folder; give a path.")
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {out}: there is a file of that name; give another folder.")
+        raise InputError(f"--out {out}: this is a file; give another folder.")
     for name in _SETS:
         _sweep(folder / name, name, budget=rollouts, seed=seed, workers=workers, quiet=json)
     runs = replace(load([folder / name for name in _SETS]), source=str(folder))
@@ -94,7 +94,7 @@ def command(
 
 
 def _rollouts(option: str, text: str, *, least: int) -> int:
-    """An option's rollouts, spelled as `plan` reads a budget."""
+    """Parse an option in rollouts, as `plan` parses a budget."""
     from isocompute.planner.request import Budget, parse_budget
 
     try:
@@ -104,7 +104,7 @@ def _rollouts(option: str, text: str, *, least: int) -> int:
     if asked.unit != "rollouts" or asked.amount < least:
         raise InputError(f"{option} {text}: give rollouts, at least {least:,}, such as 2e6 or 2M.")
     if asked.amount > _MOST:
-        raise InputError(f"{option} {text}: no run makes so many; give at most {_MOST:,}, such as 2e6 or 2M.")
+        raise InputError(f"{option} {text}: this is too large; give at most {_MOST:,}, such as 2e6 or 2M.")
     return round(asked.amount)
 
 
@@ -132,7 +132,7 @@ def _sweep(folder: Path, name: str, *, budget: int, seed: int, workers: int | No
 
 
 def _reporter(name: str, *, quiet: bool) -> Report:
-    """A line every few seconds."""
+    """A reporter that prints a line every ten seconds."""
     last = [0.0]
 
     def report(progress: Progress) -> None:
@@ -158,7 +158,7 @@ def _json(laws: dict[tuple[str, str], Law], plan_for: float) -> dict[str, Any]:
 
 
 def _plan(name: str, law: Law, plan_for: float) -> dict[str, Any]:
-    """What `isocompute plan` says of the same runs."""
+    """The plan that `isocompute plan` makes from the same runs, as JSON."""
     from isocompute.api import plan
 
     found = plan(budget=plan_for, law=law)
@@ -194,9 +194,7 @@ def _show(laws: dict[tuple[str, str], Law], plan_for: float, budget: int) -> Non
             continue
         cells = [_at(best, compute) for compute in budgets]
         rows.append([f"{name} {metric}", *cells, _levels(best)])
-    screen.print(
-        heading("The best n at a budget (95% interval), all Bp competing; exact pass rates, held-out problems")
-    )
+    screen.print(heading("The best n at a budget (95% interval), among all Bp; exact pass rates on held-out problems"))
     screen.print(table(["", *[number(c) for c in budgets], "levels off"], rows))
     screen.print(heading("The paper's rules, and what was found here"))
     for rule, holds, found in _rules(laws):
@@ -233,7 +231,7 @@ def _levels(best: Optimum) -> str:
 
 
 def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool | None, str]]:
-    """The rules of the abstract and of figure 8, whether each held (None: not decided), and the numbers behind it."""
+    """The rules of the abstract and of figure 8: text, whether it holds (None: undecided), and the numbers."""
     easy, hard = (laws[name, "avg@4"].joint.rollouts for name in ("easy", "hard"))
     if easy is None or hard is None:
         return []
@@ -275,19 +273,19 @@ def _rules(laws: dict[tuple[str, str], Law]) -> list[tuple[str, bool | None, str
 
 
 def _widest(law: Law, varied: str) -> Slice | None:
-    """Of the slices in which this is varied, the one with the most settings."""
+    """The slice along `varied` with the most settings."""
     return max((s for s in law.slices if s.varied == varied), key=lambda s: len(s.settings), default=None)
 
 
 def _above(a: tuple[float, float], b: tuple[float, float]) -> bool | None:
-    """Whether one interval lies above the other; None where they overlap."""
+    """Whether interval a lies above b; None if they overlap."""
     if a[0] > b[1]:
         return True
     return False if a[1] < b[0] else None
 
 
 def _rise_and_level(*optima: Optimum) -> bool | None:
-    """Whether all rise and level off; None where one is undecided, or rises and has not levelled off yet."""
+    """Whether all rise and level off; None if one is undecided or has not levelled off yet."""
     if any(best.direction in ("flat", "falls") for best in optima):
         return False
     return True if all(best.rises and best.saturates for best in optima) else None

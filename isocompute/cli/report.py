@@ -22,7 +22,7 @@ def command(
     out: Annotated[
         str | None, typer.Option(help="File to write: report.html, or with --figure any of .html, .png, .svg, .pdf.")
     ] = None,
-    figure: Annotated[str | None, typer.Option(help="Draw this figure alone; --figures lists them.")] = None,
+    figure: Annotated[str | None, typer.Option(help="Draw only this figure; --figures lists them.")] = None,
     figures: Annotated[bool, typer.Option("--figures", help="List the figures.")] = False,
     budget: Annotated[
         str | None, typer.Option(help="Plan for 2e6 (rollouts), 3e9tok or 500h; the runs' own compute by default.")
@@ -43,7 +43,7 @@ def command(
         _list(json)
         return
     if not runs:
-        raise InputError("which runs? Name a study, run folders, tables or a trainer's logs.")
+        raise InputError("no runs given; name a study, run folders, tables or a trainer's logs.")
     if figure is not None:
         from isocompute.report.charts.style import check_format
         from isocompute.report.figures import FIGURES
@@ -99,7 +99,7 @@ def _figure(evidence: Evidence, name: str, out: str | None, *, json: bool, caugh
 
 
 def _show(report: Report, *, asked: bool) -> None:
-    """The answers on a terminal, with the reason where a plan was asked for and there is none."""
+    """Print the answers, with the reason if a plan was asked for and there is none."""
     from isocompute.cli.show import console
 
     screen = console()
@@ -108,7 +108,7 @@ def _show(report: Report, *, asked: bool) -> None:
         screen.print(f"{which}{answer.headline}", style="bold")
         screen.print(f" {answer.expectation}")
         if asked and answer.why_not is not None:
-            why = answer.why_not.replace(", or say --extrapolate", "")  # an option that this command does not have
+            why = answer.why_not.replace(", or say --extrapolate", "")  # an option that `report` does not have
             screen.print(f" No plan: {why}", style="yellow", soft_wrap=True)
     if len(report.answers) > 6:
         screen.print(f"and {len(report.answers) - 6} more conditions")

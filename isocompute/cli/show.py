@@ -1,4 +1,4 @@
-"""How results look on a terminal: tables in rich, numbers short."""
+"""Helpers to print results on a terminal: console, tables, headings and short names."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.text import Text
 from isocompute.core.formatting import value
 
 EXTRAPOLATED = "?: less than 80% of the rise to this ceiling is done; it depends on the form"
-"""What the mark of `ceiling` means."""
+"""Explains the mark of `ceiling`."""
 
 
 def console() -> Console:
-    """Standard output, with room for a table where it is not a terminal. A run's name is text, whatever is in it."""
+    """A console on standard output, 120 columns wide if piped, without markup, which names of runs may contain."""
     width = None if sys.stdout.isatty() else 120
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A plain table: text columns left, the others right."""
+    """A plain table, with text columns aligned left and numbers right."""
     out = Table(box=None, pad_edge=False, header_style="dim")
     for i, name in enumerate(columns):
         text = i == 0 or all(not row[i][:1].isdigit() and row[i][:1] not in ".-≤≥" for row in rows)
@@ -38,13 +38,13 @@ def heading(text: str) -> Text:
 
 
 def ceiling(x: float | None, rise_done: float | None) -> str:
-    """A fitted ceiling, marked where it is extrapolated."""
+    """A fitted ceiling, with a mark if it is extrapolated."""
     from isocompute.law.fits import CEILING_SEEN
 
     return value(x) + ("?" if rise_done is not None and rise_done < CEILING_SEEN else "")
 
 
 def short(name: str, most: int = 36) -> str:
-    """A long name without its middle: runs of a sweep differ at both ends."""
+    """A name shortened in the middle, since the names of a sweep differ at both ends."""
     half = most // 2
     return name if len(name) <= most else f"{name[:half]}…{name[-half + 1 :]}"

@@ -1,4 +1,4 @@
-"""`isocompute split PROBLEMS`: how difficult each problem is for a model, and the paper's subsets by that."""
+"""`isocompute split PROBLEMS`: the difficulty of each problem for a model, and the paper's subsets."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ def command(
     pass_rates: Annotated[
         str | None, typer.Option(help="Column with measured pass rates, of --counts or of the problems.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples a problem, taken or behind the pass rates.")] = 16,
+    samples: Annotated[int, typer.Option(min=1, help="Samples per problem, to take or behind the pass rates.")] = 16,
     kept: Annotated[
-        str | None, typer.Option(help="LOW:HIGH, the measured pass rates that the set was filtered to before.")
+        str | None, typer.Option(help="LOW:HIGH, if the set was filtered to these measured pass rates.")
     ] = None,
     mix: Annotated[str | None, typer.Option(help="Write a mixture too, such as easy=.5,hard=.5.")] = None,
-    mix_size: Annotated[int | None, typer.Option(min=1, help="Problems in the mixture; as many as there are.")] = None,
+    mix_size: Annotated[
+        int | None, typer.Option(min=1, help="Problems in the mixture; most possible by default.")
+    ] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Take only this many problems of the set.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, drawing and the bootstrap.")] = 0,
-    question: Annotated[str | None, typer.Option(help="Column of the question, where it is not found.")] = None,
-    answer: Annotated[str | None, typer.Option(help="Column of the answer, where it is not found.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="math or exact; a file of a split knows its own.")] = None,
+    question: Annotated[str | None, typer.Option(help="Column of the question, if it is not found.")] = None,
+    answer: Annotated[str | None, typer.Option(help="Column of the answer, if it is not found.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="math or exact; files of a split contain theirs.")] = None,
     out: Annotated[str | None, typer.Option(help="Folder for the subsets (JSONL) and difficulty.json.")] = None,
     json: options.Json = False,
 ) -> None:
@@ -40,7 +42,7 @@ def command(
     from isocompute.core.errors import InputError
 
     if mix_size is not None and mix is None:
-        raise InputError("--mix-size is the size of a mixture; say --mix too, such as --mix easy=.5,hard=.5.")
+        raise InputError("--mix-size is the size of a mixture; give --mix too, such as --mix easy=.5,hard=.5.")
     made = split(
         problems,
         model=model,

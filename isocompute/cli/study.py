@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from isocompute.sweep.folder import Progress, Report
 
 STOPPED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 _SHOWN_ERRORS = 5
 _EVERY_SECONDS = 5.0
 
-app = typer.Typer(help="Run a sweep, see how far it is, list its runs.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Run a sweep, show its progress, list its runs.", no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[str, typer.Argument(help="The study's folder, or its fsspec address.")]
 
 
@@ -31,12 +31,12 @@ Folder = Annotated[str, typer.Argument(help="The study's folder, or its fsspec a
 def run(
     spec: Annotated[str, typer.Argument(metavar="SPEC.toml", help="The study's spec (docs/reference/study-toml.md).")],
     out: Annotated[str | None, typer.Option(help="The study's folder; by default the spec's name.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; by default one per core.")] = None,
     on: Annotated[str, typer.Option(help="Where cells run: local, ray, or ray=ADDRESS.")] = "local",
-    fork: Annotated[bool, typer.Option("--fork", help="Start a new folder NAME-2, NAME-3, … beside it.")] = False,
+    fork: Annotated[bool, typer.Option("--fork", help="Start a new folder NAME-2, NAME-3, …")] = False,
     json: options.Json = False,
 ) -> None:
-    """Run what is left of a study; the same command resumes after a stop, a crash or a kill."""
+    """Run the remaining cells of a study; the same command resumes after a stop, a crash or a kill."""
     import isocompute.sweep as study
 
     with watched(quiet=json) as report:
@@ -46,9 +46,9 @@ def run(
 
 @contextmanager
 def watched(*, quiet: bool) -> Iterator[Report]:
-    """Show the progress of a study that is run inside, on standard error; a second Ctrl-C ends it with one line.
+    """Report the progress of a study on standard error; a second Ctrl-C ends it with one line.
 
-    A bar on a terminal, a plain line every few seconds elsewhere and where it is to be `quiet`.
+    Progress is a bar on a terminal, else, or if `quiet`, a plain line every few seconds.
     """
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
@@ -100,7 +100,7 @@ def _line(progress: Progress) -> str:
     left = progress.seconds_left
     parts = [cells, f"{number(progress.rate)} rollouts/s"]
     if progress.stopping:
-        parts.append("stopping, Ctrl-C again ends at once")
+        parts.append("stopping, Ctrl-C again stops at once")
     elif left is not None:
         parts.append(f"{duration(left)} left")
     return " · ".join(parts)
@@ -123,15 +123,13 @@ def duration(seconds: float) -> str:
 
 
 def end(result: Result, *, json: bool) -> None:
-    """Say how a study ended, and exit with the code for it where not all is finished."""
+    """Print how a study ended, and exit with a code if it is not finished."""
     if json:
         options.print_json(run_json(result))
     else:
         _show_result(result)
     if result.unwritable:
-        typer.echo(
-            f"error: {result.unwritable}; what is written stays: see to that and run the same command.", err=True
-        )
+        typer.echo(f"error: {result.unwritable}; what is written is kept; fix this and run the same command.", err=True)
     if result.stopped:
         raise typer.Exit(STOPPED)
     if result.unwritable or result.failed:
@@ -154,15 +152,15 @@ def run_json(result: Result) -> dict[str, Any]:
 
 
 def _show_result(result: Result) -> None:
-    from isocompute.core.formatting import number, plural
+    from isocompute.core.formatting import plural
 
-    skipped = f" ({result.skipped} of them before)" if result.skipped else ""
+    skipped = f" ({result.skipped} of them earlier)" if result.skipped else ""
     typer.echo(
         f"{result.folder}: {result.finished} of {plural(result.cells, 'cell')} finished{skipped}, "
         f"{number(result.new_rollouts)} rollouts in {duration(result.seconds)}"
     )
     if result.failed:
-        typer.echo(f"{len(result.failed)} failed; running the study again tries them again:")
+        typer.echo(f"{len(result.failed)} failed; the same command tries them again:")
         _show_errors(list(result.failed.items()))
     if result.stopped:
         typer.echo("stopped; the same command resumes from here.")
@@ -182,9 +180,9 @@ def _show_errors(errors: list[tuple[str, str]]) -> None:
 
 @app.command("status")
 def status(folder: Folder, json: options.Json = False) -> None:
-    """How far a study is; works at any time from any terminal, whether it is running or not."""
+    """Show the progress of a study, running or not, from any terminal."""
     import isocompute.sweep as study
-    from isocompute.core.formatting import number, plural
+    from isocompute.core.formatting import plural
 
     data = study.status_to_json(folder, study.status(folder=folder))
     if json:
@@ -209,7 +207,7 @@ def runs(folder: Folder, json: options.Json = False) -> None:
         options.print_json({"folder": folder, "runs": [cell.to_json() for cell in cells]})
         return
     from isocompute.cli.show import console, table
-    from isocompute.core.formatting import number, value
+    from isocompute.core.formatting import value
 
     metric = _shown_metric(cells)
     rows = [

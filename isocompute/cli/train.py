@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isocompute.cli import options
+from isocompute.cli.study import STOPPED, duration
 from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
     from isocompute.sweep.train import Trained
 
-STOPPED = 130
 _TABLES = ("recipe", "problems", "evaluation", "engine_options")
 
 
@@ -31,10 +31,10 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any field: recipe.learning_rate=3e-4. May be repeated.")
     ] = None,
-    out: Annotated[str, typer.Option(help="Folder of the run; the same command resumes it after a stop.")] = "train",
+    out: Annotated[str, typer.Option(help="Folder of the run; the same command resumes it.")] = "train",
     json: options.Json = False,
 ) -> None:
-    """Train a model by reinforcement learning, evaluate it on the way, and write the run and the weights."""
+    """Train a model by reinforcement learning, evaluate it during training, and write the run and the weights."""
     import math
 
     from isocompute.sweep.execute import stops_on_signal
@@ -64,7 +64,7 @@ def command(
         nonlocal stopping
         if stopping:
             return False
-        typer.echo("stopping after this update; Ctrl-C again ends at once", err=True)
+        typer.echo("stopping after this update; Ctrl-C again stops at once", err=True)
         stopping = True
         return True
 
@@ -99,7 +99,6 @@ def result_json(result: Trained) -> dict[str, Any]:
 
 
 def _show(result: Trained) -> None:
-    from isocompute.cli.study import duration
     from isocompute.core.formatting import number, plural, value
 
     metric = next((name for name in result.last if name.startswith("avg@") and "/" not in name), None)
@@ -115,7 +114,7 @@ def _show(result: Trained) -> None:
 
 
 class _Lines:
-    """A line for every evaluation."""
+    """Prints a row for every evaluation."""
 
     started = False
 

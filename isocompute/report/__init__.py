@@ -1,1 +1,1 @@
-"""Charts, the papers' figures from one's own runs, and the report page."""
+"""Charts, the papers' figures drawn from a user's runs, and the report page."""

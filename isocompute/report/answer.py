@@ -1,6 +1,6 @@
-"""The answer that a report begins with: what to run at a budget by each law, or the forecast of the best run.
+"""The answers at the top of a report: for each condition a plan at a budget, or the forecast of its best run.
 
-Each is a card on the page: the plan, how certain it is, what is nearly as good, the recipe, and warnings.
+Each answer is a card on the page: the plan, its uncertainty, the alternatives, the recipe, and warnings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from isocompute.report.html import items, table, tag
 
 @dataclass(frozen=True)
 class Answer:
-    """What to run by the runs of one condition."""
+    """The plan or forecast from the runs of one condition."""
 
     condition: str
     runs: int
@@ -40,7 +40,7 @@ class Answer:
     best: str | None
     """The run at the highest level."""
     outlook: Forecast | None
-    """Its forecast at twice its compute."""
+    """The forecast of that run at twice its compute."""
     unit: str | None
 
     @property
@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def expectation(self) -> str:
-        """What to expect, and how certain that is."""
+        """The expected reward and its uncertainty, in a sentence or two."""
         if self.plan is not None:
             return self._planned(self.plan)
         if self.outlook is not None:
@@ -105,7 +105,7 @@ class Answer:
 
 
 def answers(evidence: Evidence, *, budget: str | float | None = None) -> tuple[Answer, ...]:
-    """One answer a condition. The budget is the largest compute of its runs where none is named."""
+    """One answer for each condition. The budget defaults to the largest compute of its runs."""
     asked = None if budget is None else parse_budget(budget)
     return tuple(_answer(evidence, condition, asked) for condition in evidence.conditions)
 
@@ -121,7 +121,7 @@ def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> A
             )
         plan = _plan(law, asked, condition.name or evidence.runs.source, evidence.seed)
     except InputError as error:
-        why_not = re.sub(r"^--law .*?: ", "", str(error))  # the option of another command
+        why_not = re.sub(r"^--law .*?: ", "", str(error))  # an option that `report` does not have
     names = [run.name for run in condition.runs if run.name in evidence.curves]
     best = max(names, key=lambda name: present_level(evidence.curves[name])) if names and comparable else None
     return Answer(
@@ -157,7 +157,7 @@ def _plan(law: Law, asked: Budget | None, name: str, seed: int) -> Plan:
 
 
 def answer_card(answer: Answer) -> str:
-    """One card."""
+    """The HTML card of an answer."""
     of = f" of {answer.runs + answer.left_out}" if answer.left_out else ""
     count = f"{answer.runs}{of} run{'s' if of or answer.runs != 1 else ''}"
     inside = [
@@ -197,7 +197,7 @@ def _plan_card(plan: Plan, condition: str) -> list[str]:
             )
         )
     lines = [f"{line.setting} = {line.value}: {line.reason} ({line.source})" for line in plan.recipe.lines]
-    out.append(tag("details", tag("summary", "The whole recipe, and why"), items(lines)))
+    out.append(tag("details", tag("summary", "The whole recipe, with reasons"), items(lines)))
     if plan.warnings:
         warnings = [warning.message for warning in plan.warnings]
         out.append(tag("div", tag("strong", "Warnings"), items(warnings), class_="warning"))

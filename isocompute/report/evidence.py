@@ -1,7 +1,7 @@
-"""The runs of a report, their metric and unit, and every law and forecast of them, each computed once.
+"""The runs of a report with their metric, unit, laws and forecasts, each computed once.
 
-A run that gives no curve (no value of the metric, too few points, no compute) is left out with the reason, so that half
-a study still makes a page.
+A run without a curve (no value of the metric, too few points, no compute) is left out with the reason, so an unfinished
+study still gives a page.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Evidence:
         replicates: int = 1000,
         seed: int = 0,
     ) -> Self:
-        """Load runs where these are paths, and choose metric and unit where none is named.
+        """Load the runs if `source` is a path, and choose metric and unit if none is given.
 
-        `paths` are where loaded runs lie, to find the pass rates beside them. `unit` stays None where the runs are end
-        points that count no compute.
+        `paths` are the files of runs that are already loaded, to find their pass rates. The unit is None if the runs
+        are end points without compute.
         """
         if isinstance(source, Run):
             source = RunSet((source,), source.name)
@@ -84,13 +84,13 @@ class Evidence:
 
     @property
     def title(self) -> str:
-        """What the runs are called: the last part of where they lie, of at most three places."""
+        """A name for the runs: the last part of each path, of at most three."""
         names = [files.last_part(path.split("::")[-1]) for path in self._paths]
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     @property
     def notes(self) -> list[str]:
-        """What a reader should know before anything else."""
+        """Notes on the metric and on runs left out, for the top of the page."""
         out = []
         if self.metric == TRAIN_REWARD:
             out.append(f"No metric on held-out problems: {TRAIN_REWARD}, the reward in training, is used instead.")
@@ -100,14 +100,14 @@ class Evidence:
 
     @property
     def collapsed(self) -> dict[str, float]:
-        """After how much compute a run collapses, by its name; the earliest first."""
+        """The compute after which each run collapses, by its name; the earliest first."""
         found = {run.curve.name: run.collapse_after for _, law in self.laws() for run in law.runs}
         known = [(name, at) for name, at in found.items() if at is not None]
         return dict(sorted(known, key=lambda item: item[1]))
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
-        """All runs, grouped by what they are made of."""
+        """All runs, grouped by model, problem set and recipe."""
         return conditions_of(self.runs)
 
     @property
@@ -125,7 +125,7 @@ class Evidence:
         return self._read(metric, unit or self.unit)[0]
 
     def law(self, condition: Condition, *, unit: str | None = None) -> Law:
-        """The law of a condition's runs; `InputError` where no run of it gives a curve."""
+        """The law of a condition's runs; `InputError` if none of them has a curve."""
         unit = unit or self.unit
 
         def fit() -> Law:
@@ -162,7 +162,7 @@ class Evidence:
         return self._once(("fits", condition.key, metric), fit)
 
     def comparable(self, *conditions: Condition) -> bool:
-        """Whether runs may be compared: they name their problem set or model, or lie on one scale."""
+        """Whether runs can be compared: they name their problem set or model, or their rewards share one scale."""
         if all(c.ingredient("problems") or c.ingredient("model") for c in conditions):
             return True
         return on_one_scale([curve for c in conditions for curve in self._mine(c, self.metric, self.unit)])
@@ -187,11 +187,11 @@ class Evidence:
         return self._once(("outlook", run), lambda: forecast(curve, 2.0 * float(curve.compute_C[-1]), seed=self.seed))
 
     def pass_rates(self, run: Run) -> tuple[PassRates, ...]:
-        """How the pass rates of the run's problems were spread, over training; empty where nothing was logged."""
+        """Distributions of the pass rates of the run's problems over training; empty if none were logged."""
         return self._once(("pass rates", run.name), lambda: read_pass_rates(run, self._paths))
 
     def sibling(self, kind: str) -> str | None:
-        """The metric's `best@k` or `worst@k`, where runs have it."""
+        """The metric's `best@k` or `worst@k`, or None if no run logs it."""
         name = self.metric.replace("avg@", f"{kind}@")
         return name if name != self.metric and any(name in run.metrics for run in self.runs) else None
 
@@ -212,7 +212,7 @@ class Evidence:
 
 
 def _unit(runs: RunSet, unit: str | None) -> str | None:
-    """The unit of all runs, or, where they share none, of as many as possible; None where no run counts compute."""
+    """A unit that all runs count, else that most runs count; None if no run counts compute."""
     try:
         return choose_unit(runs, unit)
     except InputError:

@@ -1,4 +1,4 @@
-"""The figures of the two papers by name, each drawn from one's own runs: `draw("optimum", Evidence.of("runs/"))`."""
+"""The two papers' figures by name, drawn from a user's runs: `draw("optimum", Evidence.of("runs/"))`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isocompute.report.evidence import Evidence
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure by name: its title, which figure of a paper it is, and the function that draws it."""
+    """A figure that can be drawn: its name, title, source in a paper, and the function that draws it."""
 
     name: str
     title: str
@@ -27,7 +27,7 @@ class FigureSpec:
 
     @property
     def description(self) -> str:
-        """The docstring of its function, after the number of the figure."""
+        """The docstring of its function, without the number of the figure."""
         return (self.make.__doc__ or "").partition(": ")[2].removesuffix(".")
 
     def to_json(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Figure:
         return joined.resolve_scale(color="independent", shape="independent").properties(title=title)
 
     def save(self, path: str | Path) -> Path:
-        """Write HTML, PNG, SVG or PDF by the ending of the name; HTML needs no network."""
+        """Write HTML, PNG, SVG or PDF, by the suffix of the path; HTML needs no network."""
         return save(self.chart, path)
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Missing:
     needs: str
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """The fields as plain data."""
         return asdict(self)
 
 
@@ -112,12 +112,12 @@ _ALL = (
 )
 _CURVES = "learning curves (runs with four or more evaluations and the compute behind each)"
 _MOST = 12
-"""Panels and sentences of a figure; its data hold all of them."""
+"""Most panels and sentences of a figure; its data contain all of them."""
 FIGURES: dict[str, FigureSpec] = {spec.name: spec for spec in _ALL}
 
 
 def draw(name: str, evidence: Evidence) -> Figure | Missing:
-    """One figure, or what the data lack for it."""
+    """Draw one figure, or say what the data lack for it."""
     spec = FIGURES.get(name)
     if spec is None:
         raise InputError(f"there is no figure '{name}'; figures are {', '.join(FIGURES)}.")

@@ -1,6 +1,6 @@
-"""Pieces of a page: tags, charts as SVG, and the numbers of a figure. Text is escaped once, where it enters.
+"""Parts of an HTML page: tags, charts as SVG, and the data of a figure. Each function escapes the text it is given.
 
-SVG is small, its ids do not clash, and a style sheet can change its colours.
+The SVG is small, its ids are unique on the page, and a style sheet can change its colours.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isocompute.report.figures import Figure
 
 
 def tag(name: str, *inside: str, **attributes: str | None) -> str:
-    """An element around finished HTML. A trailing `_` of an attribute's name is dropped, `_` inside becomes `-`."""
+    """An element around HTML that is already escaped. `class_` means `class` and `aria_label` means `aria-label`."""
     text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
         for key, value in attributes.items()
@@ -31,12 +31,12 @@ def items(texts: Iterable[str], **attributes: str | None) -> str:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Terms and what they are."""
+    """A list of terms with their descriptions."""
     return tag("dl", *(tag("dt", escape(key)) + tag("dd", escape(text)) for key, text in pairs))
 
 
 def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, sortable: bool = False) -> str:
-    """A table in a box that scrolls sideways on its own; where `sortable`, headings are buttons."""
+    """A table in a box that scrolls sideways; the headings are buttons if it is `sortable`."""
     heads = [
         tag("th", tag("button", escape(name), type="button") if sortable else escape(name), scope="col")
         for name in columns
@@ -90,13 +90,13 @@ def inline_svg(chart: Any, *, key: str, label: str) -> str:
 
 
 def dark_rules(selector: str) -> str:
-    """CSS that gives every colour of our charts its dark counterpart."""
+    """CSS that replaces every colour of a chart by its counterpart for dark pages."""
     sides = [(light, dark, side) for light, dark in DARK.items() for side in ("fill", "stroke")]
     return "\n".join(f'{selector} [{side}="{light}"]{{{side}:{dark}}}' for light, dark, side in sides)
 
 
 def _merge_dots(svg: str) -> str:
-    """Adjacent dots of one look as one path each: a dozen bytes a dot, where a scatter is most of a chart's bytes."""
+    """Merge adjacent dots of the same style into one path, since dots are most of a chart's bytes."""
     out: list[str] = []
     end, style, path = 0, "", ""
     for match in _DOT.finditer(svg):
@@ -116,13 +116,13 @@ def _merge_dots(svg: str) -> str:
 # A figure's numbers ---------------------------------------------------------------------------------------------------
 
 _MOST_BYTES = 100_000
-"""Of one figure: all of them together, drawings included, then stay under 5 MB."""
+"""Most bytes of one figure's data, so that a page with all figures stays under 5 MB."""
 
 
 def embedded_data(figure: Figure) -> tuple[str, bool]:
     """`figure.to_json()` as text that is safe inside `<script>`, and whether lists of it were thinned to fit.
 
-    Lists of one length keep the same items, so compute and value still belong together.
+    Lists of the same length keep the same items, so compute and value still match.
     """
     whole = figure.to_json()
     text = _text(whole)

@@ -65,9 +65,7 @@ def check_page(out: str | Path) -> Path:
     """Check the path of a page before any work is done."""
     path = Path(out)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(
-            f"--out {path}: a report is an HTML page: end the name in .html, or give --figure NAME for a picture."
-        )
+        raise InputError(f"--out {path}: a report is an HTML page; end the name in .html, or give --figure NAME.")
     if path.is_dir():
         raise InputError(f"--out {path}: this is a folder; give the name of a file.")
     return path

@@ -1,7 +1,7 @@
-"""Results that are slow to make, kept until the files they rest on change.
+"""A cache of slow results that is valid until the files change.
 
-A study that is running changes every second, and a law takes longer than that. So the last result is answered, marked
-as stale, while the next one is made; only a result that was never made is waited for.
+A running study changes every second, and a law takes longer than that. So a request gets the last result, marked as
+stale, while the next one is computed; it waits only if there is no result yet.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _WORKERS = 2
-"""Results in the making at one time."""
+"""Results that are computed at the same time."""
 
 
 @dataclass(frozen=True)
 class CachedResult(Generic[T]):
-    """A result, the version of the files that it rests on, and whether they are still the same."""
+    """A result, the version of its files, and whether that is the current one."""
 
     value: T
     version: str
@@ -34,20 +34,20 @@ class _Task:
 
 
 class ResultCache:
-    """The latest result of each key, least recently used keys dropped beyond `size`."""
+    """The latest result for each key; of more than `size` keys the least recently used are dropped."""
 
     def __init__(self, *, size: int = 256) -> None:
         self._size = size
         self._tasks: OrderedDict[Hashable, list[_Task]] = OrderedDict()
-        """Of each key the latest finished task and the one under way, oldest first."""
+        """The latest finished task and the running one of each key, oldest first."""
         self._lock = threading.Lock()
         self._workers = threading.Semaphore(_WORKERS)
 
     def get(self, key: Hashable, version: str, make: Callable[[], T]) -> CachedResult[T]:
-        """The result of `make` for this version of the files; the last one while a new one is made.
+        """The result of `make` for this version of the files, or the last one while a new one is computed.
 
-        An error is a result too: it is kept, and raised to everyone who asks for this version. `make` must not ask
-        this cache for anything, since all workers could then wait for each other.
+        An error is cached too, and raised for every request of this version. `make` must not use this cache, since all
+        workers could then wait for each other.
         """
         with self._lock:
             tasks = self._tasks.setdefault(key, [])
@@ -62,7 +62,7 @@ class ResultCache:
         return CachedResult(task.future.result(), task.version, task.version == version)
 
     def _start(self, make: Callable[[], Any]) -> Future[Any]:
-        """Run on a daemon thread, so that the program can end before it is done."""
+        """Run in a daemon thread, so that the program can exit before it finishes."""
         future: Future[Any] = Future()
 
         def work() -> None:

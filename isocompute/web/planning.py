@@ -1,4 +1,4 @@
-"""Plans: the options of `isocompute plan` as a query, on a law that is fitted once, and the chart over budgets."""
+"""Plans for the app: the options of `isocompute plan` as a query, on a cached law, and the chart over budgets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STUDY = "study"
 """The name of the law that is fitted to the runs being served."""
 _BAND_BUDGETS = 25
 _BAND_RANGE = 4.0
-"""The band goes so many times further than the law's range, as forecasts and comparisons do."""
+"""The band extends this many times beyond the law's range, as forecasts and comparisons do."""
 _EXAMPLES: dict[str, tuple[Any, str]] = {
     "problems_per_batch": (32, "problems per batch (Bp)"),
     "rollouts_per_problem": (8, "rollouts per problem (n)"),
@@ -43,15 +43,15 @@ Amount = Annotated[float, Field(gt=0, le=1e12)]
 
 
 class PlanQuery(BaseModel):
-    """The options of `isocompute plan` as a query; options that name files are the command's alone."""
+    """The options of `isocompute plan` as a query, except options that name files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     law: str = Field(default=STUDY, max_length=80, description="'study', or a published law from /api/laws")
     budget: str | None = Field(
-        default=None, max_length=30, description="2e6, 3e9tok, 500h or $2000; half of the law's range where left out"
+        default=None, max_length=30, description="2e6, 3e9tok, 500h or $2000; half of the law's range by default"
     )
-    part: str | None = Field(default=None, max_length=400, description="the part of the study that 'study' is")
+    part: str | None = Field(default=None, max_length=400, description="the part of the study for law 'study'")
     metric: str | None = Field(default=None, min_length=1, max_length=200)
     difficulty: Literal["easy", "hard"] | None = None
     problems: Count | None = Field(default=None, description="D: problems in the training set")
@@ -70,9 +70,9 @@ class PlanQuery(BaseModel):
     extrapolate: bool = False
 
     def request(self) -> PlanRequest:
-        """The request, of any budget where none is given."""
+        """The request; a missing budget is filled in later."""
         if (self.stable_low is None) != (self.stable_high is None):
-            raise InputError("a range of stable Bp has two ends; give both stable_low and stable_high, or neither.")
+            raise InputError("a range of stable Bp needs both ends; give both stable_low and stable_high, or neither.")
         return PlanRequest.of(
             budget=self.budget or "1",
             batch_size=self.batch,
@@ -86,9 +86,9 @@ _PARAMETERS = {"stable_problems": "stable_low and stable_high", "unit": "unit", 
 
 
 def as_parameters(text: str) -> str:
-    """A command's message with its `--options` named as the parameters they are here.
+    """A command's message with its `--options` replaced by the parameters of the API.
 
-    Options that only a command has stay, and so do commands in backticks.
+    Options that only the command has are kept, and so are commands in backticks.
 
     >>> as_parameters("--budget 1e12: outside the law; say --extrapolate, or fit with --columns.")
     'budget 1e12: outside the law; say extrapolate=true, or fit with --columns.'
@@ -110,7 +110,7 @@ def as_parameters(text: str) -> str:
 
 @dataclass(frozen=True)
 class Planner:
-    """One law under one set of constraints: plans for any budget."""
+    """Plans for any budget, from one law under one set of constraints."""
 
     law: PlanningLaw
     request: PlanRequest
@@ -123,20 +123,20 @@ class Planner:
 
     @property
     def budget(self) -> str:
-        """The budget asked for, or half of what the law was measured up to."""
+        """The budget asked for, or half of the law's largest compute."""
         if self.given_budget:
             return self.given_budget
-        # Where rollouts do not convert to the law's unit, the error is about the law, not the budget.
+        # Raises an error about the law, not the budget, if rollouts do not convert to the law's unit.
         self.prices.rates(1, 1).amount(1.0, self.law.unit)
         return self._in_unit(float(f"{self.law.last / 2:.2g}"))
 
     def plan(self, budget: str) -> Plan:
-        """What `isocompute plan` finds for this budget."""
+        """The plan that `isocompute plan` makes for this budget."""
         request = self.request.model_copy(update={"budget": parse_budget(budget)})
         return decide(law=self.law, request=request, prices=self.prices, diagnosis=self.diagnosis)
 
     def band(self) -> list[dict[str, Any]]:
-        """The plan at each of a row of budgets over the law's range and beyond, where they buy one."""
+        """The plans for a grid of budgets over the law's range and beyond, if the budget allows one."""
         rows = []
         for compute in np.geomspace(self.law.first, _BAND_RANGE * self.law.last, _BAND_BUDGETS):
             with suppress(InputError):
@@ -165,7 +165,7 @@ class Planner:
 
     @property
     def command(self) -> str:
-        """The command that prints the same plan; two where only `fit` has the options to read the runs in this way."""
+        """The command that prints the same plan, after a `fit` if only that has the options to read these runs."""
         given: dict[str, Any] = {
             option_of(name).removeprefix("--"): value
             for name, field in PlanRequest.model_fields.items()
@@ -219,20 +219,20 @@ def _published(name: str) -> PlanningLaw:
     return published(name)
 
 
-# --- Why runs cannot be planned with ----------------------------------------------------------------------------------
+# --- Why there is no plan ---------------------------------------------------------------------------------------------
 
 
 def why_no_plan(runs: RunSet, source: Source) -> str | None:
-    """What keeps a plan from being made and how to start the app instead; None where nothing does."""
+    """Why these runs give no plan, and how to start the app instead; None if nothing prevents it."""
     return _missing_settings(runs, source) or _several_conditions(runs, source)
 
 
 def _missing_settings(runs: RunSet, source: Source) -> str | None:
-    """That the runs lack Bp or n."""
+    """A message if the runs lack Bp or n."""
     if all(run.settings.problems_per_batch and run.settings.rollouts_per_problem for run in runs):
         return None
     try:
-        in_steps = choose_unit(runs) == "steps"  # which cost differently at different Bp and n: every run must say both
+        in_steps = choose_unit(runs) == "steps"  # their cost depends on Bp and n, so every run needs both
     except InputError as error:
         return str(error)
     enough = all if in_steps else any
@@ -242,13 +242,13 @@ def _missing_settings(runs: RunSet, source: Source) -> str | None:
     words = " and ".join(f"their {_EXAMPLES[name][1]}" for name in missing)
     options = replace(source.options, **{name: _EXAMPLES[name][0] for name in missing})
     return (
-        f"These runs do not say {words}, and no plan can be made without. "
+        f"These runs do not log {words}, which a plan needs. "
         f"Start the app again with your numbers: `{command_line('web', source.address, options=options.given)}`"
     )
 
 
 def _several_conditions(runs: RunSet, source: Source) -> str | None:
-    """That the runs are of several problem sets or models, whose rewards do not compare."""
+    """A message if the runs are of several problem sets or models, whose rewards cannot be compared."""
     conditions = conditions_of(runs)
     keys = list(dict.fromkeys(key for each in conditions for key in each.labels))
     if len(conditions) < 2 or all(key.startswith("recipe.") for key in keys):
@@ -257,7 +257,7 @@ def _several_conditions(runs: RunSet, source: Source) -> str | None:
     more = f" and {len(conditions) - _NAMED} more" if len(conditions) > _NAMED else ""
     text = (
         f"These runs are of {len(conditions)} conditions, {names}{more}, whose rewards do not compare: "
-        "a plan is made of one."
+        "a plan needs one of them."
     )
     for each in sorted(conditions, key=lambda each: -len(each.runs)):
         settings = each.runs[0].settings
@@ -275,9 +275,9 @@ def _several_conditions(runs: RunSet, source: Source) -> str | None:
 def band_chart(
     rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any], *, metric: str, unit: str, last: float
 ) -> Any:
-    """Expected reward with its 80% interval over budgets; the rule is where the law's data end.
+    """Expected reward with its 80% interval over budgets; a rule marks the end of the law's data.
 
-    The data of the chosen plan are named, so that the page can move it along the band without drawing the chart anew.
+    The dataset of the chosen plan is named, so that the page can move the mark without drawing the chart again.
     """
     x, y = compute_axis(unit), value_axis(metric)
     tip = [alt.Tooltip(f"{name}:Q", format=form) for name, form in (("compute", ".3~s"), ("value", ".3f"))]

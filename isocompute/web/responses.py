@@ -1,4 +1,4 @@
-"""What requests have in common, and how a result becomes a response: the command's own JSON, or CSV, PNG or SVG."""
+"""Parameters that requests share, and responses: the JSON that the command prints, or CSV, PNG or SVG."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from isocompute.web.results import Results, Scope
 TableFormat = Literal["json", "csv"]
 ChartFormat = Literal["vega", "png", "svg", "csv"]
 RunName = Annotated[str, Query(min_length=1, max_length=400)]
-PartName = Annotated[str | None, Query(max_length=400, description="a part of the study; the first where left out")]
-Metric = Annotated[str | None, Query(min_length=1, max_length=200, description="such as avg@4; chosen where left out")]
+PartName = Annotated[str | None, Query(max_length=400, description="a part of the study; the first by default")]
+Metric = Annotated[str | None, Query(min_length=1, max_length=200, description="such as avg@4; chosen by default")]
 Unit = Annotated[
-    Literal["rollouts", "tokens", "gpu_hours", "steps"] | None, Query(description="of compute; chosen where left out")
+    Literal["rollouts", "tokens", "gpu_hours", "steps"] | None,
+    Query(description="of compute; chosen by default"),
 ]
 
 
@@ -34,8 +35,11 @@ class Error(BaseModel):
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    400: {"model": Error, "description": "The study or the request does not allow it; the message says what would."},
-    422: {"model": Error, "description": "A parameter is not of its kind or out of its bounds."},
+    400: {
+        "model": Error,
+        "description": "The study or the request does not allow it; the message says why.",
+    },
+    422: {"model": Error, "description": "A parameter has the wrong type or is out of bounds."},
 }
 _HEADERS = {
     "Isocompute-Command": {
@@ -43,14 +47,14 @@ _HEADERS = {
         "schema": {"type": "string"},
     },
     "Isocompute-Stale": {
-        "description": "There where the answer rests on the files of a moment ago.",
+        "description": "Present if the result is of an earlier version of the files.",
         "schema": {"type": "string", "enum": ["1"]},
     },
 }
 
 
 def described(*kinds: str) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI description of a result as JSON and, where `kinds` are given, as files of these media types."""
+    """The OpenAPI description of a result as JSON and as files of these media types."""
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     content |= {kind: {"schema": {"type": "string", "format": "binary"}} for kind in kinds}
     return {200: {"description": "The result.", "headers": _HEADERS, "content": content}}
@@ -72,7 +76,7 @@ InScope = Annotated[Scope, Depends(_scope)]
 
 
 def json_response(data: Any, *, command: str | None = None, fresh: bool = True, status: int = 200) -> Response:
-    """Data as the command prints them."""
+    """Data as JSON, as the command prints them."""
     text = json.dumps(data, allow_nan=False, ensure_ascii=False)
     return _response(text.encode(), "application/json", command=command, fresh=fresh, status=status)
 
@@ -102,7 +106,7 @@ def chart_response(
     fresh: bool = True,
     panels: Sequence[Any] = (),
 ) -> Response:
-    """A chart as Vega-Lite for the page, in one panel or several, with `more` beside it; or as a file.
+    """A chart as Vega-Lite panels for the page, with the keys of `more`; or as a file.
 
     CSV has a row for every mark, numbered by its layer.
     """
@@ -135,7 +139,7 @@ def _cell(value: Any) -> Any:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(tuple("\t=+-@")) else value  # not a formula to a spreadsheet
+        return f"'{value}" if value.startswith(tuple("\t=+-@")) else value  # not a formula in a spreadsheet
     return value if isinstance(value, int | float) else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
-"""Everything the app shows of a study, each thing made once for each state of its files.
+"""The results that the app shows, each computed once for each version of the study's files.
 
-Results are those of the commands with the same options. Only the number of bootstrap replicates depends on the study:
-one with many points is fitted with fewer, and the command that the page shows says so.
+They are those of the commands with the same options. Only the number of bootstrap replicates depends on the study:
+studies with many points get fewer, and the command that the page shows includes that option.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from isocompute.web.source import LoadOptions, OptionValue, Snapshot, Source
 
 T = TypeVar("T")
 _REPLICATES, _FEWER_REPLICATES, _MANY_POINTS = 1000, 200, 10_000
-"""A fifth of the wait for intervals that are still good to a few percent of their width."""
+"""With fewer replicates, intervals take a fifth of the time and change by a few percent of their width."""
 _LINE = 40
-"""Values of a sparkline."""
+"""Points of a sparkline."""
 
 
 @contextmanager
 def captured_warnings() -> Iterator[list[str]]:
-    """The warnings that are given inside, each once, when it is over: the pages show them instead of the console."""
+    """Collect the distinct warnings raised inside, for the pages to show; the list is filled at the end."""
     messages: list[str] = []
     with recorded() as caught:
         yield messages
@@ -46,7 +46,7 @@ def captured_warnings() -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Scope:
-    """What a request is about: a part of the files as they are now, and how to read it."""
+    """The runs that a request concerns: a part of the study as it is now, and how to read it."""
 
     snapshot: Snapshot
     part: str
@@ -54,38 +54,38 @@ class Scope:
     unit: str | None
     runs: RunSet
     warnings: tuple[str, ...]
-    """Those of loading the runs."""
+    """Warnings of loading the runs."""
     address: str
     options: LoadOptions
 
     def at(self, run: str) -> str:
-        """A run of the part, as commands take it."""
+        """The address of a run for a command."""
         return f"{self.address}::{run}"
 
     def only(self, run: str) -> RunSet:
-        """A run of the part."""
+        """One run of the part, as a set of runs."""
         return replace(self.runs, runs=(self.runs.named(run),))
 
     def command(self, name: str, *runs: str, **options: OptionValue) -> str | None:
-        """A command on the part, or on runs of it, that reads them as the app does; None where it cannot."""
+        """A command on the part or on some of its runs that reads them as the app does; None if it cannot."""
         load = self.options
-        if runs:  # a run that is named needs no selection; of a table, rows may be meant
+        if runs:  # named runs need no selection, but the rows of a table may
             load = replace(load, without=(), where={} if Path(self.address).is_dir() else load.where)
         return load.command(name, *([self.at(run) for run in runs] or [self.address]), options=options)
 
     @property
     def replicates(self) -> int:
-        """Bootstrap replicates of its law."""
+        """Number of bootstrap replicates for its law."""
         return _FEWER_REPLICATES if sum(run.points.height for run in self.runs) > _MANY_POINTS else _REPLICATES
 
 
 def replicates_option(replicates: int) -> int | None:
-    """What a command is given; None where it is its default."""
+    """The value of `--replicates` for a command; None if it is the default."""
     return None if replicates == _REPLICATES else replicates
 
 
 class FittedEvidence(Evidence):
-    """Evidence for figures that takes the app's law for that of its runs, where all belong together and have curves."""
+    """Evidence for figures that reuses the app's law if all runs share a condition and have curves."""
 
     fitted: Law | None = None
 
@@ -99,8 +99,8 @@ class FittedEvidence(Evidence):
 class Results:
     """The results of one study.
 
-    Runs, and the evidence over them, are made in the request: that takes a moment and everything else rests on them.
-    What is slow comes from the cache and may be that of a moment ago.
+    Runs and their evidence are read within the request, which is fast. Slow results come from the cache and may be
+    stale.
     """
 
     def __init__(self, source: Source) -> None:
@@ -112,7 +112,7 @@ class Results:
         self._evidence: dict[Hashable, tuple[str, FittedEvidence]] = {}
 
     def snapshot(self) -> Snapshot:
-        """The files as they are now; an error where they are gone."""
+        """The current files; an error if they are gone."""
         try:
             return self.source.snapshot()
         except OSError as error:
@@ -122,7 +122,7 @@ class Results:
             ) from error
 
     def scope(self, part: str | None = None, metric: str | None = None, unit: str | None = None) -> Scope:
-        """The runs that a request is about."""
+        """The scope of a request: its part, metric and unit, with the runs loaded."""
         snapshot = self.snapshot()
         name = snapshot.part(part)
         if not snapshot.parts[-1].runs and snapshot.spec_of(name) is not None:
@@ -145,7 +145,7 @@ class Results:
         return Scope(snapshot, name, metric, unit, runs, warnings, self.source.at(name), self.source.options)
 
     def evidence(self, scope: Scope) -> FittedEvidence:
-        """What figures are drawn from: metric, unit, curves, and which runs have none."""
+        """The evidence that figures are drawn from."""
         key = (scope.part, scope.metric, scope.unit)
         with self._loading:
             version, evidence = self._evidence.get(key, ("", None))
@@ -157,46 +157,46 @@ class Results:
         return evidence
 
     def law(self, scope: Scope) -> CachedResult[Law]:
-        """What `isocompute fit` finds."""
+        """The law that `isocompute fit` finds."""
 
         def fit() -> Law:
-            with captured_warnings():  # runs without a curve say so in the table of runs
+            with captured_warnings():  # the table of runs shows which have no curve
                 curves, metric, unit = curves_of(scope.runs, metric=scope.metric, unit=scope.unit)
             return fit_law(curves, metric=metric, unit=unit, replicates=scope.replicates)
 
         return self.cached("law", scope, fit)
 
     def figure(self, scope: Scope, name: str) -> CachedResult[Figure | Missing]:
-        """A figure, or what it needs."""
+        """A figure, or what it needs to be drawn."""
         law: CachedResult[Law] | None = None
         with suppress(InputError):  # the figure says what it needs
             law = self.law(scope)
         evidence = self.evidence(scope)
 
         def draw() -> Figure | Missing:
-            with self._drawing:  # evidence keeps what it makes, and is not made for two threads
+            with self._drawing:  # evidence caches results and is not thread-safe
                 if law is not None and law.fresh:
                     evidence.fitted = law.value
                 return figures.draw(name, evidence)
 
-        # While the law is stale, so is the figure: the next one is drawn with the next law.
+        # A figure has the version of its law, so it is drawn again with the next law.
         return self.cached("figure", scope, draw, name, version=None if law is None else law.version)
 
     def cached(
         self, what: str, scope: Scope, make: Callable[[], T], *more: Hashable, version: str | None = None
     ) -> CachedResult[T]:
-        """A slow result. One that is made of another result is of that one's `version`."""
+        """A slow result; `version` is that of another result that it is computed from, if any."""
         now = scope.snapshot.version
         found = self._cache.get((what, scope.part, scope.metric, scope.unit, *more), version or now, make)
         return CachedResult(found.value, found.version, found.version == now)
 
 
-# --- How each run does: its numbers at once, its verdicts a few at a time ---------------------------------------------
+# --- The status of each run -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What forecast and health say of a run; where there can be no forecast, `reason` says why."""
+    """The verdicts of forecast and health on a run; if there is no forecast, `reason` says why."""
 
     forecast: str | None
     reason: str
@@ -204,9 +204,9 @@ class Verdict:
 
 
 class RunStatus:
-    """Verdicts of runs, each made once for the points that the run has.
+    """Verdicts on runs, each computed once for the run's points.
 
-    A forecast takes some hundredths of a second, seconds for a large study: a request judges a few runs at a time.
+    The forecasts of a large study take seconds, so each request judges only a few runs.
     """
 
     def __init__(self) -> None:
@@ -214,12 +214,12 @@ class RunStatus:
         self._working = threading.Lock()
 
     def known(self, run: Run, *key: Hashable) -> Verdict | None:
-        """The verdict of a run as it is now, if there is one."""
+        """The verdict on a run with its current points, if there is one."""
         judged, verdict = self._known.get((run.name, *key), (None, None))
         return verdict if judged is run or (judged is not None and judged.points.equals(run.points)) else None
 
     def judge(self, runs: Iterable[Run], *, address: str, metric: str, unit: str | None, seconds: float) -> None:
-        """Make verdicts that are not known yet, until this many seconds are over; one caller at a time."""
+        """Judge runs without a verdict until this many seconds have passed; one caller at a time."""
         end = time.monotonic() + seconds
         with self._working:
             for run in runs:
@@ -240,14 +240,14 @@ def _verdict(run: Run, address: str, metric: str, unit: str | None) -> Verdict:
 
 
 def numbers(run: Run, metric: str) -> dict[str, Any]:
-    """The last and the best value of a metric, and its course as a sparkline."""
+    """The last and the best value of a metric, and its sparkline."""
     values = run.points[metric].to_list() if metric in run.metrics else []
     finite = [float(value) for value in values if value is not None and math.isfinite(value)]
     return {"last": finite[-1] if finite else None, "best": max(finite, default=None), "line": _averaged(finite)}
 
 
 def _averaged(values: list[float]) -> list[float]:
-    """Few values: the ends, and means of the values in between."""
+    """At most `_LINE` values: the two ends, and means of the values between them."""
     if len(values) <= _LINE:
         return values
     inner = values[1:-1]

@@ -1,4 +1,4 @@
-"""The API: every answer with a command in its header is what that command prints with `--json`."""
+"""The routes of the API. A response with a command in its header is what that command prints with `--json`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ router = APIRouter(prefix="/api")
 _TABLE = described("text/csv")
 _CHART = described("image/png", "image/svg+xml", "text/csv")
 _JUDGING_SECONDS = 0.3
-"""Of a request that judges runs: other requests get their turn in between."""
+"""Time that a request spends on judging runs, short enough for other requests in between."""
 
 
 # --- The study --------------------------------------------------------------------------------------------------------
@@ -90,10 +90,10 @@ def _described(run: Run) -> dict[str, Any]:
 
 @router.get("/pulse", responses=described())
 def pulse(results: SharedResults, part: PartName = None) -> Response:
-    """Whether anything has changed, and how far the study is. Cheap: a page asks every second or two.
+    """Whether files have changed, and the progress of the study; fast enough to ask every second.
 
-    `version` changes with the files; `status` is what `isocompute study status --json` prints, null where there is no
-    `study.toml`; `prefix` is what a cell's name begins with where the study has several parts.
+    `version` changes with the files. `status` is what `isocompute study status --json` prints, null without a
+    `study.toml`. `prefix` is the start of the cells' names if the study has several parts.
     """
     snapshot = results.snapshot()
     name = snapshot.part(part)
@@ -114,8 +114,8 @@ def cells(results: SharedResults, part: PartName = None, format: TableFormat = "
     spec = snapshot.spec_of(snapshot.part(part))
     if spec is None:
         raise InputError(
-            f"{results.source.address}: these are runs without a study.toml; cells are those of a study that "
-            "`isocompute study run SPEC.toml` made."
+            f"{results.source.address}: these runs have no study.toml; only a study made by "
+            "`isocompute study run SPEC.toml` has cells."
         )
     folder = results.source.at(spec)
     rows = [cell.to_json() for cell in sweep.StudyFolder(folder).status(points=True)]
@@ -128,15 +128,15 @@ def runs(
     results: SharedResults,
     scope: InScope,
     judge: Annotated[
-        bool, Query(description="judge some of the runs that are not judged yet; ask again while `left` is not 0")
+        bool, Query(description="judge some runs without a verdict; repeat the request while `left` is not 0")
     ] = False,
     format: TableFormat = "json",
 ) -> Response:
-    """Every run's settings, last and best value, course in few values, and verdicts.
+    """Every run's settings, last and best value, sparkline, and verdicts.
 
-    `metric`, `unit`, `left` (runs that are not judged yet) and `runs`: `forecast` is the verdict of `isocompute
-    forecast RUN` with its `reason`, `health` that of `isocompute health RUN`; null where it is not made yet, and
-    `forecast` also where there can be none. CSV waits for all of them.
+    The keys are `metric`, `unit`, `left` (runs without a verdict) and `runs`. A run's `forecast` and `reason` are from
+    `isocompute forecast RUN`, and its `health` is from `isocompute health RUN`. Verdicts are null until computed, and
+    `forecast` also if there can be none. CSV waits for all verdicts.
     """
     evidence = results.evidence(scope)
     metric, unit, address = evidence.metric, evidence.unit, results.source.at(scope.part)
@@ -159,7 +159,7 @@ def runs(
 
 @router.get("/fit", responses=_TABLE)
 def fit(results: SharedResults, scope: InScope, format: TableFormat = "json") -> Response:
-    """What `isocompute fit --json` prints: curves, frontier, n*(C), trade-offs. CSV has a row a run."""
+    """What `isocompute fit --json` prints: curves, frontier, n*(C), trade-offs. CSV has a row for each run."""
     law = results.law(scope)
     data = law.value.to_json()
     replicates = replicates_option(law.value.replicates)
@@ -183,14 +183,14 @@ FigureName = Annotated[str, PathParameter(max_length=60, pattern="^[a-z-]+$", de
 
 @router.get("/figures", responses=described())
 def figures() -> Response:
-    """What `isocompute report --figures --json` prints: the figures there are, each with the paper's that it is."""
+    """What `isocompute report --figures --json` prints: the figures, each with its source in a paper."""
     rows = [spec.to_json() for spec in FIGURES.values()]
     return json_response({"figures": rows}, command=command_line("report", "--figures"))
 
 
 @router.get("/figures/{name}", responses=described())
 def figure(name: FigureName, results: SharedResults, scope: InScope) -> Response:
-    """What `isocompute report --figure NAME --json` prints: the figure's numbers."""
+    """What `isocompute report --figure NAME --json` prints: the data of the figure."""
     found = results.figure(scope, name)
     drawn = found.value
     if isinstance(drawn, Missing):
@@ -200,7 +200,7 @@ def figure(name: FigureName, results: SharedResults, scope: InScope) -> Response
 
 @router.get("/figures/{name}/needs", responses=described())
 def figure_needs(name: FigureName, results: SharedResults, scope: InScope) -> Response:
-    """Whether the data support the figure: `needs` is null where they do, else what they lack."""
+    """Whether the data support the figure: `needs` is null if so, else what they lack."""
     found = results.figure(scope, name)
     drawn = found.value
     needs = drawn.needs if isinstance(drawn, Missing) else None
@@ -210,7 +210,7 @@ def figure_needs(name: FigureName, results: SharedResults, scope: InScope) -> Re
 
 @router.get("/figures/{name}/chart", responses=_CHART)
 def figure_chart(name: FigureName, results: SharedResults, scope: InScope, format: ChartFormat = "vega") -> Response:
-    """The figure: Vega-Lite panels for the page, or a file. `needs` stands in their place where the data lack it."""
+    """The figure as Vega-Lite panels for the page, or as a file; `needs` says what the data lack."""
     found = results.figure(scope, name)
     drawn, command = found.value, _figure_command(scope, name)
     if isinstance(drawn, Missing):
@@ -232,7 +232,7 @@ def _figure_command(scope: Scope, name: str) -> str | None:
 
 
 class ChartQuery(PlanQuery):
-    """The same, and how the chart is wanted."""
+    """The options of a plan, and the format of its chart."""
 
     format: ChartFormat = "vega"
 
@@ -244,7 +244,7 @@ def plan(results: SharedResults, query: Annotated[PlanQuery, Query()]) -> Respon
     return json_response(made.plan(made.budget).to_json(), command=made.command, fresh=made.fresh)
 
 
-@router.get("/plan.csv", responses={200: {"description": "A row an allocation.", "content": {"text/csv": {}}}})
+@router.get("/plan.csv", responses={200: {"description": "A row for each allocation.", "content": {"text/csv": {}}}})
 def plan_table(results: SharedResults, query: Annotated[PlanQuery, Query()]) -> Response:
     """The chosen allocation and its alternatives as a table."""
     made = planner(results, query)
@@ -266,10 +266,10 @@ def plan_table(results: SharedResults, query: Annotated[PlanQuery, Query()]) -> 
 
 @router.get("/plan/band", responses=described())
 def band(results: SharedResults, query: Annotated[PlanQuery, Query()]) -> Response:
-    """The plan at a row of budgets across the law's range and four times beyond: `unit`, `metric`, `range`, `rows`.
+    """Plans for budgets across the law's range and four times beyond: `unit`, `metric`, `range`, `rows`.
 
-    A row is the best allocation at its budget with the expected reward and its 80% interval. The query's budget does
-    not matter.
+    A row is the best allocation at its budget with the expected reward and its 80% interval. The query's budget is not
+    used.
     """
     made = planner(results, query)
     law = made.law
@@ -283,12 +283,12 @@ def plan_chart(results: SharedResults, query: Annotated[ChartQuery, Query()]) ->
     made = planner(results, query)
     rows = made.band()
     if not rows:
-        raise InputError("no budget in the law's range buys an allocation that keeps to these constraints.")
+        raise InputError("no budget in the law's range allows an allocation under these constraints.")
     law = made.law
     chart = band_chart(rows, made.row(made.budget), metric=law.metric, unit=law.unit, last=law.last)
     caption = (
         f"The best allocation's expected {law.metric} and its 80% interval at each budget; the dashed line is "
-        "where the law's data end, orange is this plan."
+        "the end of the law's data, and this plan is orange."
     )
     more = {"title": "Expected reward over budgets", "caption": caption}
     return chart_response(chart, form=query.format, name="plan", more=more, command=made.command, fresh=made.fresh)
@@ -303,13 +303,13 @@ def laws(format: TableFormat = "json") -> Response:
 
 # --- One run ----------------------------------------------------------------------------------------------------------
 
-To = Annotated[str, Query(max_length=20, pattern=r"^[0-9.e+]+x?$", description="how far: 2x, or a compute such as 4e6")]
-Until = Annotated[float | None, Query(gt=0, le=1e30, description="fit points up to here: a share, or a compute")]
+To = Annotated[str, Query(max_length=20, pattern=r"^[0-9.e+]+x?$", description="compute to forecast, as 2x or 4e6")]
+Until = Annotated[float | None, Query(gt=0, le=1e30, description="fit only points up to this share or compute")]
 
 
 @router.get("/points", responses=_TABLE)
 def points(scope: InScope, run: RunName, format: TableFormat = "json") -> Response:
-    """A run's settings and points, as they are on disk: `run`, `settings`, `points` (one object an evaluation)."""
+    """A run's settings and points as they are on disk: `run`, `settings`, `points` (one object per evaluation)."""
     found = scope.runs.named(run)
     rows = [
         {key: None if isinstance(value, float) and value - value != 0 else value for key, value in row.items()}
@@ -330,11 +330,11 @@ def forecast(scope: InScope, run: RunName, to: To = "2x", fit_until: Until = Non
 def forecast_chart(
     scope: InScope, run: RunName, to: To = "2x", fit_until: Until = None, format: ChartFormat = "vega"
 ) -> Response:
-    """The run so far and where it is going, as `isocompute forecast --chart` draws it."""
+    """The run so far and its forecast, as `isocompute forecast --chart` draws it."""
     found, command = _forecast(scope, run, to, fit_until)
     (curve,), metric, unit = curves_of(scope.only(run), metric=scope.metric, unit=scope.unit)
     end = min(found.fitted_points, len(curve.compute_C))
-    later = replace(curve, compute_C=curve.compute_C[end:], values_C=curve.values_C[end:])  # not seen by the forecast
+    later = replace(curve, compute_C=curve.compute_C[end:], values_C=curve.values_C[end:])  # not used by the forecast
     chart = charts.forecast_chart(
         curve.until(end), found, metric=metric, unit=unit, later=later if len(later.compute_C) else None
     )
@@ -348,7 +348,7 @@ def forecast_chart(
 
 
 def _forecast(scope: Scope, run: str, to: str, fit_until: float | None) -> tuple[Forecast, str | None]:
-    """The forecast, and the command that makes it."""
+    """The forecast, and the command that prints it."""
     options: dict[str, Any] = {"to": to, "fit_until": fit_until, "metric": scope.metric, "unit": scope.unit}
     return api.forecast(scope.only(run), **options), scope.command("forecast", run, **options)
 
@@ -381,7 +381,7 @@ def compare(results: SharedResults, scope: InScope, a: RunName, b: RunName) -> R
 def compare_chart(
     results: SharedResults, scope: InScope, a: RunName, b: RunName, format: ChartFormat = "vega"
 ) -> Response:
-    """The two with their fits, as `isocompute compare --chart` draws them."""
+    """The two runs with their fits, as `isocompute compare --chart` draws them."""
     found, command = _compare(results, scope, a, b)
     one = scope.only(a)
     metric, unit = choose_metric(one, scope.metric), choose_unit(one, scope.unit)
@@ -396,7 +396,7 @@ def compare_chart(
 
 
 def _compare(results: Results, scope: Scope, a: str, b: str) -> tuple[CachedResult[Comparison], str | None]:
-    """The comparison, and the command that makes it."""
+    """The comparison, and the command that prints it."""
     if a == b:
         raise InputError(f"both sides are '{a}': choose two different runs.")
     options: dict[str, Any] = {"metric": scope.metric, "unit": scope.unit}

@@ -1,8 +1,8 @@
-"""Serving a study to this machine and nowhere else: pages and their files, the API, errors, and the port.
+"""The server of the web app, for this machine only: pages, the API, errors, and the port.
 
-The app listens on 127.0.0.1, but a page on the internet can make its own name point there and read the answers (DNS
-rebinding). So a request must name a local host. Nor may a page of another site make the app work, though it could not
-read the answer. The content policy lets a page load the app's own files and nothing else.
+The app listens on 127.0.0.1, but a website can point its own name to that address and read the responses (DNS
+rebinding), so requests must name a local host. Cross-site requests to the API are refused too, even though the other
+site could not read the response. The content policy lets pages load only the app's own files.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ _log = logging.getLogger("isocompute.web")
 
 @dataclass(frozen=True)
 class Served:
-    """A study and the socket that it will be served from."""
+    """A study and the socket that it is served from."""
 
     source: Source
     socket: socket.socket
 
     @property
     def url(self) -> str:
-        """Where the first page is."""
+        """Address of the first page."""
         return f"http://{HOST}:{self.socket.getsockname()[1]}/"
 
 
 def bind(address: str, *, port: int | None = None, options: LoadOptions | None = None) -> Served:
-    """Look at the study and take a port; an error in either comes before anything runs."""
+    """Check the study and bind a port, so that errors in either come before the server starts."""
     source = Source(address, options)
     snapshot = source.snapshot()
-    if source.options.select_runs or not (snapshot.specs or snapshot.parts[-1].runs):  # a table or logs will do too
+    if source.options.select_runs or not (snapshot.specs or snapshot.parts[-1].runs):  # may be a table or logs
         try:
             with captured_warnings():  # the app reads them again, and its pages show the warnings
                 source.load("")
@@ -108,7 +108,7 @@ def _listen(port: int | None) -> socket.socket:
 
 
 def serve(served: Served, *, browser: bool) -> None:
-    """Answer until Ctrl-C."""
+    """Serve until Ctrl-C."""
     results = Results(served.source)
     config = uvicorn.Config(
         create_app(results),
@@ -126,26 +126,26 @@ def serve(served: Served, *, browser: bool) -> None:
 
 
 def warm(results: Results) -> None:
-    """Begin what the first pages show before they ask: the law, and the charts' script."""
+    """Compute what the first pages need before they ask for it: the law and the charts' script."""
 
     def bundle() -> None:
-        with suppress(OSError, subprocess.CalledProcessError):  # ended with the app, or the page asks for it again
+        with suppress(OSError, subprocess.CalledProcessError):  # the app ended, or the page will ask for it again
             _vega_script()
 
     threading.Thread(target=bundle, name="vega", daemon=True).start()
-    with suppress(InputError):  # the page that shows it says what is wrong
+    with suppress(InputError):  # the page shows the error
         results.law(results.scope())
 
 
 def _vega_script() -> bytes:
-    """Vega, Vega-Lite and their embedder, from the package that draws our PNGs too; sets `window.vegaEmbed`."""
+    """Vega, Vega-Lite and their embedder, from the package that also draws PNGs; sets `window.vegaEmbed`."""
     with _bundling:
         return _bundle()
 
 
 @functools.cache
 def _bundle() -> bytes:
-    """It takes two seconds that hold the interpreter lock, so another process does it."""
+    """Bundle the script in another process, since it would hold the interpreter lock for two seconds."""
     program = 'import vl_convert as v; print(v.javascript_bundle("window.vegaEmbed = vegaEmbed;"))'
     command = [sys.executable, "-c", program]
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
@@ -161,12 +161,12 @@ def create_app(results: Results) -> FastAPI:
         version=__version__,
         summary="A study's plan, figures, runs, claims and comparisons.",
         description="An answer with an `Isocompute-Command` header (percent-encoded) is what that command prints with "
-        "`--json`. `Isocompute-Stale: 1` marks one that rests on the files of a moment ago. Nothing can be changed.",
-        docs_url=None,  # its page loads scripts from another machine
+        "`--json`. `Isocompute-Stale: 1` marks a result of an earlier version of the files. The API is read-only.",
+        docs_url=None,  # the docs page would load scripts from another server
         redoc_url=None,
         openapi_url="/api/openapi.json",
         responses=RESPONSES,
-        telemetry={"auto_configure": False},  # whatever the environment says: nothing is sent anywhere
+        telemetry={"auto_configure": False},  # never send telemetry, whatever the environment says
     )
     app.state.results = results
     app.include_router(routes.router)
@@ -184,7 +184,7 @@ def _pages() -> APIRouter:
     def page() -> Response:
         return FileResponse(_STATIC / "index.html", headers={"Cache-Control": "no-cache"})
 
-    for path in ("", *_PAGES):  # the page decides where it begins: with the plan, where there can be one
+    for path in ("", *_PAGES):  # the first page is the plan, if there can be one
         router.get(f"/{path}")(page)
 
     @router.get("/vega.js")
@@ -203,7 +203,7 @@ def _pages() -> APIRouter:
 
 
 class _Guard:
-    """Middleware: the headers of every response, and HEAD and requests of other sites."""
+    """Middleware that sets security headers, answers HEAD, and refuses cross-site requests to the API."""
 
     def __init__(self, app: types.ASGIApp) -> None:
         self._app = app
@@ -224,7 +224,7 @@ class _Guard:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Errors say what to do and nothing of the inside."""
+    """Responses to errors, which say what to do and show no internals."""
 
     def error(message: str, status: int) -> Response:
         return json_response({"error": message}, status=status)
@@ -240,8 +240,8 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def http(request: Request, problem: HTTPException) -> Response:
         messages = {
-            404: f"there is nothing at {request.url.path}; /api lists what there is.",
-            405: "the API answers GET only: nothing can be changed through it.",
+            404: f"there is nothing at {request.url.path}; /api lists all addresses.",
+            405: "the API answers GET only: it is read-only.",
         }
         response = error(messages.get(problem.status_code, str(problem.detail)), problem.status_code)
         response.headers.update(problem.headers or {})
@@ -250,7 +250,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def broken(request: Request, problem: Exception) -> Response:
         _log.error("%s failed", request.url.path, exc_info=problem)
-        return error("this is a mistake of the app; its terminal says more.", 500)
+        return error("this is an error in the app; see its terminal.", 500)
 
 
 def _field(error: Any) -> str:

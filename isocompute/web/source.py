@@ -1,7 +1,7 @@
-"""What is served: a folder of runs or a table, how to read it, its parts, and a fingerprint of its files.
+"""The source that the app serves: a folder of runs or a table, how to read it, its parts, and its file version.
 
-A part is a folder inside the study whose runs belong together, such as the easy and the hard problem set. Requests
-name parts and runs as listed here and nothing else becomes a path, so nothing outside the study can be read.
+A part is a folder inside the study whose runs belong together, such as those on the easy problem set. Requests name
+parts and runs as listed here and give no other paths, so nothing outside the study can be read.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _SPEC = "study.toml"
 _POINTS = "points.jsonl"
-"""As `data.writer` names it, which takes a tenth of a second to load."""
+"""As in `data.writer`, which takes a tenth of a second to import."""
 _DEPTH = 6
-"""`data.load` finds runs four folders deep, in a study that may lie one or two deeper."""
+"""`data.load` finds runs four folders deep, and the study may be one or two folders deeper."""
 _MAX_FILES = 100_000
-"""A link may lead to a whole disk."""
+"""A limit in case a link points to a whole disk."""
 OptionValue = str | float | bool | tuple[int, ...] | list[str] | None
 
 _ACCEPTED = {
@@ -40,11 +40,11 @@ _ACCEPTED = {
     "health": {"problems_per_batch", "rollouts_per_problem"},
     "plan": {"where", "without"},
 }
-"""The load options that each command has; those of `plan` with the same name constrain the plan instead."""
+"""The load options that each command accepts; other options of `plan` with these names constrain the plan."""
 
 
 def command_line(*words: str, options: Mapping[str, OptionValue] | None = None) -> str:
-    """A command as a shell takes it; options that are None or False are left out.
+    """A command with its options, quoted for a shell; options that are None or False are left out.
 
     The values of a tuple are joined by commas, those of a list each repeat the option.
 
@@ -68,7 +68,7 @@ def command_line(*words: str, options: Mapping[str, OptionValue] | None = None) 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The options that `isocompute web` shares with the commands that read runs."""
+    """Options for reading runs that `isocompute web` shares with other commands."""
 
     where: Mapping[str, str] = field(default_factory=dict)
     problems_per_batch: int | None = None
@@ -78,12 +78,12 @@ class LoadOptions:
 
     @property
     def select_runs(self) -> bool:
-        """Whether they keep some of the runs only."""
+        """Whether they leave some runs out."""
         return bool(self.where or self.without)
 
     @property
     def given(self) -> dict[str, str | int | list[str]]:
-        """Those that were given, as a command takes them.
+        """The options that were given, as values for a command line.
 
         >>> LoadOptions(where={"set": "easy"}, rollouts_per_problem=8).given
         {'where': 'set=easy', 'rollouts_per_problem': 8}
@@ -98,7 +98,7 @@ class LoadOptions:
         return {name: value for name, value in options.items() if value}
 
     def command(self, name: str, *words: str, options: Mapping[str, OptionValue] | None = None) -> str | None:
-        """A command that reads the runs in the same way; None where the command lacks an option for it.
+        """A command that reads the runs in the same way; None if it lacks an option for that.
 
         >>> LoadOptions(rollouts_per_problem=8).command("fit", "logs", options={"unit": "tokens"})
         'isocompute fit logs --rollouts-per-problem 8 --unit tokens'
@@ -110,7 +110,7 @@ class LoadOptions:
 
 @dataclass(frozen=True)
 class StudySubset:
-    """A folder of runs inside the study; the empty name is the whole of it."""
+    """A folder of runs inside the study; an empty name means the whole study."""
 
     name: str
     runs: int
@@ -121,14 +121,14 @@ class Snapshot:
     """The study's files at one moment."""
 
     version: str
-    """Differs whenever a file was added, removed or written to."""
+    """Changes when a file is added, removed or written to."""
     parts: tuple[StudySubset, ...]
-    """The whole comes last where there are others: its runs may not belong together."""
+    """The whole study comes last if there are several, since its runs may not belong together."""
     specs: tuple[str, ...]
-    """Folders that hold a `study.toml`, named from the top."""
+    """Folders with a `study.toml`, relative to the source."""
 
     def part(self, name: str | None) -> str:
-        """A part by name; the first where none is named."""
+        """Check the name of a part; None gives the first."""
         if name is None:
             return self.parts[0].name
         if name not in {part.name for part in self.parts}:
@@ -154,7 +154,7 @@ class Source:
         self.options = options or LoadOptions()
 
     def at(self, part: str) -> str:
-        """The address of a part, as a command takes it."""
+        """The address of a part for a command."""
         return files.join(self.address, part) if part else self.address
 
     def load(self, part: str) -> RunSet:
@@ -164,7 +164,7 @@ class Source:
         return load(self.at(part), **vars(self.options))
 
     def snapshot(self) -> Snapshot:
-        """Look at every file's size and time of change."""
+        """Read the size and modification time of every file."""
         top = Path(self.address)
         digest = hashlib.sha256()
         runs_in: dict[str, int] = {}
@@ -184,16 +184,16 @@ class Source:
             stat = top.stat()
             digest.update(f"{stat.st_size}:{stat.st_mtime_ns}".encode())
         parts = _parts(runs_in, specs)
-        # Options that select runs select among all of them.
+        # Options that select runs apply to the whole study.
         return Snapshot(digest.hexdigest()[:16], parts[-1:] if self.options.select_runs else parts, tuple(specs))
 
 
 def _files(
     path: Path, folder: str = "", parents: tuple[tuple[int, int], ...] = ()
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Folder (from the top) and entry of every file that is not hidden, in a fixed order.
+    """Relative folder and entry of every file that is not hidden, in a fixed order.
 
-    Links to folders are followed, as `data.load` does, but neither out of a run's folder nor in a circle.
+    Links to folders are followed, as in `data.load`, except inside a run's folder and in cycles.
     """
     try:
         entries, stat = sorted(os.scandir(path), key=lambda entry: entry.name), path.stat()
@@ -215,14 +215,14 @@ def _files(
 
 
 def _parts(runs_in: Mapping[str, int], specs: list[str]) -> tuple[StudySubset, ...]:
-    """The folders whose runs belong together. Where there is one such folder, the whole is the only part."""
+    """The folders whose runs belong together. If there are fewer than two, the whole study is the only part."""
     whole = StudySubset("", sum(runs_in.values()))
     several = {folder: runs for folder, runs in sorted(runs_in.items()) if folder and runs > 1}
     if len(several) < 2:
         return (whole,)
 
     def name(folder: str) -> str:
-        """The study around a folder if it holds no other group, so that `easy/easy` is called `easy`."""
+        """The study around a folder if it contains no other group, so that `easy/easy` is called `easy`."""
         for spec in sorted(specs, key=len):
             if spec and [other for other in runs_in if other == spec or other.startswith(f"{spec}/")] == [folder]:
                 return spec

@@ -75,7 +75,7 @@ def test_a_study_that_did_not_finish_says_why(call: Call, tmp_path: Path, fault:
     spec = fake(tmp_path / "spec.toml", **{fault: ["less/2x2-s11"]})
     said = call("ablate", spec, "--out", tmp_path / "out", "--workers", "1", *["--json"] * json_too)
     assert said.code == 1
-    assert ("No space left on device; what is written stays" in said.err) == (fault == "full")
+    assert ("No space left on device; what is written is kept" in said.err) == (fault == "full")
     if not json_too:
         assert ("ZeroDivisionError: told to crash" in said.out) == (fault == "crash")
         return

@@ -271,7 +271,7 @@ def test_pretrain_then_train(call: Call, tmp_path: Path):
     small = ("--steps=60", "--batch=64", "--layers=1", "--width=16", "--heads=2", "--feed-forward=16", "--device=cpu")
     data = call("lm", "pretrain", base, *small, "--problems=chain:1-4?modulus=7", "--context=32", "--json").json
     assert set(data) == {"folder", "parameters", "steps"} and data["steps"] == 60
-    fails(call("lm", "pretrain", base, *small), "is there already")
+    fails(call("lm", "pretrain", base, *small), "it exists already")
     fails(call("lm", "pretrain", tmp_path / "b", "--width=18", "--heads=4"), "must be an even multiple of --heads 4")
     fails(call("lm", "pretrain", tmp_path / "b", "--problems=gym:sums"), "is not one of very-easy")
     for odd in ("--learning-rate=inf", f"--seed={10**20}"):

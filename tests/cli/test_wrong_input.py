@@ -88,11 +88,11 @@ def test_compare_needs_one_metric(call: Call, sweep: Path, tmp_path: Path) -> No
         (("quickstart", "--budget", "999999"), r"--budget 999999: give rollouts, at least 1,000,000, such as 2e6"),
         (("quickstart", "--budget", "500h"), r"--budget 500h: give rollouts, at least 1,000,000"),
         (("quickstart", "--budget", "many"), r"--budget many: give rollouts, at least 1,000,000"),
-        (("quickstart", "--budget", "1e30"), r"--budget 1e30: no run makes so many; give at most 1,000,000,000,"),
-        (("quickstart", "--plan-for", "2e15"), r"--plan-for 2e15: no run makes so many"),
-        (("quickstart", "--out", "memory://q"), r"--out memory://q: the quickstart writes to a folder of this machine"),
+        (("quickstart", "--budget", "1e30"), r"--budget 1e30: this is too large; give at most 1,000,000,000,"),
+        (("quickstart", "--plan-for", "2e15"), r"--plan-for 2e15: this is too large"),
+        (("quickstart", "--out", "memory://q"), r"--out memory://q: the quickstart writes to a local folder"),
         (("quickstart", "--plan-for", "1e3"), r"--plan-for 1e3: give rollouts, at least 10,000"),
-        (("quickstart", "--out", "file"), r"--out file: there is a file of that name; give another folder"),
+        (("quickstart", "--out", "file"), r"--out file: this is a file; give another folder"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(

@@ -142,7 +142,7 @@ def test_a_filtered_set(tmp_path: Path) -> None:
         (["--pass-rates", "rate", "--kept", "a:b"], "'a' is not a number"),
         (["--pass-rates", "rate", "--mix", "easy"], "NAME=VALUE"),
         (["--pass-rates", "rate", "--mix", "easy=much"], "'much' is not a number"),
-        (["--pass-rates", "rate", "--mix-size", "5"], "say --mix too"),
+        (["--pass-rates", "rate", "--mix-size", "5"], "give --mix too"),
         (["--pass-rates", "rate", "--mix", "easy=.5,hard=.5", "--mix-size", "2000"], "need 1000 of them"),
         (["--counts", "missing.csv"], "missing.csv: cannot be read"),
     ],

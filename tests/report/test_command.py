@@ -114,14 +114,14 @@ def test_a_metric_that_half_of_the_runs_lack(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "which runs"),
+        ((), "no runs given"),
         (("nowhere",), "nowhere: no such file or folder"),
         (("empty",), "no run folders"),
         (("noise.log",), "noise.log: not a run folder and not a table"),
         (("runs", "--figure", "nope"), "there is no such figure; figures are reward"),
         (("runs", "--figure", "models"), "it needs runs at two or more n on each of two or more base models"),
         (("runs", "--figure", "reward", "--out", "x.gif"), "--out x.gif: the ending must be one of"),
-        (("runs", "--out", "x.png"), "end it in .html"),
+        (("runs", "--out", "x.png"), "end the name in .html"),
         (("runs", "--metric", "nope"), "no run has a metric 'nope'"),
         (("runs", "--budget", "-3"), "--budget -3: give a positive amount"),
         (("runs", "--unit", "hours"), "a unit is one of"),

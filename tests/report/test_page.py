@@ -235,7 +235,7 @@ def test_end_points_still_make_a_page(tmp_path: Path) -> None:
 
 def test_names_that_are_no_page(tmp_path: Path) -> None:
     (tmp_path / "folder.html").mkdir()
-    for name, message in (("report.png", "end it in .html"), ("folder.html", "there is a folder of that name")):
+    for name, message in (("report.png", "end the name in .html"), ("folder.html", "this is a folder")):
         with pytest.raises(InputError, match=message):
             write_report(evidence(study()), out=tmp_path / name)
 

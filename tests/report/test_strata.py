@@ -1,4 +1,4 @@
-"""Tables of end points: n is compared inside what else runs share, not over everything that was run with an n."""
+"""Tables of end points: n is compared within strata, not over all runs of each n."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_a_mean_over_models_does_not_name_a_best_n() -> None:
     assert "from n = 32 to 64 by +0.050 ± 0.000 (3)" in made.sentences[0]
 
 
-def test_balanced_strata_name_the_best_n_with_the_error_inside_them() -> None:
+def test_balanced_strata_name_the_best_n_with_the_error_within_them() -> None:
     # Two models far apart, the same gain of .04 and .06: the mean gain is .05, whatever lies between the models.
     values = {("a", 8): 0.2, ("a", 16): 0.24, ("b", 8): 0.7, ("b", 16): 0.76}
     runs = [ending(f"{model}-n{n}-{copy}", n, v) for (model, n), v in values.items() for copy in ("x", "y")]
     made = figure(runs)
     # n = 16 is .02, .02, .03 and .03 above its strata's means: sd .00577, over √4 strata .0029, twice that .006.
-    assert "inside 4 strata" in made.sentences[0] and "is highest at n = 16, .500 (.494–.506)" in made.sentences[0]
+    assert "within 4 strata" in made.sentences[0] and "is highest at n = 16, .500 (.494–.506)" in made.sentences[0]
     strata = strata_of(runs, METRIC)
     (change,) = strata.changes()
     assert change.mean == pytest.approx(0.05) and change.strata == 4

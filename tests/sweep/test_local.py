@@ -214,7 +214,7 @@ def test_a_full_disk_stops_the_study_and_keeps_what_is_written(tmp_path: Path):
     spec = write_spec(tmp_path / "study.toml", engine_options={"full": ["2x2-s1"], "wait": ["2x2-s0"]})
     code, out, err = finish(start("run", spec, "--out", tmp_path / "out", "--workers", "2"))
     assert code == 1
-    assert "No space left on device; what is written stays" in err
+    assert "No space left on device; what is written is kept" in err
     assert "Traceback" not in err + out
     after = states(tmp_path / "out")
     assert (after["2x2-s0"], after["2x2-s1"]) == ("stopped", "stopped")
@@ -311,7 +311,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
     until((out / "2x2-s0" / "run.json").exists)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    assert "stopping, Ctrl-C again ends at once" in process.stderr.readline()
+    assert "stopping, Ctrl-C again stops at once" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)
     assert (code, "Traceback" in err) == (130, False)

@@ -260,7 +260,7 @@ def test_the_app_begins_with_the_study_and_the_first_figures_that_can_be_drawn(n
         expect(lacking.first).to_contain_text("Reward against compute")
         expect(lacking.first).to_contain_text("runs at two or more rollouts per problem")
         page.get_by_role("link", name="Plan").click()
-        expect(page.get_by_label("Answer")).to_contain_text("do not say")
+        expect(page.get_by_label("Answer")).to_contain_text("do not log")
         command = page.get_by_label("what to give").inner_text()
         assert command == f"isocompute web {logs} --problems-per-batch 32 --rollouts-per-problem 8"
         page.close()

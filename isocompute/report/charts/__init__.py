@@ -1,1 +1,1 @@
-"""Charts, one function each; they take results and know nothing of files."""
+"""Charts, one function each; they take results and read no files."""

@@ -29,11 +29,11 @@ from isocompute.report.charts.style import (
 )
 
 _BANDS = 12
-"""More bands than these would hide each other."""
+"""More bands than this would hide each other."""
 
 
 def law_chart(law: Law) -> Any:
-    """Reward against compute beside n*(C), with all settings competing."""
+    """Reward against compute, next to n*(C), with all settings on one frontier."""
     competition = of_tradeoff("Reward against compute; thick grey: the frontier", law, law.joint)
     reward = reward_panel(competition, shades=shades_of(competition.fits), bands=len(competition.fits) <= _BANDS)
     if law.joint.rollouts is None:
@@ -44,7 +44,7 @@ def law_chart(law: Law) -> Any:
 
 
 def forecast_chart(curve: Curve, made: Forecast, *, metric: str, unit: str, later: Curve | None = None) -> Any:
-    """A run so far, its forecast on the way and at the end, and what came where that is known."""
+    """A run so far, its forecast with an interval, and the later points if they are known."""
     rows, kinds = point_rows(curve, kind="fitted"), ["fitted"]
     if later is not None:
         rows += point_rows(later, kind="held out")
@@ -78,10 +78,10 @@ def forecast_chart(curve: Curve, made: Forecast, *, metric: str, unit: str, late
 def comparison_chart(result: Comparison, *, metric: str, unit: str, names: tuple[str, str]) -> Any:
     """Two recipes with their fits and 95% bands, and where one overtakes the other.
 
-    The curve of a side that collapsed ends where its runs did.
+    The curve of a side that collapsed ends at the collapse.
     """
     far = 2.0 * max(result.a.last, result.b.last)
-    collapsed = {fall.side for fall in result.collapses}
+    collapsed = {collapse.side for collapse in result.collapses}
     rows: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
     for side, fit, curves, name in zip("ab", (result.a, result.b), result.sides, names, strict=True):
@@ -102,5 +102,5 @@ def comparison_chart(result: Comparison, *, metric: str, unit: str, names: tuple
     )
     if collapsed:
         gone = " and ".join(names["ab".index(side)] for side in sorted(collapsed))
-        subtitle = f"{gone} collapsed: the curve is of what came before"
+        subtitle = f"{gone} collapsed: the curve ends there"
     return panel(*layers, title=f"{names[0]} against {names[1]}", subtitle=subtitle, width=520, height=320)

@@ -52,7 +52,7 @@ def best_n(evidence: Evidence) -> Drawing | Needs:
 
 
 def joint_best_n(evidence: Evidence) -> Drawing | Needs:
-    """IsoCompute figure 21: n*(C) where all (Bp, n) compete."""
+    """IsoCompute figure 21: n*(C) among all (Bp, n)."""
     found = [
         (title_of(condition.name), law, law.joint)
         for condition, law in evidence.laws()
@@ -123,7 +123,7 @@ def optimum_panel(best: Optimum, *, title: str, tried: Sequence[float], unit: st
 
 
 def _sentence(best: Optimum, unit: str) -> str:
-    """Where the optimum begins and ends, with what the interval and the edges allow to say."""
+    """The optimum at the start and the end of the range, as far as intervals and bounds allow."""
     low, high = best.ceiling_interval
     ends = f"{at_end(best.ceiling, best.ceiling_bound, best)} (95% {low:.0f}–{high:.0f})"
     if best.direction == "flat":
@@ -133,7 +133,7 @@ def _sentence(best: Optimum, unit: str) -> str:
     tail = (
         "and levels off there"
         if best.saturates
-        else "the edge of what was run so far"
+        else "the edge of the grid so far"
         if best.ceiling_bound is not None
         else "without levelling off inside the data"
     )
@@ -207,10 +207,10 @@ def _batch_panel(title: str, n: Optimum, bp: Optimum) -> Any:
 
 
 def other_metrics(evidence: Evidence) -> Drawing | Needs:
-    """IsoCompute figure 8: the n that is best for best@k and for worst@k, for each Bp."""
+    """IsoCompute figure 8: the best n for best@k and for worst@k, at each Bp."""
     best, worst = evidence.sibling("best"), evidence.sibling("worst")
     if best is None or worst is None:
-        return Needs("best@k and worst@k of the same evaluation (their names beside avg@k)")
+        return Needs("best@k and worst@k of the same evaluation (logged next to avg@k)")
     rows: list[dict[str, Any]] = []
     for metric in (best, worst):
         for condition in evidence.conditions:
@@ -233,7 +233,7 @@ def other_metrics(evidence: Evidence) -> Drawing | Needs:
 
 
 def _winner(bp: int | None, settings: Sequence[CurveFit]) -> dict[str, Any]:
-    """The best n at the largest compute that all settings have, with its interval."""
+    """The best n at the largest compute that all settings reached, with its interval."""
     compute = min(fit.last for fit in settings)
     at = np.array([compute])
     fits = [fit for fit, begun in zip(settings, live(settings, at)[:, 0], strict=True) if begun]
@@ -277,7 +277,7 @@ _KINDS = ("other", "record")
 
 
 def records(evidence: Evidence) -> Drawing | Needs:
-    """IsoCompute figures 5 and 15: the points that the paper's fits keep, and where each n sets them."""
+    """IsoCompute figures 5 and 15: the points that the paper's fits keep, and the n that set them."""
     panels, sentences, data = [], [], []
     for condition, law in evidence.laws():
         name = title_of(condition.name)
@@ -311,7 +311,7 @@ def _rows(law: Law) -> list[dict[str, Any]]:
 
 
 def _points_panel(name: str, rows: Sequence[dict[str, Any]], law: Law, *, one_scale: bool) -> Any:
-    """All points, the records marked; on different scales a frontier means nothing."""
+    """All points, with records marked; the frontier is drawn only if the runs share one scale."""
     x, y = compute_axis(law.unit), value_axis(law.metric)
     colour = named_colours("kind", None, _KINDS, (GREY, ACCENT))
     other, marked = ([row for row in rows if row["kind"] == kind] for kind in _KINDS)

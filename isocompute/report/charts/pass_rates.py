@@ -1,4 +1,4 @@
-"""How pass rates spread over the training problems, at one compute and over training (IsoCompute figures 11 and 27)."""
+"""Histograms of pass rates over problems, at one compute and over training (IsoCompute figures 11 and 27)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from isocompute.report.charts.style import HEAT, Drawing, Needs, chart, compute_
 from isocompute.report.evidence import Evidence
 
 _NEEDS = (
-    "pass rates of the problems over training (pass_rates.jsonl beside a run's points, or veRL's rollout dumps) at two "
+    "pass rates of the problems over training (pass_rates.jsonl in a run's folder, or veRL's rollout dumps) at two "
     "or more n of one recipe"
 )
 _CLASSES = {0.01: "1%", 0.02: "2%", 0.05: "5%", 0.1: "10%", 0.2: "20%", 0.5: "50%", 1.0: "100%"}
@@ -69,11 +69,11 @@ Logged = tuple[Run, tuple[PassRates, ...]]
 
 
 def _small_and_large(condition: Condition, evidence: Evidence) -> tuple[Logged, Logged] | None:
-    """Two runs of one Bp, as far apart in n as there are, the larger at most 32 times the smaller.
+    """Two runs of one Bp with the smallest n and the largest n of at most 32 times that.
 
-    The paper compares 8 and 128. A run with hundreds of times the n has made hardly an update at the same compute.
-    Pass rates must be measured alike: exact ones of the training problems first, then evaluations with as many samples
-    of every problem, and only then the counts of training batches, which have n samples a problem.
+    The paper compares 8 and 128. At the same compute, a run with an n hundreds of times larger has made few updates.
+    Both pass rates must be measured in the same way. Exact ones come first, then evaluations with equally many samples
+    of each problem, then the counts of training batches, which have n samples for each problem.
     """
     logged: dict[tuple[str, int | None], dict[int, Logged]] = {}
     for run in condition.runs:
@@ -112,7 +112,7 @@ def _allocation(run: Run) -> str:
 
 
 def _bins(rates: Iterable[PassRates]) -> int:
-    """Histograms that are compared have the same bins: those of the fewest samples."""
+    """The number of bins that all histograms can have, for which the fewest samples decide."""
     return min(r.bins for r in rates)
 
 
@@ -172,7 +172,7 @@ def _heat_panel(title: str, run: Run, rates: Sequence[PassRates], bins: int) -> 
 
 
 def _measured(r: PassRates) -> str:
-    samples = "" if r.samples is None else f" ({r.samples} samples)" if r.samples else " (n samples each time seen)"
+    samples = "" if r.samples is None else f" ({r.samples} samples)" if r.samples else " (n samples per visit)"
     return f"{r.problems} {r.set} problems{samples}"
 
 

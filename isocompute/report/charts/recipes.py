@@ -1,4 +1,4 @@
-"""Recipes, baselines and forecasts: curves that have no order (ScaleRL figures 1, 2, 5 and 7, IsoCompute figure 26)."""
+"""Charts of recipes, baselines and forecasts (ScaleRL figures 1, 2, 5 and 7, IsoCompute figure 26)."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from isocompute.report.evidence import Evidence
 
 _MOST_RUNS, _MOST_RECIPES = 4, 8
 _ONE_PART = 3
-"""Fields that may change together and still be one part of a recipe."""
+"""Fields that may change together as one part of a recipe, such as a loss and its clips."""
 _RISE_SHOWN = (0.03, 0.97)
-"""Outside this share of the rise, noise makes the straightened points fly off."""
+"""Outside this share of the rise, noise dominates the straightened points."""
 
 
 # Named curves in one panel --------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def _entries_data(entries: Sequence[_Entry]) -> dict[str, Any]:
 
 
 def baselines(evidence: Evidence) -> Drawing | Needs:
-    """IsoCompute figure 26: small groups with a baseline from more rollouts, beside plain ones."""
+    """IsoCompute figure 26: small groups with a baseline from more rollouts, against plain groups."""
     key = "recipe.baseline_rollouts"
     laws = evidence.laws()
     plain = {c.rest(key): law.settings for c, law in laws if not c.ingredient(key)}
@@ -107,7 +107,7 @@ def baselines(evidence: Evidence) -> Drawing | Needs:
                 entries += [_Entry(f"{f.setting[1]}/{f.setting[1]}", f) for f in same]
     if not entries:
         return Needs(
-            "runs of one Bp with a decoupled baseline (recipe.baseline_rollouts = 256 at n = 64, say), beside plain "
+            "runs of one Bp with a decoupled baseline (such as recipe.baseline_rollouts = 256 at n = 64), and plain "
             "runs of that n and of that many rollouts"
         )
     at = min(entry.fit.last for entry in entries)
@@ -130,7 +130,7 @@ def _at(fit: CurveFit, compute: float) -> tuple[float, tuple[float, float]]:
 
 
 def extrapolation(evidence: Evidence) -> Drawing | Needs:
-    """ScaleRL figure 1: a fit to the first half with its band, beside the second half."""
+    """ScaleRL figure 1: a fit to the first half with its band, and the second half."""
     panels, sentences, data = [], [], []
     for run in _longest(evidence):
         whole = evidence.curves[run]
@@ -215,12 +215,12 @@ class _RecipeSet:
     title: str
     entries: tuple[_Entry, ...]
     fields: tuple[Mapping[str, Any], ...]
-    """The recipe fields of each entry; empty where they are not logged."""
+    """The recipe fields of each entry; empty if they are not logged."""
 
     def single_changes(self) -> tuple[_Entry, list[_Entry]] | None:
-        """The recipe from which the most others differ in one field, and those near it; None where there are none.
+        """The recipe from which the most others differ in one field, and its neighbours; None if there are none.
 
-        A part may be several fields, such as a loss and its clips: up to three count as one change.
+        Neighbours differ in up to three fields, since one part of a recipe may be several fields.
         """
         apart_EE = [[len(self._differences(i, j)) for j in range(len(self.entries))] for i in range(len(self.entries))]
         centre = max(range(len(self.entries)), key=lambda i: apart_EE[i].count(1), default=0)
@@ -247,8 +247,8 @@ class _RecipeSet:
 def _recipe_sets(evidence: Evidence) -> list[_RecipeSet]:
     """All sets of at least two recipes, the largest first.
 
-    Runs without a logged allocation are recipes by their names, as long as they are all there is. Runs that name no
-    model and no problem set and lie on different scales are no recipes of one task.
+    Runs without a logged allocation count as recipes by their names, if there are no others. Runs without a model and a
+    problem set are not compared if their rewards have different scales.
     """
     groups: dict[str, list[tuple[Condition, Law]]] = {}
     for condition, law in evidence.laws():
@@ -309,7 +309,7 @@ def _ceiling(fit: CurveFit) -> str:
 
 
 def _comparison(ranked: Sequence[_Entry], evidence: Evidence) -> str:
-    """The verdict of `isocompute compare` on the two highest."""
+    """The verdict of `isocompute compare` on the two highest recipes."""
     try:
         sides = ranked[0].fit.curves, ranked[1].fit.curves
         result = compare(*sides, replicates=max(100, evidence.replicates // 2), seed=evidence.seed)
@@ -319,7 +319,7 @@ def _comparison(ranked: Sequence[_Entry], evidence: Evidence) -> str:
     higher = {
         "a": f"{a} reaches higher than {b}",
         "b": f"{b} reaches higher than {a}",
-        "same": f"the ceilings of {a} and {b} do not differ beyond the error ({result.error_rule})",
+        "same": f"the ceilings of {a} and {b} do not differ by more than the error ({result.error_rule})",
         "undecided": f"which of {a} and {b} reaches higher is undecided",
     }
     return f"; {higher[result.higher]}"
@@ -336,7 +336,7 @@ def _ceilings_panel(ranked: Sequence[_Entry], metric: str) -> Any:
 
 def _forest(rows: Sequence[dict[str, Any]], axis: str, title: str, subtitle: str, even: float | None = None) -> Any:
     names = [row["entry"] for row in rows]
-    room = min(300, 7 * max(map(len, names)))  # pixels a letter: a reader's font may be wider than the measured one
+    room = min(300, 7 * max(map(len, names)))  # 7 pixels per letter: a reader's font may be wide
     y = alt.Y("entry:N", title=None, sort=names, axis=alt.Axis(labelLimit=240, minExtent=room))
     ends = [v for row in rows for v in (row["low"], row["high"])] + ([] if even is None else [even])
     pad = 0.06 * (max(ends) - min(ends)) or 0.01
@@ -372,7 +372,7 @@ def _leave_one_out(group: _RecipeSet, reference: _Entry, others: Sequence[_Entry
     for entry in everyone:
         efficiency, midpoint, base = _pinned(entry.fit, common)
         slopes[entry.name] = efficiency
-        if len(slopes) > _MOST_RECIPES:  # more lines than colours: the others are in the panel beside
+        if len(slopes) > _MOST_RECIPES:  # more lines than colours: the others are in the other panel
             continue
         points += _straightened(entry, common, base)
         lines += [

@@ -75,7 +75,7 @@ def _of_metric(evidence: Evidence, metric: str, fits: tuple[CurveFit, ...], *tit
 
 
 def by_problems(fits: Sequence[CurveFit]) -> dict[int | None, tuple[CurveFit, ...]]:
-    """The settings of each Bp that was run with two or more n, small Bp first; under None where Bp is unknown."""
+    """The settings of each Bp that was run with two or more n, small Bp first; the key is None if Bp is unknown."""
     groups: dict[int | None, list[CurveFit]] = {}
     for fit in fits:
         if fit.setting[1] is not None:
@@ -85,13 +85,13 @@ def by_problems(fits: Sequence[CurveFit]) -> dict[int | None, tuple[CurveFit, ..
 
 
 def _fullest(fits: Sequence[CurveFit]) -> int | None:
-    """The Bp with the most n, the smallest among equals; None where runs do not log it or none has two n."""
+    """The Bp with the most n, the smallest among equals; None if runs do not log it or none has two n."""
     groups = by_problems(fits)
     return max(groups, key=lambda bp: len({fit.setting[1] for fit in groups[bp]}), default=None)
 
 
 def fullest_tradeoff(law: Law) -> Tradeoff | None:
-    """The trade-off at the Bp with the most n; the joint one where runs do not log their Bp, None where n is one."""
+    """The trade-off at the Bp with the most n; the joint one if runs do not log their Bp, None if all have one n."""
     if not by_problems(law.settings):
         return None
     bp = _fullest(law.settings)
@@ -99,7 +99,7 @@ def fullest_tradeoff(law: Law) -> Tradeoff | None:
 
 
 def _other_sets(evidence: Evidence) -> list[str]:
-    """Metrics like the report's own on other problem sets: `NAME/avg@k`, or `avg@k/NAME` where logs write that."""
+    """The report's metric on other problem sets: `NAME/avg@k`, or `avg@k/NAME` in some logs."""
     own = evidence.metric
     bare = re.escape(re.sub(r".*?((?:avg|best|worst)@\d+).*", r"\1", own))
     names = dict.fromkeys(name for run in evidence.runs for name in run.metrics)
@@ -146,7 +146,7 @@ def at_fixed_batch(evidence: Evidence) -> Drawing | Needs:
 
 
 def joint_frontier(evidence: Evidence) -> Drawing | Needs:
-    """IsoCompute figure 22: reward against compute of all (Bp, n), and which leads where."""
+    """IsoCompute figure 22: reward against compute of all (Bp, n), and which of them leads."""
     found = []
     for condition, law in evidence.laws():
         bps, ns = (set(axis) for axis in zip(*(fit.setting for fit in law.settings), strict=True))
@@ -213,7 +213,7 @@ def set_sizes(evidence: Evidence) -> Drawing | Needs:
     """IsoCompute figure 13: reward against compute for each n, a panel for each D."""
 
     def apart_from_size(condition: Condition) -> str:
-        """Also apart from the set's name, where its source or mixture identifies it."""
+        """All settings except the size, and except the set's name if its source or mixture identifies it."""
         known = condition.ingredient("problem_set.source") or condition.ingredient("world.mixture")
         names = ("problems", "problem_set.set", "world.set") if known else ()
         return condition.rest("world.size", "problem_set.size", *names)
@@ -242,9 +242,9 @@ def _by(
     *,
     apart_from: Callable[[Condition], str],
 ) -> Drawing | Needs:
-    """Panels of the conditions that differ in one thing alone: those with the same text of all that is `apart_from` it.
+    """A panel for each condition in a group that differs in one thing: `apart_from` returns the same text for all.
 
-    Where several conditions have one value of it, the one that is most like the others represents it.
+    If several conditions have the same value, the one with the fewest other changes is drawn.
     """
     groups: dict[str, dict[Any, Competition]] = {}
     for condition, law in sorted(evidence.laws(), key=lambda item: item[0].changes):
@@ -276,7 +276,7 @@ def mixtures(evidence: Evidence) -> Drawing | Needs:
     found = []
     for condition in evidence.conditions:
         for name in evaluated:
-            # A set's own validation problems stand under the plain name.
+            # The plain metric is on the validation problems of the training set.
             metric = evidence.metric if name == condition.ingredient("problems") else others[name]
             fits = evidence.fits(condition, metric=metric)
             groups = by_problems(fits)
@@ -293,7 +293,7 @@ def mixtures(evidence: Evidence) -> Drawing | Needs:
 
 
 def _draw(found: Sequence[Competition], *, bands: bool = True, leaders: bool = False) -> Drawing:
-    """Panels with one scale of colours, a caption and the numbers."""
+    """Panels that share their colours, with a caption and the data."""
     shades = shades_of([fit for c in found for fit in c.fits])
     panels = [reward_panel(c, shades=shades, bands=bands, leaders=leaders) for c in found]
     sentences = [f"{c.title}: {_sentence(c)}" for c in found]
@@ -349,7 +349,7 @@ def _leaders(c: Competition, x: alt.X, y: alt.Y) -> list[Any]:
         *({"compute": s.compute, "value": s.value, "name": _name(c.fits[s.after])} for s in front.switches),
     ]
     ends = [*(row["compute"] for row in rows[1:]), float(front.compute_C[-1])]
-    # Leads of a moment are left without a name: they are noise where curves lie on each other.
+    # Short leads get no name: they are noise between similar curves.
     lasting = [row for row, end in zip(rows, ends, strict=True) if end > 1.5 * row["compute"]]
     named: list[dict[str, Any]] = []
     for row in lasting:
@@ -366,7 +366,7 @@ def _leaders(c: Competition, x: alt.X, y: alt.Y) -> list[Any]:
 
 
 def _sentence(c: Competition) -> str:
-    """Who leads first and last, where the lead changes, and what is reached."""
+    """Which settings lead first and last, where the lead changes, and the reward at the end."""
     front = c.frontier
     begin, end = (c.fits[int(i)] for i in (front.best_C[0], front.best_C[-1]))
     interval = around(float(front.values_C[-1]), front.values_BC[:, -1])
@@ -419,7 +419,7 @@ def _data(c: Competition) -> dict[str, Any]:
 
 
 def _name(fit: CurveFit, symbol: str = "") -> str:
-    """Bp × n; n alone, after a symbol for a sentence, where Bp is unknown, and the run where n is."""
+    """Bp × n; n alone, after `symbol`, if Bp is unknown; the name of the run if n is unknown."""
     problems, rollouts = fit.setting
     if rollouts is None:
         return fit.curves[0].name
@@ -427,7 +427,7 @@ def _name(fit: CurveFit, symbol: str = "") -> str:
 
 
 def label(rollouts: int | None, name: str) -> str:
-    """What a colour represents: n where it is known, else the run."""
+    """The legend entry of a setting: n if known, else the run."""
     return name if rollouts is None else f"{rollouts}"
 
 
@@ -436,6 +436,6 @@ def _shade(fit: CurveFit) -> str:
 
 
 def shades_of(fits: Sequence[CurveFit]) -> list[str]:
-    """The domain of the colours: every n, small ones first, or every run, the one that reached highest first."""
+    """The legend entries: every n in order, or every run with the highest first if n is unknown."""
     ordered = sorted(fits, key=lambda fit: (fit.setting[1] or 0, -float(fit.at(np.array([fit.last]))[0])))
     return list(dict.fromkeys(_shade(fit) for fit in ordered))

@@ -1,8 +1,8 @@
 """How much the reward depends on n and how much on Bp (IsoCompute figure 10).
 
-Without learning curves, a table of end points can still compare n inside strata. Such a table has a row a run, of
-several models or learning rates, and seldom every n of each; a mean over all rows with one n would compare the models.
-In a stratum everything is the same that is logged and is no result: columns, Bp, and the runs' names without their n.
+Without learning curves, a table of end points can still compare n within strata. Its rows are runs of several models
+or learning rates, rarely with every n of each, so a mean over all rows with one n would compare models instead. The
+runs of a stratum share Bp, their names without n, and all columns that are not results.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _whiskers(title: str, rows: Sequence[dict[str, Any]], symbol: str, metric: s
 
 
 def _end_points(evidence: Evidence) -> Drawing | Needs:
-    """The last value of every run by its n, inside strata."""
+    """The last value of every run by its n, within strata."""
     metric = evidence.metric
     panels, sentences, data = [], [], []
     for condition in evidence.conditions:
@@ -103,7 +103,7 @@ def _end_points(evidence: Evidence) -> Drawing | Needs:
         if found.differing and found.compared:
             for ns, cells in found.compared[:_GROUPS]:
                 many = f"{len(cells)} {'stratum' if len(cells) == 1 else 'strata'}"
-                subtitle = f"mean over {many} with each of these n; whiskers: twice its error inside them"
+                subtitle = f"mean over {many} with each of these n; whiskers: twice its error within them"
                 panels.append(_whiskers(f"{name} · n = {', '.join(map(str, ns))}", means(cells), "n", metric, subtitle))
             sentences.append(f"{name}: {_inside(found, metric)}")
             changes = [asdict(change) for change in found.changes()]
@@ -126,12 +126,12 @@ def _end_points(evidence: Evidence) -> Drawing | Needs:
 
 
 def _inside(found: Strata, metric: str) -> str:
-    """Which n is highest where strata are balanced over n; else what n changes inside them, step by step."""
+    """The best n if every stratum has every n; else the changes from each n to the next within strata."""
     strata = f"{len(found.cells)} strata (they differ in {', '.join(found.differing)})"
     if found.balanced:
         top = max(means(found.cells), key=lambda row: float(row["value"]))
         return (
-            f"the last {metric}, averaged inside {strata}, is highest at n = {top['setting']}, {value(top['value'])} "
+            f"the last {metric}, averaged within {strata}, is highest at n = {top['setting']}, {value(top['value'])} "
             f"({value(top['low'])}–{value(top['high'])})"
         )
     steps = ", ".join(
@@ -141,7 +141,7 @@ def _inside(found: Strata, metric: str) -> str:
         for c in found.changes()
     )
     return (
-        f"not every one of {strata} has every n, so a mean over all runs of an n does not compare; inside strata that "
+        f"not every one of {strata} has every n, so means over all runs do not compare n; within strata that "
         f"have both, the last {metric} changes {steps} (± twice the standard error; number of strata)"
     )
 
@@ -165,27 +165,27 @@ _Cells = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Change:
-    """What n changes inside the strata that have both of two neighbouring n."""
+    """The change from one n to the next, within the strata that have both."""
 
     before: int
     after: int
     mean: float
     error: float
-    """Twice the standard error over the strata; 0 where there is one."""
+    """Twice the standard error over the strata; 0 if there is only one."""
     strata: int
 
 
 @dataclass(frozen=True)
 class Strata:
-    """The runs of a table by what they share besides n."""
+    """The runs of a table, grouped by what they share besides n."""
 
     differing: tuple[str, ...]
-    """What differs between strata; empty where nothing does."""
+    """What differs between strata; empty if there is one stratum."""
     cells: _Cells
 
     @property
     def compared(self) -> list[tuple[tuple[int, ...], _Cells]]:
-        """Strata with the same two or more n, which their means compare; the most strata first."""
+        """Groups of strata that have the same two or more n, the largest group first."""
         groups: dict[tuple[int, ...], dict[str, Mapping[int, float]]] = {}
         for name, by_n in self.cells.items():
             if len(by_n) > 1:
@@ -209,7 +209,7 @@ class Strata:
 
 
 def means(cells: _Cells) -> list[dict[str, Any]]:
-    """The mean of each n over strata that all have it; the error is that of differences inside strata."""
+    """The mean of each n over strata that all have it, with the error of differences within strata."""
     levels = {name: float(np.mean(list(by_n.values()))) for name, by_n in cells.items()}
     out = []
     for n in sorted(next(iter(cells.values()))):
@@ -243,7 +243,7 @@ _SEED = re.compile(r"(?<![A-Za-z])(?:s|seed)[ _=-]?\d+(?![\d.])")
 
 
 def _parts(runs: Sequence[Run], metric: str) -> dict[str, list[str]]:
-    """What runs log besides n and results, as text, by the name of what it is."""
+    """The settings that runs log besides n, as text by name; results are left out."""
     out = {"Bp": [f"{run.settings.problems_per_batch}" for run in runs]}
     for column in dict.fromkeys(name for run in runs for name in run.points.columns):
         if column == metric or _RESULT.search(column.lower()):
@@ -251,7 +251,7 @@ def _parts(runs: Sequence[Run], metric: str) -> dict[str, list[str]]:
         logged = [run.points[column].unique() if column in run.points.columns else None for run in runs]
         if all(each is not None and len(each) == 1 for each in logged):
             texts = [f"{each[0]}" for each in logged if each is not None]
-            if 2 * len(set(texts)) <= len(texts):  # what hardly two runs share is measured, not set
+            if 2 * len(set(texts)) <= len(texts):  # values that few runs share are measured, not set
                 out[column] = texts
     without = [_without_n(run.name, int(run.settings.rollouts_per_problem or 0)) for run in runs]
     if all(each is not None for each in without):
@@ -260,7 +260,7 @@ def _parts(runs: Sequence[Run], metric: str) -> dict[str, list[str]]:
 
 
 def _without_n(name: str, n: int) -> str | None:
-    """A run's name without its n and seed; None where it does not spell its n.
+    """A run's name without its n and seed; None if its n is not in the name.
 
     >>> _without_n("grpo0.5B-b32-r32-p0.1", 32), _without_n("batch32rollout8", 8), _without_n("first", 8)
     ('grpo0.5B-b32-#-p0.1', 'batch32#', None)

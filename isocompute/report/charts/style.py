@@ -1,6 +1,6 @@
-"""What all charts are built of: colours, axes, marks, panels, and the four file formats.
+"""Shared parts of all charts: colours, axes, marks, panels, and the four file formats.
 
-Colours survive print and colour-blindness, and each has a counterpart for dark pages.
+Colours work in print and for colour-blind readers, and each has a counterpart for dark pages.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from isocompute.law.fits import CurveFit
 INK, MUTED, GRID, AXIS, PAPER = "#1f2328", "#57606a", "#e7e9ec", "#8c959f", "#ffffff"
 ACCENT, BLUE, GREY = "#c44e00", "#2c728e", "#767676"
 RAMP = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#d8c500")
-"""Viridis without its palest end, which vanishes on white."""
+"""Viridis without its palest end, which is invisible on white."""
 SIDES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
-"""Okabe and Ito's colours, for things without an order."""
+"""Okabe and Ito's colours, for names without an order."""
 HEAT = ("#e3eef9", "#c6dbef", "#9dc4e3", "#6aaed6", "#3f8fc5", "#1a68ae", "#08306b")
-"""Shares from nearly none to nearly all."""
+"""Colours of shares, from small to large."""
 _DARK_RAMP = ("#a98bf0", "#8f94f2", "#76a5ee", "#58b6dd", "#48c3b8", "#55d197", "#86dd78", "#c2e85a", "#f2e25a")
 _DARK_SIDES = ("#57b0ea", "#ff9350", "#37cba0", "#eaa5ce", "#f7bf4f", "#a5dbfa", "#e6edf3", "#cfb07a")
 _DARK_HEAT = ("#1b2633", "#1f3b58", "#24527f", "#2f6fa8", "#4a90cc", "#7db6e6", "#cfe6fb")
@@ -41,9 +41,9 @@ DARK = {
     GREY: "#a0a7ae",
     **dict(zip((*RAMP, *SIDES, *HEAT), (*_DARK_RAMP, *_DARK_SIDES, *_DARK_HEAT), strict=True)),
 }
-"""What each colour of a chart becomes on a dark page."""
+"""Each colour of a chart, and its counterpart on a dark page."""
 WIDTH, HEIGHT = 330, 225
-"""A panel with its axis fits a telephone's width at its own size."""
+"""Size of a panel in pixels; with its axis it fits the width of a phone."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -53,7 +53,7 @@ _WHOLE = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-6"
 _DECADES = {"condition": {"test": _WHOLE, "value": 1}, "value": 0.3}
 """Grid lines at powers of ten stand out from those between."""
 _LARGE = "abs(datum.value) >= 1e4 ? replace(format(datum.value, '.3~s'), 'G', 'B') : datum.label"
-"""Large rewards as `formatting.value` has them."""
+"""Formats large rewards as `formatting.value` does."""
 
 
 def unit_name(unit: str | None) -> str:
@@ -110,7 +110,7 @@ def named_colours(
 ) -> alt.Color:
     """Distinct colours for names without an order; the legend lists those that are `shown`.
 
-    Names after those that there are colours for are grey and not in the legend.
+    When colours run out, further names are grey and not in the legend.
     """
     if colours is None:
         colours = (*SIDES[: len(domain)], *[GREY] * (len(domain) - len(SIDES)))
@@ -151,7 +151,7 @@ def chart(rows: Rows) -> alt.Chart:
 
 
 def panel(*layers: Any, title: str, subtitle: str = "", width: int = WIDTH, height: int = HEIGHT) -> Any:
-    """Layers as one panel with a heading: a title that is cut where the panel ends, and lines below it."""
+    """Layers as one panel with a title, cut at the width of the panel, and a wrapped subtitle."""
     limit = max(width, WIDTH) + 30  # pixels; the axis is at least 30 wide, a letter of the subtitle 6
     lines = textwrap.wrap(subtitle, limit // 6, break_on_hyphens=False, break_long_words=False)  # names stay whole
     heading = alt.TitleParams(title, subtitle=lines or "", limit=limit)
@@ -191,7 +191,7 @@ def fit_data(fit: CurveFit) -> dict[str, Any]:
 
 
 def point_rows(*curves: Curve, **labels: Any) -> list[dict[str, Any]]:
-    """The points of curves as `compute` and `value`, with these labels; a log axis has no place for compute 0."""
+    """The points of curves as `compute` and `value`, with these labels; compute 0 is not on a log axis."""
     return [
         {"compute": float(c), "value": float(v), **labels}
         for curve in curves
@@ -206,27 +206,27 @@ def title_of(*parts: str) -> str:
 
 
 def thin(rows: Rows, most: int = 500) -> Rows:
-    """At most this many marks, evenly: a page stays small and a printer does not choke."""
+    """At most this many rows, evenly spaced, which keeps files small."""
     step = -(-len(rows) // most) if rows else 1
     return rows[::step]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a chart's function returns: panels of one size, one sentence of result, the numbers."""
+    """What the function of a figure returns: panels of one size, a sentence for each result, the data."""
 
     panels: Sequence[Any]
-    """Altair charts. A page lets them flow, a file sets them side by side."""
+    """Altair charts."""
     sentences: Sequence[str]
     """What these data show, with numbers and intervals; no full stops."""
     data: dict[str, Any]
     columns: int | None = None
-    """Panels side by side; where None, as many as read well."""
+    """Panels side by side; chosen by their number if None."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a chart's function returns where the data do not support it: the runs or metrics that would."""
+    """What the function of a figure returns if the data do not support it: the runs or metrics that it needs."""
 
     text: str
 
@@ -238,7 +238,7 @@ _FORMATS = (".html", ".png", ".svg", ".pdf")
 
 
 def check_format(path: str | Path, option: str = "--chart") -> Path:
-    """Refuse a name whose ending is none of ours before any work is done."""
+    """Check the suffix of a chart's path before any work is done."""
     path = Path(path)
     if path.suffix.lower() not in _FORMATS:
         raise InputError(f"{option} {path}: the ending must be one of {', '.join(_FORMATS)}.")
@@ -246,7 +246,7 @@ def check_format(path: str | Path, option: str = "--chart") -> Path:
 
 
 def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
-    """Write a chart in the format its name asks for; HTML is self-contained and needs no network."""
+    """Write a chart in the format of the path's suffix; HTML is self-contained and needs no network."""
     import vl_convert as vlc
 
     path, spec = check_format(path), themed(chart)
@@ -262,7 +262,10 @@ def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
 
 
 def themed(chart: alt.TopLevelMixin, *, background: str | None = "white") -> dict[str, Any]:
-    """A chart's specification with our fonts and colours; for a page, without background and names for every mark."""
+    """A chart's specification with the shared fonts and colours.
+
+    `background=None` is for pages: transparent, and without an accessible name for every mark.
+    """
     spec = chart.to_dict(validate=False)
     config = {
         "font": "Helvetica, Arial, sans-serif",

@@ -78,7 +78,7 @@ export async function render(root, { about, parameters, remember, again, signal 
         undecided: data.unrisen
           ? `Which ceiling is higher is undecided: ${name[data.unrisen]} was run for less and has not begun to rise.`
           : "Which ceiling is higher is undecided: run the one that has risen less for longer.",
-        same: "The ceilings do not differ beyond the error.",
+        same: "The ceilings do not differ by more than the error.",
       }[data.higher] ?? `${name[data.higher]} has the higher ceiling, by ${value(Math.abs(data.difference))}.`;
     const faster =
       {
