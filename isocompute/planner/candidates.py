@@ -5,8 +5,8 @@ largest number of updates within the budget. The three modes of the IsoCompute p
 (section 4.1), B = Bp · n (4.2), or nothing (4.3).
 
 Curves of one Bp predict another one approximately. In figure 10 of the paper (n = 16), Bp moves the reward by 1.9
-points on the easy set and by 2.2 on the hard set; n moves it by 9.2 and 3.1. So a law of one Bp is used for others within a factor
-of `NEAR_PROBLEMS`, with the standard deviation of that figure in its draws.
+points on the easy set and by 2.2 on the hard set. n moves it by 9.2 and 3.1. So a law of one Bp is used for others
+within a factor of `NEAR_PROBLEMS`, with the standard deviation of that figure in its draws.
 """
 
 from __future__ import annotations
