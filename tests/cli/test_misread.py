@@ -1,4 +1,4 @@
-"""What a command takes runs to be, where their files can be misread."""
+"""How commands read runs whose files are ambiguous."""
 
 from __future__ import annotations
 

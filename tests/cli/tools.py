@@ -1,11 +1,9 @@
-"""What the tests of several commands share."""
+"""Helpers for the tests of several commands."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
-
-__all__ = ["QUICK", "RUNS", "check_intervals"]
 
 QUICK = ("--replicates", "50")
 RUNS = ("easy-32x16", "easy-32x64", "easy-32x8")

@@ -1,4 +1,4 @@
-"""Runs with a known fate: noise around a curve, and what is done to it from a step on."""
+"""Synthetic runs: noise around a known curve, with changes from a given step on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import numpy as np
 import polars as pl
 
 from isocompute.data import Run, RunSettings
-
-__all__ = ["rising", "run_of"]
 
 
 def rising(rng: np.random.Generator, points: int, *, noise: float, low: float = 0.3, high: float = 0.7) -> np.ndarray:

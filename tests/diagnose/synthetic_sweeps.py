@@ -1,4 +1,4 @@
-"""Sweeps whose truth is known: curves of each setting, with seeds that differ as real ones do."""
+"""Synthetic sweeps from known curves, with seed effects and noise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 import polars as pl
 
 from isocompute.data import Run, RunSet, RunSettings
-
-__all__ = ["Truth", "crossing", "same", "sweep"]
 
 Truth = Callable[[int, np.ndarray], np.ndarray]
 """(n, compute) → expected reward."""

@@ -1,4 +1,4 @@
-"""Claims that are true are found, claims that are false are not, and chance is neither."""
+"""True claims hold, false claims fail, and noise decides neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is made to suffer is found, soon; noise is not."""
+"""Health checks find what was done to a run, soon after it began, and do not find noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that learns nothing is told, one that learns is not; and rewards are found by the names that `fit` reads."""
+"""A run that learns nothing gets the finding `no_progress`, and one that learns does not; which columns are rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader does to a page while it draws itself anew: presses, sorts and looks are not lost."""
+"""A page that redraws itself keeps focus, sorting and choices."""
 
 from __future__ import annotations
 
