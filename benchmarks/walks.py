@@ -4,7 +4,8 @@
 
 `plan`: four veRL consoles (n = 8 … 64) become a plan: `isocompute plan --budget 4e5 --law logs/`. `step`: a study of
 one cell and one update of the built-in model, from `study.toml` to `points.jsonl`, the worker process included. A
-module runs code when one of its functions is called after it was imported; what importing it executes does not count.
+module runs code when one of its functions is called, also while modules are imported; executing its top level alone
+does not count.
 docs/architecture.md shows both lists.
 """
 
@@ -20,17 +21,13 @@ from pathlib import Path
 TRACER = """
 import os, sys, threading
 root, out, met = os.environ["WALK_ROOT"], os.environ["WALK_OUT"], set()
-def importing(frame):
-    while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] not in ("__main__", "__mp_main__"):
-            return True
-        frame = frame.f_back
-    return False
 def profile(frame, event, _):
     code = frame.f_code
-    if event != "call" or not code.co_filename.startswith(root) or code in met or importing(frame):
+    if event != "call" or not code.co_filename.startswith(root) or code in met:
         return
     met.add(code)
+    if code.co_name == "<module>" or not code.co_flags & 1:  # the bodies of modules and classes
+        return
     with open(f"{out}/{os.getpid()}", "a") as file:
         file.write(f"{code.co_filename[len(root) + 1:]}\\t{code.co_qualname}\\n")
 sys.setprofile(profile)

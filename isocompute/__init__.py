@@ -64,7 +64,13 @@ _MODULES = {
     "health": "isocompute.diagnose.health",
     "metrics": "isocompute.core.metrics",
     "study": "isocompute.sweep",
-    **{name: f"isocompute.{name}" for name in ("data", "diagnose", "law", "problems", "report", "sweep", "trainers")},
+    "data": "isocompute.data",
+    "diagnose": "isocompute.diagnose",
+    "law": "isocompute.law",
+    "problems": "isocompute.problems",
+    "report": "isocompute.report",
+    "sweep": "isocompute.sweep",
+    "trainers": "isocompute.trainers",
 }
 """Parts of the package that load on first use too: `isocompute.study.run(…)`."""
 

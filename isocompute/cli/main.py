@@ -4,105 +4,97 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import UserDict
+from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from isocompute._version import __version__
-from isocompute.cli import (
-    ablate,
-    claims,
-    compare,
-    explain,
-    export,
-    fit,
-    forecast,
-    health,
-    import_,
-    lm,
-    plan,
-    quickstart,
-    report,
-    split,
-    study,
-    train,
-    web,
-)
 from isocompute.cli.options import refuse_retired
 from isocompute.core.errors import InputError
 
-
-class _Sections(TyperGroup):
-    """A group whose help lists commands in sections, by their `rich_help_panel`, as plain text."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a section for each panel, with all names in one column."""
-        names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
-        width = max(map(len, names))
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for name in names:
-            command = self.commands[name]
-            row = (name.ljust(width), command.get_short_help_str(formatter.width - width - 6))
-            sections.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append(row)
-        for title, rows in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(rows)
-
-
-_COMMANDS: dict[str, dict[str, tuple[Any, str]]] = {
+_SECTIONS = {
     "Start": {
-        "quickstart": (quickstart, "The paper's sweep on the simulator, its law and a plan."),
-        "web": (web, "A study in the browser: plan, figures, runs, claims."),
+        "quickstart": "The paper's sweep on the simulator, its law and a plan.",
+        "web": "A study in the browser: plan, figures, runs, claims.",
     },
     "Your runs": {
-        "import": (import_, "Logs of veRL, TRL and others into run folders."),
-        "fit": (fit, "The scaling law of runs: curves, frontier, n*(C)."),
-        "forecast": (forecast, "The future reward of runs, with an interval."),
-        "compare": (compare, "How two recipes differ: in their ceiling, or in speed."),
-        "health": (health, "Problems of a run, and since when."),
-        "claims": (claims, "The papers' claims, judged on these runs."),
-        "report": (report, "A page with the answer, figures, methods and runs."),
+        "import": "Logs of veRL, TRL and others into run folders.",
+        "fit": "The scaling law of runs: curves, frontier, n*(C).",
+        "forecast": "The future reward of runs, with an interval.",
+        "compare": "How two recipes differ: in their ceiling, or in speed.",
+        "health": "Problems of a run, and since when.",
+        "claims": "The papers' claims, judged on these runs.",
+        "report": "A page with the answer, figures, methods and runs.",
     },
     "Spend a budget": {
-        "plan": (plan, "Problems, rollouts, updates and a recipe, with error bars."),
-        "export": (export, "A plan as a trainer's config."),
-        "explain": (explain, "The Bp, n, M and C of a trainer's config."),
+        "plan": "Problems, rollouts, updates and a recipe, with error bars.",
+        "export": "A plan as a trainer's config.",
+        "explain": "The Bp, n, M and C of a trainer's config.",
     },
     "Make runs": {
-        "study": (study, "Run a sweep, show its progress, list its runs."),
-        "train": (train, "Train one model by reinforcement learning."),
-        "ablate": (ablate, "A recipe against the same without each of its parts."),
-        "split": (split, "Split a problem set by difficulty."),
-        "lm": (lm, "Base models and measurements of the engine."),
+        "study": "Run a sweep, show its progress, list its runs.",
+        "train": "Train one model by reinforcement learning.",
+        "ablate": "A recipe against the same without each of its parts.",
+        "split": "Split a problem set by difficulty.",
+        "lm": "Base models and measurements of the engine.",
     },
 }
-"""Sections of the help, with the module and a short description of each command."""
+"""Sections of the help, with a short description of each command."""
+_MODULES = {name: name for section in _SECTIONS.values() for name in section} | {"import": "import_", "ui": "web"}
+"""The module of each command in this folder; `ui` is what `web` was called in 0.1."""
 _EXTRAS = dict.fromkeys(("torch", "safetensors", "tokenizers", "transformers"), "rl")
 _EXTRAS |= {"fastapi": "web", "uvicorn": "web"}
 """The extra that installs each package."""
 
 
-def _with_commands() -> typer.Typer:
-    out = typer.Typer(
-        cls=_Sections,
-        help="How to spend compute on reinforcement learning of language models.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
-    for panel, commands in _COMMANDS.items():
-        for name, (module, line) in commands.items():
+class _Commands(UserDict[str, Any]):
+    """Commands by name; a module is imported when its command is looked up."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys(_MODULES))
+
+    def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
+        if self.data[name] is None:
+            module = import_module(f"isocompute.cli.{_MODULES[name]}")
+            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
             if hasattr(module, "app"):
-                out.add_typer(module.app, name=name, short_help=line, rich_help_panel=panel)
+                alone.add_typer(module.app, name=name)
+                self.data[name] = typer.main.get_group(alone).commands[name]
             else:
-                out.command(name, short_help=line, rich_help_panel=panel)(module.command)
-    out.command("ui", hidden=True)(web.command)  # its name in 0.1
-    return out
+                alone.command(name)(module.command)
+                self.data[name] = typer.main.get_command(alone)
+            self.data[name].hidden = name == "ui"
+        found: TyperCommand | TyperGroup = self.data[name]
+        return found
 
 
-app = _with_commands()
+class _Program(TyperGroup):
+    """The program's group; its help lists the commands in sections, as plain text, without importing any of them."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each panel, with all names in one column."""
+        del ctx
+        width = max(len(name) for section in _SECTIONS.values() for name in section)
+        for title, section in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), line) for name, line in section.items()])
+
+
+app = typer.Typer(
+    cls=_Program,
+    help="How to spend compute on reinforcement learning of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
 
 
 def _version(asked: bool) -> None:

@@ -26,7 +26,6 @@ from isocompute.planner.law import OptimumOnly, PlanningLaw, is_rate
 
 _BEFORE = 2.0
 """Figure 6 draws a curve from the compute at which it takes the lead; we trust its form down to half of that."""
-_KMAX = max(len(family.parameters) for family in FAMILIES)
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def _curve(name: str, s: dict[str, Any], doubt: dict[str, Any], replicates: int,
         ]
     )
     spread_K = [doubt["log_compute"] if in_compute else doubt["log_efficiency"] for in_compute in family.compute_like]
-    theta_BK = np.zeros((replicates, _KMAX))
+    theta_BK = np.zeros((replicates, max(len(family.parameters) for family in FAMILIES)))
     for k in range(len(theta_K)):
         theta_BK[:, k] = theta_K[k] + spread_K[k] * _centered(rng, replicates)
     shift_B = _level(doubt["level"], s["ceiling"]) * _centered(rng, replicates)
