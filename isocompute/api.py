@@ -275,7 +275,7 @@ def _planning_law(request: PlanRequest) -> tuple[PlanningLaw, RunSet | None]:
         return source, None
     if isinstance(source, Law | StoredLaw):
         name = "law" if isinstance(source, Law) else "law.json"
-        return planning_law(source, name=name, problems_per_batch=bp, seed=seed), None
+        return planning_law(source, name=name, problems_per_batch=bp), None
     if isinstance(source, str | Path):
         name = str(source)
         if name.partition("/")[0] in ("isocompute", "scalerl") and "/" in name and not files.exists(name):
@@ -292,7 +292,7 @@ def _planning_law(request: PlanRequest) -> tuple[PlanningLaw, RunSet | None]:
             )
         if not files.is_folder(name) and is_law_file(name):
             _refuse_without_draws(name)
-            return planning_law(read_law(name), name=name, problems_per_batch=bp, seed=seed), None
+            return planning_law(read_law(name), name=name, problems_per_batch=bp), None
         try:
             source = load(name)
         except InputError as error:
@@ -312,7 +312,7 @@ def _planning_law(request: PlanRequest) -> tuple[PlanningLaw, RunSet | None]:
     warn_of_scales(curves, metric=metric, source=runs.source)
     law = fit_law(curves, metric=metric, unit=unit, replicates=request.replicates, seed=seed)
     fitted = f"fitted to {plural(len(curves), 'run')}{chosen}"
-    return planning_law(law, name=runs.source, source=fitted, problems_per_batch=bp, seed=seed), runs
+    return planning_law(law, name=runs.source, source=fitted, problems_per_batch=bp), runs
 
 
 def _refuse_without_draws(name: str) -> None:
@@ -325,7 +325,9 @@ def _refuse_without_draws(name: str) -> None:
         return
     settings = data.get("settings")
     printed = "curves" in data and settings is None
-    stripped = isinstance(settings, list) and any(isinstance(s, dict) and "ensemble" not in s for s in settings)
+    stripped = isinstance(settings, list) and any(
+        isinstance(s, dict) and not {"ensemble", "posterior"} & s.keys() for s in settings
+    )
     if printed or stripped:
         raise InputError(
             f"--law {name}: a law without uncertainty ({'what fit --json prints' if printed else 'no replicates'}); "

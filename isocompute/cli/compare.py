@@ -105,7 +105,7 @@ def _show(result: Comparison, name_a: str, name_b: str) -> None:
     rows = [
         [
             name,
-            fit.family.name,
+            fit.form,
             value(fit.ceiling),
             pair(fit.ceiling_interval()),
             f"{e.efficiency:.2f}",

@@ -83,7 +83,7 @@ def show(law: Law) -> None:
             run.curve.name,
             count(run.curve.problems_per_batch),
             count(run.curve.rollouts_per_problem),
-            f"{run.fit.family.name} ({run.fit.weights[run.fit.family.name]:.0%})",
+            f"{run.fit.form} ({run.fit.form_weights[run.fit.form]:.0%})",
             ceiling(run.fit.ceiling, run.fit.rise_done),
             pair(run.fit.ceiling_interval()),
             f"{run.fit.rmse:.4f}",
@@ -125,7 +125,7 @@ def show(law: Law) -> None:
         inner = [left for left in law.surface.left_out if not left.edge] or list(law.surface.left_out)
         error = sum(left.rmse for left in inner) / len(inner)
         screen.print(
-            f"\nJoint law R(C; n, Bp): {law.surface.family.name}, rmse {law.surface.rmse:.4f}; "
+            f"\nJoint law R(C; n, Bp): {law.surface.form}, rmse {law.surface.rmse:.4f}; "
             f"an n left out is predicted to {error:.3g}"
         )
     for note in law.notes:

@@ -24,22 +24,13 @@ def show(plan: Plan) -> None:
     """Print the plan: the answer first, then alternatives, recipe, law and warnings."""
     screen = console()
     a, ranked = plan.allocation, plan.chosen.ranked
-    second = plan.alternatives[0] if plan.alternatives else None
     screen.print(
         f" Use  {plural(a.problems_per_batch, 'problem')} × {plural(a.rollouts_per_problem, 'rollout')} × "
         f"{plural(a.update_steps, 'update')}   ({thousands(a.compute, 'rollout')})",
         style="bold",
     )
-    next_best = ""
-    if second is not None:
-        b = second.allocation
-        next_best = (
-            f"; best of {len(plan.targets)} with probability {value(ranked.probability_best)}; next: "
-            f"{b.problems_per_batch} × {b.rollouts_per_problem}, −{value(second.ranked.regret)}"
-        )
-    screen.print(f" Expect {plan.law.metric} {value(ranked.value)} ({pair(ranked.interval)}, 80%){next_best}")
-    if not plan.stands_out:
-        screen.print(f" No setting stands out; the cheapest within one error is {_cell(plan.cheapest.allocation)}")
+    screen.print(f" Expect {plan.law.metric} {value(ranked.value)} ({pair(ranked.interval)}, 80%)")
+    screen.print(f" {plan.answer}")
     for line in _recipe(plan):
         screen.print(f" {line}")
     if (epochs := plan.epochs(a)) is not None and plan.problems is not None:
@@ -48,7 +39,7 @@ def show(plan: Plan) -> None:
         screen.print(f" Passes over {thousands(plan.problems, 'problem')}: {number(epochs)} ({each} of each)")
     for line in _cost(plan):
         screen.print(f" {line}")
-    ties = [o for o in (plan.chosen, *plan.alternatives) if o.ranked.ties]
+    ties, inside = plan.ties, ranked.probability_best is not None
     if len(ties) > 1:
         collapsed = any(o.collapses is not None and o.collapses.collapsed for o in ties)
         rows = [
@@ -56,15 +47,16 @@ def show(plan: Plan) -> None:
                 _cell(o.allocation),
                 value(o.ranked.value),
                 pair(o.ranked.interval),
-                value(o.ranked.probability_best),
+                *([value(o.ranked.probability_best)] if inside else []),
                 value(o.ranked.regret),
                 *([str(o.collapses or "")] if collapsed else []),
                 "cheapest to run" if o.cheapest else "",
             ]
             for o in ties
         ]
-        screen.print(heading("Within one standard error"))
-        heads = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["collapsed runs"] if collapsed else []), ""]
+        screen.print(heading("Allocations that tie"))
+        heads = ["Bp × n × M", plan.law.metric, "80%", *(["P(best)"] if inside else []), "loss"]
+        heads += [*(["collapsed runs"] if collapsed else []), ""]
         screen.print(table(heads, rows))
     screen.print(heading("Recipe"))
     for part in plan.recipe.lines:

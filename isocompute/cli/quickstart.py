@@ -172,6 +172,7 @@ def _plan(name: str, law: Law, plan_for: float) -> dict[str, Any]:
         "compute": chosen.compute,
         "expected": {"metric": "avg@4", "value": ranked.value, "interval": list(ranked.interval), "level": 0.8},
         "probability_best": ranked.probability_best,
+        "answer": found.answer,
         "next": None
         if other is None
         else {
@@ -204,14 +205,10 @@ def _show(laws: dict[tuple[str, str], Law], plan_for: float, budget: int) -> Non
     for name in ("easy", "hard"):
         plan = _plan(name, laws[name, "avg@4"], plan_for)
         low, high = plan["expected"]["interval"]
-        after = plan["next"]
-        next_best = (
-            "" if after is None else f"; next {after['setting'][0]} × {after['setting'][1]}, −{after['regret']:.4f}"
-        )
         screen.print(
             f" {name}: {plan['problems_per_batch']} problems × {plan['rollouts_per_problem']} rollouts × "
-            f"{plan['update_steps']} updates, expect avg@4 {plan['expected']['value']:.3f} ({low:.3f}–{high:.3f}), "
-            f"best of the grid with probability {plan['probability_best']:.2f}{next_best}"
+            f"{plan['update_steps']} updates, expect avg@4 {plan['expected']['value']:.3f} ({low:.3f}–{high:.3f}); "
+            f"{plan['answer']}"
         )
 
 

@@ -17,9 +17,10 @@ from isocompute.core.run import RunWarning
 from isocompute.diagnose.setups import REPLICATES, Setup, Study
 from isocompute.diagnose.verdicts import ONE_SEED, Claim, Interval, Statement, Verdict, above, inside
 from isocompute.law.curves import usable_points
-from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.frontier import Optimum, compared, frontier, seed_noise, what_to_run
+from isocompute.law.fits import CurveFit, fits_of
+from isocompute.law.frontier import Optimum, compared, frontier, what_to_run
 from isocompute.law.law import Law, Tradeoff
+from isocompute.law.posterior import fit_posterior
 from isocompute.law.uncertainty import percentiles
 
 _SWEEP = "runs at three or more n with one Bp and recipe, evaluated over one range of compute"
@@ -302,6 +303,7 @@ def _final_optimum(study: Study, setup: Setup, *, metric: str | None = None, uni
         warnings.warn(f"{error} A claim that needs it stays undecided.", RunWarning, stacklevel=2)
         return None
     groups: dict[Setting, list[Curve]] = {}
+    in_rollouts = made is not None and made[1] == "rollouts"
     for curve in made[0] if made else ():
         if curve.rollouts_per_problem is None:
             return None
@@ -309,11 +311,13 @@ def _final_optimum(study: Study, setup: Setup, *, metric: str | None = None, uni
     if len({n for _, n in groups}) < 2:
         return None
     values = np.concatenate([curve.values_C for group in groups.values() for curve in group])
-    fits = fit_groups(list(groups.values()), replicates=REPLICATES, seed=0, upper=upper_bound(values))
-    # Seed effects are independent between setups and metrics, but the same in two units of compute.
-    stream = zlib.crc32(f"{setup.name} {metric or study.metric}".encode())
-    front = frontier(fits, seed_noise_SB=seed_noise(fits, seed=stream))
-    part, _ = compared(fits, front.compute_C)
+    # Samples are independent between setups and metrics, but the same in two units of compute.
+    rng = np.random.default_rng(zlib.crc32(f"{setup.name} {metric or study.metric}".encode()))
+    of = list(groups.values())
+    posterior = fit_posterior(of, upper=upper_bound(values), replicates=REPLICATES, rng=rng, in_rollouts=in_rollouts)
+    fits = fits_of(of, posterior)
+    front = frontier(fits)
+    part = compared(fits, front.compute_C)
     if part.stop == part.start:
         return None
     n_S = np.array([float(fit.setting[1] or 0) for fit in fits])

@@ -4,10 +4,10 @@ As in ScaleRL, ceilings are compared first. Ceiling and efficiency trade off in 
 after refitting both sides at one common ceiling (section 4: B is compared after refitting at the mean A). The seeds of
 each side are pooled.
 
-The draws of a side with one seed include the seed effect that the other side's seeds show. If both sides have one seed,
-the bootstrap cannot show the difference between seeds. So if either side has one seed, the error of the ceilings'
-difference, and of the present lead, is at least ScaleRL's ±.02 of the scale. A ratio of midpoints must then exceed 1.5:
-midpoints of repetitions differ by about 15%, and two standard errors of their ratio are a factor of 1.5.
+Each side is a posterior of its mean over seeds, so its samples contain the difference between seeds: as measured where
+a side has several, else as assumed by the model's prior (ScaleRL's margin, in proportion to the rise). If either side
+has one seed, a ratio of midpoints must also exceed 1.5: midpoints of repetitions differ by about 15%, and two standard
+errors of their ratio are a factor of 1.5.
 
 A ceiling that a curve has not come near depends on the curve's form. Which ceiling is higher then stays undecided, as
 it does if a side that was run for less has not begun to rise.
@@ -31,13 +31,13 @@ import numpy as np
 from scipy.special import ndtri
 
 from isocompute.core.arrays import Array, Bools
-from isocompute.core.curve import MINIMUM_POINTS, Curve, noise_level, scale_of, upper_bound
+from isocompute.core.curve import MINIMUM_POINTS, Curve, noise_level, upper_bound
 from isocompute.core.errors import InputError
-from isocompute.core.formatting import number, plural, value
+from isocompute.core.formatting import plural, value
 from isocompute.law.curves import collapse_start, collapsed_early, usable_points
 from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
 from isocompute.law.solver import HILL, FitRows, solve
-from isocompute.law.uncertainty import SEED_MARGIN, around, percentiles
+from isocompute.law.uncertainty import around, percentiles
 
 _ONE_SEED_FACTOR = 1.5
 """Least significant ratio of midpoints if a side has one seed."""
@@ -49,6 +49,8 @@ _LATELY = 3
 """Number of last evaluations whose mean is a run's present value."""
 _SHORT = 0.5
 """A side run for less than this share of the other's compute may still be in its warm-up."""
+_UNRISEN = 0.08
+"""A side has not begun to rise below this share of the other's rise."""
 _END = 0.9
 """The value reached is the mean of the evaluations after this share of the compute."""
 
@@ -98,7 +100,7 @@ class Comparison:
     """Ceiling of a minus ceiling of b."""
     interval: tuple[float, float]
     error_rule: str
-    """`bootstrap`, or `one seed: at least ±…` with the error that was applied."""
+    """`seeds`, or `one seed: …` with the standard deviation between seeds that is assumed."""
     common_ceiling: float
     efficiency_a: HillParameters
     efficiency_b: HillParameters
@@ -146,7 +148,7 @@ class Comparison:
 def _side(fit: CurveFit, efficiency: HillParameters) -> dict[str, Any]:
     return {
         "runs": [curve.name for curve in fit.curves],
-        "form": fit.family.name,
+        "form": fit.form,
         "asymptote": fit.ceiling,
         "asymptote_interval": fit.ceiling_interval(),
         "rise_done": fit.rise_done,
@@ -179,7 +181,7 @@ def _fit_sides(sides: Sequence[Sequence[Curve]], replicates: int, seed: int) -> 
                     f"one; a comparison needs {MINIMUM_POINTS}."
                 )
     upper = upper_bound(_values(sides))
-    return fit_groups(usable, replicates=replicates, seed=seed, upper=upper, draw_single_seeds=True)
+    return fit_groups(usable, replicates=replicates, seed=seed, upper=upper)
 
 
 def _values(sides: Sequence[Sequence[Curve]]) -> Array:
@@ -190,17 +192,16 @@ def _compare(
     sides: tuple[tuple[Curve, ...], tuple[Curve, ...]], fits: tuple[CurveFit, CurveFit], level: float
 ) -> Comparison:
     (a, b), values = fits, _values(sides)
-    margin, alone = SEED_MARGIN * scale_of(values), min(len(side) for side in sides) == 1
-    floor = margin if alone else 0.0
+    alone = min(len(side) for side in sides) == 1
+    assumed = max(fit.posterior.seed_effect * fit.posterior.rise for fit in fits)
     difference = a.ceiling - b.ceiling
-    low, high = around(difference, a.ensemble.ceiling_B - b.ensemble.ceiling_B, level)
-    interval = min(low, difference - floor), max(high, difference + floor)
+    interval = around(difference, a.ceiling_B - b.ceiling_B, level)
     # The mean of both ceilings, but never below a value that either has reached.
-    reached = max(float(fit.at(np.array([fit.last]))[0]) for fit in fits)
+    reached = max(fit.level for fit in fits)
     common = min(max(0.5 * (a.ceiling + b.ceiling), reached + 1e-6), upper_bound(values))
     theta_a, theta_b = (_at_ceiling(fit, common) for fit in fits)
     efficiency_R = np.exp(theta_a[:, 1] - theta_b[:, 1])
-    speed_R = np.exp(theta_b[:, 0] - theta_a[:, 0]) * b.unit / a.unit
+    speed_R = np.exp(theta_b[:, 0] - theta_a[:, 0]) * b.first / a.first
     ratio, factor = float(speed_R[0]), _ONE_SEED_FACTOR if alone else 1.0
     slow, fast = around(ratio, speed_R[1:], level)
     speed = min(slow, ratio / factor), max(fast, ratio * factor)
@@ -210,12 +211,11 @@ def _compare(
         for curve in side
         if (start := collapse_start(curve.values_C)) is not None
     )
-    # A side that was run for less and has risen by less than two seeds differ.
     unrisen = next(
         (
             name
             for name, fit, other in (("a", a, b), ("b", b, a))
-            if np.ptp(fit.at(np.array([fit.first, fit.last]))) < margin and fit.last < _SHORT * other.last
+            if fit.level - fit.base < _UNRISEN * (other.level - other.base) and fit.last < _SHORT * other.last
         ),
         None,
     )
@@ -226,7 +226,7 @@ def _compare(
         b=b,
         difference=difference,
         interval=interval,
-        error_rule=f"one seed: at least ±{number(floor)}" if alone else "bootstrap",
+        error_rule=f"one seed: a standard deviation of {value(assumed)} between seeds is assumed" if alone else "seeds",
         common_ceiling=common,
         efficiency_a=_efficiency(a, theta_a, level),
         efficiency_b=_efficiency(b, theta_b, level),
@@ -237,7 +237,7 @@ def _compare(
         overtakings=_overtakings(a, b, level),
         higher=_sign(interval, 0.0) if seen else "undecided",
         faster="undecided" if guessed else _sign(speed, 1.0),
-        ahead_now=_ahead_by_values(sides, fits, floor, level) if collapses else _ahead(a, b, floor, level),
+        ahead_now=_ahead_by_values(sides, fits, level) if collapses else _ahead(a, b, level),
         sides=sides,
         collapses=collapses,
         unrisen=unrisen,
@@ -251,10 +251,10 @@ def _at_ceiling(fit: CurveFit, ceiling: float) -> Array:
     """
     compute_C = np.concatenate([c.compute_C for c in fit.curves])
     values_C = np.concatenate([c.values_C for c in fit.curves])
-    values_RC = np.concatenate([values_C[None], fit.ensemble.at(compute_C)])
+    values_RC = np.concatenate([values_C[None], fit.draws_at(compute_C).T])
     batch = FitRows(
-        (compute_C / fit.unit)[None],
-        np.array([max(fit.last / fit.unit, 1.0 + 1e-9)]),
+        (compute_C / fit.first)[None],
+        np.array([max(fit.last / fit.first, 1.0 + 1e-9)]),
         np.zeros(len(values_RC), dtype=np.int64),
         values_RC,
         np.ones_like(values_RC),
@@ -266,12 +266,12 @@ def _at_ceiling(fit: CurveFit, ceiling: float) -> Array:
 
 def _is_outside(fit: CurveFit, theta_RK: Array) -> bool:
     """Whether the midpoint lies beyond the last point or at the first, where the search for it ends."""
-    middle = float(np.exp(theta_RK[0, 0])) * fit.unit
-    return middle > fit.last or middle <= fit.unit * (1.0 + 1e-6)
+    middle = float(np.exp(theta_RK[0, 0])) * fit.first
+    return middle > fit.last or middle <= fit.first * (1.0 + 1e-6)
 
 
 def _efficiency(fit: CurveFit, theta_RK: Array, level: float) -> HillParameters:
-    steep_R, middle_R = np.exp(theta_RK[:, 1]), np.exp(theta_RK[:, 0]) * fit.unit
+    steep_R, middle_R = np.exp(theta_RK[:, 1]), np.exp(theta_RK[:, 0]) * fit.first
     return HillParameters(
         float(steep_R[0]),
         around(float(steep_R[0]), steep_R[1:], level),
@@ -286,7 +286,7 @@ def _sign(interval: tuple[float, float], even: float) -> str:
     return "b" if interval[1] < even else "same"
 
 
-def _ahead_by_values(sides: Sequence[Sequence[Curve]], fits: Sequence[CurveFit], floor: float, level: float) -> str:
+def _ahead_by_values(sides: Sequence[Sequence[Curve]], fits: Sequence[CurveFit], level: float) -> str:
     """Who leads by the mean of each run's last values (since any collapse), at the largest compute that all have."""
     at = min(float(curve.compute_C[-1]) for side in sides for curve in side)
     means, errors = [], []
@@ -294,10 +294,11 @@ def _ahead_by_values(sides: Sequence[Sequence[Curve]], fits: Sequence[CurveFit],
         late = [_late_values(curve, at) for curve in side]
         levels = [float(values_C.mean()) for values_C in late]
         noises = [noise_level(c.values_C) / math.sqrt(len(values_C)) for c, values_C in zip(side, late, strict=True)]
-        between = float(np.std(levels, ddof=1)) / math.sqrt(len(side)) if len(side) > 1 else fit.seed_error
+        own = fit.posterior.seed_effect * fit.posterior.rise
+        between = float(np.std(levels, ddof=1)) / math.sqrt(len(side)) if len(side) > 1 else own
         means.append(float(np.mean(levels)))
         errors += [math.hypot(*noises) / len(side), between]
-    lead, half = means[0] - means[1], max(float(ndtri(0.5 + level / 2.0)) * math.hypot(*errors), floor)
+    lead, half = means[0] - means[1], float(ndtri(0.5 + level / 2.0)) * math.hypot(*errors)
     return _sign((lead - half, lead + half), 0.0)
 
 
@@ -308,19 +309,16 @@ def _late_values(curve: Curve, at: float) -> Array:
     return curve.values_C[max(since, end - _LATELY) : end]
 
 
-def _ahead(a: CurveFit, b: CurveFit, floor: float, level: float) -> str:
+def _ahead(a: CurveFit, b: CurveFit, level: float) -> str:
     at = np.array([min(a.last, b.last)])
-    lead_B = a.ensemble.at(at)[:, 0] - b.ensemble.at(at)[:, 0]
-    low, high = percentiles(lead_B, level)
-    middle = float(np.median(lead_B))
-    return _sign((min(low, middle - floor), max(high, middle + floor)), 0.0)
+    return _sign(percentiles(a.draws_at(at)[0] - b.draws_at(at)[0], level), 0.0)
 
 
 def _overtakings(a: CurveFit, b: CurveFit, level: float) -> tuple[Overtaking, ...]:
     start, seen = max(a.first, b.first), max(a.last, b.last)
     grid_C = np.geomspace(start, seen * _FAR, 400)
     lead_C = a.at(grid_C) - b.at(grid_C)
-    above_BC = a.ensemble.at(grid_C) > b.ensemble.at(grid_C)
+    above_BC = (a.draws_at(grid_C) > b.draws_at(grid_C)).T
     out = []
     for i in np.flatnonzero((lead_C[1:] > 0) != (lead_C[:-1] > 0)):
         winner = "a" if lead_C[i + 1] > 0 else "b"
@@ -445,6 +443,6 @@ def _at_end(curve: Curve) -> Bools:
 def _predicted(half: CurveFit, curves: Sequence[Curve], level: float) -> tuple[float, tuple[float, float]]:
     """Mean over the last tenth of the compute, predicted by the fit of the first half, and its interval."""
     at = [curve.compute_C[_at_end(curve)] for curve in curves]
-    values_B = np.mean([half.ensemble.at(compute_C).mean(axis=1) for compute_C in at], axis=0)
+    values_B = np.mean([half.draws_at(compute_C).mean(axis=0) for compute_C in at], axis=0)
     value = float(np.median(values_B))
     return value, around(value, values_B, level)

@@ -75,17 +75,16 @@ def usable_end(values_C: Array) -> int:
 def usable_mask(values_C: Array) -> Bools:
     """The points that a monotone curve may be fitted to: up to a collapse, and without dips.
 
-    A dip lies below the earlier points by eight noise levels and half of the rise, and the run recovered after it.
+    A dip lies below the points before it by eight noise levels and half of the rise, and the run recovered after it. So
+    the first point, the evaluation of the base model, is none, nor is the last.
     """
     end = usable_end(values_C)
     keep_C = np.arange(len(values_C)) < end
     if end < _SHORT:
         return keep_C
     here_C = values_C[:end]
-    smooth_C = np.pad(_running_median(here_C), 1, mode="edge")
-    before_C = np.maximum.accumulate(np.concatenate([smooth_C[:1], smooth_C[:-1]]))
-    after_C = np.maximum.accumulate(np.concatenate([smooth_C[1:], smooth_C[-1:]])[::-1])[::-1]
-    noise, rise, step = noise_level(here_C), float(np.ptp(smooth_C)), _step_size(here_C)
+    before_C, after_C = _best_before(here_C), _best_before(here_C[::-1])[::-1]
+    noise, rise, step = noise_level(here_C), float(np.ptp(_running_median(here_C))), _step_size(here_C)
     deep_C = here_C < before_C - max(8.0 * noise, 0.5 * rise, step)
     back_C = after_C >= before_C - max(4.0 * noise, 0.2 * rise, step)
     dips_C = deep_C & back_C
@@ -112,6 +111,13 @@ def _short_collapse(values_C: Array, deep: int) -> int | None:
     best, lowest, now = float(before_C.max()), float(before_C.min()), float(low_C.max())
     least = max(8.0 * noise_level(before_C), _step_size(before_C), 0.1 * scale_of(values_C))
     return start if now < lowest and best - now > least and (lowest < 0 or now < 0.5 * best) else None
+
+
+def _best_before(values_C: Array) -> Array:
+    """The best level before each point: of medians of three, or the lowest value where there are fewer than three."""
+    out_C = np.concatenate([[-np.inf], np.minimum.accumulate(values_C[:-1])])
+    out_C[3:] = np.maximum.accumulate(_running_median(values_C))[:-1]
+    return np.asarray(out_C)
 
 
 def _running_median(values_C: Array) -> Array:
@@ -211,34 +217,3 @@ def settings_of(curves: Sequence[Curve]) -> list[list[int]]:
         known = curves[i].rollouts_per_problem is not None
         out.setdefault((curves[i].setting, curves[i].recipe, "" if known else curves[i].name), []).append(i)
     return list(out.values())
-
-
-_DOUBLINGS = 2.0
-"""The trend is that of the last so many doublings of compute, up to the end of the longest run."""
-_LEAST_SPAN = 1.0
-"""Least number of doublings that the points of a trend span."""
-_ROUNDING = 1e-9
-
-
-def last_trend(curves: Sequence[Curve]) -> float | None:
-    """Rise per doubling of compute over a setting's last two doublings; None if these have too few points.
-
-    The steep beginning mostly decides a fitted form, so extrapolation needs the trend of the last points too. Slopes
-    are relative to each run's own level, since seeds differ in level and may end at different compute.
-
-    >>> compute_C = np.array([1.0, 2.0, 4.0, 6.0, 8.0, 16.0])
-    >>> last_trend([Curve("a", compute_C, 0.01 * np.log2(compute_C) + (compute_C > 1))])  # doctest: +ELLIPSIS
-    0.01...
-    """
-    start = max(float(curve.compute_C[-1]) for curve in curves) / 2.0**_DOUBLINGS
-    x_R, y_R = [], []
-    for curve in curves:
-        late_C = curve.compute_C >= start * (1 - _ROUNDING)
-        if late_C.any():
-            x_R.append(np.log2(curve.compute_C[late_C] / start))
-            y_R.append(curve.values_C[late_C])
-    if sum(map(len, x_R)) < MINIMUM_POINTS or max(float(np.ptp(x_C)) for x_C in x_R) < _LEAST_SPAN * (1 - _ROUNDING):
-        return None
-    off_R = [x_C - x_C.mean() for x_C in x_R]
-    rise = sum(float(off_C @ y_C) for off_C, y_C in zip(off_R, y_R, strict=True))
-    return rise / sum(float(off_C @ off_C) for off_C in off_R)

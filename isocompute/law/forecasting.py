@@ -124,10 +124,10 @@ def forecast(curve: Curve, at: float, *, level: float = LEVEL, seed: int = 0, un
         verdict=verdict,
         reason=reason,
         now=now,
-        asymptote=None if fit is None else fit.ceiling,
-        asymptote_interval=None if ceiling is None else (ceiling[0], max(ceiling[1], average.value)),
+        asymptote=None if fit is None else max(fit.ceiling, now),
+        asymptote_interval=None if ceiling is None else (ceiling[0], max(ceiling[1], average.value, now)),
         rise_done=None if fit is None else fit.rise_done,
-        form=None if fit is None else fit.family.name,
+        form=None if fit is None else fit.form,
         weights=weights,
         fitted_points=len(curve.compute_C),
         fitted_until=last,
@@ -365,7 +365,7 @@ def _fit(curve: Curve, seed: int) -> CurveFit | None:
     usable = usable_points(curve)
     if len(usable.compute_C) < MINIMUM_POINTS or np.ptp(usable.values_C) == 0:
         return None
-    return fit_groups([[usable]], replicates=400, seed=seed)[0]
+    return fit_groups([[usable]], replicates=400, seed=seed, with_seeds=False)[0]
 
 
 @dataclass(frozen=True)

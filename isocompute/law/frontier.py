@@ -1,19 +1,23 @@
 """The compute-optimal frontier, the optimum n*(C) along it, and how much the reward depends on n and Bp.
 
-*Frontier* (IsoCompute section 4.1): at every budget C, the best value that any setting reaches with at most C. A
-setting takes part from a quarter below its first evaluated compute, since a fit knows little before its points. After
-its last point it keeps its last value, since a larger budget can also stop there. The frontier shows the value reached,
-not which n is best: `bounds` marks where a larger n had already ended.
+All of it is read from the samples of the posterior, on one grid of compute (`Grid`).
+
+*Frontier* (IsoCompute section 4.1): at every budget C, the best value that any configuration reaches with at most C. A
+configuration takes part from a quarter below its first evaluated compute. After its last point it keeps its last value,
+since a larger budget can also stop there. `bounds` marks where a larger n had already ended.
 
 *Optimum* (figure 7): `log2 n* = L / (1 + exp(-k (log10 C - log10 C0))) + b`. This is a Hill curve in C with exponent
-k / ln 10, so the solver of the reward curves fits it, for the estimate and all draws at once. It is fitted rising
-(L > 0) and falling (L < 0), and the better fit is kept. Its far end stays within the observed optima, since the data do
-not show others. The optimum is only a bound if the best n is the smallest or largest that was run, or if the next
-larger one had ended before.
+k / ln 10, so the solver of such curves fits it, for the estimate and all samples at once. It is fitted rising (L > 0)
+and falling (L < 0), and the better fit is kept. Its far end stays within the observed optima, since the data do not
+show others.
+
+*Direction*: n* rises if smaller n lead somewhere and larger n lead at the end. Both leads have to be beyond chance, so
+the p-value is the larger of the two: an intersection-union test (Berger 1982). Leaders at small compute are no
+reference, because nothing has been learned there and the best of equal values is noise.
 
 *Sensitivity* (figure 10): the best minus the worst value along n at one Bp, or along Bp at one n, at the largest
-compute of all runs of the slice. Noise alone makes values differ: the best minus the worst of six equal settings is two
-and a half standard errors. This bias is subtracted (`uncertainty.basic`).
+compute of all runs of the slice. Noise alone makes values differ: the best minus the worst of six equal configurations
+is two and a half standard errors. This bias is subtracted (`uncertainty.basic`).
 """
 
 from __future__ import annotations
@@ -24,16 +28,16 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isocompute.core.arrays import Array, Bools, Ints
-from isocompute.core.curve import scale_of
-from isocompute.law.fits import CurveFit, padded
+from isocompute.law.fits import CurveFit
 from isocompute.law.solver import HILL, FitRows, Fits, evaluate, solve
-from isocompute.law.uncertainty import SEED_MARGIN, around, basic, percentiles, seed_deviation
+from isocompute.law.uncertainty import around, basic, percentiles, shortest
 
 EARLY_FACTOR = 1.25
 """A setting takes part in the frontier from its first compute divided by this."""
-_GRID_POINTS = 120
+_GRID_POINTS = 96
 _SLACK = 1.02  # budgets that differ by a batch are the same budget
 _ENOUGH = 3.0
 """Least range of compute, as a factor, over which all settings are compared."""
@@ -41,8 +45,12 @@ _ENOUGH = 3.0
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
 """Largest slope k of the sigmoid."""
-_SURE = 0.8
-"""Share of draws that must agree on the direction of the optimum."""
+_CHANCE = 0.1
+"""Largest p-value at which n* counts as moving: on worlds without a move, 2% have one (`benchmarks/law_worlds.py`)."""
+_EQUAL = 0.005
+"""Values that differ by less than this share of the rise are equal."""
+_CANDIDATES = 24
+"""Computes at which an early lead is looked for."""
 _STILL = 0.5
 """Doublings by which the optimum must move to count as moving."""
 _SIGMOID_POINTS = 60
@@ -71,61 +79,108 @@ class Switch:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Values of configurations in every sample on log-spaced compute, computed once for everything that is read."""
+
+    compute_C: Array
+    values_SCB: NDArray[np.float32]
+    """Held at its last value after the end of a configuration."""
+    ends_SCB: NDArray[np.float32]
+    """As the posterior extrapolates them."""
+
+    @classmethod
+    def of(cls, fits: Sequence[CurveFit]) -> Grid:
+        """From the first evaluation to the last."""
+        first, last = min(fit.first for fit in fits), max(fit.last for fit in fits)
+        compute_C = np.geomspace(first, max(last, first * (1 + 1e-9)), _GRID_POINTS)
+        shape = len(fits), _GRID_POINTS, len(fits[0].posterior)
+        values_SCB = np.empty(shape, dtype=np.float32)
+        for s, fit in enumerate(fits):
+            values_SCB[s] = fit.draws_at(np.minimum(compute_C, fit.last))
+        ends_SCB = values_SCB
+        if any(fit.last * _SLACK < last for fit in fits):
+            ends_SCB = values_SCB.copy()
+            for s, fit in enumerate(fits):
+                past_C = compute_C > fit.last
+                if past_C.any():
+                    ends_SCB[s, past_C] = fit.draws_at(compute_C[past_C])
+        return cls(compute_C, values_SCB, ends_SCB)
+
+    def part(self, keep: Sequence[int]) -> Grid:
+        """The grid of some of the configurations."""
+        k = list(keep)
+        return Grid(self.compute_C, self.values_SCB[k], self.ends_SCB[k])
+
+
+@dataclass(frozen=True)
 class Frontier:
-    """The envelope on a grid of compute, for the estimate and for every bootstrap draw."""
+    """The envelope on a grid of compute, expected and in every sample."""
 
     compute_C: Array
     best_C: Ints
-    """Index of the setting on the frontier."""
+    """Index of the configuration on the frontier."""
     values_C: Array
     switches: tuple[Switch, ...]
     best_BC: Ints
-    """Index of the setting on the frontier of every draw, seed noise included."""
+    """Index of the configuration on the frontier of every sample."""
     values_BC: Array
-    """The envelope of every draw, without seed noise."""
+    """The envelope of every sample."""
 
 
-def frontier(fits: Sequence[CurveFit], *, seed_noise_SB: Array | None = None) -> Frontier:
-    """Envelope, switches and the draws' envelopes, on log-spaced compute from the first evaluation to the last.
-
-    `seed_noise_SB` is the deviation of another seed of each setting, by draw, unless the draws already contain it. It
-    decides which setting is best, but is not added to the values.
-    """
-    first, last = min(fit.first for fit in fits), max(fit.last for fit in fits)
-    compute_C = np.geomspace(first, max(last, first * (1 + 1e-9)), _GRID_POINTS)
+def frontier(fits: Sequence[CurveFit], grid: Grid | None = None) -> Frontier:
+    """Envelope, switches and the samples' envelopes."""
+    grid = grid or Grid.of(fits)
+    compute_C = grid.compute_C
     live_SC = live(fits, compute_C)
-    values_SC = np.where(live_SC, np.stack([reached(fit, compute_C) for fit in fits]), -np.inf)
-    best_C = values_SC.argmax(axis=0)
-    # A running maximum over settings, so that memory stays at one setting's draws.
-    shape = len(fits[0].ensemble.base_B), len(compute_C)
-    best_BC, highest_BC, values_BC = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf), np.full(shape, -np.inf)
-    for index, fit in enumerate(fits):
-        candidate_BC = np.where(live_SC[index], fit.ensemble.at(np.minimum(compute_C, fit.last)), -np.inf)
-        np.maximum(values_BC, candidate_BC, out=values_BC)
-        if seed_noise_SB is not None:
-            candidate_BC += seed_noise_SB[index][:, None]
+    none_C = ~live_SC.any(axis=0)  # before the first configuration of a part of the law
+    keep_C = slice(int(none_C.sum()), None)
+    compute_C, live_SC = compute_C[keep_C], live_SC[:, keep_C]
+    values_SCB = grid.values_SCB[:, keep_C]
+    values_SC = np.where(live_SC, values_SCB.mean(axis=2, dtype=np.float64), -np.inf)
+    best_C = _leaders(values_SC, _EQUAL * max(fit.posterior.rise for fit in fits))
+    best_BC = np.zeros(values_SCB.shape[:0:-1], dtype=np.int64)
+    highest_BC = np.full(best_BC.shape, -np.inf)
+    for s in range(len(fits)):  # a running maximum, so that memory stays at one configuration's samples
+        candidate_BC = np.where(live_SC[s], values_SCB[s].T, -np.inf)
         better_BC = candidate_BC > highest_BC
-        best_BC[better_BC] = index
+        best_BC[better_BC] = s
         highest_BC[better_BC] = candidate_BC[better_BC]
     switches = tuple(_switch(fits, compute_C, best_C, live_SC, i) for i in np.flatnonzero(np.diff(best_C)).tolist())
-    return Frontier(compute_C, best_C, values_SC.max(axis=0), switches, best_BC, values_BC)
+    return Frontier(compute_C, best_C, values_SC.max(axis=0), switches, best_BC, highest_BC)
+
+
+def _leaders(values_SC: Array, tolerance: float) -> Ints:
+    """The leader at each compute; it changes where another passes it, if that leads by more than a tolerance later on.
+
+    Before any leads by as much, nothing has been learned, and the first one to lead stands.
+    """
+    raw_C = values_SC.argmax(axis=0)
+    first, second = (
+        np.sort(values_SC, axis=0)[-2:][::-1] if len(values_SC) > 1 else (values_SC[0], values_SC[0] - np.inf)
+    )
+    clear = np.flatnonzero(first - second > tolerance)
+    leader = int(raw_C[clear[0]] if len(clear) else raw_C[-1])
+    out_C = np.full(len(raw_C), leader, dtype=np.int64)
+    for c in range(int(clear[0]) if len(clear) else len(raw_C), len(raw_C)):
+        best = int(raw_C[c])
+        if values_SC[best, c] - values_SC[leader, c] > tolerance:
+            behind = np.flatnonzero(values_SC[best, :c] <= values_SC[leader, :c])
+            since = max(int(behind[-1]) + 1 if len(behind) else 0, int(clear[0]))
+            out_C[since:] = best
+            leader = best
+    return out_C
 
 
 def _switch(fits: Sequence[CurveFit], compute_C: Array, best_C: Ints, live_SC: Bools, i: int) -> Switch:
-    """The switch between two points of the grid."""
-    from scipy.optimize import brentq  # a quarter of a second to load
-
+    """The switch between two points of the grid; leads are linear in log compute between them."""
     old, new = int(best_C[i]), int(best_C[i + 1])
-
-    def lead(log_c: float) -> float:
-        at = np.exp(np.array([log_c]))
-        return float((reached(fits[new], at) - reached(fits[old], at))[0])
-
-    low, high = float(np.log(compute_C[i])), float(np.log(compute_C[i + 1]))
+    low, high = float(compute_C[i]), float(compute_C[i + 1])
     if not live_SC[new, i]:
-        low = max(low, float(np.log(fits[new].starts / EARLY_FACTOR)))
-    changes = lead(low) < 0 < lead(high)
-    at = float(np.exp(brentq(lead, low, high) if changes else low))
+        low = max(low, fits[new].starts / EARLY_FACTOR)
+    ends = np.array([low, high])
+    before, after = (reached(fits[new], ends) - reached(fits[old], ends)).tolist()
+    changes = before < 0 < after
+    at = low * (high / low) ** (before / (before - after)) if changes else low
     crosses = changes and at <= min(fits[old].last, fits[new].last) * _SLACK
     return Switch(at, old, new, float(reached(fits[new], np.array([at]))[0]), crosses)
 
@@ -141,19 +196,63 @@ def live(fits: Sequence[CurveFit], compute_C: Array) -> Bools:
     return np.asarray(compute_C[None, :] >= starts_S[:, None] / EARLY_FACTOR)
 
 
-def compared(fits: Sequence[CurveFit], compute_C: Array) -> tuple[slice, bool]:
-    """The range of the grid on which settings can be compared, and whether all of them are running in it.
+def compared(fits: Sequence[CurveFit], compute_C: Array) -> slice:
+    """The range of the grid on which configurations can be compared: until only one is left.
 
-    If all settings run together over less than a factor of three of compute, it is the range in which at least two
-    are running. Then only crossings count as movement.
+    It begins where all have begun, or where two have, if less than a factor of three of compute would be left.
     """
-    last_S = np.array([fit.last for fit in fits])
-    running_SC = live(fits, compute_C) & (compute_C[None, :] <= last_S[:, None] * _SLACK)
-    for all_of_them, needed in ((True, len(fits)), (False, min(2, len(fits)))):
-        there = np.flatnonzero(running_SC.sum(axis=0) >= needed)
-        if len(there) and (not all_of_them or compute_C[there[-1]] >= _ENOUGH * compute_C[there[0]]):
-            return slice(int(there[0]), int(there[-1]) + 1), all_of_them
-    return slice(0, 0), False
+    last_S, begun_SC = np.array([fit.last for fit in fits]), live(fits, compute_C)
+    running_C = (begun_SC & (compute_C[None, :] <= last_S[:, None] * _SLACK)).sum(axis=0)
+    several = np.flatnonzero(running_C >= min(2, len(fits)))
+    if not len(several):
+        return slice(0, 0)
+    stop = int(several[-1]) + 1
+    all_of_them = np.flatnonzero(begun_SC.all(axis=0))
+    start = int(all_of_them[0]) if len(all_of_them) else stop
+    if start >= stop or compute_C[stop - 1] < _ENOUGH * compute_C[start]:
+        start = int(several[0])
+    return slice(start, stop)
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Whether the best of the values that were run moves with compute, and how sure that is."""
+
+    rises: float
+    """p-value of a rise: the chance that not both smaller values lead somewhere and larger ones at the end."""
+    falls: float
+    lead: float
+    """Expected lead of the best at the end over the best of the values that led before it."""
+    lead_interval: tuple[float, float]
+    """95% interval of that lead."""
+
+    @property
+    def direction(self) -> str | None:
+        """`rises` or `falls` where one of them is significant."""
+        if min(self.rises, self.falls) > _CHANCE:
+            return None
+        return "rises" if self.rises <= self.falls else "falls"
+
+
+def movement(fits: Sequence[CurveFit], grid: Grid, part: slice, axis: int) -> Movement:
+    """Test whether the optimal n (axis 1) or Bp (axis 0) moves within a part of the grid."""
+    every = np.linspace(part.start, part.stop - 1, min(_CANDIDATES, part.stop - part.start)).round().astype(int)
+    tried_S = np.array([fit.setting[axis] or 0 for fit in fits])
+    tried = np.unique(tried_S)
+    best_VCB = np.stack([grid.ends_SCB[tried_S == v][:, every].max(axis=0) for v in tried])
+    found = {"rises": (1.0, 1), "falls": (1.0, 1)}
+    for k in range(1, len(tried)):
+        lead_CB = best_VCB[k:].max(axis=0) - best_VCB[:k].max(axis=0)  # of the larger values
+        for way, sign in (("rises", 1.0), ("falls", -1.0)):
+            early = float((sign * lead_CB[:-1] >= 0).mean(axis=1).min()) if len(lead_CB) > 1 else 1.0
+            p_value = max(early, float((sign * lead_CB[-1] <= 0).mean()))
+            found[way] = min(found[way], (p_value, k))
+    way = min(found, key=lambda name: found[name][0])
+    k = found[way][1]
+    sides = best_VCB[k:, -1].max(axis=0), best_VCB[:k, -1].max(axis=0)
+    lead_B = sides[0] - sides[1] if way == "rises" else sides[1] - sides[0]
+    lead = float(lead_B.mean())
+    return Movement(found["rises"][0], found["falls"][0], lead, around(lead, lead_B))
 
 
 def ended(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: int = 1) -> list[tuple[int, float] | None]:
@@ -184,19 +283,6 @@ def bounds(fits: Sequence[CurveFit], best_C: Ints, compute_C: Array, *, axis: in
     return [">=" if gone else edge.get(value_S[best]) for best, gone in zip(best_C.tolist(), cut, strict=True)]
 
 
-def seed_noise(fits: Sequence[CurveFit], *, seed: int | np.random.Generator) -> Array:
-    """Deviation of another seed of a setting (rows) from the one that was run, by draw.
-
-    For a single seed it follows the other settings' seeds (`CurveFit.seed_deviation`), or else ScaleRL's margin on the
-    scale of the fitted points. For several seeds it is 0, since the setting's draws contain it.
-    """
-    rng = seed if isinstance(seed, np.random.Generator) else np.random.default_rng([seed, 2])
-    scale = scale_of(np.concatenate([curve.values_C for fit in fits for curve in fit.curves]))
-    margin = seed_deviation(scale * SEED_MARGIN)
-    deviation_S = np.array([(fit.seed_deviation or margin) * (len(fit.curves) == 1) for fit in fits])
-    return deviation_S[:, None] * rng.standard_normal((len(fits), len(fits[0].ensemble.base_B)))
-
-
 @dataclass(frozen=True)
 class Optimum:
     """The fitted sigmoid of a quantity that doubles (n or Bp) along compute or update steps."""
@@ -221,10 +307,8 @@ class Optimum:
     ceiling_interval: tuple[float, float]
     midpoint_interval: tuple[float, float]
     direction: str
-    """`rises`, `falls`, `flat`, or `unclear`.
-
-    `unclear`: fewer than 80% of the draws agree, the lead at the end is not significant, or the optimum moves only
-    because settings begin or end."""
+    """`rises`, `falls`, `flat` (the estimate does not move), or `unclear` (it moves, but perhaps by chance)."""
+    movement: Movement
     probability_rises: float
     saturates: bool
     bound_C: tuple[str | None, ...]
@@ -262,10 +346,15 @@ class Optimum:
         same = ["L", "L_interval", "k", "k_interval", "b", "b_interval", "floor", "floor_interval", "floor_bound"]
         same += ["ceiling", "ceiling_interval", "ceiling_bound", "k_at_bound", "direction", "rises"]
         same += ["probability_rises", "saturates"]
+        moved = self.movement
         return {
             f"log10_{axis}0": self.log10_C0,
             f"log10_{axis}0_interval": self.midpoint_interval,
             **{name: getattr(self, name) for name in same},
+            "p_rises": moved.rises,
+            "p_falls": moved.falls,
+            "final_lead": moved.lead,
+            "final_lead_interval": moved.lead_interval,
         }
 
 
@@ -279,12 +368,9 @@ class Reading:
     """The optimum of every draw."""
     tried: Array
     """The values that were run."""
+    movement: Movement
     bound_C: tuple[str | None, ...] = (None,)
     """`<=` or `>=` if the optimum is only a bound there, else None."""
-    moves: frozenset[str] = frozenset({"rises", "falls"})
-    """Directions that comparisons between settings support; others are reported as `unclear`."""
-    leads: frozenset[str] = frozenset({"rises", "falls"})
-    """Directions in which the lead at the end is significant; others are reported as `unclear`."""
 
 
 def fit_optima(readings: Sequence[Reading]) -> list[Optimum]:
@@ -308,18 +394,15 @@ def _optimum(reading: Reading, fits: Fits) -> Optimum:
     rest = slice(1, None) if len(start_R) > 1 else slice(None)
     sigmoid_C = evaluate(_SIGMOID, fits[:1], (x_C / x_C[0])[None])[0]
     move, move_B = float(end_R[0] - start_R[0]), end_R[rest] - start_R[rest]
-    direction = "flat" if abs(move) <= _STILL else "rises" if move > 0 else "falls"
-    agree = float((move_B * np.sign(move) > _STILL).mean())
-    if direction != "flat" and (direction not in reading.moves & reading.leads or agree < _SURE):
-        direction = "unclear"
+    still = "flat" if len(np.unique(reading.optimum_C)) == 1 or abs(move) <= _STILL else "unclear"
+    direction = reading.movement.direction or still
     levels_off = sigmoid_C[int(0.9 * (len(sigmoid_C) - 1))] - start_R[0] >= 0.95 * move  # before the last tenth
-    # Nothing was run between 8 and 16, so percentiles are values that were run.
     draws_BC = reading.optimum_BC if len(reading.optimum_BC) else reading.optimum_C[None]
-    interval_2C = np.percentile(draws_BC, [2.5, 97.5], axis=0, method="inverted_cdf")
+    interval_C2 = np.array([shortest(each_B, at) for each_B, at in zip(draws_BC.T, reading.optimum_C, strict=True)])
     return Optimum(
         x_C=x_C,
         estimate_C=reading.optimum_C,
-        interval_C2=np.asarray(interval_2C.T),
+        interval_C2=interval_C2,
         sigmoid_C=2.0**sigmoid_C,
         L=move,
         k=float(k_R[0]),
@@ -333,7 +416,8 @@ def _optimum(reading: Reading, fits: Fits) -> Optimum:
         ceiling_interval=percentiles(2.0 ** end_R[rest]),
         midpoint_interval=percentiles(middle_R[rest]),
         direction=direction,
-        probability_rises=float((move_B > _STILL).mean()) if "rises" in reading.moves else 0.0,
+        movement=reading.movement,
+        probability_rises=float((move_B > _STILL).mean()),
         saturates=bool(direction == "rises" and reading.bound_C[-1] is None and levels_off),
         bound_C=reading.bound_C,
         smallest=float(tried.min()),
@@ -348,9 +432,9 @@ def _sigmoids(x_G: Sequence[Array], rows_G: Sequence[Array]) -> list[Fits]:
     row_GR = [[known.setdefault((g, row_C.tobytes()), len(known)) for row_C in rows] for g, rows in enumerate(rows_G)]
     first_G = [np.unique(row_R, return_index=True)[1] for row_R in row_GR]
     values = [row_C for rows_RC, first_U in zip(rows_G, first_G, strict=True) for row_C in rows_RC[first_U]]
-    values_UC, weights_UC = padded(values, 0.0), padded([np.ones_like(row_C) for row_C in values], 0.0)
+    values_UC, weights_UC = _padded(values, 0.0), _padded([np.ones_like(row_C) for row_C in values], 0.0)
     batch = FitRows(
-        compute_GC=padded([x_C / x_C[0] for x_C in x_G], 1.0),
+        compute_GC=_padded([x_C / x_C[0] for x_C in x_G], 1.0),
         span_G=np.array([max(float(x_C[-1] / x_C[0]), 1.0 + 1e-9) for x_C in x_G]),
         group_R=np.repeat(np.arange(len(x_G)), [len(first_U) for first_U in first_G]),
         values_RC=values_UC,
@@ -383,6 +467,14 @@ def _fit_signed(batch: FitRows, wanted_R: Bools, sign: float) -> Fits:
     fits = solve(_SIGMOID, part)
     signed = Fits(fits.theta_RK, sign * (fits.base_R + top_R), sign * (fits.ceiling_R + top_R), fits.sse_R)
     return out.updated(rows_R, signed)
+
+
+def _padded(lines: Sequence[Array], fill: float) -> Array:
+    """Lines of different lengths as the rows of one array."""
+    out = np.full((len(lines), max(len(line) for line in lines)), fill)
+    for row, line in zip(out, lines, strict=True):
+        row[: len(line)] = line
+    return out
 
 
 def what_to_run(best: Optimum) -> str:
@@ -428,11 +520,8 @@ class Slice:
         }
 
 
-def sensitivity(fits: Sequence[CurveFit], *, seed_noise_SB: Array | None = None) -> list[Slice]:
-    """All slices with at least two values, the widest first for each axis.
-
-    `seed_noise_SB` is the deviation of another seed of each setting, by draw, unless the draws already contain it.
-    """
+def sensitivity(fits: Sequence[CurveFit]) -> list[Slice]:
+    """All slices with at least two values, the widest first for each axis."""
     slices = []
     for varied, axis in (("rollouts_per_problem", 1), ("problems_per_batch", 0)):
         groups: dict[int | None, list[int]] = {}
@@ -444,19 +533,15 @@ def sensitivity(fits: Sequence[CurveFit], *, seed_noise_SB: Array | None = None)
             compute = min(fits[i].last for i in group)
             begun = sorted((i for i in group if fits[i].first <= compute), key=lambda i: fits[i].setting[axis] or 0)
             if len({fits[i].setting[axis] for i in begun}) > 1:
-                noise_SB = 0.0 if seed_noise_SB is None else seed_noise_SB[begun]
-                found.append(_slice(varied, axis, fixed, compute, [fits[i] for i in begun], noise_SB))
+                found.append(_slice(varied, axis, fixed, compute, [fits[i] for i in begun]))
         slices += sorted(found, key=lambda s: -len(s.settings))
     return slices
 
 
-def _slice(
-    varied: str, axis: int, fixed: int | None, compute: float, fits: Sequence[CurveFit], noise_SB: Array | float
-) -> Slice:
-    at = np.array([compute])
-    values_S = np.array([float(fit.at(at)[0]) for fit in fits])
-    draws_SB: Array = np.stack([fit.ensemble.at(at)[:, 0] for fit in fits])
-    span, (low, high) = basic(lambda values_SB: np.ptp(values_SB, axis=0), values_S, draws_SB + noise_SB)
+def _slice(varied: str, axis: int, fixed: int | None, compute: float, fits: Sequence[CurveFit]) -> Slice:
+    draws_SB: Array = np.stack([fit.draws_at(np.array([compute]))[0] for fit in fits])
+    values_S = draws_SB.mean(axis=1)
+    span, (low, high) = basic(lambda values_SB: np.ptp(values_SB, axis=0), values_S, draws_SB)
     return Slice(
         varied=varied,
         fixed=fixed,

@@ -11,30 +11,31 @@ The paper's three trade-offs differ in which settings compete on the frontier:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from isocompute.core.arrays import Array, Bools
+from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve, on_one_scale, scale_of, upper_bound
 from isocompute.core.formatting import number, plural
+from isocompute.core.recipe import FOLLOWS_BATCH
 from isocompute.law.curves import (
     DEFAULT_BIN,
     collapse_start,
     collapsed_early,
-    last_trend,
     record_points,
     settings_of,
     usable_curves,
     usable_end,
     usable_mask,
 )
-from isocompute.law.fits import CurveFit, fit_groups
+from isocompute.law.fits import CurveFit, fit_groups, fits_of
 from isocompute.law.frontier import (
-    EARLY_FACTOR,
     Frontier,
+    Grid,
     Optimum,
     Reading,
     Slice,
@@ -43,17 +44,17 @@ from isocompute.law.frontier import (
     ended,
     fit_optima,
     frontier,
-    reached,
-    seed_noise,
+    movement,
     sensitivity,
 )
-from isocompute.law.surface import Surface, fit_surface
-from isocompute.law.uncertainty import SEED_MARGIN, by_chance
+from isocompute.law.posterior import fit_posterior
+from isocompute.law.surface import Surface, surface_of
+from isocompute.law.uncertainty import shortest
 
 _NAMED = 3
 """Most runs that a note names."""
-_SIGNIFICANT = 0.05
-"""Chance of reporting that n* moves if all n are equal at the end."""
+_SMOOTHED = 0.85
+"""Autocorrelation of evaluations from which they look smoothed."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class RunFit:
             "problems_per_batch": curve.problems_per_batch,
             "rollouts_per_problem": curve.rollouts_per_problem,
             "seed": curve.seed,
-            "form": fit.family.name,
-            "form_weights": fit.weights,
+            "form": fit.form,
+            "form_weights": fit.form_weights,
             "base": fit.base,
             "base_interval": fit.base_interval(),
             "asymptote": fit.ceiling,
@@ -93,7 +94,7 @@ class RunFit:
             "rise_done": fit.rise_done,
             "parameters": fit.parameters(),
             "parameter_intervals": fit.parameter_intervals(),
-            "at_bound": fit.at_bound(),
+            "at_bound": [],
             "rmse": fit.rmse,
             "points": self.points,
             "records": self.records,
@@ -150,8 +151,8 @@ class Tradeoff:
         interval_C2: list[Any] = [None] * len(front.compute_C)
         tried = [n for _, n in settings if n is not None]
         if len(tried) == len(settings):
-            n_BC = np.array(tried)[front.best_BC]
-            interval_C2 = np.percentile(n_BC, [2.5, 97.5], axis=0, method="inverted_cdf").T.tolist()
+            n_BC, n_C = np.array(tried, dtype=np.float64)[front.best_BC], np.array(tried)[front.best_C]
+            interval_C2 = [shortest(n_B, n) for n_B, n in zip(n_BC.T, n_C.tolist(), strict=True)]
         best = []
         for compute, best_B, interval in zip(front.compute_C, front.best_BC.T, interval_C2, strict=True):
             probability: dict[str, float] = {}
@@ -281,15 +282,18 @@ def fit_law(
     bin_width *= scale_of(values)
     usable = usable_curves(curves, metric=metric, points=points, bin_width=bin_width)
     rng = np.random.default_rng(seed)
-    runs, settings = _fit(curves, usable, upper, points, bin_width, replicates, rng)
+    # Runs of one study share a bound, which helps short runs; runs without n may be on different scales.
+    one_study = all(curve.rollouts_per_problem is not None for curve in curves)
+    uppers = [upper if one_study else upper_bound(curve.values_C) for curve in curves]
+    alone = fit_groups([[c] for c in usable], replicates=replicates, seed=rng, upper=uppers, with_seeds=False)
+    runs = tuple(
+        RunFit(curve, fit, len(record_points(curve.compute_C, curve.values_C, bin_width=bin_width)), _collapse(curve))
+        for curve, fit in zip(curves, alone, strict=True)
+    )
+    settings = _settings(runs, usable, unit, replicates, rng)
     # A step of n = 32 costs four times one of n = 8, so steps compare settings of one n and batch size only.
     iso = unit != "steps" or len({(fit.setting[1], fit.curves[0].batch_size) for fit in settings}) < 2
-    noise_SB = seed_noise(settings, seed=rng)
-    competitions = [_Competition(None, None, settings, noise_SB)]
-    competitions += _sharing(settings, noise_SB, "problems_per_batch")
-    if unit == "rollouts":
-        competitions += _sharing(settings, noise_SB, "batch_size")
-    joint, *tradeoffs = _tradeoffs(competitions, iso=iso)
+    joint, *tradeoffs = _tradeoffs(settings, unit=unit, iso=iso)
     return Law(
         metric=metric,
         unit=unit,
@@ -303,8 +307,8 @@ def fit_law(
         joint=joint,
         by_problems=tuple(t for t in tradeoffs if t.fixed == "problems_per_batch"),
         by_batch=tuple(t for t in tradeoffs if t.fixed == "batch_size"),
-        slices=tuple(sensitivity(settings, seed_noise_SB=noise_SB)) if iso else (),
-        surface=fit_surface(settings, upper=upper, replicates=replicates, seed=rng) if iso else None,
+        slices=tuple(sensitivity(settings)) if iso else (),
+        surface=surface_of(settings) if iso else None,
         notes=tuple(_notes(runs, settings, joint, early, unit)),
         early_collapses=tuple(early),
     )
@@ -314,35 +318,52 @@ def _values(curves: Sequence[Curve]) -> Array:
     return np.concatenate([curve.values_C for curve in curves])
 
 
-def _fit(
-    curves: Sequence[Curve],
-    usable: Sequence[Curve],
-    upper: float,
-    points: str,
-    bin_width: float,
-    replicates: int,
-    rng: np.random.Generator,
-) -> tuple[tuple[RunFit, ...], tuple[CurveFit, ...]]:
-    """The fits of all runs and of all settings, made at once."""
-    settings = settings_of(usable)
-    groups = [[index] for index in range(len(usable))] + [group for group in settings if len(group) > 1]
-    # Runs of one study share a bound, which helps short runs; runs without n may be on different scales.
-    one_study = all(curve.rollouts_per_problem is not None for curve in curves)
-    fits = fit_groups(
-        [[usable[i] for i in group] for group in groups],
-        replicates=replicates,
-        seed=rng,
-        upper=upper if one_study else [upper_bound(_values([curves[i] for i in group])) for group in groups],
-    )
-    fit_of = {tuple(group): fit for group, fit in zip(groups, fits, strict=True)}
-    runs = tuple(
-        RunFit(curve, fit, len(record_points(curve.compute_C, curve.values_C, bin_width=bin_width)), _collapse(curve))
-        for curve, fit in zip(curves, fits, strict=False)
-    )
-    setting_fits = tuple(fit_of[tuple(group)] for group in settings)
-    if points == "all":  # records rise with noise alone
-        setting_fits = tuple(replace(fit, trend=last_trend(fit.curves)) for fit in setting_fits)
-    return runs, setting_fits
+def _settings(
+    runs: Sequence[RunFit], usable: Sequence[Curve], unit: str, replicates: int, rng: np.random.Generator
+) -> tuple[CurveFit, ...]:
+    """The configurations, smaller n and Bp first.
+
+    Those of one recipe share a posterior; recipes do not. A run without n is a configuration of its own.
+    """
+    groups = settings_of(usable)
+    out = [runs[group[0]].fit for group in groups]
+    known = [g for g, group in enumerate(groups) if usable[group[0]].rollouts_per_problem is not None]
+    recipes = dict(zip(known, recipes_of([usable[groups[g][0]] for g in known]), strict=True))
+    upper = upper_bound(_values([runs[i].curve for g in known for i in groups[g]])) if known else np.inf
+    for recipe in dict.fromkeys(recipes.values()):
+        mine = [g for g, name in recipes.items() if name == recipe]
+        of = [[usable[i] for i in groups[g]] for g in mine]
+        posterior = fit_posterior(
+            of,
+            upper=upper,
+            replicates=replicates,
+            rng=rng,
+            in_rollouts=unit == "rollouts",
+            ended=[all(runs[i].collapse_after is not None for i in groups[g]) for g in mine],
+        )
+        for g, fit in zip(mine, fits_of(of, posterior), strict=True):
+            out[g] = fit
+    return tuple(out)
+
+
+def recipes_of(firsts: Sequence[Curve]) -> list[str]:
+    """Each configuration's recipe; all the same if none of them was run with several.
+
+    Learning rates that differ only because they follow the batch size are no difference.
+    """
+    settings = [curve.setting for curve in firsts]
+    if len(set(settings)) == len(settings):
+        return [""] * len(settings)
+    logged = [curve.recipe_fields for curve in firsts]
+    fields = [each["recipe"] for each in logged if isinstance(each.get("recipe"), dict)]
+    if len(fields) < len(firsts):
+        return [curve.recipe for curve in firsts]
+    for name in FOLLOWS_BATCH:
+        rates = [json.dumps(each.get(name)) for each in fields]
+        if len(set(zip(settings, rates, strict=True))) == len(set(settings)):
+            for each in fields:
+                each.pop(name, None)
+    return [json.dumps(each, sort_keys=True) for each in logged]
 
 
 def _collapse(curve: Curve) -> float | None:
@@ -352,92 +373,66 @@ def _collapse(curve: Curve) -> float | None:
 
 @dataclass(frozen=True)
 class _Competition:
-    """Settings that compete for the frontier, and the quantity that they share."""
+    """Configurations that compete for the frontier (by index), and the quantity that they share."""
 
     fixed: str | None
     value: int | None
-    fits: tuple[CurveFit, ...]
-    noise_SB: Array
+    among: tuple[int, ...]
 
 
-def _sharing(fits: Sequence[CurveFit], noise_SB: Array, fixed: str) -> list[_Competition]:
-    """The groups of several settings that share a Bp, or a batch size."""
+def _sharing(fits: Sequence[CurveFit], fixed: str) -> list[_Competition]:
+    """The groups of several configurations that share a Bp, or a batch size."""
     groups: dict[int, list[int]] = {}
     for i, fit in enumerate(fits):
         value = getattr(fit.curves[0], fixed)
         if value is not None:
             groups.setdefault(value, []).append(i)
-    return [
-        _Competition(fixed, value, tuple(fits[i] for i in group), noise_SB[group])
-        for value, group in sorted(groups.items())
-        if len(group) > 1
-    ]
+    return [_Competition(fixed, value, tuple(g)) for value, g in sorted(groups.items()) if len(g) > 1]
 
 
-def _tradeoffs(competitions: Sequence[_Competition], *, iso: bool) -> list[Tradeoff]:
+def _tradeoffs(settings: tuple[CurveFit, ...], *, unit: str, iso: bool) -> list[Tradeoff]:
     """The frontier of each competition, and the optima along all of them, fitted at once."""
-    fronts = [frontier(each.fits, seed_noise_SB=each.noise_SB) for each in competitions]
+    competitions = [_Competition(None, None, tuple(range(len(settings)))), *_sharing(settings, "problems_per_batch")]
+    if unit == "rollouts":
+        competitions += _sharing(settings, "batch_size")
+    grid = Grid.of(settings)
+    fits = [tuple(settings[i] for i in each.among) for each in competitions]
+    grids = [grid if len(each.among) == len(settings) else grid.part(each.among) for each in competitions]
+    fronts: dict[tuple[int, ...], Frontier] = {}
     readings: dict[tuple[int, int], Reading] = {}
-    for i, (each, front) in enumerate(zip(competitions, fronts, strict=True)):
-        at_batch = each.fixed == "batch_size"
+    for i, each in enumerate(competitions):
+        if each.among not in fronts:
+            fronts[each.among] = frontier(fits[i], grids[i])
+        front, at_batch = fronts[each.among], each.fixed == "batch_size"
         for axis in [1] * iso + [0] * at_batch:
-            reading = _reading(each, front, axis, scale=float(each.value or 1) if at_batch else 1.0)
+            reading = _reading(fits[i], front, grids[i], axis, scale=float(each.value or 1) if at_batch else 1.0)
             if reading is not None:
                 readings[i, axis] = reading
     optima = dict(zip(readings, fit_optima(list(readings.values())), strict=True))
     return [
-        Tradeoff(each.fixed, each.value, each.fits, front, optima.get((i, 1)), optima.get((i, 0)))
-        for i, (each, front) in enumerate(zip(competitions, fronts, strict=True))
+        Tradeoff(each.fixed, each.value, fits[i], fronts[each.among], optima.get((i, 1)), optima.get((i, 0)))
+        for i, each in enumerate(competitions)
     ]
 
 
-def _reading(competition: _Competition, front: Frontier, axis: int, *, scale: float) -> Reading | None:
+def _reading(fits: Sequence[CurveFit], front: Frontier, grid: Grid, axis: int, *, scale: float) -> Reading | None:
     """The optimal n (axis 1) or Bp (axis 0) along compute / `scale`, in the range where settings can be compared."""
-    fits = competition.fits
     values = [fit.setting[axis] for fit in fits]
     if any(v is None for v in values) or len(set(values)) < 2:
         return None
-    part, everyone = compared(fits, front.compute_C)
-    if not everyone and front.switches and all(s.crosses for s in front.switches):
-        # Every setting that took the lead began behind, so it did not lead before its first point either.
-        part = slice(0, len(front.compute_C))
+    part = compared(fits, front.compute_C)
     if part.stop - part.start < 2:
         return None
     tried: Array = np.array([float(v or 0) for v in values])
-    crossings = {"rises" if tried[s.after] > tried[s.before] else "falls" for s in front.switches if s.crosses}
-    first, end = float(tried[front.best_C[part.start]]), float(front.compute_C[part.stop - 1])
+    skipped = len(grid.compute_C) - len(front.compute_C)
     return Reading(
         front.compute_C[part] / scale,
         tried[front.best_C[part]],
         tried[front.best_BC[:, part]],
         tried=tried,
+        movement=movement(fits, grid, slice(0, part.stop + skipped), axis),
         bound_C=tuple(bounds(fits, front.best_C[part], front.compute_C[part], axis=axis)),
-        moves=frozenset({"rises", "falls"} if everyone else crossings),
-        leads=_leads(competition, tried, first, end),
     )
-
-
-def _leads(competition: _Competition, tried: Array, first: float, end: float) -> frozenset[str]:
-    """The directions in which the optimum has moved significantly from `first`, its value at small compute.
-
-    It has if larger (or smaller) settings lead all others at the end. One of several equal settings other than the
-    first mostly leads by chance, so the lead has to exceed that between equal settings.
-    """
-    begun = [i for i, fit in enumerate(competition.fits) if fit.starts <= end * EARLY_FACTOR]
-    fits, at = [competition.fits[i] for i in begun], np.array([end])
-    values_S = np.array([reached(fit, at)[0] for fit in fits])
-    draws_SB = np.stack([fit.ensemble.at(np.minimum(at, fit.last))[:, 0] for fit in fits])
-
-    def is_significant(ahead_S: Bools) -> bool:
-        def lead(values_SB: Array) -> Array:
-            return np.asarray(values_SB[ahead_S].max(axis=0) - values_SB[~ahead_S].max(axis=0))
-
-        if not ahead_S.any() or ahead_S.all():
-            return False
-        return by_chance(lead, values_S, draws_SB + competition.noise_SB[begun]) < _SIGNIFICANT
-
-    ways = (("rises", tried[begun] > first), ("falls", tried[begun] < first))
-    return frozenset(way for way, ahead_S in ways if is_significant(ahead_S))
 
 
 def _notes(
@@ -452,12 +447,18 @@ def _notes(
     if any(run.curve.rollouts_per_problem is None for run in runs) and not on_one_scale([run.curve for run in runs]):
         out.append("the runs' values lie on different scales: a frontier through them compares what does not compare")
     shared = [fit for fit in settings if len(fit.curves) > 1]
-    if len(settings) > 1 and not shared:
-        margin = f"{SEED_MARGIN * scale_of(_values([c for run in runs for c in run.fit.curves])):.2g}"
-        allowed = f"n* allows for ±{margin.removeprefix('0')} between seeds (ScaleRL's margin), which may be more; "
+    if len(settings) > 1 and not shared and best is not None:
+        share = f"{settings[0].posterior.seed_effect:.1%}"
         out.append(
-            f"one seed a setting: {'' if best is None else allowed}intervals of curves hold evaluation noise and the "
-            "doubt about the form alone"
+            f"one seed a setting: how much seeds differ is not measured; a standard deviation of {share} of the rise "
+            "is assumed (ScaleRL's margin)"
+        )
+    smoothed = [f"'{run.curve.name}'" for run in runs if run.fit.posterior.autocorrelation >= _SMOOTHED]
+    if smoothed:
+        more = f" and {len(smoothed) - _NAMED} more" if len(smoothed) > _NAMED else ""
+        out.append(
+            f"evaluations look smoothed (each repeats most of the one before): {', '.join(smoothed[:_NAMED])}{more}; "
+            "intervals allow for it, raw values would tell more"
         )
     unnamed = [fit for fit in shared if any(curve.seed is None for curve in fit.curves)]
     if unnamed:

@@ -1,7 +1,7 @@
 """Reads and writes `law.json`, the fitted law that a plan is made with.
 
-It contains the object that `fit --json` prints, `settings` (every setting's curve and bootstrap draws) and the draws of
-the surface, rounded to seven digits.
+It contains the object that `fit --json` prints and the posterior's samples, rounded to six digits. Files of version 1
+have bootstrap draws of every configuration's own curve instead; they are read as a posterior of independent curves.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from isocompute.core import files
 from isocompute.core.arrays import Array
-from isocompute.core.curve import Curve
+from isocompute.core.curve import Curve, Setting, scale_of, upper_bound
 from isocompute.core.errors import InputError
-from isocompute.law.fits import CurveFit, Ensemble
+from isocompute.law.fits import CurveFit
 from isocompute.law.law import Law
-from isocompute.law.solver import FAMILIES, Family
-from isocompute.law.surface import LeftOut, Surface, Terms
+from isocompute.law.posterior import Posterior, curve_of_form, independent
+from isocompute.law.shape import STAGES
+from isocompute.law.uncertainty import SEED_MARGIN
 
-_FORMAT, _VERSION = "isocompute-law", 1
+_FORMAT, _VERSION = "isocompute-law", 2
 _BEGINS = b'{"format": "isocompute-law"'
 _PRINTED = {"metric", "unit", "curves", "frontier"}
 """Keys of what `fit --json` prints, which has no `format`."""
@@ -31,26 +32,37 @@ _PRINTED = {"metric", "unit", "curves", "frontier"}
 
 @dataclass(frozen=True)
 class StoredLaw:
-    """A law read from a file: the printed object, and the settings' curves with their draws."""
+    """A law read from a file: the printed object, and the configurations with their samples."""
 
     summary: dict[str, Any]
     settings: tuple[CurveFit, ...]
-    surface: Surface | None
 
 
 def write_law(law: Law, path: str | Path) -> None:
     """Write `law.json` atomically; it may replace another law, but no other file."""
     check_out(path)
+    posteriors = list({id(fit.posterior): fit.posterior for fit in law.settings}.values())
+    place = {id(posterior): i for i, posterior in enumerate(posteriors)}
     data = {"format": _FORMAT, "version": _VERSION, **law.to_json()}
-    data["settings"] = [_SettingFile.of(fit).model_dump() for fit in law.settings]
-    if law.surface is not None:
-        upper = law.surface.upper if np.isfinite(law.surface.upper) else None
-        data["surface"] |= {"replicates": _rounded(law.surface.replicates_BQ), "upper": upper}
+    data["settings"] = [
+        {
+            "problems_per_batch": fit.setting[0],
+            "rollouts_per_problem": fit.setting[1],
+            "runs": [curve.name for curve in fit.curves],
+            "recipes": [curve.recipe for curve in fit.curves],
+            "first": fit.first,
+            "starts": fit.starts,
+            "posterior": place[id(fit.posterior)],
+            "index": fit.index,
+        }
+        for fit in law.settings
+    ]
+    data["posteriors"] = [_posterior_to_json(posterior) for posterior in posteriors]
     files.write_atomically(Path(path), json.dumps(data, allow_nan=False).encode() + b"\n")
 
 
 def read_law(path: str | Path) -> StoredLaw:
-    """Read `law.json`; the settings' curves have the values they had when it was written."""
+    """Read `law.json`; its samples have the values they had when it was written."""
     content = files.read_bytes(str(path))
     try:
         data = json.loads(content)
@@ -58,25 +70,22 @@ def read_law(path: str | Path) -> StoredLaw:
         raise InputError(f"{path}: not JSON ({error}); write it with isocompute fit --out.") from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise InputError(f"{path}: not a law; isocompute fit RUNS --out law.json writes one.")
-    if data.get("version") != _VERSION:
+    if data.get("version") not in (1, _VERSION):
         raise InputError(
-            f"{path}: version {data.get('version')} of a law; this isocompute reads {_VERSION}: fit again."
+            f"{path}: version {data.get('version')} of a law; this isocompute reads 1 and {_VERSION}: fit again."
         )
     again = f"write it again with isocompute fit RUNS --out {path}."
     try:
-        checked = _LawFile.model_validate(data)
+        settings = (_LawFile1 if data["version"] == 1 else _LawFile).model_validate(data).fits()
     except ValidationError as error:
         first = error.errors()[0]
         where, text = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
         if first["type"] == "model_type":
             text = "it should be an object"
         raise InputError(f"{path}: {where}: {text[:1].lower() + text[1:]}; {again}") from error
-    try:
-        surface = _surface(data["surface"]) if data.get("surface") else None
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"{path}: surface: it is damaged ({error}); {again}") from error
-    del data["settings"]
-    return StoredLaw(data, tuple(each.fit() for each in checked.settings), surface)
+    for name in ("settings", "posteriors"):
+        data.pop(name, None)
+    return StoredLaw(data, settings)
 
 
 def is_law_file(path: str | Path) -> bool:
@@ -106,21 +115,13 @@ def _is_law(data: bytes) -> bool:
 
 def _rounded(array: Array) -> Any:
     with np.errstate(divide="ignore"):
-        digits = 6 - np.floor(np.log10(np.maximum(np.abs(array), 1e-12)))
+        digits = 5 - np.floor(np.log10(np.maximum(np.abs(array), 1e-12)))
     scale = 10.0 ** np.clip(digits, -20, 20)
     return (np.round(array * scale) / scale).tolist()
 
 
-def _family(name: object) -> Family:
-    """The curves' form of this name."""
-    known = {family.name: family for family in FAMILIES}
-    if name not in known:
-        raise ValueError(f"form '{name}' is not one of {', '.join(known)}")
-    return known[str(name)]
-
-
 _Count = Annotated[int, Field(ge=1)]
-_Form = Annotated[str, AfterValidator(lambda name: _family(name).name)]
+_Row = list[float]
 
 
 class _Part(BaseModel):
@@ -129,103 +130,112 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
 
-class _EnsembleFile(_Part):
-    families: list[_Form]
-    family: list[Annotated[int, Field(ge=0)]]
-    theta: list[list[float]]
-    base: list[float]
-    ceiling: list[float]
-
-    @model_validator(mode="after")
-    def _whole(self) -> _EnsembleFile:
-        widths = {len(row) for row in self.theta}
-        if len({len(self.family), len(self.theta), len(self.base), len(self.ceiling)}) > 1 or len(widths) > 1:
-            raise ValueError("its replicates differ in length")
-        if any(i >= len(self.families) for i in self.family):
-            raise ValueError(f"a replicate's family is none of its {len(self.families)}")
-        if widths and max(len(_family(name).parameters) for name in self.families) > min(widths):
-            raise ValueError("its replicates lack parameters of their forms")
-        return self
-
-
-_AS_IN_FIT = ("base", "ceiling", "rmse", "unit", "first", "last", "starts", "trend")
-"""Fields of `CurveFit` that are stored unchanged."""
-
-
 class _SettingFile(_Part):
     problems_per_batch: _Count | None
     rollouts_per_problem: _Count | None
     runs: list[str] = Field(min_length=1)
     recipes: list[str] | None = None  # not in older files
-    form: str
-    form_weights: dict[str, float]
-    theta: list[float]
-    base: float
-    ceiling: float
-    rmse: float = Field(ge=0)
-    unit: float = Field(gt=0)
     first: float = Field(gt=0)
-    last: float
     starts: float = Field(ge=0)
-    seed_spread: float = Field(default=0.0, ge=0)  # not in older files
-    trend: float | None = None  # not in older files
-    ensemble: _EnsembleFile
 
     @model_validator(mode="after")
-    def _whole(self) -> _SettingFile:
-        parameters = len(_family(self.form).parameters)
-        if len(self.theta) != parameters:
-            raise ValueError(f"theta has {len(self.theta)} numbers, {self.form} has {parameters}")
-        if self.first > self.last:
-            raise ValueError(f"first = {self.first:g} is after last = {self.last:g}")
+    def _whole(self) -> Self:
         if self.recipes and len(self.recipes) != len(self.runs):
             raise ValueError(f"{len(self.recipes)} recipes of {len(self.runs)} runs")
         return self
 
-    @classmethod
-    def of(cls, fit: CurveFit) -> _SettingFile:
-        draws = fit.ensemble
-        return cls(
-            problems_per_batch=fit.setting[0],
-            rollouts_per_problem=fit.setting[1],
-            runs=[curve.name for curve in fit.curves],
-            recipes=[curve.recipe for curve in fit.curves],
-            form=fit.family.name,
-            form_weights=fit.weights,
-            theta=fit.theta_K.tolist(),
-            seed_spread=fit.seed_deviation,
-            ensemble=_EnsembleFile(
-                families=[family.name for family in FAMILIES],
-                family=draws.family_B.tolist(),
-                theta=_rounded(draws.theta_BK),
-                base=_rounded(draws.base_B),
-                ceiling=_rounded(draws.ceiling_B),
-            ),
-            **{name: getattr(fit, name) for name in _AS_IN_FIT},
-        )
+    @property
+    def setting(self) -> Setting:
+        return self.problems_per_batch, self.rollouts_per_problem
 
-    def fit(self) -> CurveFit:
-        """The setting's curve, with its draws and without its points."""
-        draws, setting = self.ensemble, (self.problems_per_batch, self.rollouts_per_problem)
-        place_F = np.array([FAMILIES.index(_family(name)) for name in draws.families], dtype=np.int64)
+    def fit(self, posterior: Posterior, index: int) -> CurveFit:
+        """The configuration, with its samples and without its points."""
         recipes = self.recipes or [""] * len(self.runs)
-        return CurveFit(
-            curves=tuple(
-                Curve(name, np.empty(0), np.empty(0), *setting, recipe=recipe)
-                for name, recipe in zip(self.runs, recipes, strict=True)
-            ),
-            family=_family(self.form),
-            theta_K=np.array(self.theta, dtype=np.float64),
-            weights=self.form_weights,
-            ensemble=Ensemble(
-                self.unit,
-                place_F[np.array(draws.family, dtype=np.int64)],
-                np.array(draws.theta, dtype=np.float64),
-                np.array(draws.base, dtype=np.float64),
-                np.array(draws.ceiling, dtype=np.float64),
-            ),
-            seed_deviation=self.seed_spread,
-            **{name: getattr(self, name) for name in _AS_IN_FIT},
+        curves = [
+            Curve(name, np.empty(0), np.empty(0), *self.setting, recipe=recipe)
+            for name, recipe in zip(self.runs, recipes, strict=True)
+        ]
+        return CurveFit(tuple(curves), posterior, index, self.first, self.starts)
+
+
+class _PlacedFile(_SettingFile):
+    posterior: int = Field(ge=0)
+    index: int = Field(ge=0)
+
+
+_ARRAYS = {"base_RB": 2, "tail_RB": 2, "delay_B": 1, "ceiling_SB": 2, "midpoint_SB": 2, "exponent_SB": 2}
+_NUMBERS = ("first", "rise", "model_error", "seed_effect", "autocorrelation", "seed", "centre")
+
+
+def _posterior_to_json(p: Posterior) -> dict[str, Any]:
+    return {
+        "settings": [list(setting) for setting in p.settings],
+        "batch": [None if np.isnan(b) else b for b in p.batch_S.tolist()],
+        "last": p.last_S.tolist(),
+        "ended": p.ended_S.tolist(),
+        "upper": p.upper if np.isfinite(p.upper) else None,
+        "lower": p.lower if np.isfinite(p.lower) else None,
+        "stage": p.stage_B.tolist(),
+        "knots": p.knots_K.tolist(),
+        "path": _rounded(p.path_SKB),
+        **{name.rpartition("_")[0]: _rounded(getattr(p, name)) for name in _ARRAYS},
+        **{name: getattr(p, name) for name in _NUMBERS},
+    }
+
+
+class _PosteriorFile(_Part):
+    settings: list[tuple[_Count | None, _Count | None]] = Field(min_length=1)
+    batch: list[float | None]
+    last: _Row
+    ended: list[bool]
+    upper: float | None
+    lower: float | None
+    stage: list[Annotated[int, Field(ge=0, lt=len(STAGES))]]
+    knots: _Row
+    path: list[list[_Row]]
+    base: list[_Row]
+    tail: list[_Row]
+    delay: _Row
+    ceiling: list[_Row]
+    midpoint: list[_Row]
+    exponent: list[_Row]
+    first: float = Field(gt=0)
+    rise: float = Field(gt=0)
+    model_error: float = Field(ge=0)
+    seed_effect: float = Field(ge=0)
+    autocorrelation: float
+    seed: int
+    centre: float
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        size, samples = len(self.settings), len(self.stage)
+        for name in ("batch", "last", "ended", "ceiling", "midpoint", "exponent", "path"):
+            if len(getattr(self, name)) != size:
+                raise ValueError(f"{name}: {len(getattr(self, name))} entries for {size} configurations")
+        rows = [*self.base, *self.tail, self.delay, *self.ceiling, *self.midpoint, *self.exponent]
+        rows += [row for path in self.path for row in path]
+        if any(len(row) != samples for row in rows):
+            raise ValueError("its samples differ in number")
+        if not {len(self.base), len(self.tail)} <= {1, size} or any(len(p) != len(self.knots) for p in self.path):
+            raise ValueError("its samples lack a part")
+        return self
+
+    def posterior(self) -> Posterior:
+        """The samples as arrays."""
+        arrays = {name: np.array(getattr(self, name.rpartition("_")[0]), dtype=np.float64) for name in _ARRAYS}
+        return Posterior(
+            settings=tuple(self.settings),
+            batch_S=np.array([np.nan if b is None else b for b in self.batch]),
+            last_S=np.array(self.last),
+            ended_S=np.array(self.ended),
+            upper=np.inf if self.upper is None else self.upper,
+            lower=-np.inf if self.lower is None else self.lower,
+            stage_B=np.array(self.stage, dtype=np.int64),
+            knots_K=np.array(self.knots),
+            path_SKB=np.array(self.path, dtype=np.float64).reshape(len(self.settings), len(self.knots), -1),
+            **arrays,  # type: ignore[arg-type]
+            **{name: getattr(self, name) for name in _NUMBERS},
         )
 
 
@@ -241,28 +251,97 @@ class _EarlyFallFile(_Part):
     falls_after: float
 
 
-class _LawFile(_Part):
+class _Summary(_Part):
     metric: str = Field(min_length=1)
     unit: Literal["rollouts", "tokens", "gpu_hours", "steps"]
-    settings: list[_SettingFile] = Field(min_length=1)
     curves: list[_CurveFile] = []
     early_falls: list[_EarlyFallFile] = []
 
 
-def _surface(s: dict[str, Any]) -> Surface:
-    powers = {name: tuple((int(i), int(j)) for i, j in each) for name, each in s["terms"].items()}
-    coefficients_Q, replicates_BQ = (np.array(s[name], dtype=np.float64) for name in ("coefficients", "replicates"))
-    if replicates_BQ.shape != (len(replicates_BQ), len(coefficients_Q)):
-        raise ValueError("its replicates differ in length from its coefficients")
-    if not (np.isfinite(coefficients_Q).all() and np.isfinite(replicates_BQ).all()):
-        raise ValueError("a coefficient is not finite")
-    return Surface(
-        family=_family(s["form"]),
-        terms=Terms(centre=(float(s["centre"][0]), float(s["centre"][1])), **powers),
-        unit=float(s["unit"]),
-        coefficients_Q=coefficients_Q,
-        replicates_BQ=replicates_BQ,
-        rmse=float(s["rmse"]),
-        left_out=tuple(LeftOut(**left) for left in s["leave_one_out"]),
-        upper=np.inf if s["upper"] is None else float(s["upper"]),
-    )
+class _LawFile(_Summary):
+    settings: list[_PlacedFile] = Field(min_length=1)
+    posteriors: list[_PosteriorFile] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        for each in self.settings:
+            if each.posterior >= len(self.posteriors):
+                raise ValueError(f"a configuration of posterior {each.posterior}, there are {len(self.posteriors)}")
+            if each.index >= len(self.posteriors[each.posterior].settings):
+                raise ValueError(f"configuration {each.index} of posterior {each.posterior} is not there")
+        return self
+
+    def fits(self) -> tuple[CurveFit, ...]:
+        """The configurations, in the order of the file."""
+        posteriors = [each.posterior() for each in self.posteriors]
+        return tuple(each.fit(posteriors[each.posterior], each.index) for each in self.settings)
+
+
+# Version 1: bootstrap draws of every configuration's own curve, each of one of three forms.
+
+
+class _EnsembleFile(_Part):
+    families: list[Literal["hill", "exponential", "power"]]
+    family: list[Annotated[int, Field(ge=0)]]
+    theta: list[_Row]
+    base: _Row
+    ceiling: _Row
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if len({len(self.family), len(self.theta), len(self.base), len(self.ceiling)}) > 1:
+            raise ValueError("its replicates differ in length")
+        if any(i >= len(self.families) for i in self.family):
+            raise ValueError(f"a replicate's family is none of its {len(self.families)}")
+        if any(len(row) < 2 for row in self.theta):
+            raise ValueError("its replicates lack parameters of their forms")
+        return self
+
+
+class _SettingFile1(_SettingFile):
+    unit: float = Field(gt=0)
+    last: float
+    rmse: float = Field(default=0.0, ge=0)
+    seed_spread: float = Field(default=0.0, ge=0)  # not in older files
+    ensemble: _EnsembleFile
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.first > self.last:
+            raise ValueError(f"first = {self.first:g} is after last = {self.last:g}")
+        return self
+
+    def curve(self) -> tuple[Array, Array, Array]:
+        """Log midpoint, log exponent and tail of every draw."""
+        draws = self.ensemble
+        theta_BK = np.array(draws.theta, dtype=np.float64)
+        form_B = np.array([draws.families[i] for i in draws.family])
+        return curve_of_form(form_B, theta_BK, self.unit)
+
+
+class _LawFile1(_Summary):
+    settings: list[_SettingFile1] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if len({len(each.ensemble.base) for each in self.settings}) > 1:
+            raise ValueError("its settings differ in the number of replicates")
+        return self
+
+    def fits(self) -> tuple[CurveFit, ...]:
+        """The configurations, with the seed effect that the file has for those with one seed."""
+        curves = [each.curve() for each in self.settings]
+        base_SB = np.array([each.ensemble.base for each in self.settings], dtype=np.float64)
+        ceiling_SB = np.array([each.ensemble.ceiling for each in self.settings], dtype=np.float64)
+        scale = scale_of(np.concatenate([base_SB.ravel(), ceiling_SB.ravel()])) if base_SB.size else 1.0
+        spread_S = np.array([(e.seed_spread or SEED_MARGIN * scale / 2.8) * (len(e.runs) == 1) for e in self.settings])
+        ceiling_SB += spread_S[:, None] * np.random.default_rng(0).standard_normal(ceiling_SB.shape)
+        posterior = independent(
+            [each.setting for each in self.settings],
+            last_S=np.array([each.last for each in self.settings]),
+            base_SB=base_SB,
+            ceiling_SB=np.minimum(ceiling_SB, upper_bound(ceiling_SB) if ceiling_SB.size else np.inf),
+            curves=curves,
+            first=min(each.first for each in self.settings),
+        )
+        return tuple(each.fit(posterior, i) for i, each in enumerate(self.settings))

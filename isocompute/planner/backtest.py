@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isocompute.core.curve import MINIMUM_POINTS, Curve
+from isocompute.core.curve import MINIMUM_POINTS, Curve, upper_bound
 from isocompute.core.errors import InputError, quiet
 from isocompute.law.curves import MAXIMUM_POINTS, collapsed_early
-from isocompute.law.fits import fit_groups
 from isocompute.law.law import Law, fit_law
+from isocompute.law.solver import FAMILIES, FitRows, evaluate, solve
 from isocompute.planner.cost.prices import Hardware, Prices
 from isocompute.planner.decide import decide
 from isocompute.planner.law import planning_law
@@ -78,7 +78,6 @@ def backtest_sweep(
     seed: int = 0,
 ) -> list[PlanTest]:
     """Test plans for one budget, or for several up to the largest that two settings reach."""
-    curves = [replace(c, compute_C=c.compute_C[c.compute_C > 0], values_C=c.values_C[c.compute_C > 0]) for c in curves]
     with_n = [curve for curve in curves if curve.rollouts_per_problem]
     if len({curve.setting for curve in with_n}) < 2:
         raise InputError(f"{source}: plans are tested on a sweep, runs of several n (or Bp); give those.")
@@ -174,9 +173,29 @@ def _reached(curves: Sequence[Curve], compute: float) -> dict[Setting, list[floa
 def _best_levels(curves: Sequence[Curve], compute: float) -> list[float]:
     """The best level of each run up to a compute; its largest value if it has too few points for a curve."""
     cut = [_to_the_best(_with_end(curve, compute).averaged(MAXIMUM_POINTS)) for curve in curves]
-    rising = [c for c in cut if len(c.compute_C) >= MINIMUM_POINTS and np.ptp(c.values_C)]
-    fits = {id(fit.curves[0]): fit for fit in fit_groups([[c] for c in rising], replicates=0)} if rising else {}
-    return [float(fits[id(c)].at(c.compute_C[-1:])[0]) if id(c) in fits else float(c.values_C.max()) for c in cut]
+    return [
+        _level(c) if len(c.compute_C) >= MINIMUM_POINTS and np.ptp(c.values_C) else float(c.values_C.max()) for c in cut
+    ]
+
+
+def _level(curve: Curve) -> float:
+    """Value at the end of the closest of the solver's curves, by AIC."""
+    unit = float(curve.compute_C[curve.compute_C > 0][0])
+    compute_C = curve.compute_C / unit
+    rows = FitRows(
+        compute_C[None],
+        np.array([max(float(compute_C[-1]), 1.0 + 1e-9)]),
+        np.zeros(1, dtype=np.int64),
+        curve.values_C[None],
+        np.ones((1, len(compute_C))),
+        upper_bound(curve.values_C),
+    )
+    scored = []
+    for family in FAMILIES:
+        fits = solve(family, rows)
+        score = len(compute_C) * float(np.log(fits.sse_R[0] / len(compute_C) + 1e-12)) + 2 * family.free
+        scored.append((score, float(evaluate(family, fits, compute_C[None, -1:])[0, 0])))
+    return min(scored)[1]
 
 
 def _with_end(curve: Curve, compute: float) -> Curve:

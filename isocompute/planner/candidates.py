@@ -22,9 +22,9 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number
+from isocompute.law.posterior import SAME
 from isocompute.planner.cost.prices import Prices
-from isocompute.planner.extrapolation import SAME, Curves, centered, clip_keeping_mean
-from isocompute.planner.law import OWN, OptimumOnly, PlanningLaw
+from isocompute.planner.law import OWN, Curves, OptimumOnly, PlanningLaw
 from isocompute.planner.published import published, siblings
 from isocompute.planner.request import Budget, PlanRequest
 from isocompute.planner.warnings import SMALL_SET, SMALL_SET_ROLLOUTS, PlanWarning
@@ -318,8 +318,8 @@ def values(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Ar
     if not (law.bounded and foreign_A.any()):
         return values_AB
     spread = (figure_10(law) or _FIGURE_10["hard"]).problems_spread  # the wider of the two for other laws
-    effect_B = spread * centered(np.random.default_rng(10), (1, values_AB.shape[1]))[0]
-    return clip_keeping_mean(values_AB + foreign_A[:, None] * effect_B, 0.0, 1.0)
+    z_B: Array = np.random.default_rng(10).standard_normal((1, values_AB.shape[1]))
+    return np.asarray(np.clip(values_AB + foreign_A[:, None] * spread * (z_B - z_B.mean()), 0.0, 1.0))
 
 
 def begun(law: PlanningLaw, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
@@ -407,7 +407,7 @@ def law_warnings(
                 f"{mean_rate:.2f}: take the allocation, not the reward",
             )
         )
-    if law.difficulty and difficulty and law.difficulty != difficulty:
+    if law.setup != OWN and law.difficulty and difficulty and law.difficulty != difficulty:
         wanted, of = law.name.replace("easy", difficulty).replace("hard", difficulty), siblings(law.name, difficulty)
         near = difflib.get_close_matches(wanted, of, n=1, cutoff=0.0)
         family = law.name.partition("/")[0]

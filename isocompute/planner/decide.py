@@ -1,8 +1,12 @@
 """Makes the plan: `decide` turns a law and a budget into allocation, recipe, expected reward, cost and warnings.
 
-All allocations are compared under the same draws of the law. `values_AB` has the value of every allocation (rows) in
-every draw (columns). The expected value and its interval, the probability of being the best and the regret against the
-chosen allocation are all computed from it.
+All allocations are compared under the same samples of the law. `values_AB` has the value of every allocation (rows) in
+every sample (columns); everything about them is computed from it.
+
+*Ties* are the allocations whose expected loss against the best is at most `TIE`, or one standard error of the
+difference. The default is the cheapest tie where the cost is known. Otherwise it is the best expected value; of those
+within `EQUAL` of it, the one with the most updates. Choosing the one with the most updates among all ties would lose
+.001 within the data and .005 beyond (docs/studies/plan-quality.md).
 """
 
 from __future__ import annotations
@@ -36,8 +40,7 @@ from isocompute.planner.candidates import (
     way_to_find_out,
 )
 from isocompute.planner.cost.prices import Prices
-from isocompute.planner.extrapolation import SAME, Curves
-from isocompute.planner.law import OWN, CollapseRate, PlanningLaw
+from isocompute.planner.law import OWN, CollapseRate, Curves, PlanningLaw
 from isocompute.planner.recipe import AdvisedRecipe, advise_recipe
 from isocompute.planner.regime import ADVICE, Diagnosis
 from isocompute.planner.request import Anchor, Budget, PlanRequest
@@ -55,62 +58,66 @@ from isocompute.planner.warnings import (
 
 LEVEL = 0.8
 """Coverage of the interval of an expected value."""
-TOLERANCE = 5e-4
-"""Expected values that differ by less count as equal, since no evaluation could distinguish them."""
+TIE = 0.003
+"""Least expected loss, as a share of the scale, by which an allocation is worse than the best."""
+EQUAL = 5e-4
+"""Expected values that differ by less of the scale are equal, since no evaluation could distinguish them."""
 _METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
-_LIKELY = 0.5
-"""From this probability on, the chosen setting is more likely than not to be the best."""
 _LONG_RUN = Allocation(1, 1, 10**6)
 """A run long enough to keep its whole warm-up."""
 _SHOWN = 8
 """Number of alternatives in a plan."""
-_ENDED = 2.0
-"""A setting counts as extrapolated beyond this many times the compute of its own runs, even within the law's range."""
+_ENDED = 1.25
+"""A configuration counts as extrapolated beyond this many times the compute of its own runs."""
+_RIVAL = 0.1
+"""A rival that was not run so far is named from this chance of being the best."""
 _COMPUTES = 32
 """Computes at which the start of the law's range is searched."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """One allocation (an index) under the draws of the law."""
+    """One allocation (an index) under the samples of the law."""
 
     index: int
     value: float
     interval: tuple[float, float]
-    probability_best: float
+    probability_best: float | None
+    """None beyond the data, where such chances are not calibrated."""
     regret: float
-    """Expected loss against the chosen allocation; 0 for the chosen one."""
+    """Expected loss against the best allocation; 0 for that one."""
     standard_error: float
-    """Standard deviation of that loss over the draws, seed effects included."""
+    """Standard deviation of that loss over the samples."""
+    tolerance: float
+    """Expected loss up to which it ties with the best."""
 
     @property
     def ties(self) -> bool:
-        """Whether it is within one standard error of the chosen allocation."""
-        return self.regret <= self.standard_error
+        """Whether it ties with the best allocation."""
+        return self.regret <= self.tolerance
 
 
-def rank(values_AB: Array, *, with_seeds_AB: Array | None = None, tolerance: float = TOLERANCE) -> list[Ranked]:
-    """The allocations, best expected value first; of those within `tolerance` of the best, the earliest row wins.
+def rank(values_AB: Array, *, scale: float = 1.0, inside: bool = True) -> list[Ranked]:
+    """The allocations, best expected value first; of those within `EQUAL` of the best, the earliest row wins.
 
-    `with_seeds_AB` are the same values plus the seed effects that the draws do not contain. Intervals, probabilities
-    and standard errors are computed from them.
+    `scale` is the length of the values' scale, and `inside` says whether the data reach so far.
     """
     mean_A = values_AB.mean(axis=1)
-    noisy_AB = values_AB if with_seeds_AB is None else with_seeds_AB
-    best = int(np.argmax(mean_A >= mean_A.max() - tolerance))
+    best = int(np.argmax(mean_A >= mean_A.max() - EQUAL * scale))
     order = np.argsort(-mean_A, kind="stable")
     order = np.concatenate([[best], order[order != best]])
-    winner_B = order[noisy_AB[order].argmax(axis=0)]
+    winner_B = order[values_AB[order].argmax(axis=0)]
     probability_A = np.bincount(winner_B, minlength=len(values_AB)) / values_AB.shape[1]
-    error_A = (noisy_AB[best] - noisy_AB).std(axis=1)
+    error_A = (values_AB[best] - values_AB).std(axis=1)
     return [
         Ranked(
             index=int(a),
             value=float(mean_A[a]),
-            interval=percentiles(noisy_AB[a], LEVEL),
-            probability_best=float(probability_A[a]),
+            interval=percentiles(values_AB[a], LEVEL),
+            probability_best=float(probability_A[a]) if inside else None,
             regret=max(0.0, float(mean_A[best] - mean_A[a])),
             standard_error=float(error_A[a]),
+            tolerance=max(TIE * scale, float(error_A[a])),
         )
         for a in order
     ]
@@ -125,7 +132,7 @@ class Option:
     seconds: float | None
     """Wall-clock time of the run; None if the throughput is not known."""
     cheapest: bool
-    """Whether it is the cheapest of the best and those within one standard error of it."""
+    """Whether it is the cheapest of the ties, where costs are known."""
     collapses: CollapseRate | None = None
     """Collapse rate of the user's runs of the setting by this compute; None if there are none."""
 
@@ -151,6 +158,9 @@ class Plan:
     metric: str
     chosen: Option
     alternatives: tuple[Option, ...]
+    """The next best options; all that tie are among them."""
+    tied: int
+    """Number of allocations that tie with the best, that one included."""
     recipe: AdvisedRecipe
     anchor: Anchor
     difficulty: str | None
@@ -166,14 +176,12 @@ class Plan:
     """Value of each allocation (rows) in every draw (columns)."""
 
     def __repr__(self) -> str:
-        a, ranked, other = self.allocation, self.chosen.ranked, self.cheapest.allocation
+        a, ranked = self.allocation, self.chosen.ranked
         return (
             f"Plan({plural(a.problems_per_batch, 'problem')} × {plural(a.rollouts_per_problem, 'rollout')} × "
             f"{plural(a.update_steps, 'update')} = "
             f"{number(a.compute)} rollouts; expect {self.law.metric} {value(ranked.value)} ({pair(ranked.interval)}, "
-            f"{LEVEL:.0%}); best of {len(self.targets)} with probability {ranked.probability_best:.2f}"
-            + ("" if self.stands_out else f"; cheapest within one error of it: {_name(other)} × {other.update_steps}")
-            + f"; law: {self.law.name}; {plural(len(self.warnings), 'warning')})"
+            f"{LEVEL:.0%}); {self.answer}; law: {self.law.name}; {plural(len(self.warnings), 'warning')})"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -195,23 +203,50 @@ class Plan:
         return None if self.problems is None else epochs_of(allocation, self.problems)
 
     @property
-    def cheapest(self) -> Option:
-        """The cheapest of the chosen option and those within one standard error of it."""
-        return next((option for option in (self.chosen, *self.alternatives) if option.cheapest), self.chosen)
+    def ties(self) -> tuple[Option, ...]:
+        """The options that tie with the best, the chosen one first."""
+        return (self.chosen, *(option for option in self.alternatives if option.ranked.ties))
 
     @property
-    def stands_out(self) -> bool:
-        """Whether to name the chosen setting rather than the cheapest within one error of it.
+    def answer(self) -> str:
+        """How the chosen allocation stands among the others, in one sentence."""
+        if len(self.targets) == 1:
+            return f"{_name(self.allocation)} is the only allocation that the law compares"
+        if self.tied == 1:
+            second = self.alternatives[0]
+            return f"{_name(self.allocation)} leads by {value(second.ranked.regret)} over {_name(second.allocation)}"
+        why = "the cheapest of them" if self.chosen.cheapest else "the one expected to reach highest"
+        within = value(max(0.001, *(option.ranked.regret for option in self.ties)))
+        return (
+            f"{self.tied} of {len(self.targets)} allocations tie within {within}: {self._tied_in_words()}; "
+            f"{_name(self.allocation)} is the default, {why}"
+        )
 
-        With one seed per setting, the cheapest must be expected to lose more than the least significant difference.
-        With several seeds the error already includes them, and the chosen one must be more likely than not the best.
-        """
-        if self.chosen.cheapest:
-            return True
-        both = [option.allocation for option in (self.chosen, self.cheapest)]
-        if any(self.law.seed_deviation(a.problems_per_batch, a.rollouts_per_problem) > 0.0 for a in both):
-            return self.cheapest.ranked.regret > self.law.seed_error
-        return self.chosen.ranked.probability_best >= _LIKELY
+    def _tied_in_words(self) -> str:
+        """The n and Bp of the ties, as ranges where no other was compared between them."""
+        tied = [option.allocation for option in self.ties]
+        parts = []
+        for name, field in (("n", "rollouts_per_problem"), ("Bp", "problems_per_batch")):
+            every, own = ({int(getattr(a, field)) for a in group} for group in (self.targets, tied))
+            if len(every) > 1:
+                parts.append(f"{name} = {_ranges(sorted(every), own)}")
+        return ", ".join(parts)
+
+
+def _ranges(every: Sequence[int], own: set[int]) -> str:
+    """Some of these numbers, neighbours joined.
+
+    >>> _ranges([8, 16, 32, 64], {8, 16, 64})
+    '8–16 and 64'
+    """
+    runs: list[list[int]] = []
+    for i, each in enumerate(every):
+        if each in own:
+            if i and every[i - 1] in own:
+                runs[-1].append(each)
+            else:
+                runs.append([each])
+    return " and ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def decide(
@@ -247,22 +282,24 @@ def decide(
     outside = range_warnings(law, budget, prices, targets, request.extrapolate)
     targets = [a for a, kept in zip(targets, begun(law, *columns(law, prices, targets)), strict=True) if kept]
 
-    # The ranking, under every draw.
+    # The ranking, under every sample. Most updates first, so that they win where values are equal.
+    targets = sorted(targets, key=lambda a: (a.batch_size, a.rollouts_per_problem))
     grid = columns(law, prices, targets)
     values_AB = values(law, *grid)
     keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in targets]
-    ranking = rank(values_AB, with_seeds_AB=law.with_seeds(values_AB, keys))
+    ranking = rank(values_AB, scale=law.scale, inside=float(grid[2].max()) <= law.last * _ENDED)
     collapses_A = [law.collapse_rate(*key, compute) for key, compute in zip(keys, grid[2].tolist(), strict=True)]
     options = _options(ranking, targets, collapses_A, prices, budget, enough_updates(long_recipe.warmup_steps))
-    chosen, a = options[0], options[0].allocation
+    chosen = next((option for option in options if option.cheapest), options[0])
+    a = chosen.allocation
     rollouts = prices.rates(a.problems_per_batch, a.rollouts_per_problem).rollouts(budget)
     recipe = advise(allocation=a)
     warnings = [
         *small_set,
         *not_in_law,
         *outside,
-        *_extrapolated_setting(law, targets, grid[2].tolist(), ranking),
-        *_collapse_warnings(targets, collapses_A, ranking, unit=law.unit),
+        *_not_run_so_far(law, targets, grid[2].tolist(), values_AB, chosen.ranked.index),
+        *_collapse_warnings(chosen, options, unit=law.unit),
         *_choice_warnings(law, constraints, chosen, targets, rollouts),
         *law_warnings(law, difficulty=difficulty, anchor_given=anchor.given, mean_rate=mix.mean if mix else None),
         *run_warnings(
@@ -287,7 +324,8 @@ def decide(
         constraints=constraints,
         metric=metric,
         chosen=chosen,
-        alternatives=_shown(options),
+        alternatives=_shown([option for option in options if option is not chosen]),
+        tied=sum(option.ranked.ties for option in options),
         recipe=recipe,
         anchor=anchor,
         difficulty=difficulty,
@@ -321,18 +359,10 @@ def _options(
     budget: Budget,
     enough: int,
 ) -> list[Option]:
-    """The ranking with prices, and with the cheapest option marked.
-
-    The cheapest has the fewest GPU-hours. If no throughput is known it has the fewest updates, each of which syncs the
-    weights. So it does with a budget of time or money, which all allocations spend almost equally.
-    """
+    """The ranking with prices; the tie with the fewest GPU-hours is marked where they are known and differ."""
     priced = [(r, targets[r.index]) for r in ranking]
     costs = [prices.cost(a) for _, a in priced]
-    timed = budget.unit not in ("gpu_hours", "money")
-
-    def price(i: int) -> tuple[float, int]:
-        known = costs[i]["gpu_hours"]
-        return (round(known, 6) if timed and known is not None else 0.0, priced[i][1].update_steps)
+    timed = budget.unit not in ("gpu_hours", "money")  # such a budget is spent by all allocations alike
 
     def collapsed(i: int) -> float:
         rate = collapses_A[priced[i][0].index]
@@ -341,18 +371,18 @@ def _options(
     def updates(i: int) -> int:
         return min(priced[i][1].update_steps, enough)
 
-    # A setting that collapses more often than the chosen one, or makes too few updates, saves nothing.
+    # A setting that collapses more often than the best one, or makes too few updates, saves nothing.
     ties = [i for i, (r, _) in enumerate(priced) if r.ties]
     sound = [i for i in ties if collapsed(i) <= collapsed(0) and updates(i) >= updates(0)]
-    cheapest = min(sound, key=price)
+    hours = {i: costs[i]["gpu_hours"] for i in sound}
+    known = timed and all(hour is not None for hour in hours.values()) and len({*hours.values()}) > 1
+    cheapest = min(sound, key=lambda i: (round(float(hours[i] or 0.0), 6), i)) if known else None
     return [Option(a, r, costs[i]["seconds"], i == cheapest, collapses_A[r.index]) for i, (r, a) in enumerate(priced)]
 
 
 def _shown(options: Sequence[Option]) -> tuple[Option, ...]:
-    """The next best options, always including the cheapest one."""
-    shown = tuple(options[1 : 1 + _SHOWN])
-    left_out = tuple(o for o in options[1 + _SHOWN :] if o.cheapest)
-    return shown[: _SHOWN - len(left_out)] + left_out
+    """The next best options, and all that tie."""
+    return tuple(option for i, option in enumerate(options) if i < _SHOWN or option.ranked.ties)
 
 
 def _assumed_regime(law: PlanningLaw, diagnosis: Diagnosis | None) -> AssumedRegime:
@@ -367,7 +397,7 @@ def _assumed_regime(law: PlanningLaw, diagnosis: Diagnosis | None) -> AssumedReg
     grid_C = np.geomspace(law.first, law.last, _COMPUTES)
     begun_C = [bool(law.model.begun(bp_A, n_A, np.full(len(known), c)).all()) for c in grid_C]
     low = float(grid_C[begun_C.index(True)]) if any(begun_C) else law.last
-    ranked = [rank(law.values(bp_A, n_A, np.full(len(known), c))) for c in (low, law.last)]
+    ranked = [rank(law.values(bp_A, n_A, np.full(len(known), c)), scale=law.scale) for c in (low, law.last)]
     early, late = (n_A[each[0].index] for each in ranked)
     if late > early and not any(r.ties for r in ranked[1][1:] if n_A[r.index] <= early):
         reason = "n* rises with compute; without runs, noise, interference and data cannot be told apart"
@@ -375,55 +405,47 @@ def _assumed_regime(law: PlanningLaw, diagnosis: Diagnosis | None) -> AssumedReg
     return AssumedRegime("updates", "n* does not rise with compute: more updates win")
 
 
-def _extrapolated_setting(
-    law: PlanningLaw, targets: Sequence[Allocation], compute_A: Sequence[float], ranking: Sequence[Ranked]
+def _not_run_so_far(
+    law: PlanningLaw, targets: Sequence[Allocation], compute_A: Sequence[float], values_AB: Array, chosen: int
 ) -> list[PlanWarning]:
-    """Warn if the chosen setting's own runs end long before the budget and those of other settings do not.
-
-    `compute_A` are the targets' computes in the law's unit. The extrapolation noise already includes this error.
-    """
-    if not isinstance(law.model, Curves):
+    """Say what the law cannot know, and the run that would tell: the likeliest rival or choice that is extrapolated."""
+    if not isinstance(law.model, Curves) or law.setup != OWN:
         return []
     only = law.only_problems_per_batch()
     last_A = [law.model.last(only or a.problems_per_batch, a.rollouts_per_problem) for a in targets]
-    chosen = ranking[0].index
-    compute, last = compute_A[chosen], last_A[chosen]
-    if last == 0.0 or min(compute, law.last) <= _ENDED * last:
+    beyond = [i for i, last in enumerate(last_A) if 0.0 < last * _ENDED < compute_A[i]]
+    chance_A = np.bincount(values_AB.argmax(axis=0), minlength=len(targets)) / values_AB.shape[1]
+    rivals = [i for i in beyond if i != chosen and chance_A[i] >= _RIVAL]
+    if not rivals and chosen not in beyond:
         return []
-    seen = [targets[r.index] for r in ranking if r.ties and compute_A[r.index] <= SAME * last_A[r.index]]
-    other = "nothing within one error of it was run that far"
-    if seen:
-        other = f"{_name(seen[0])}, within one error of it, was run that far"
-    return [
-        PlanWarning(
-            "extrapolated_setting",
-            f"{_name(targets[chosen])} was run to {number(last)} {law.unit.replace('gpu_hours', 'GPU-hours')}; its "
-            f"value at {number(compute)}, {compute / last:.2g} times that, is extrapolated; {other}",
-        )
-    ]
+    unit = law.unit.replace("gpu_hours", "GPU-hours")
+    i = max(rivals, key=lambda i: float(chance_A[i])) if rivals else chosen
+    half = max(compute_A[i] / 2, 2 * last_A[i])
+    run = f"run {_name(targets[i])} to {number(min(half, compute_A[i]))} {unit} to find out"
+    what = f"whether {_name(targets[i])} passes {_name(targets[chosen])} by {number(compute_A[i])} is not known"
+    if i == chosen:
+        what = f"what {_name(targets[i])} reaches at {number(compute_A[i])} is extrapolated"
+    return [PlanWarning("extrapolated_setting", f"{what}: it was run to {number(last_A[i])} {unit}; {run}")]
 
 
-def _collapse_warnings(
-    targets: Sequence[Allocation], collapses_A: Sequence[CollapseRate | None], ranking: Sequence[Ranked], *, unit: str
-) -> list[PlanWarning]:
+def _collapse_warnings(chosen: Option, options: Sequence[Option], *, unit: str) -> list[PlanWarning]:
     """Warn if runs of the chosen setting collapsed before the budget's compute, and name a stable setting."""
-    mine = collapses_A[ranking[0].index]
+    mine = chosen.collapses
     if mine is None or mine.first is None:
         return []
     share = "" if mine.plain else f" ({mine.share:.0%} by this compute, each run counted as far as it went)"
-    stable_one = "no setting within one error of it was stable in all its runs"
-    for r in ranking[1:]:
-        other = collapses_A[r.index]
-        if r.ties and other is not None and other.collapsed == 0:
+    stable_one = "no setting that ties with it was stable in all its runs"
+    for option in options:
+        other = option.collapses
+        if option.ranked.ties and option is not chosen and other is not None and other.collapsed == 0:
             stable = "its one run" if other.runs == 1 else f"all its {other.runs} runs"
-            stable_one = (
-                f"{_name(targets[r.index])} (−{value(r.regret)}), within one error of it, was stable in {stable}"
-            )
+            name, lost = _name(option.allocation), value(option.ranked.regret)
+            stable_one = f"{name} (−{lost}), which ties with it, was stable in {stable}"
             break
     return [
         PlanWarning(
             "falls",
-            f"{mine.collapsed} of {mine.runs} runs of {_name(targets[ranking[0].index])} collapsed{share}, the first "
+            f"{mine.collapsed} of {mine.runs} runs of {_name(chosen.allocation)} collapsed{share}, the first "
             f"after {number(mine.first)} {unit.replace('gpu_hours', 'GPU-hours')}: what is expected is of the best "
             f"checkpoint, so keep checkpoints and watch the run (`isocompute health`); {stable_one}",
         )
@@ -481,6 +503,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     measured, latent = plan.zero_variance or (None, None)
     return {
         **_option_to_json(plan, plan.chosen),
+        "answer": plan.answer,
+        "tied": plan.tied,
         "alternatives": [_option_to_json(plan, option) for option in plan.alternatives],
         "warnings": [{"code": w.code, "message": w.message} for w in plan.warnings],
         "cost": plan.prices.cost(plan.allocation),
@@ -543,6 +567,7 @@ def _option_to_json(plan: Plan, option: Option) -> dict[str, Any]:
         "expected": {"metric": law.metric, "value": ranked.value, "interval": list(ranked.interval), "level": LEVEL},
         "probability_best": ranked.probability_best,
         "regret": ranked.regret,
+        "tolerance": ranked.tolerance,
         "within_one_error": ranked.ties,
         "cheapest": option.cheapest,
         "falls": None

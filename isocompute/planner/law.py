@@ -21,21 +21,13 @@ import numpy as np
 from isocompute.core.arrays import Array
 from isocompute.core.curve import Setting, scale_of
 from isocompute.core.errors import InputError
-from isocompute.core.formatting import number, plural
-from isocompute.core.recipe import FOLLOWS_BATCH
+from isocompute.core.formatting import plural
 from isocompute.law.fits import CurveFit
-from isocompute.law.law import Law
+from isocompute.law.frontier import EARLY_FACTOR
+from isocompute.law.law import Law, recipes_of
+from isocompute.law.posterior import SAME
 from isocompute.law.store import StoredLaw
-from isocompute.law.uncertainty import SEED_MARGIN, difference_error, seed_deviation
 from isocompute.planner.cost.prices import Rates
-from isocompute.planner.extrapolation import (
-    SAME,
-    WITHOUT_TREND,
-    Curves,
-    centered,
-    clip_keeping_mean,
-    extrapolation_noise,
-)
 from isocompute.planner.recipe import RunsRecipe, runs_recipe
 
 LEVEL = 0.8
@@ -141,6 +133,10 @@ def survival_by_setting(
 
 OWN = "your runs"
 """Setup of a law that was fitted to the user's runs."""
+_HARD_BASE = 0.137
+"""Half-way, in logs, between the paper's hard problems (up to .0625) and its easy ones (from .3)."""
+_TWO_SEEDS = 2.77
+"""95% half-width of a difference between two draws, in standard deviations of one."""
 _FEWEST = 50
 """Least number of bootstrap replicates for a decision."""
 _BELOW = 0.01
@@ -208,47 +204,23 @@ class PlanningLaw:
     runs_recipe: RunsRecipe | None = None
     """The recipe that the user's runs share; None for a published law."""
     seed_error: float = 0.0
-    """Least significant difference between two settings with one seed each, whose draws contain no seed effect.
-
-    It is 0 if every setting has several seeds.
-    """
-    repeated: frozenset[tuple[int, int]] = frozenset()
-    """Settings (Bp, n) with several seeds, whose draws contain the seed effect."""
+    """95% half-width of a difference between two single seeds, which the samples contain; 0 for a published law."""
     survival: Mapping[tuple[int, int], Survival] = field(default_factory=dict)
     """Collapses of the user's runs by (Bp, n); empty for a published law."""
     bounded: bool = False
     """Whether its values are rates in [0, 1]."""
+    scale: float = 1.0
+    """Length of the values' scale: 1 for rates, 100 for percent."""
 
     def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
         """Allocations × draws, within the metric's bounds."""
         values_AB = self.model.values(problems_A, rollouts_A, compute_A)
-        return clip_keeping_mean(values_AB, 0.0, 1.0) if self.bounded else values_AB
+        return np.clip(values_AB, 0.0, 1.0) if self.bounded else values_AB
 
     def only_problems_per_batch(self) -> int | None:
         """The Bp of a law that was measured at a single one; else None."""
         found = {bp for bp, _ in self.model.settings()}
         return next(iter(found)) if len(found) == 1 else None
-
-    def seed_deviation(self, bp: int, n: int) -> float:
-        """Standard deviation of a setting over seeds, or 0 if the setting's draws contain it."""
-        bp = self.only_problems_per_batch() or bp  # a law of one Bp is used for others too
-        return 0.0 if (bp, n) in self.repeated else seed_deviation(self.seed_error)
-
-    def seed_draws(self, settings: Sequence[tuple[int, int]], draws: int) -> Array:
-        """Seed effects of these settings, settings × draws; 0 for settings whose draws contain them.
-
-        They depend on the setting alone, since a seed deviates in the same direction at every compute.
-        """
-        return np.stack(
-            [self.seed_deviation(bp, n) * centered(np.random.default_rng([bp, n]), (1, draws))[0] for bp, n in settings]
-        )
-
-    def with_seeds(self, values_AB: Array, settings: Sequence[tuple[int, int]]) -> Array:
-        """The values of these settings plus the seed effects that the draws do not contain."""
-        if self.seed_error == 0.0:
-            return values_AB
-        out_AB = values_AB + self.seed_draws(settings, values_AB.shape[1])
-        return clip_keeping_mean(out_AB, 0.0, 1.0) if self.bounded else out_AB
 
     def collapse_rate(self, bp: int, n: int, compute: float) -> CollapseRate | None:
         """Collapse rate of the user's runs of a setting by a compute (in the law's unit); None if it was not run."""
@@ -267,6 +239,55 @@ class PlanningLaw:
     def outside(self, compute: float) -> float:
         """Ratio of a compute to the range's nearest end: above 1 past it, below 1 before its start, 1 inside."""
         return compute / self.last if compute > self.last else min(1.0, compute / self.first)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Reward curves of configurations, as samples of a posterior."""
+
+    fits: tuple[CurveFit, ...]
+    problems_per_batch: int | None = None
+    """Fills in the Bp of runs that lack it."""
+    measured: bool = True
+    """Whether they are the user's runs, between which the posterior interpolates; published curves stand alone."""
+
+    def key(self, fit: CurveFit) -> tuple[int, int]:
+        """(Bp, n) of a configuration."""
+        bp, n = fit.setting
+        return int(bp or self.problems_per_batch or 1), int(n or 1)
+
+    def settings(self) -> list[tuple[int, int]]:
+        """The configurations that were run."""
+        return sorted({self.key(fit) for fit in self.fits})
+
+    def interpolates(self) -> bool:
+        """Whether it has values between the configurations that were run: with three n or more."""
+        return self.measured and len({n for _, n in self.settings()}) > 2
+
+    def noise(self) -> float:
+        """Evaluation noise of a run, from the median residual of the fits."""
+        return float(np.median([fit.rmse for fit in self.fits]))
+
+    def last(self, bp: int, n: int) -> float:
+        """Largest compute of a configuration; 0 if it was not run."""
+        return max((fit.last for fit in self.fits if self.key(fit) == (bp, n)), default=0.0)
+
+    def begun(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
+        """Whether each compute is at least a quarter below its configuration's first evaluation, as on the frontier."""
+        starts = {self.key(fit): fit.starts / EARLY_FACTOR for fit in self.fits}
+        return np.asarray(compute_A >= np.array([starts.get(key, 0.0) for key in _pairs(problems_A, rollouts_A)]))
+
+    def values(self, problems_A: Array, rollouts_A: Array, compute_A: Array) -> Array:
+        """Allocations × draws."""
+        known = {self.key(fit): fit for fit in self.fits}
+        out_AB = np.empty((len(compute_A), len(self.fits[0].posterior)))
+        where: dict[tuple[int, int], list[int]] = {}
+        for i, key in enumerate(_pairs(problems_A, rollouts_A)):
+            where.setdefault(key, []).append(i)
+        for key, rows in where.items():
+            fit, compute_C = known.get(key), compute_A[rows]
+            out_AB[rows] = self.fits[0].posterior.between(*key, compute_C) if fit is None else fit.draws_at(compute_C)
+        return out_AB
 
 
 @dataclass(frozen=True)
@@ -323,16 +344,12 @@ class OptimumOnly:
         known = list(self.problems_effect)
         near_A = np.abs(np.log(problems_A[:, None] / np.array(known))).argmin(axis=1)
         effect_AB = np.stack([self.problems_effect[known[i]] for i in near_A])
-        noise_AB = extrapolation_noise(
-            settings=self.grid,
-            problems_A=problems_A,
-            rollouts_A=rollouts_A,
-            doublings_A=self._doublings(compute_A),
-            rise=self.frontier[-1][1] - self.base,
-            shares=WITHOUT_TREND,
-            draws=len(self.shift_B),
-            seed=0,
-        )
+        z_3B = np.random.default_rng([0, 2]).standard_normal((3, len(self.shift_B)))
+        z_3B -= z_3B.mean(axis=1, keepdims=True)
+        problems, rollouts = np.array(self.grid, dtype=np.float64).T
+        noise_AB = _SHARED * z_3B[0] + _ALONG_ROLLOUTS * _position(rollouts_A, rollouts)[:, None] * z_3B[1]
+        noise_AB = noise_AB + _ALONG_PROBLEMS * _position(problems_A, problems)[:, None] * z_3B[2]
+        noise_AB *= (self.frontier[-1][1] - self.base) * self._doublings(compute_A)[:, None]
         return np.asarray(self._best(compute_A)[:, None] + self.level_B[None, :] - lost_AB + effect_AB + noise_AB)
 
     def _best(self, compute_A: Array) -> Array:
@@ -350,13 +367,27 @@ class OptimumOnly:
         return np.asarray(np.where(out_A < np.log2(SAME), 0.0, out_A))
 
 
+_SHARED, _ALONG_ROLLOUTS, _ALONG_PROBLEMS = 0.05, 0.03, 0.015
+"""Errors outside a frontier per doubling of compute, as shares of its rise: of all allocations, and tilts along log n
+and log Bp."""
+
+
+def _position(values_A: Array, among: Array) -> Array:
+    """log2 of values, scaled so that the range that was run goes from -1 to 1."""
+    low, high = np.log2(among.min()), np.log2(among.max())
+    return np.asarray((2.0 * np.log2(values_A) - low - high) / max(high - low, 1.0))
+
+
+def _pairs(problems_A: Array, rollouts_A: Array) -> list[tuple[int, int]]:
+    return list(zip(problems_A.astype(int).tolist(), rollouts_A.astype(int).tolist(), strict=True))
+
+
 def planning_law(
     law: Law | StoredLaw,
     *,
     name: str = "law",
     source: str | None = None,
     problems_per_batch: int | None = None,
-    seed: int = 0,
 ) -> PlanningLaw:
     """A fitted law as the planner uses it; `problems_per_batch` fills in a missing Bp."""
     fresh = isinstance(law, Law)
@@ -369,11 +400,10 @@ def planning_law(
             "runs: isocompute fit RUNS --problems-per-batch Bp --rollouts-per-problem n --out law.json, then --law "
             "law.json."
         )
-    with_n, surface = [fit for fit in law.settings if fit.setting[1] is not None], law.surface
+    with_n = [fit for fit in law.settings if fit.setting[1] is not None]
     _check_one_setup(with_n, name)
     fits = leading_recipe(with_n)
     if len(fits) < len(with_n):
-        surface = None  # it was fitted to the settings of all recipes
         source += f", {len(fits)} of {len(with_n)} settings: those of the recipe that reached highest"
     if not fits:
         raise InputError(
@@ -383,10 +413,10 @@ def planning_law(
     if any(fit.setting[0] is None for fit in fits) and problems_per_batch is None:
         raise InputError(f"--law {name}: its runs do not say their problems per batch; say --problems-per-batch 32.")
     _check_draws(fits, name)
-    alone = [fit for fit in fits if len(fit.curves) == 1]
-    error = _seed_error(alone, fits)
-    whose = "settings have" if len(alone) == len(fits) else f"{len(alone)} of {len(fits)} settings have"
-    survival = survival_by_setting(law, fits, problems_per_batch)
+    alone, rates = sum(len(fit.curves) == 1 for fit in fits), _in_unit_interval(fits)
+    posterior = fits[0].posterior
+    error = _TWO_SEEDS * posterior.seed_effect * posterior.rise
+    whose = "settings have" if alone == len(fits) else f"{alone} of {len(fits)} settings have"
     return PlanningLaw(
         name=name,
         source=source,
@@ -395,22 +425,25 @@ def planning_law(
         unit=unit,
         first=min(fit.first for fit in fits),
         last=max(fit.last for fit in fits),
-        uncertainty="bootstrap over points, seeds and forms of the curves; beyond the data, over whether the trend at "
-        "their ends goes on and what extrapolation got wrong before"
-        + (f"; {whose} one seed, for which ±{number(error)} is counted" if error else ""),
-        seed_error=error,
-        repeated=_keys(fits, problems_per_batch) - _keys(alone, problems_per_batch),
-        model=Curves(
-            tuple(fits),
-            surface,
-            problems_per_batch,
-            seed,
-            frozenset(key for key, runs in survival.items() if not runs.healthy_to),
-        ),
-        survival=survival,
+        uncertainty="samples of one posterior: noise, seeds, the form of the curves, and beyond the data what "
+        "extrapolation got wrong before" + (f"; {whose} one seed" if alone else ""),
+        seed_error=error if alone else 0.0,
+        model=Curves(tuple(fits), problems_per_batch),
+        survival=survival_by_setting(law, fits, problems_per_batch),
+        difficulty=difficulty_of(fits[0].base) if rates else None,
+        scale=scale_of(np.array([fit.base for fit in fits] + [fit.level for fit in fits])),
         runs_recipe=runs_recipe([curve for fit in fits for curve in fit.curves]),
-        bounded=is_rate(metric) and _in_unit_interval(fits),
+        bounded=is_rate(metric) and rates,
     )
+
+
+def difficulty_of(base: float) -> str:
+    """Difficulty of a problem set by the base model's mean pass rate: the paper's bands end at .0625 and begin at .3.
+
+    >>> difficulty_of(0.02), difficulty_of(0.43)
+    ('hard', 'easy')
+    """
+    return "hard" if base <= _HARD_BASE else "easy"
 
 
 def leading_recipe(fits: Sequence[CurveFit]) -> list[CurveFit]:
@@ -418,24 +451,9 @@ def leading_recipe(fits: Sequence[CurveFit]) -> list[CurveFit]:
     if len({fit.setting for fit in fits}) == len(fits):
         return list(fits)
     by_recipe: dict[str, list[CurveFit]] = {}
-    for fit, recipe in zip(fits, _recipes(fits), strict=True):
+    for fit, recipe in zip(fits, recipes_of([fit.curves[0] for fit in fits]), strict=True):
         by_recipe.setdefault(recipe, []).append(fit)
-    return max(by_recipe.values(), key=lambda group: max(float(f.at(np.array([f.last]))[0]) for f in group))
-
-
-def _recipes(fits: Sequence[CurveFit]) -> list[str]:
-    """Each setting's recipe as text to compare, without rates that differ only because they follow the batch size."""
-    logged = [fit.curves[0].recipe_fields for fit in fits]
-    fields = [each["recipe"] for each in logged if isinstance(each.get("recipe"), dict)]
-    if len(fields) < len(fits):
-        return [fit.curves[0].recipe for fit in fits]
-    settings = [fit.setting for fit in fits]
-    for name in FOLLOWS_BATCH:
-        rates = [json.dumps(each.get(name)) for each in fields]
-        if len(set(zip(settings, rates, strict=True))) == len(set(settings)):
-            for each in fields:
-                each.pop(name, None)
-    return [json.dumps(each, sort_keys=True) for each in logged]
+    return max(by_recipe.values(), key=lambda group: max(fit.level for fit in group))
 
 
 def _check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
@@ -463,30 +481,14 @@ def _check_one_setup(fits: Sequence[CurveFit], name: str) -> None:
 
 def _check_draws(fits: Sequence[CurveFit], name: str) -> None:
     """Raise if the law has too few bootstrap draws, or draws that are all the same."""
-    draws = min(len(fit.ensemble.base_B) for fit in fits)
-    if draws < _FEWEST or len({len(fit.ensemble.base_B) for fit in fits}) > 1:
+    draws = min(len(fit.posterior) for fit in fits)
+    if draws < _FEWEST:
         raise InputError(
             f"--law {name}: it has {draws} bootstrap replicates, a decision needs {_FEWEST} of every setting; fit "
             "again with --replicates 1000."
         )
-    if all(float(np.ptp(fit.ensemble.at(np.array([fit.last]))[:, 0])) == 0.0 for fit in fits):
+    if all(float(np.ptp(fit.draws_at(np.array([fit.last])))) == 0.0 for fit in fits):
         raise InputError(f"--law {name}: it has no uncertainty, its replicates are all the same; fit the runs again.")
-
-
-def _keys(fits: Sequence[CurveFit], problems_per_batch: int | None) -> frozenset[tuple[int, int]]:
-    return frozenset((fit.setting[0] or problems_per_batch or 0, fit.setting[1] or 0) for fit in fits)
-
-
-def _seed_error(alone: Sequence[CurveFit], fits: Sequence[CurveFit]) -> float:
-    """95% half-width of a difference between settings with one seed; 0 if there are none.
-
-    It follows from the seeds of the other settings or, if none has several, from ScaleRL's margin.
-    """
-    deviation = max((fit.seed_deviation for fit in alone), default=0.0)
-    if not alone or deviation > 0.0:
-        return difference_error(deviation) if alone else 0.0
-    # A stored law has no points, so the scale is that of the fitted curves.
-    return SEED_MARGIN * scale_of(np.concatenate([fit.at(np.array([fit.first, fit.last])) for fit in fits]))
 
 
 def _in_unit_interval(fits: Sequence[CurveFit]) -> bool:

@@ -28,11 +28,10 @@ from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import make_recipe
-from isocompute.law.uncertainty import seed_deviation
 from isocompute.planner.candidates import columns, values
 from isocompute.planner.cost.prices import Rates
 from isocompute.planner.decide import Plan, allocation_to_json
-from isocompute.planner.extrapolation import Curves
+from isocompute.planner.law import Curves
 from isocompute.planner.recipe import RATE_FIELDS, RunsRecipe, anchored
 from isocompute.planner.request import Anchor
 
@@ -91,21 +90,16 @@ def next_cells(plan: Plan, count: int) -> list[Proposal]:
     def rates(a: Allocation) -> Rates:
         return plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem)
 
-    def with_seeds(settings: Sequence[Allocation]) -> Array:
-        """Values in every draw, plus the effect of a setting's only seed, which a run with another seed reveals."""
-        own_AB = values(law, *columns(law, plan.prices, settings))
-        keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in settings]
-        return np.asarray(own_AB + law.seed_draws(keys, own_AB.shape[1]))
-
-    values_AB = with_seeds(plan.targets)
+    values_AB, posterior = plan.values_AB, model.fits[0].posterior
+    seed_effect = posterior.seed_effect * posterior.rise
     studies: list[list[Proposal]] = []
     for group in common_targets(plan.targets, [rates(target).rollouts(plan.budget) for target in plan.targets]):
         cells = candidate_cells(model, group, per_unit=lambda a: law.per_rollout(rates(a)))
         if not cells:
             continue
         cells = likely_best(cells, plan.targets, values_AB)
-        noise = float(np.hypot(max(_NOISE, model.noise()), seed_deviation(law.seed_error)))
-        observed_EB = with_seeds(cells)
+        noise = float(np.hypot(max(_NOISE, model.noise()), seed_effect))
+        observed_EB = values(law, *columns(law, plan.prices, cells))
         studies.append(propose(values_AB=values_AB, observed_EB=observed_EB, cells=cells, count=count, noise=noise))
     return max(studies, key=lambda proposals: sum(p.gain for p in proposals), default=[])
 

@@ -19,10 +19,9 @@ import numpy as np
 from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
-from isocompute.law.fits import CurveFit, Ensemble
-from isocompute.law.solver import FAMILIES
-from isocompute.planner.extrapolation import Curves
-from isocompute.planner.law import OptimumOnly, PlanningLaw, is_rate
+from isocompute.law.fits import CurveFit
+from isocompute.law.posterior import curve_of_form, independent
+from isocompute.planner.law import Curves, OptimumOnly, PlanningLaw, is_rate
 
 _BEFORE = 2.0
 """Figure 6 draws a curve from the compute at which it takes the lead; we trust its form down to half of that."""
@@ -92,11 +91,7 @@ def published(name: str, *, replicates: int = 1000, seed: int = 0) -> PlanningLa
     law = _data()[name]
     rng = np.random.default_rng([seed, 2603])
     first, last = _range(law)
-    model: Curves | OptimumOnly
-    if law["kind"] == "curves":
-        model = Curves(tuple(_curve(law["name"], s, law["uncertainty"], replicates, rng) for s in law["settings"]))
-    else:
-        model = _optimum(law, replicates, rng)
+    make = _curves if law["kind"] == "curves" else _optimum
     same = ("name", "source", "setup", "metric", "unit", "difficulty", "problems")
     optional = ("max_batch", "batch_size", "response_tokens", "gpu_hours_per_rollout", "rate_source", "recipe")
     return PlanningLaw(
@@ -105,7 +100,7 @@ def published(name: str, *, replicates: int = 1000, seed: int = 0) -> PlanningLa
         first=first,
         last=last,
         uncertainty=law["uncertainty"]["text"],
-        model=model,
+        model=make(law, replicates, rng),
         bounded=is_rate(law["metric"]),
     )
 
@@ -121,42 +116,41 @@ def _centered(rng: np.random.Generator, size: int) -> Array:
     return rng.permutation(np.concatenate([half, -half])[:size])
 
 
-def _curve(name: str, s: dict[str, Any], doubt: dict[str, Any], replicates: int, rng: np.random.Generator) -> CurveFit:
-    index = [family.name for family in FAMILIES].index(s["form"])
-    family = FAMILIES[index]
-    unit = float(s["first"])
-    theta_K = np.log(
-        [
-            s["parameters"][parameter] / (unit if in_compute else 1.0)
-            for parameter, in_compute in zip(family.parameters, family.compute_like, strict=True)
-        ]
+_PARAMETERS = {"hill": ("midpoint", "efficiency"), "exponential": ("scale",), "power": ("exponent",)}
+"""Parameters of the published forms; midpoint and scale are computes."""
+
+
+def _curves(law: dict[str, Any], replicates: int, rng: np.random.Generator) -> Curves:
+    """The published curves as a posterior, with draws of the errors that the file assumes."""
+    doubt, base, ceiling, shapes = law["uncertainty"], [], [], []
+    for s in law["settings"]:
+        names, unit = _PARAMETERS[s["form"]], float(s["first"])
+        theta_BK = np.empty((replicates, len(names)))
+        for k, name in enumerate(names):
+            in_compute = name in ("midpoint", "scale")
+            centre = np.log(s["parameters"][name] / (unit if in_compute else 1.0))
+            theta_BK[:, k] = centre + doubt["log_compute" if in_compute else "log_efficiency"] * _centered(
+                rng, replicates
+            )
+        shift_B = _level(doubt["level"], s["ceiling"]) * _centered(rng, replicates)
+        base.append(s["base"] + shift_B)
+        ceiling.append(np.minimum(s["ceiling"] + shift_B, 1.0))
+        shapes.append(curve_of_form(np.full(replicates, s["form"]), theta_BK, unit))
+    settings = [(s["problems_per_batch"], s["rollouts_per_problem"]) for s in law["settings"]]
+    posterior = independent(
+        settings,
+        last_S=np.array([float(s["last"]) for s in law["settings"]]),
+        base_SB=np.stack(base),
+        ceiling_SB=np.stack(ceiling),
+        curves=shapes,
+        first=min(float(s["first"]) for s in law["settings"]),
     )
-    spread_K = [doubt["log_compute"] if in_compute else doubt["log_efficiency"] for in_compute in family.compute_like]
-    theta_BK = np.zeros((replicates, max(len(family.parameters) for family in FAMILIES)))
-    for k in range(len(theta_K)):
-        theta_BK[:, k] = theta_K[k] + spread_K[k] * _centered(rng, replicates)
-    shift_B = _level(doubt["level"], s["ceiling"]) * _centered(rng, replicates)
     empty = np.empty(0)
-    return CurveFit(
-        curves=(Curve(name, empty, empty, s["problems_per_batch"], s["rollouts_per_problem"]),),
-        family=family,
-        theta_K=theta_K,
-        base=float(s["base"]),
-        ceiling=float(s["ceiling"]),
-        rmse=0.0,
-        weights={family.name: 1.0},
-        unit=unit,
-        first=unit,
-        last=float(s["last"]),
-        starts=unit / _BEFORE,
-        ensemble=Ensemble(
-            unit,
-            np.full(replicates, index, dtype=np.int64),
-            theta_BK,
-            s["base"] + shift_B,
-            np.minimum(s["ceiling"] + shift_B, 1.0),
-        ),
-    )
+    fits = [
+        CurveFit((Curve(law["name"], empty, empty, *setting),), posterior, i, float(s["first"]), s["first"] / _BEFORE)
+        for i, (s, setting) in enumerate(zip(law["settings"], settings, strict=True))
+    ]
+    return Curves(tuple(fits), measured=False)
 
 
 def _optimum(law: dict[str, Any], replicates: int, rng: np.random.Generator) -> OptimumOnly:

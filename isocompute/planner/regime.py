@@ -30,8 +30,9 @@ from isocompute.core.curve import Curve, choose_metric, curves_of, noise_level, 
 from isocompute.core.errors import InputError
 from isocompute.core.run import Run, RunSet
 from isocompute.law.curves import collapsed_early, settings_of, usable_curves
-from isocompute.law.fits import CurveFit, fit_groups
-from isocompute.law.frontier import EARLY_FACTOR, seed_noise
+from isocompute.law.fits import CurveFit, fits_of
+from isocompute.law.frontier import EARLY_FACTOR
+from isocompute.law.posterior import fit_posterior
 from isocompute.law.uncertainty import around, basic, t_over_normal
 from isocompute.planner.law import leading_recipe
 
@@ -128,7 +129,11 @@ def _sweep(runs: RunSet, metric: str) -> Sweep | None:
         slices = [settings] if len(by_problems) < 2 else [[]]
     groups = [seeds for seeds in max(slices, key=len) if seeds[0].rollouts_per_problem is not None]
     upper = upper_bound(np.concatenate([curve.values_C for curve in curves]))
-    fits = fit_groups(groups, replicates=_REPLICATES, upper=upper) if groups else []
+    fits: list[CurveFit] = []
+    if groups:
+        rng = np.random.default_rng(0)
+        posterior = fit_posterior(groups, upper=upper, replicates=_REPLICATES, rng=rng, in_rollouts=unit == "rollouts")
+        fits = fits_of(groups, posterior)
     return Sweep(tuple(sorted(leading_recipe(fits), key=lambda f: f.setting[1] or 0)), unit)
 
 
@@ -156,8 +161,8 @@ def by_rollouts(sweep: Sweep | None) -> tuple[Limit, Limit]:
         return Limit("updates", "unknown", None, None, why), Limit("noise", "unknown", None, None, why)
     at = np.array([compute])
     n_S = np.array([f.setting[1] or 0 for f in fits], dtype=np.float64)
-    value_S = np.array([float(f.at(at)[0]) for f in fits])
-    value_SB = np.stack([f.ensemble.at(at)[:, 0] for f in fits])
+    value_SB = np.stack([f.draws_at(at)[0] for f in fits])
+    value_S = value_SB.mean(axis=1)
     larger = int(value_S[1:].argmax()) + 1
     lead, lead_B = float(value_S[0] - value_S[larger]), value_SB[0] - value_SB[1:].max(axis=0)
     halvings = float(np.log2(n_S[larger] / n_S[0]))
@@ -172,7 +177,7 @@ def by_rollouts(sweep: Sweep | None) -> tuple[Limit, Limit]:
     )
     noise = _finding(
         "noise",
-        basic(lambda each_SB: each_SB[1:].max(axis=0) - each_SB[0], value_S, value_SB + seed_noise(fits, seed=0)),
+        basic(lambda each_SB: each_SB[1:].max(axis=0) - each_SB[0], value_S, value_SB),
         LEAD,
         f"the best larger n, {n_S[larger]:.0f}, {'leads' if lead < 0 else 'trails'} the smallest {where}",
     )

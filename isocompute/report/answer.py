@@ -47,11 +47,7 @@ class Answer:
     def headline(self) -> str:
         """The answer in one line."""
         if self.plan is not None:
-            chosen = _spelled(self.plan.chosen)
-            if self.plan.stands_out:
-                return f"Use {chosen}"
-            cheapest = _spelled(self.plan.cheapest)
-            return f"No setting stands out; the cheapest within one error is {cheapest}"
+            return f"Use {_spelled(self.plan.chosen)}"
         if self.outlook is not None:
             return f"Best so far: {self.best}, {self.outlook.verdict.replace('_', ' ')}"
         return "No plan and no forecast yet"
@@ -73,18 +69,10 @@ class Answer:
 
     def _planned(self, plan: Plan) -> str:
         ranked = plan.chosen.ranked
-        of = "" if plan.stands_out else f" of {_spelled(plan.chosen)}, the highest"
-        out = (
-            f"At {plan.budget}, expect {plan.law.metric} {value(ranked.value)} (80% {pair(ranked.interval)})"
-            f"{of}. It is the best of {len(plan.targets)} settings with probability "
-            f"{value(ranked.probability_best)}."
+        return (
+            f"At {plan.budget}, expect {plan.law.metric} {value(ranked.value)} (80% {pair(ranked.interval)}); "
+            f"{plan.answer}."
         )
-        if plan.law.seed_error:
-            out += (
-                f" {'Some settings' if plan.law.repeated else 'Settings'} have one seed: "
-                f"another may differ by ±{value(plan.law.seed_error)}, and a smaller difference decides nothing."
-            )
-        return out
 
     def to_json(self) -> dict[str, Any]:
         """The keys of `answers` in `report --json` (docs/reference/your-runs.md)."""
@@ -146,10 +134,7 @@ def _plan(law: Law, asked: Budget | None, name: str, seed: int) -> Plan:
         law,
         name=name,
         source=f"fitted to {plural(len(law.runs), 'run')}",
-        seed=seed,
     )
-    if len({fit.setting for fit in law.settings}) < 2:
-        raise InputError("its runs share one Bp and n; a plan needs at least two settings to choose from.")
     return make_plan(budget=asked or Budget(known.last, known.unit), law=known, seed=seed)
 
 
@@ -188,7 +173,7 @@ def _plan_card(plan: Plan, condition: str) -> list[str]:
     ]
     if len(options) > 1:
         collapsed = any(option.collapses is not None and option.collapses.collapsed for option in options)
-        columns = ["Bp × n × M", plan.law.metric, "80%", "best", "regret", *(["collapsed runs"] if collapsed else [])]
+        columns = ["Bp × n × M", plan.law.metric, "80%", "P(best)", "loss", *(["collapsed runs"] if collapsed else [])]
         out.append(
             table(
                 f"The best settings {condition and f'for {condition}'}".strip(),
@@ -210,7 +195,7 @@ def _row(option: Option) -> list[str]:
         f"{a.problems_per_batch} × {a.rollouts_per_problem} × {a.update_steps:,}",
         value(ranked.value),
         pair(ranked.interval),
-        value(ranked.probability_best),
+        "–" if ranked.probability_best is None else value(ranked.probability_best),
         value(ranked.regret),
         str(option.collapses or "–"),
     ]

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from isocompute.core import files
-from isocompute.core.curve import MINIMUM_POINTS, UNITS, Curve, choose_unit, curves_of, on_one_scale
+from isocompute.core.curve import MINIMUM_POINTS, UNITS, Curve, choose_unit, curves_of, on_one_scale, upper_bound
 from isocompute.core.errors import InputError
 from isocompute.core.metric_names import TRAIN_REWARD
 from isocompute.core.run import Run, RunSet
@@ -24,9 +24,10 @@ from isocompute.data.loading import load
 from isocompute.data.pass_rates import PassRates, read_pass_rates
 from isocompute.diagnose.setups import common_metric
 from isocompute.law.curves import usable_points
-from isocompute.law.fits import CurveFit, fit_groups
+from isocompute.law.fits import CurveFit, fit_groups, fits_of
 from isocompute.law.forecasting import Forecast, forecast
 from isocompute.law.law import Law, fit_law
+from isocompute.law.posterior import fit_posterior
 
 Source = RunSet | Run | str | Path | Sequence[str | Path]
 T = TypeVar("T")
@@ -157,7 +158,17 @@ class Evidence:
                 groups.setdefault(curve.setting if known else curve.name, []).append(usable_points(curve))
             if not groups:
                 return ()
-            return tuple(fit_groups(list(groups.values()), replicates=max(50, self.replicates // 5), seed=self.seed))
+            of = list(groups.values())
+            if any(group[0].rollouts_per_problem is None for group in of):
+                return tuple(fit_groups(of, replicates=max(50, self.replicates // 5), seed=self.seed))
+            posterior = fit_posterior(
+                of,
+                upper=upper_bound(np.concatenate([curve.values_C for group in of for curve in group])),
+                replicates=max(50, self.replicates // 5),
+                rng=np.random.default_rng(self.seed),
+                in_rollouts=self.unit == "rollouts",
+            )
+            return tuple(fits_of(of, posterior))
 
         return self._once(("fits", condition.key, metric), fit)
 

@@ -287,7 +287,7 @@ def _run_rows(evidence: Evidence) -> list[list[str]]:
             if fit is not None:
                 note = "" if fit.collapse_after is None else f"collapses after {number(fit.collapse_after)}"
                 interval, rise = pair(fit.fit.ceiling_interval()), f"{fit.fit.rise_done:.0%}"
-                fitted = [fit.fit.family.name, value(fit.fit.ceiling), interval, rise]
+                fitted = [fit.fit.form, value(fit.fit.ceiling), interval, rise]
             reached = ["0", "–", "–", "–"]
             if evidence.metric in run.metrics:
                 values = run.points[evidence.metric].drop_nulls().to_numpy().astype(np.float64)

@@ -13,6 +13,7 @@ from isocompute.law.curves import record_points
 from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import Optimum, at_end, live, reached
 from isocompute.law.law import Law, Tradeoff
+from isocompute.law.uncertainty import shortest
 from isocompute.report.charts.reward import by_problems, fullest_tradeoff, label
 from isocompute.report.charts.style import (
     ACCENT,
@@ -238,15 +239,15 @@ def _winner(bp: int | None, settings: Sequence[CurveFit]) -> dict[str, Any]:
     at = np.array([compute])
     fits = [fit for fit, begun in zip(settings, live(settings, at)[:, 0], strict=True) if begun]
     n_S = np.array([float(fit.setting[1] or 0) for fit in fits])
-    best_B = n_S[np.stack([fit.ensemble.at(at)[:, 0] for fit in fits]).argmax(axis=0)]
-    low, high = np.percentile(best_B, [2.5, 97.5], method="inverted_cdf")
+    best_B = n_S[np.stack([fit.draws_at(at)[0] for fit in fits]).argmax(axis=0)]
     n = float(n_S[int(np.argmax([float(reached(fit, at)[0]) for fit in fits]))])
+    low, high = shortest(best_B, n)
     return {
         "problems_per_batch": bp,
         "compute": compute,
         "n": int(n),
-        "low": int(min(low, n)),
-        "high": int(max(high, n)),
+        "low": int(low),
+        "high": int(high),
         "tried": sorted(int(v) for v in set(n_S.tolist())),
     }
 

@@ -123,7 +123,7 @@ def baselines(evidence: Evidence) -> Drawing | Needs:
 def _at(fit: CurveFit, compute: float) -> tuple[float, tuple[float, float]]:
     at = np.array([compute])
     estimate = float(fit.at(at)[0])
-    return estimate, around(estimate, fit.ensemble.at(at)[:, 0])
+    return estimate, around(estimate, fit.draws_at(at)[0])
 
 
 # Half a run predicts the rest -----------------------------------------------------------------------------------------
@@ -138,13 +138,15 @@ def extrapolation(evidence: Evidence) -> Drawing | Needs:
         kept = usable_points(seen)
         if len(kept.compute_C) < MINIMUM_POINTS or np.ptp(kept.values_C) == 0:
             continue
-        (fit,) = fit_groups([[kept]], replicates=max(100, evidence.replicates // 2), seed=evidence.seed)
+        (fit,) = fit_groups(
+            [[kept]], replicates=max(100, evidence.replicates // 2), seed=evidence.seed, with_seeds=False
+        )
         count = len(seen.compute_C)
         later = replace(whole, compute_C=whole.compute_C[count:], values_C=whole.values_C[count:])
         panels.append(_extrapolation_panel(run, seen, later, fit, made, evidence))
         end = np.array([float(whole.compute_C[-1])])
         expected = float(fit.at(end)[0])
-        band_at_end = around(expected, fit.ensemble.at(end)[:, 0])
+        band_at_end = around(expected, fit.draws_at(end)[0])
         reached = float(later.values_C[-3:].mean())
         sentences.append(
             f"{run}: fitted up to {number(float(seen.compute_C[-1]))} {unit_name(evidence.unit)}, the curve expects "
@@ -156,7 +158,7 @@ def extrapolation(evidence: Evidence) -> Drawing | Needs:
                 "run": run,
                 "fitted": {"compute": seen.compute_C.tolist(), "value": seen.values_C.tolist()},
                 "held_out": {"compute": later.compute_C.tolist(), "value": later.values_C.tolist()},
-                "form": fit.family.name,
+                "form": fit.form,
                 "parameters": fit.parameters(),
                 "expected": expected,
                 "expected_interval": list(band_at_end),
@@ -426,16 +428,16 @@ def _pinned(fit: CurveFit, ceiling: float) -> tuple[float, float, float]:
     """Efficiency, midpoint and base of the Hill curve with this ceiling through the points."""
     compute_C = np.concatenate([c.compute_C for c in fit.curves])
     values_C = np.concatenate([c.values_C for c in fit.curves])
-    span = np.array([max(fit.last / fit.unit, 1.0 + 1e-9)])
+    span = np.array([max(fit.last / fit.first, 1.0 + 1e-9)])
     ones_RC: Array = np.ones((1, len(values_C)))
     solved = solve(
         HILL,
         FitRows(
-            (compute_C / fit.unit)[None], span, np.zeros(1, np.int64), values_C[None], ones_RC, ceiling, pinned=True
+            (compute_C / fit.first)[None], span, np.zeros(1, np.int64), values_C[None], ones_RC, ceiling, pinned=True
         ),
     )
     midpoint, efficiency = np.exp(solved.theta_RK[0])
-    return float(efficiency), float(midpoint) * fit.unit, float(solved.base_R[0])
+    return float(efficiency), float(midpoint) * fit.first, float(solved.base_R[0])
 
 
 def _straightened(entry: _Entry, ceiling: float, base: float) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from isocompute.core.curve import Curve
 from isocompute.core.formatting import number, pair, value
 from isocompute.data.compatible import Condition, algorithm, set_size
 from isocompute.law.fits import CurveFit
-from isocompute.law.frontier import Frontier, frontier, seed_noise
+from isocompute.law.frontier import Frontier, frontier
 from isocompute.law.law import Law, Tradeoff
 from isocompute.law.uncertainty import around
 from isocompute.report.charts.style import (
@@ -70,7 +70,7 @@ def _of_metric(evidence: Evidence, metric: str, fits: tuple[CurveFit, ...], *tit
     """Settings of another metric than the report's own."""
     known = evidence.curves_in(metric)
     curves = tuple(known[curve.name] for fit in fits for curve in fit.curves)
-    front = frontier(fits, seed_noise_SB=seed_noise(fits, seed=0))
+    front = frontier(fits)
     return Competition(title_of(*title), metric, evidence.unit, fits, front, curves)
 
 

@@ -171,7 +171,7 @@ def fit_rows(fit: CurveFit, *, to: float | None = None, size: int = 40, **labels
     """A fitted curve with its 95% interval on a log grid: `compute`, `value`, `low`, `high`, and these labels."""
     grid_C = np.geomspace(fit.first, max(to or fit.last, fit.first * 1.0001), size)
     values_C = fit.at(grid_C)
-    low_C, high_C = np.percentile(fit.ensemble.at(grid_C), [2.5, 97.5], axis=0)
+    low_C, high_C = np.percentile(fit.draws_at(grid_C), [2.5, 97.5], axis=1)
     return [
         {"compute": c, "value": v, "low": min(low, v), "high": max(high, v), **labels}
         for c, v, low, high in zip(grid_C.tolist(), values_C.tolist(), low_C.tolist(), high_C.tolist(), strict=True)
@@ -181,7 +181,7 @@ def fit_rows(fit: CurveFit, *, to: float | None = None, size: int = 40, **labels
 def fit_data(fit: CurveFit) -> dict[str, Any]:
     """A fitted curve in a figure's data."""
     return {
-        "form": fit.family.name,
+        "form": fit.form,
         "base": fit.base,
         "ceiling": fit.ceiling,
         "ceiling_interval": list(fit.ceiling_interval()),

@@ -13,9 +13,6 @@ export function answer(plan) {
     cost.money && `$${whole(Math.round(cost.money))}`,
     cost.tokens && `${number(cost.tokens)} tokens`,
   ].filter(Boolean);
-  const sure = plan.alternatives.length
-    ? ` · best of those compared with probability ${value(plan.probability_best)}`
-    : "";
   return [
     h("div", { class: "use" }, factors(plan)),
     h("p", {}, [`${whole(plan.compute)} rollouts, ${percent(plan.budget.used)} of the budget`, ...costs].join(" · ")),
@@ -24,8 +21,9 @@ export function answer(plan) {
       { class: "expect" },
       "Expect ",
       h("b", {}, `${expected.metric} ${value(expected.value)}`),
-      ` (${percent(expected.level)}: ${pair(expected.interval)})${sure}`,
+      ` (${percent(expected.level)}: ${pair(expected.interval)})`,
     ),
+    h("p", {}, plan.answer),
     h("p", { class: "muted" }, recipeLine(plan)),
     h("p", { class: "muted" }, lawLine(plan)),
   ];
@@ -82,13 +80,13 @@ export function alternatives(plan) {
     const plain = Math.abs(falls.share - falls.fallen / falls.runs) < 0.005; // no run ended before
     return `${falls.fallen} of ${falls.runs}${plain ? "" : ` (${percent(falls.share)})`}`;
   };
-  const remark = (option) => (option.cheapest ? "cheapest to run" : option.within_one_error ? "within one error" : "");
+  const remark = (option) => (option.cheapest ? "cheapest to run" : option.within_one_error ? "ties" : "");
   const columns = [
     ["Bp × n × M", (o) => `${o.problems_per_batch} × ${o.rollouts_per_problem} × ${o.update_steps}`],
     [plan.expected.metric, (o) => value(o.expected.value), "number"],
     [percent(plan.expected.level), spread],
-    ["best", (o) => value(o.probability_best), "number"],
-    ["regret", (o) => value(o.regret), "number"],
+    ...(plan.probability_best === null ? [] : [["P(best)", (o) => value(o.probability_best), "number"]]),
+    ["loss", (o) => value(o.regret), "number"],
     ...(collapsed ? [["collapsed runs", collapses, "number"]] : []),
     ["", remark],
   ];
