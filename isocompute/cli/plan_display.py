@@ -39,7 +39,8 @@ def show(plan: Plan) -> None:
         screen.print(f" Passes over {thousands(plan.problems, 'problem')}: {number(epochs)} ({each} of each)")
     for line in _cost(plan):
         screen.print(f" {line}")
-    ties, inside = plan.ties, ranked.probability_best is not None
+    ties = [plan.chosen, *(o for o in plan.alternatives if o.ranked.ties)]
+    inside = ranked.probability_best is not None
     if len(ties) > 1:
         collapsed = any(o.collapses is not None and o.collapses.collapsed for o in ties)
         rows = [

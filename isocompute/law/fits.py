@@ -57,8 +57,8 @@ class CurveFit:
         return self.posterior.at(self.index, compute_C)
 
     def at(self, compute_C: Array) -> Array:
-        """The expected curve: the mean over the samples."""
-        return np.asarray(self.draws_at(compute_C).mean(axis=1))
+        """The expected curve of the seeds that were run; the samples are of the mean over all seeds."""
+        return self.posterior.reached(self.index, np.atleast_1d(compute_C))
 
     @cached_property
     def ceiling_B(self) -> Array:

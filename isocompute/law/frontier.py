@@ -2,9 +2,10 @@
 
 All of it is read from the samples of the posterior, on one grid of compute (`Grid`).
 
-*Frontier* (IsoCompute section 4.1): at every budget C, the best value that any configuration reaches with at most C. A
-configuration takes part from a quarter below its first evaluated compute. After its last point it keeps its last value,
-since a larger budget can also stop there. `bounds` marks where a larger n had already ended.
+*Frontier* (IsoCompute section 4.1): at every budget C, the best value that any configuration reached with at most C, by
+the expected curve of its runs. Its interval is that of the mean over all seeds. A configuration takes part from a
+quarter below its first evaluated compute. After its last point it keeps its last value, since a larger budget can also
+stop there. `bounds` marks where a larger n had already ended.
 
 *Optimum* (figure 7): `log2 n* = L / (1 + exp(-k (log10 C - log10 C0))) + b`. This is a Hill curve in C with exponent
 k / ln 10, so the solver of such curves fits it, for the estimate and all samples at once. It is fitted rising (L > 0)
@@ -136,7 +137,7 @@ def frontier(fits: Sequence[CurveFit], grid: Grid | None = None) -> Frontier:
     keep_C = slice(int(none_C.sum()), None)
     compute_C, live_SC = compute_C[keep_C], live_SC[:, keep_C]
     values_SCB = grid.values_SCB[:, keep_C]
-    values_SC = np.where(live_SC, values_SCB.mean(axis=2, dtype=np.float64), -np.inf)
+    values_SC = np.where(live_SC, np.stack([reached(fit, compute_C) for fit in fits]), -np.inf)
     best_C = _leaders(values_SC, _EQUAL * max(fit.posterior.rise for fit in fits))
     best_BC = np.zeros(values_SCB.shape[:0:-1], dtype=np.int64)
     highest_BC = np.full(best_BC.shape, -np.inf)

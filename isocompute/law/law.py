@@ -421,6 +421,9 @@ def _reading(fits: Sequence[CurveFit], front: Frontier, grid: Grid, axis: int, *
     if any(v is None for v in values) or len(set(values)) < 2:
         return None
     part = compared(fits, front.compute_C)
+    if front.switches and all(switch.crosses for switch in front.switches):
+        # Every configuration that took the lead began behind, so it did not lead before its first point either.
+        part = slice(0, part.stop)
     if part.stop - part.start < 2:
         return None
     tried: Array = np.array([float(v or 0) for v in values])

@@ -44,7 +44,7 @@ _MIDPOINT_BP, _MIDPOINT_BP_SD = 0.7 * LN2, 0.4
 # Priors of the log of the exponent, in units of the stage's own deviation.
 _EXPONENT_N, _EXPONENT_OWN = 0.1, 0.07
 _DELAY_SD = 1.5  # of the log of the updates lost to warm-up, around one
-_BASE_SD = 0.3  # of the base, in units of the rise
+_BASE_SD, _UNSEEN_BASE_SD = 0.3, 1.0  # of the base, in units of the rise: with an evaluation of it, and without
 
 _SPEED = 1.5
 """Seed effect on log speed over that on the ceiling as a share of the rise."""
@@ -55,7 +55,7 @@ _HUBER = 4.0
 _TEMPER = 4.0
 """Differences in log evidence count by this divisor."""
 _OUTER, _STEPS = 3, 25
-_BEFORE = 0.25
+BEFORE = 0.25
 """The model's error starts at this share of the first compute."""
 MOST_POINTS = 48
 """Longer runs are averaged to this many points."""
@@ -130,6 +130,8 @@ class Problem:
     upper: float
     with_seeds: bool
     """Whether curves are means over seeds; if not, they are the runs themselves."""
+    base_sd: float
+    """Prior deviation of the base, in units of the rise."""
 
     @classmethod
     def of(
@@ -139,8 +141,9 @@ class Problem:
         points_S = tuple(Points.of(group) for group in groups)
         curves = [curve for group in groups for curve in group]
         settings = [group[0].setting for group in groups]
-        starts = [float(c.values_C[0]) for c in curves if c.compute_C[0] <= 0] or [float(c.values_C[0]) for c in curves]
-        base, sigma = float(np.median(starts)), float(np.median([noise_level(c.values_C) for c in curves]))
+        starts = [float(c.values_C[0]) for c in curves if c.compute_C[0] <= 0]
+        base = float(np.median(starts) if starts else min(c.values_C[0] for c in curves))
+        sigma = float(np.median([noise_level(c.values_C) for c in curves]))
         top = max(float(np.convolve(c.values_C, np.ones(3) / 3.0, mode="valid").max()) for c in curves)
         batch = [float(bp * n) if in_rollouts and bp and n else np.nan for bp, n in settings]
         return cls(
@@ -155,6 +158,7 @@ class Problem:
             np.array([points.compute_N.max() for points in points_S]),
             upper,
             with_seeds,
+            (_BASE_SD if starts else _UNSEEN_BASE_SD),
         )
 
     def __len__(self) -> int:
@@ -162,7 +166,7 @@ class Problem:
 
     def log_time(self, compute: Array) -> Array:
         """Log compute since the model's error starts, at least 0."""
-        start = _BEFORE * self.first
+        start = BEFORE * self.first
         return np.asarray(np.log(np.maximum(compute, start) / start))
 
     def ceiling(self, base: Array, a: Array) -> Array:
@@ -172,12 +176,13 @@ class Problem:
         room = np.maximum(self.upper - base, 1e-6 * self.rise)
         return np.asarray(self.upper - room * np.exp(-a * self.rise / room))
 
-    def curve(self, q: Array, s: int, stage: Stage) -> tuple[Array, Array]:
-        """The curve of configuration s at its points, and its slopes (columns) by its six parameters."""
-        size, points, batch = len(self), self.points_S[s], self.batch_S[s]
+    def curve(self, q: Array, s: int, stage: Stage, compute_N: Array | None = None) -> tuple[Array, Array]:
+        """The curve of configuration s, at its points or elsewhere, and its slopes (columns) by its six parameters."""
+        size, batch = len(self), self.batch_S[s]
+        compute_N = self.points_S[s].compute_N if compute_N is None else compute_N
         base, tail, a, exponent = q[0], q[1], q[3 + s], q[3 + 2 * size + s]
         delay = np.exp(q[2])
-        log_x = effective_log_compute(points.compute_N, batch, delay) - q[3 + size + s]
+        log_x = effective_log_compute(compute_N, batch, delay) - q[3 + size + s]
         g, by_x, by_exponent, by_tail = growth_and_slopes(log_x, exponent, np.full_like(log_x, tail), stage)
         ceiling = self.ceiling(base, a)
         by_a, by_base = self.rise, 1.0
@@ -186,7 +191,7 @@ class Problem:
             left = float(np.exp(-a * self.rise / room))
             by_a, by_base = self.rise * left, left * (1.0 - a * self.rise / room)
         gain = ceiling - base
-        lost = 0.0 if np.isnan(batch) else delay * batch / (points.compute_N + delay * batch)
+        lost = 0.0 if np.isnan(batch) else delay * batch / (compute_N + delay * batch)
         slopes = [
             1.0 - g + by_base * g,
             gain * by_tail,
@@ -280,7 +285,7 @@ def _prior(problem: Problem, stage: Stage) -> tuple[Array, Array, float]:
     size, k = len(problem), kernels(problem)
     mean, precision = np.zeros(3 + 3 * size), np.zeros((3 + 3 * size, 3 + 3 * size))
     mean[:3] = problem.base, stage.tail[0], 0.0
-    precision[range(3), range(3)] = np.array([_BASE_SD * problem.rise, stage.tail[1], _DELAY_SD]) ** -2.0
+    precision[range(3), range(3)] = np.array([problem.base_sd * problem.rise, stage.tail[1], _DELAY_SD]) ** -2.0
     parts: tuple[tuple[Array | float, Array], ...] = (
         (_CEILING, k.ceiling),
         (prior_centre(problem) + k.midpoint_mean, k.midpoint),
@@ -422,3 +427,23 @@ def residual_paths(
     left_KK = variance * np.minimum(knots_K[:, None], knots_K) - cross_NK.T @ cross_NK
     left_KK[np.diag_indices(len(knots_K))] += 1e-6 * variance * (1.0 + knots_K)
     return np.asarray(mean_KB + scale_B * (np.linalg.cholesky(left_KK) @ z_KB))
+
+
+def seed_effects(problem: Problem, mode: Mode, s: int, knots_K: Array) -> Array:
+    """The expected mean effect of the seeds that were run of configuration s, at these log times.
+
+    The posterior's curves are means over all seeds. What these seeds reached is that plus their effect.
+    """
+    if not problem.with_seeds:
+        return np.zeros(len(knots_K))
+    points = problem.points_S[s]
+    value_N, slopes_NK = problem.curve(mode.q, s, mode.stage)
+    at_K, slopes_KK = problem.curve(mode.q, s, mode.stage, BEFORE * problem.first * np.exp(knots_K))
+    risen_N, risen_K = (np.clip((v - mode.q[0]) / problem.rise, 0.0, 1.5) for v in (value_N, at_K))
+    seed = mode.noise.seed
+    cross_KN = (seed * problem.rise) ** 2 * np.outer(risen_K, risen_N)
+    cross_KN += (_SPEED * seed) ** 2 * np.outer(slopes_KK[:, 4], slopes_NK[:, 4])
+    root = mode.roots_S[s]
+    white_N = solve_triangular(root, points.values_N - value_N, lower=True, check_finite=False)
+    pull_N = solve_triangular(root.T, np.clip(white_N, -_HUBER, _HUBER), lower=False, check_finite=False)
+    return np.asarray(cross_KN @ pull_N / (points.run_N[-1] + 1))

@@ -22,7 +22,17 @@ import numpy as np
 
 from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.curve import Curve, Setting
-from isocompute.law.model import Kernels, Mode, Noise, Problem, fit_modes, prior_centre, residual_paths
+from isocompute.law.model import (
+    BEFORE,
+    Kernels,
+    Mode,
+    Noise,
+    Problem,
+    fit_modes,
+    prior_centre,
+    residual_paths,
+    seed_effects,
+)
 from isocompute.law.shape import LARGEST_TAIL, LN2, STAGES, effective_log_compute, growth
 
 DISCOUNT = 0.3
@@ -70,6 +80,8 @@ class Posterior:
     knots_K: Array
     """Log times at which the model's error was sampled."""
     path_SKB: Array
+    seen_SK: Array
+    """Expected effect of the seeds that were run, at the knots: what they reached less the mean over all seeds."""
     model_error: float
     """Standard deviation of the model's error per e-fold of compute."""
     seed_effect: float = 0.0
@@ -119,6 +131,15 @@ class Posterior:
         inside_CB[past_C] += self._wander(s, compute_C[past_C] / end)
         return self._clipped(inside_CB)
 
+    def reached(self, s: int, compute_C: Array) -> Array:
+        """Expected values of the seeds of configuration s that were run; their effect stays as it was at the end."""
+        values_C = self.at(s, compute_C).mean(axis=1)
+        if not len(self.knots_K):
+            return np.asarray(values_C)
+        time_C = self._log_time(np.minimum(compute_C, self.last_S[s]))
+        effect_C = np.interp(time_C, np.append(0.0, self.knots_K), np.append(0.0, self.seen_SK[s]))
+        return self._clipped(values_C + effect_C)
+
     def between(self, problems_per_batch: int, rollouts_per_problem: int, compute_C: Array) -> Array:
         """Values of a (Bp, n) that was not run, compute × samples: its parameters given those of the others."""
         compute_C = np.atleast_1d(np.asarray(compute_C, dtype=np.float64))
@@ -159,7 +180,7 @@ class Posterior:
         rows = {name: getattr(self, name) for name in ("base_RB", "tail_RB")}
         rows = {name: each if len(each) == 1 else each[k] for name, each in rows.items()}
         parts = {name: getattr(self, name)[k] for name in ("batch_S", "last_S", "ended_S", "ceiling_SB", "midpoint_SB")}
-        parts |= rows | {"exponent_SB": self.exponent_SB[k], "path_SKB": self.path_SKB[k]}
+        parts |= rows | {"exponent_SB": self.exponent_SB[k], "path_SKB": self.path_SKB[k], "seen_SK": self.seen_SK[k]}
         rest = {
             name: getattr(self, name)
             for name in self.__dataclass_fields__
@@ -168,7 +189,7 @@ class Posterior:
         return Posterior(settings=tuple(self.settings[i] for i in k), **parts, **rest)
 
     def _log_time(self, compute_C: Array) -> Array:
-        start = 0.25 * self.first
+        start = BEFORE * self.first
         return np.asarray(np.log(np.maximum(compute_C, start) / start))
 
     def _clipped(self, values_CB: Array) -> Array:
@@ -287,7 +308,9 @@ def fit_posterior(
     knots_K = np.linspace(0.0, float(problem.log_time(problem.last_S.max())[()]), _KNOTS + 1)[1:]
     q_QB = np.empty((3 + 3 * size, replicates))
     path_SKB = np.zeros((size, _KNOTS, replicates))
-    for index, mode in enumerate(modes):
+    seen_SK = np.zeros((size, _KNOTS))
+    for index, (mode, weight) in enumerate(zip(modes, weights.tolist(), strict=True)):
+        seen_SK += weight * np.stack([seed_effects(problem, mode, s, knots_K) for s in range(size)])
         mine = np.flatnonzero(stage_B == index)
         if len(mine):
             q_QB[:, mine], path_SKB[:, :, mine] = _sampled(problem, mode, len(mine), knots_K, rng)
@@ -312,6 +335,7 @@ def fit_posterior(
         exponent_SB=exponent_SB,
         knots_K=knots_K,
         path_SKB=path_SKB,
+        seen_SK=seen_SK,
         model_error=modes[0].noise.model * problem.rise,
         seed_effect=modes[0].noise.seed,
         autocorrelation=modes[0].noise.autocorrelation,
@@ -366,6 +390,7 @@ def independent(
         exponent_SB=exponent_SB,
         knots_K=np.empty(0),
         path_SKB=np.empty((size, 0, count)),
+        seen_SK=np.empty((size, 0)),
         model_error=Noise().model * rise,
         seed=seed,
         centre=float(np.mean(midpoint_SB)) if count else 0.0,

@@ -178,13 +178,14 @@ def _posterior_to_json(p: Posterior) -> dict[str, Any]:
         "stage": p.stage_B.tolist(),
         "knots": p.knots_K.tolist(),
         "path": _rounded(p.path_SKB),
+        "seen": p.seen_SK.tolist(),
         **{name.rpartition("_")[0]: _rounded(getattr(p, name)) for name in _ARRAYS},
         **{name: getattr(p, name) for name in _NUMBERS},
     }
 
 
 class _PosteriorFile(_Part):
-    settings: list[tuple[_Count | None, _Count | None]] = Field(min_length=1)
+    settings: list[Annotated[list[_Count | None], Field(min_length=2, max_length=2)]] = Field(min_length=1)
     batch: list[float | None]
     last: _Row
     ended: list[bool]
@@ -193,6 +194,7 @@ class _PosteriorFile(_Part):
     stage: list[Annotated[int, Field(ge=0, lt=len(STAGES))]]
     knots: _Row
     path: list[list[_Row]]
+    seen: list[_Row]
     base: list[_Row]
     tail: list[_Row]
     delay: _Row
@@ -210,7 +212,7 @@ class _PosteriorFile(_Part):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         size, samples = len(self.settings), len(self.stage)
-        for name in ("batch", "last", "ended", "ceiling", "midpoint", "exponent", "path"):
+        for name in ("batch", "last", "ended", "ceiling", "midpoint", "exponent", "path", "seen"):
             if len(getattr(self, name)) != size:
                 raise ValueError(f"{name}: {len(getattr(self, name))} entries for {size} configurations")
         rows = [*self.base, *self.tail, self.delay, *self.ceiling, *self.midpoint, *self.exponent]
@@ -225,7 +227,7 @@ class _PosteriorFile(_Part):
         """The samples as arrays."""
         arrays = {name: np.array(getattr(self, name.rpartition("_")[0]), dtype=np.float64) for name in _ARRAYS}
         return Posterior(
-            settings=tuple(self.settings),
+            settings=tuple((bp, n) for bp, n in self.settings),
             batch_S=np.array([np.nan if b is None else b for b in self.batch]),
             last_S=np.array(self.last),
             ended_S=np.array(self.ended),
@@ -234,6 +236,7 @@ class _PosteriorFile(_Part):
             stage_B=np.array(self.stage, dtype=np.int64),
             knots_K=np.array(self.knots),
             path_SKB=np.array(self.path, dtype=np.float64).reshape(len(self.settings), len(self.knots), -1),
+            seen_SK=np.array(self.seen, dtype=np.float64).reshape(len(self.settings), len(self.knots)),
             **arrays,  # type: ignore[arg-type]
             **{name: getattr(self, name) for name in _NUMBERS},
         )

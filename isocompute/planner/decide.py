@@ -158,9 +158,11 @@ class Plan:
     metric: str
     chosen: Option
     alternatives: tuple[Option, ...]
-    """The next best options; all that tie are among them."""
-    tied: int
-    """Number of allocations that tie with the best, that one included."""
+    """The next best options."""
+    tied: tuple[Allocation, ...]
+    """The allocations that tie with the best, that one included."""
+    tolerance: float
+    """Largest expected loss among them."""
     recipe: AdvisedRecipe
     anchor: Anchor
     difficulty: str | None
@@ -203,31 +205,25 @@ class Plan:
         return None if self.problems is None else epochs_of(allocation, self.problems)
 
     @property
-    def ties(self) -> tuple[Option, ...]:
-        """The options that tie with the best, the chosen one first."""
-        return (self.chosen, *(option for option in self.alternatives if option.ranked.ties))
-
-    @property
     def answer(self) -> str:
         """How the chosen allocation stands among the others, in one sentence."""
         if len(self.targets) == 1:
             return f"{_name(self.allocation)} is the only allocation that the law compares"
-        if self.tied == 1:
+        if len(self.tied) == 1:
             second = self.alternatives[0]
             return f"{_name(self.allocation)} leads by {value(second.ranked.regret)} over {_name(second.allocation)}"
         why = "the cheapest of them" if self.chosen.cheapest else "the one expected to reach highest"
-        within = value(max(0.001, *(option.ranked.regret for option in self.ties)))
+        within = value(max(0.001 * self.law.scale, self.tolerance))
         return (
-            f"{self.tied} of {len(self.targets)} allocations tie within {within}: {self._tied_in_words()}; "
+            f"{len(self.tied)} of {len(self.targets)} allocations tie within {within}: {self._tied_in_words()}; "
             f"{_name(self.allocation)} is the default, {why}"
         )
 
     def _tied_in_words(self) -> str:
         """The n and Bp of the ties, as ranges where no other was compared between them."""
-        tied = [option.allocation for option in self.ties]
         parts = []
         for name, field in (("n", "rollouts_per_problem"), ("Bp", "problems_per_batch")):
-            every, own = ({int(getattr(a, field)) for a in group} for group in (self.targets, tied))
+            every, own = ({int(getattr(a, field)) for a in group} for group in (self.targets, self.tied))
             if len(every) > 1:
                 parts.append(f"{name} = {_ranges(sorted(every), own)}")
         return ", ".join(parts)
@@ -324,8 +320,9 @@ def decide(
         constraints=constraints,
         metric=metric,
         chosen=chosen,
-        alternatives=_shown([option for option in options if option is not chosen]),
-        tied=sum(option.ranked.ties for option in options),
+        alternatives=tuple(option for option in options if option is not chosen)[:_SHOWN],
+        tied=tuple(option.allocation for option in options if option.ranked.ties),
+        tolerance=max(option.ranked.regret for option in options if option.ranked.ties),
         recipe=recipe,
         anchor=anchor,
         difficulty=difficulty,
@@ -378,11 +375,6 @@ def _options(
     known = timed and all(hour is not None for hour in hours.values()) and len({*hours.values()}) > 1
     cheapest = min(sound, key=lambda i: (round(float(hours[i] or 0.0), 6), i)) if known else None
     return [Option(a, r, costs[i]["seconds"], i == cheapest, collapses_A[r.index]) for i, (r, a) in enumerate(priced)]
-
-
-def _shown(options: Sequence[Option]) -> tuple[Option, ...]:
-    """The next best options, and all that tie."""
-    return tuple(option for i, option in enumerate(options) if i < _SHOWN or option.ranked.ties)
 
 
 def _assumed_regime(law: PlanningLaw, diagnosis: Diagnosis | None) -> AssumedRegime:
@@ -504,7 +496,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     return {
         **_option_to_json(plan, plan.chosen),
         "answer": plan.answer,
-        "tied": plan.tied,
+        "ties": [[a.problems_per_batch, a.rollouts_per_problem] for a in plan.tied],
         "alternatives": [_option_to_json(plan, option) for option in plan.alternatives],
         "warnings": [{"code": w.code, "message": w.message} for w in plan.warnings],
         "cost": plan.prices.cost(plan.allocation),
