@@ -16,6 +16,7 @@ kinds
     null      settings do not differ
     joint     as easy, over a grid of Bp and n
     falls     large n lead first and smaller n at the end (nobody has reported one)
+    equal     small n are faster, and all end at one ceiling: no rise
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-KINDS = ("easy", "hard", "flat", "null", "joint", "falls")
+KINDS = ("easy", "hard", "flat", "null", "joint", "falls", "equal")
 SHAPES = ("hill", "exponential", "stretched", "log_tail", "two_stage")
 BUDGET = 4e6
 
@@ -195,6 +196,8 @@ def _setting(
     rise, octave = top - base, np.log2(n / 8)
     if kind == "null":
         return Setting(top, start * 2)
+    if kind == "equal":
+        return Setting(top, 0.5 * start * (n / 8) ** (0.7 * common["slow"]))
     if kind == "flat":
         away = abs(np.log2(n) - common["flat"])
         return Setting(top - 0.05 * rise * away**1.3, start * 1.12**away)

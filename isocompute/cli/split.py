@@ -129,6 +129,9 @@ def _show(made: Split, data: dict[str, Any], out: str | None) -> None:
     if out:
         from isocompute.problems.split import MIXTURE, SUMMARY
 
-        names = [f"{name} ({len(part)})" for name, part in made.subsets.items() if part]
+        subsets = made.subsets
+        same = bool(subsets["hard"]) and subsets["hard"] == subsets["extremely-hard"]
+        also = {"extremely-hard": ", the same as hard"} if same else {}
+        names = [f"{name} ({len(part)}{also.get(name, '')})" for name, part in subsets.items() if part]
         names += [f"{MIXTURE} ({len(made.mixture)})"] if made.mixture else []
         screen.print(f"wrote {out}/: {', '.join([*names, SUMMARY])}")

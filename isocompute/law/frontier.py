@@ -46,7 +46,7 @@ _ENOUGH = 3.0
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
 """Largest slope k of the sigmoid."""
-_CHANCE = 0.1
+_CHANCE = 0.08
 """Largest p-value at which n* counts as moving: on worlds without a move, 2% have one (`benchmarks/law_worlds.py`)."""
 _EQUAL = 0.005
 """Values that differ by less than this share of the rise are equal."""
@@ -220,7 +220,7 @@ class Movement:
     """Whether the best of the values that were run moves with compute, and how sure that is."""
 
     rises: float
-    """p-value of a rise: the chance that not both smaller values lead somewhere and larger ones at the end."""
+    """p-value of a rise: the chance that not both smaller values lead somewhere and a larger one at the end."""
     falls: float
     lead: float
     """Expected lead of the best at the end over the best of the values that led before it."""
@@ -236,22 +236,28 @@ class Movement:
 
 
 def movement(fits: Sequence[CurveFit], grid: Grid, part: slice, axis: int) -> Movement:
-    """Test whether the optimal n (axis 1) or Bp (axis 0) moves within a part of the grid."""
+    """Test whether the optimal n (axis 1) or Bp (axis 0) moves within a part of the grid.
+
+    It rises where some values lead somewhere and one larger value leads all of them at the end, both beyond chance.
+    """
     every = np.linspace(part.start, part.stop - 1, min(_CANDIDATES, part.stop - part.start)).round().astype(int)
     tried_S = np.array([fit.setting[axis] or 0 for fit in fits])
     tried = np.unique(tried_S)
     best_VCB = np.stack([grid.ends_SCB[tried_S == v][:, every].max(axis=0) for v in tried])
-    found = {"rises": (1.0, 1), "falls": (1.0, 1)}
-    for k in range(1, len(tried)):
-        lead_CB = best_VCB[k:].max(axis=0) - best_VCB[:k].max(axis=0)  # of the larger values
-        for way, sign in (("rises", 1.0), ("falls", -1.0)):
-            early = float((sign * lead_CB[:-1] >= 0).mean(axis=1).min()) if len(lead_CB) > 1 else 1.0
-            p_value = max(early, float((sign * lead_CB[-1] <= 0).mean()))
-            found[way] = min(found[way], (p_value, k))
+    found = {}
+    for way, values_VCB in (("rises", best_VCB), ("falls", best_VCB[::-1])):
+        so_far_VCB = np.maximum.accumulate(values_VCB)
+        later_VCB = np.maximum.accumulate(values_VCB[::-1])[::-1]
+        tests = [(1.0, 1, 1)]
+        for k in range(1, len(tried)):
+            early = float((so_far_VCB[k - 1, :-1] <= later_VCB[k, :-1]).mean(axis=1).min(initial=1.0))
+            for v in range(k, len(tried)):
+                tests.append((max(early, float((values_VCB[v, -1] <= so_far_VCB[k - 1, -1]).mean())), k, v))
+        found[way] = min(tests)
     way = min(found, key=lambda name: found[name][0])
-    k = found[way][1]
-    sides = best_VCB[k:, -1].max(axis=0), best_VCB[:k, -1].max(axis=0)
-    lead_B = sides[0] - sides[1] if way == "rises" else sides[1] - sides[0]
+    _, k, _ = found[way]
+    sides = (best_VCB if way == "rises" else best_VCB[::-1])[:, -1]
+    lead_B = sides[k:].max(axis=0) - sides[:k].max(axis=0) if len(tried) > 1 else np.zeros(1)
     lead = float(lead_B.mean())
     return Movement(found["rises"][0], found["falls"][0], lead, around(lead, lead_B))
 
@@ -522,15 +528,17 @@ class Slice:
 
 
 def sensitivity(fits: Sequence[CurveFit]) -> list[Slice]:
-    """All slices with at least two values, the widest first for each axis."""
+    """All slices with at least two values, the widest first for each axis; never across models or problem sets."""
     slices = []
     for varied, axis in (("rollouts_per_problem", 1), ("problems_per_batch", 0)):
-        groups: dict[int | None, list[int]] = {}
+        groups: dict[tuple[int | None, object, object], list[int]] = {}
         for i, fit in enumerate(fits):
             if fit.setting[axis] is not None:
-                groups.setdefault(fit.setting[1 - axis], []).append(i)
+                fields = fit.curves[0].recipe_fields
+                same = (fit.setting[1 - axis], str(fields.get("model")), str(fields.get("problems")))
+                groups.setdefault(same, []).append(i)
         found = []
-        for fixed, group in groups.items():
+        for (fixed, *_), group in groups.items():
             compute = min(fits[i].last for i in group)
             begun = sorted((i for i in group if fits[i].first <= compute), key=lambda i: fits[i].setting[axis] or 0)
             if len({fits[i].setting[axis] for i in begun}) > 1:

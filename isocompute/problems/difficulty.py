@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, logit
-from scipy.stats import chi2, norm
+from scipy.special import betaln, expit, logit
+from scipy.stats import beta, chi2, norm
 
 from isocompute.core.arrays import Array, Bools
 from isocompute.core.errors import InputError
@@ -76,14 +76,30 @@ class Difficulty:
         """Posterior variance."""
         return np.asarray(np.maximum(self.posterior_DK @ self.mixing.rate_K**2 - self.mean_D**2, 0))
 
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        """Clopper–Pearson interval of all samples: as wide as any mix of problems needs."""
+        right = int(self.counts.problems_D @ self.counts.correct_D)
+        wrong = int(self.counts.problems_D @ self.counts.samples_D) - right
+        outside = (1 - LEVEL) / 2
+        low = float(beta.ppf(outside, right, wrong + 1)) if right else 0.0
+        return low, float(beta.ppf(1 - outside, right + 1, wrong)) if wrong else 1.0
+
     def chance_D(self, low: float, high: float) -> Array:
         """Posterior probability of a true pass rate in [low, high]."""
         inside_K = (self.mixing.rate_K >= low) & (self.mixing.rate_K <= high)
         return np.asarray(self.posterior_DK[:, inside_K].sum(axis=1))
 
     def all_wrong_D(self, samples: int) -> Array:
-        """Posterior predictive chance that none of this many fresh samples is correct."""
-        return np.asarray(self.posterior_DK @ (1 - self.mixing.rate_K) ** samples)
+        """Posterior predictive chance that none of this many fresh samples is correct.
+
+        Where all samples seen were wrong, a rate of 0 stands for all rates that are too small to be seen by them.
+        """
+        fresh_K = (1 - self.mixing.rate_K) ** samples
+        if self.mixing.rate_K[0] == 0:
+            wrong = float((self.counts.problems_D * self.counts.samples_D)[self.counts.correct_D == 0].sum())
+            fresh_K[0] = np.exp(betaln(0.5, wrong + 0.5 + samples) - betaln(0.5, wrong + 0.5))
+        return np.asarray(self.posterior_DK @ fresh_K)
 
     def subset_mean(self, chosen_D: Bools | None = None) -> SubsetMean | None:
         """Naive and corrected mean of the problems with chosen counts (all by default); None if there are none."""
@@ -103,6 +119,8 @@ class Difficulty:
         low, high = expit(logit(centre) + margin_2 / (centre * (1 - centre)))
         lower, higher = np.clip(corrected + margin_2, 0, 1)
         interval = (float(min(low, lower)), float(max(high, higher)))
+        if size == self.counts.problems_D.sum():  # nothing was chosen, so the samples bound their mean as they are
+            interval = max(interval[0], self._bounds[0]), min(interval[1], self._bounds[1])
         return SubsetMean(size, float(weight_D @ self.counts.rate_D), corrected, interval)
 
 
@@ -145,9 +163,16 @@ def fit_difficulty(
     means_RD = np.empty((replicates, number_D.size))
     for r, resampled_D in enumerate(resampled_RD):
         refit = fit_mixing(kernel_DK, resampled_D.astype(np.float64), rate_K, start_K=mixing.weight_K)
-        means_RD[r] = _posterior(kernel_DK, refit.weight_K) @ rate_K
-    posterior_DK = _posterior(kernel_DK, mixing.weight_K)
+        means_RD[r] = _posterior(kernel_DK, _with_doubt(refit.weight_K, rate_K, number_D)) @ rate_K
+    posterior_DK = _posterior(kernel_DK, _with_doubt(mixing.weight_K, rate_K, number_D))
     return Difficulty(counts, mixing, posterior_DK, means_RD, _misfit(counts, kernel_DK @ mixing.weight_K))
+
+
+def _with_doubt(weight_K: Array, rate_K: Array, number_D: Array) -> Array:
+    """The distribution with one more problem, of any rate: P problems say little of what one in P does."""
+    problems = float(number_D.sum())
+    any_K = np.gradient(np.arcsin(np.sqrt(rate_K)))  # Jeffreys
+    return np.asarray((problems * weight_K + any_K / any_K.sum()) / (problems + 1))
 
 
 def _posterior(kernel_DK: Array, weight_K: Array) -> Array:
