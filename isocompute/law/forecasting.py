@@ -23,7 +23,7 @@ only `flat` votes too.
 
 The forecast's variance is the squared error of the weighted average on the run's past, plus the present variance
 between its forecasters. If the question looks further ahead than any origin could, the variance grows with the log of
-the ratio.
+the ratio. Its interval is that of Student's t, since a short run says little about its own error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr, stdtrit
 
 from isocompute.core.arrays import Array, Ints
 from isocompute.core.curve import MINIMUM_POINTS, Curve, noise_level, upper_bound
@@ -54,6 +54,8 @@ _NEAR = 2.0
 """Up to this many times the observed compute, too large an error means too few points, not too far a question."""
 _ERROR_POWER = 1.5
 """A forecaster's weight is proportional to its error to the power -1.5."""
+_POINTS_A_FREEDOM = 4.0
+"""Points that count as one degree of freedom of the error: origins share most of theirs."""
 _PATH = 6  # points of a drawn forecast
 _COLLAPSED = 2  # low evaluations that make a collapse
 
@@ -302,7 +304,8 @@ def _now(curve: Curve) -> float:
 
 
 def _interval(curve: Curve, average: _Average, level: float) -> tuple[float, float]:
-    half = float(ndtri(0.5 + level / 2.0)) * average.deviation
+    freedom = max(len(curve.values_C) / _POINTS_A_FREEDOM, 3.0)
+    half = float(stdtrit(freedom, 0.5 + level / 2.0)) * average.deviation
     return max(average.value - half, _lower_bound(curve)), min(average.value + half, upper_bound(curve.values_C))
 
 

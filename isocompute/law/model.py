@@ -50,6 +50,10 @@ _SPEED = 1.5
 """Seed effect on log speed over that on the ceiling as a share of the rise."""
 _ROUGH = 0.05
 """Share of the noise level that is independent even where evaluations are smoothed."""
+_LEAST_ROOM = 0.02
+"""Of the rise: room below the largest possible value that a curve has at least."""
+_LOWEST = 3.0
+"""Largest exponent of `ceiling_of`: a ceiling that lies far below the base."""
 _HUBER = 4.0
 """Residuals beyond this many standard deviations are glitches."""
 _TEMPER = 4.0
@@ -59,6 +63,19 @@ BEFORE = 0.25
 """The model's error starts at this share of the first compute."""
 MOST_POINTS = 48
 """Longer runs are averaged to this many points."""
+
+
+def room_of(base: Array | float, upper: float, rise: float) -> Array:
+    """What is left above the base, and at least a small share of the rise."""
+    return np.asarray(np.maximum(upper - base, _LEAST_ROOM * rise))
+
+
+def ceiling_of(a: Array, base: Array | float, upper: float, rise: float) -> Array:
+    """The ceiling for a ceiling parameter: `a` times the rise above the base, bent so that it never passes `upper`."""
+    if not np.isfinite(upper):
+        return np.asarray(base + a * rise)
+    room = room_of(base, upper, rise)
+    return np.asarray(upper - room * np.exp(np.minimum(-a * rise / room, _LOWEST)))
 
 
 @dataclass(frozen=True)
@@ -170,11 +187,8 @@ class Problem:
         return np.asarray(np.log(np.maximum(compute, start) / start))
 
     def ceiling(self, base: Array, a: Array) -> Array:
-        """The ceiling A for a ceiling parameter; it approaches the upper bound, but never passes it."""
-        if not np.isfinite(self.upper):
-            return np.asarray(base + a * self.rise)
-        room = np.maximum(self.upper - base, 1e-6 * self.rise)
-        return np.asarray(self.upper - room * np.exp(-a * self.rise / room))
+        """The ceiling A for a ceiling parameter."""
+        return ceiling_of(a, base, self.upper, self.rise)
 
     def curve(self, q: Array, s: int, stage: Stage, compute_N: Array | None = None) -> tuple[Array, Array]:
         """The curve of configuration s, at its points or elsewhere, and its slopes (columns) by its six parameters."""
@@ -187,8 +201,8 @@ class Problem:
         ceiling = self.ceiling(base, a)
         by_a, by_base = self.rise, 1.0
         if np.isfinite(self.upper):
-            room = max(self.upper - base, 1e-6 * self.rise)
-            left = float(np.exp(-a * self.rise / room))
+            room = float(room_of(base, self.upper, self.rise))
+            left = float(np.exp(min(-a * self.rise / room, _LOWEST)))
             by_a, by_base = self.rise * left, left * (1.0 - a * self.rise / room)
         gain = ceiling - base
         lost = 0.0 if np.isnan(batch) else delay * batch / (compute_N + delay * batch)

@@ -28,16 +28,18 @@ from isocompute.law.model import (
     Mode,
     Noise,
     Problem,
+    ceiling_of,
     fit_modes,
     prior_centre,
     residual_paths,
+    room_of,
     seed_effects,
 )
 from isocompute.law.shape import LARGEST_TAIL, LN2, STAGES, effective_log_compute, growth
 
 DISCOUNT = 0.3
 """How much of a growth that is large beside the rise seen does not happen."""
-_GROWTH_ERROR, _GROWTH_ERROR_OWN = 0.25, 0.10
+_GROWTH_ERROR, _GROWTH_ERROR_OWN = 0.35, 0.10
 """Standard deviations of the error of growth: shared by all configurations, and of each."""
 _FREEDOM = 5
 """Degrees of freedom of Student's t, since the noise levels are estimates."""
@@ -149,7 +151,7 @@ class Posterior:
         batch = float(problems_per_batch * rollouts_per_problem)
         batch = batch if np.isfinite(self.batch_S).all() else np.nan
         end = float(self.last_S.max())
-        ceiling_B = self._ceiling(a_B, base_B)
+        ceiling_B = ceiling_of(a_B, base_B, self.upper, self.rise)
 
         def curve(at_C: Array) -> Array:
             return self._form(at_C, (base_B, tail_B, ceiling_B, midpoint_B, exponent_B), batch)
@@ -238,17 +240,11 @@ class Posterior:
         """The model's error past the last point, which grows with the root of log compute."""
         return np.outer(self.model_error * np.sqrt(np.log(times_C)), self._own("path of", s))
 
-    def _ceiling(self, a_B: Array, base_B: Array) -> Array:
-        if not np.isfinite(self.upper):
-            return np.asarray(base_B + a_B * self.rise)
-        room_B = np.maximum(self.upper - base_B, 1e-6 * self.rise)
-        return np.asarray(self.upper - room_B * np.exp(-a_B * self.rise / room_B))
-
     def _parameter_a(self) -> Array:
-        """The ceilings as the prior sees them (the inverse of `_ceiling`)."""
+        """The ceilings as the prior sees them (the inverse of `ceiling_of`)."""
         if not np.isfinite(self.upper):
             return np.asarray((self.ceiling_SB - self.base_RB) / self.rise)
-        room_RB = np.maximum(self.upper - self.base_RB, 1e-6 * self.rise)
+        room_RB = room_of(self.base_RB, self.upper, self.rise)
         left_SB = np.maximum((self.upper - self.ceiling_SB) / room_RB, 1e-9)
         return np.asarray(-np.log(left_SB) * room_RB / self.rise)
 

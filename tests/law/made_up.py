@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from isocompute.core.arrays import Array
@@ -43,3 +45,61 @@ def figure_6(parameters: dict[int, tuple[float, float, float]], *, noise: float 
 def noisy(name: str, compute_C: Array, values_C: Array, *, noise: float, seed: int, **setting: int) -> Curve:
     rng = np.random.default_rng(seed)
     return Curve(name, compute_C, values_C + noise * rng.standard_normal(len(compute_C)), **setting)
+
+
+def autocorrelated(rng: np.random.Generator, count: int, rho: float) -> Array:
+    """AR(1) noise of standard deviation 1."""
+    out = rng.standard_normal(count)
+    for i in range(1, count):
+        out[i] = rho * out[i - 1] + np.sqrt(1.0 - rho**2) * out[i]
+    return out
+
+
+def sweep(
+    truth: Callable[[Array, int], Array],
+    ns: Sequence[int] = (8, 16, 32, 64),
+    *,
+    seeds: int = 1,
+    noise: float = 0.01,
+    seed_effect: float = 0.02,
+    seed: int = 0,
+    last: float = 1e6,
+) -> list[list[Curve]]:
+    """The seeds of every n at Bp = 32: the base model, then 25 points of `truth(compute, n)`.
+
+    Each seed's rise differs from the truth by a share of standard deviation `seed_effect`.
+    """
+    rng = np.random.default_rng(seed)
+    out = []
+    for n in ns:
+        compute_C = np.append(0.0, np.geomspace(4.0 * 32 * n, last, 25))
+        true_C = truth(compute_C, n)
+        group = []
+        for s in range(seeds):
+            rise_C = (true_C - true_C[0]) * (1.0 + seed_effect * rng.standard_normal())
+            values_C = true_C[0] + rise_C + noise * rng.standard_normal(len(compute_C))
+            group.append(Curve(f"{n}-{s}", compute_C, values_C, 32, n, s))
+        out.append(group)
+    return out
+
+
+def larger_wins(compute_C: Array, n: int) -> Array:
+    """Larger n reach higher, but later: n* rises."""
+    u = np.log2(n / 8)
+    return hill(np.maximum(compute_C, 1e-9), 0.3, 0.5 + 0.04 * u, 4e4 * 1.6**u, 1.2)
+
+
+def smaller_wins(compute_C: Array, n: int) -> Array:
+    """Larger n are faster, but reach less: n* falls."""
+    u = np.log2(n / 8)
+    return hill(np.maximum(compute_C, 1e-9), 0.3, 0.62 - 0.04 * u, 4e5 * 1.6**-u, 1.2)
+
+
+def smallest_leads(compute_C: Array, n: int) -> Array:
+    """The smallest n is the best everywhere."""
+    return hill(np.maximum(compute_C, 1e-9), 0.3, 0.6 - 0.04 * np.log2(n / 8), 4e4, 1.2)
+
+
+def all_equal(compute_C: Array, n: int) -> Array:
+    """n makes no difference."""
+    return hill(np.maximum(compute_C, 1e-9), 0.3, 0.6, 6e4, 1.3)

@@ -148,7 +148,7 @@ def test_a_ceiling_that_fit_doubts_is_doubted_here(call: Call, tmp_path: Path) -
         (curve,) = call("fit", run, "--replicates", "50", "--json").json["curves"]
         assert (curve["rise_done"] < 0.8) is doubted
         made = isocompute.forecast(run)
-        assert made.rise_done == pytest.approx(curve["rise_done"])
+        assert made.rise_done == pytest.approx(curve["rise_done"], abs=0.1)  # of fewer samples
         result = call("forecast", run).out
         assert (sentence in result) is doubted
         assert (f"ceiling {made.asymptote:.3f}? (95%".replace(" 0.", " .") in result) is doubted

@@ -9,8 +9,7 @@ import isocompute
 from isocompute.core.allocation import Allocation
 from isocompute.core.curve import Curve
 from isocompute.law.law import fit_law
-from isocompute.planner.extrapolation import Curves
-from isocompute.planner.law import planning_law
+from isocompute.planner.law import Curves, planning_law
 from isocompute.planner.next_runs import candidate_cells, common_targets, likely_best, next_cells, propose
 
 
@@ -49,7 +48,7 @@ def test_a_run_that_was_last_evaluated_before_its_end_is_not_proposed_again(last
 
 
 def test_only_what_may_be_the_best_is_looked_at() -> None:
-    """Members that differ by a tilt along n alone: a look at either end would tell all, and n = 4 is never the best."""
+    """Samples that differ by a tilt along n alone: a look at either end would tell all, and n = 4 is never the best."""
     rollouts = (4, 8, 16, 32, 64)
     targets = [Allocation(32, n, 1_000_000 // (32 * n)) for n in rollouts]
     tilt_B, at_A = np.random.default_rng(0).standard_normal(400), np.array([-1.5, -0.5, 0.0, 0.5, 1.0])
@@ -85,8 +84,8 @@ def test_a_plan_proposes_likely_best_alone(monkeypatch: pytest.MonkeyPatch) -> N
     ]
     law = fit_law(curves, metric="avg@4", replicates=200)
     plan = isocompute.plan(budget=4e6, law=law, extrapolate=True)
-    options = (plan.chosen, *plan.alternatives)
-    chance = {o.allocation.rollouts_per_problem: o.ranked.probability_best for o in options}
+    best_A = np.bincount(plan.values_AB.argmax(axis=0), minlength=len(plan.targets)) / plan.values_AB.shape[1]
+    chance = dict(zip([a.rollouts_per_problem for a in plan.targets], best_A.tolist(), strict=True))
     proposed = [p.allocation.rollouts_per_problem for p in next_cells(plan, 3)]
     assert proposed and all(chance[n] >= 0.1 for n in proposed)
     monkeypatch.setattr("isocompute.planner.next_runs.likely_best", lambda cells, _targets, _values: cells)

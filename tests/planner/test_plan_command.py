@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,12 +37,16 @@ KEYS = (
     "temperature",
     "expected",
     "probability_best",
+    "answer",
+    "ties",
     "alternatives",
     "warnings",
     "cost",
     "law",
 )
 
+OF_THE_PLAN = ("answer", "ties", "alternatives", "warnings", "cost", "law")
+"""Keys that alternatives lack."""
 RATE = ("--rollouts-per-second", "8", "--gpus", "8")
 
 
@@ -100,11 +105,15 @@ def test_json_has_the_promised_keys(call: Call) -> None:
     assert found["batch_size"] == found["problems_per_batch"] * found["rollouts_per_problem"]
     assert found["compute"] == found["batch_size"] * found["update_steps"]
     for other in found["alternatives"]:
-        assert {key for key in KEYS if key not in ("alternatives", "warnings", "cost", "law")} <= set(other)
+        assert {key for key in KEYS if key not in OF_THE_PLAN} <= set(other)
         assert other["regret"] >= 0
     everything = [found, *found["alternatives"]]
     assert sum(o["probability_best"] for o in everything) == pytest.approx(1.0)
-    assert sum(o["cheapest"] for o in everything) == 1
+    assert not any(o["cheapest"] for o in everything), "no throughput is known"
+    assert [[o["problems_per_batch"], o["rollouts_per_problem"]] for o in everything if o["within_one_error"]] == found[
+        "ties"
+    ]
+    assert all(o["within_one_error"] == (o["regret"] <= o["tolerance"]) for o in everything)
     assert Recipe(**found["recipe"]).kl_coef == found["kl_coef"] > 0
     assert all(line["reason"] and line["source"] for line in found["recipe_lines"])
     assert {w["code"] for w in found["warnings"]} == {"foreign_law"}
@@ -122,10 +131,10 @@ def test_the_terminal_says_the_answer_first(call: Call) -> None:
     shown = call("--budget", "2e6", "--law", "isocompute/bp32-easy").out
     first = shown.splitlines()
     assert re.match(r" Use  32 problems × 256 rollouts × 244 updates   \(1,998,848 rollouts\)", first[0])
-    assert re.match(
-        r" Expect avg@4 \.63\d \(\.\d+–\.\d+, 80%\); best of 5 with probability \.\d+; next: 32 ×", first[1]
-    )
-    assert first[2].startswith(" Learning rate 2.8e-06 = 1e-06 × √(8192/1024), 10 warm-up steps · KL and entropy on")
+    assert re.fullmatch(r" Expect avg@4 \.63\d \(\.\d+–\.\d+, 80%\)", first[1])
+    assert first[2] == " " + isocompute.plan(budget="2e6", law="isocompute/bp32-easy").answer
+    assert re.fullmatch(r" \d of 5 allocations tie within \.\d+: n = .*; 32 × 256 is the default, .*", first[2])
+    assert first[3].startswith(" Learning rate 2.8e-06 = 1e-06 × √(8192/1024), 10 warm-up steps · KL and entropy on")
     assert "Warning" in shown and "intervals: published without errors" in shown
 
 
@@ -324,7 +333,7 @@ def test_next_goes_on_with_the_study_that_made_the_runs(call: Call, tmp_path: Pa
     for n in (8, 16):
         points = []
         for step in range(10, 200, 10):
-            value = 0.6 - 0.3 * np.exp(-step / 60) + 0.01 * rng.standard_normal()
+            value = 0.6 - 0.3 * np.exp(-step * n / 960) + 0.01 * rng.standard_normal()
             points.append({"step": step, "rollouts": step * 32 * n, "avg@4": float(value)})
         write_points(folder / f"32x{n}-s0", points, problems_per_batch=32, rollouts_per_problem=n, seed=0)
     (folder / "study.toml").write_text(
@@ -397,14 +406,19 @@ def test_the_largest_budget_that_is_named_works_and_is_not_exceeded(call: Call, 
         assert data["budget"]["used"] <= 1.0
 
 
+def all_the_same(samples: list[Any]) -> list[Any]:
+    """The first of these samples in the place of all of them."""
+    return [all_the_same(row) for row in samples] if isinstance(samples[0], list) else samples[:1] * len(samples)
+
+
 def test_laws_without_uncertainty_are_refused(call: Call, own_law: Path, tmp_path: Path) -> None:
     law = json.loads(own_law.read_text())
-    stripped = {**law, "settings": [{k: v for k, v in s.items() if k != "ensemble"} for s in law["settings"]]}
+    stripped = {**law, "settings": [{k: v for k, v in s.items() if k != "posterior"} for s in law["settings"]]}
     printed = {k: v for k, v in law.items() if k != "settings"}
     same = json.loads(own_law.read_text())
-    for s in same["settings"]:
-        for name in ("family", "theta", "base", "ceiling"):
-            s["ensemble"][name] = [s["ensemble"][name][0]] * len(s["ensemble"][name])
+    (samples,) = same["posteriors"]
+    for name in ("stage", "base", "tail", "delay", "ceiling", "midpoint", "exponent", "path"):
+        samples[name] = all_the_same(samples[name])
     for i, data in enumerate((stripped, printed, same)):
         path = tmp_path / f"{i}.json"
         path.write_text(json.dumps(data))

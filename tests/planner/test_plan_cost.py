@@ -110,8 +110,10 @@ def test_runs_that_log_times_give_the_throughput(tmp_path: Path) -> None:
     assert cost["source"] == "measured" and cost["tokens"] == pytest.approx(800 * plan.allocation.compute)
 
 
-def test_the_cheapest_takes_the_fewest_gpu_hours_without_gpus_said(tmp_path: Path) -> None:
+def test_the_default_is_the_tie_with_the_fewest_gpu_hours_without_gpus_said(tmp_path: Path) -> None:
     write_timed(tmp_path, {128: 20.0, 256: 15.0, 512: 5.0})
     plan = isocompute.plan(budget="2e6", law="isocompute/bp32-easy", timed_runs=tmp_path)
     assert plan.prices.cost(plan.allocation)["seconds"] is None
-    assert plan.cheapest.allocation.rollouts_per_problem == 128
+    assert plan.chosen.cheapest and plan.allocation.rollouts_per_problem == 128
+    assert 256 in {a.rollouts_per_problem for a in plan.tied}, "which is expected to reach higher, and takes longer"
+    assert "32 × 128 is the default, the cheapest of them" in plan.answer

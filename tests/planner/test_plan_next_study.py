@@ -16,7 +16,7 @@ from isocompute.cli.plan_display import show_next
 from isocompute.core.allocation import Allocation
 from isocompute.core.recipe import learning_rate, make_recipe
 from isocompute.data import load
-from isocompute.planner.extrapolation import Curves
+from isocompute.planner.law import Curves
 from isocompute.planner.next_runs import Proposal, kept_study, next_cells, next_recipe, next_study
 from tests.conftest import rising, write_points
 from tests.planner.made_up import write_timed

@@ -77,11 +77,13 @@ def test_two_setups_that_differ() -> None:
     assert diagnose(small).regime == "data"
     compute = np.geomspace(2e4, 5e6, 24)
     finals = {8: 0.935, 32: 0.92, 128: 0.86, 512: 0.72}
-    fresh = RunSet(tuple(curve(n, compute, rising(v, 2e6, compute)) for n, v in finals.items()))
+    fresh = RunSet(tuple(curve(n, compute, rising(v, 2e6, compute), s) for n, v in finals.items() for s in (0, 1)))
     found = diagnose(fresh)
     assert found.regime == "updates"
     assert finding(found, "data").verdict == finding(found, "interference").verdict == "unknown"
     assert "n = 8" in finding(found, "updates").evidence
+    alone = finding(diagnose(RunSet(fresh.runs[::2])), "updates")
+    assert alone.verdict == "unclear" and (alone.value or 0.0) > 0.0, "n = 32 is behind by less than seeds differ"
 
 
 def test_a_bandit_whose_best_n_rises() -> None:

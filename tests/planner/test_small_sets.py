@@ -78,17 +78,18 @@ def test_a_law_of_ones_own_runs_is_not_capped() -> None:
     assert "left out" not in message_of(plan, "small_set")
 
 
-def test_a_setting_that_ended_long_before_the_budget_is_named_and_still_chosen() -> None:
+def test_a_setting_that_ended_before_the_budget_is_named_with_the_run_that_would_tell() -> None:
     even = isocompute.plan(budget=1e6, law=sweep({8: 1e6, 32: 1e6, 128: 1e6}))
     assert n_of(even) == 128 and not message_of(even, "extrapolated_setting")
     short = isocompute.plan(budget=1e6, law=sweep({8: 1e6, 32: 1e6, 128: 2e5}))
     assert n_of(short) == 128
     message = message_of(short, "extrapolated_setting")
-    assert "was run to 200k rollouts" in message and "5 times" in message
-    near = isocompute.plan(budget=1e6, law=sweep({8: 1e6, 32: 1e6, 128: 6e5}))
-    assert n_of(near) == 128 and not message_of(near, "extrapolated_setting")  # less than twice
+    assert "it was run to 200k rollouts" in message and "run 32 × 128 to 500k rollouts to find out" in message
+    near = isocompute.plan(budget=1e6, law=sweep({8: 1e6, 32: 1e6, 128: 9e5}))
+    assert n_of(near) == 128 and not message_of(near, "extrapolated_setting")  # within a quarter
 
 
-def test_beyond_the_whole_law_that_warning_is_enough() -> None:
+def test_beyond_the_whole_law_the_run_that_would_tell_is_named_too() -> None:
     plan = isocompute.plan(budget=4e6, law=sweep({8: 1e6, 32: 1e6, 128: 1e6}))
-    assert message_of(plan, "extrapolation") and not message_of(plan, "extrapolated_setting")
+    assert "4 times above the range" in message_of(plan, "extrapolation")
+    assert "run 32 × 128 to 2M rollouts to find out" in message_of(plan, "extrapolated_setting")
