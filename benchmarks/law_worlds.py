@@ -88,6 +88,8 @@ def study(module: str, number: int, cut: int) -> Result | None:
     world = (worlds_audit if module == "audit" else worlds).draw_world(number)
     budget, runs = world.budget, world.runs(until=world.budget / cut)
     runs = [run for run in runs if len(run.values) >= 4 and np.ptp(run.values) > 0]
+    if not runs:
+        return None
     law = fit_law(curves_of(runs), metric="avg@4", replicates=SAMPLES)
     rollouts = sorted({n for _, n in world.settings})
     plan = isocompute.plan(budget=budget, law=law, rollouts_per_problem=tuple(rollouts), extrapolate=True)

@@ -46,7 +46,7 @@ _ENOUGH = 3.0
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
 """Largest slope k of the sigmoid."""
-_CHANCE = 0.08
+_CHANCE = 0.12
 """Largest p-value at which n* counts as moving: on worlds without a move, 2% have one (`benchmarks/law_worlds.py`)."""
 _EQUAL = 0.005
 """Values that differ by less than this share of the rise are equal."""

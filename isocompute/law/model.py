@@ -33,13 +33,15 @@ from isocompute.core.arrays import Array, Ints
 from isocompute.core.curve import Curve, noise_level
 from isocompute.law.shape import LN2, STAGES, Stage, effective_log_compute, growth_and_slopes
 
-# Priors of the ceiling, in units of the rise seen so far.
-_CEILING, _CEILING_SD = 1.3, 1.0
-_CEILING_SPEED, CEILING_MEMORY = 0.15, 1.0  # per doubling of n, and doublings over which it dies out
-_CEILING_BP, _CEILING_OWN = 0.05, 0.015  # per doubling of Bp; of each configuration
+# Priors of the ceiling: α in `ceiling_of`.
+SHIFT = 0.5
+"""Shift of the log: samples of ceilings are skewed upwards, and curves that do not rise are possible."""
+CEILING, _CEILING_SD = 0.6, 0.6
+_CEILING_SPEED, CEILING_MEMORY = 0.06, 1.0  # per doubling of n, and doublings over which it dies out
+_CEILING_BP, _CEILING_OWN = 0.028, 0.008  # per doubling of Bp; of each configuration
 # Priors of the log of the midpoint.
 _MIDPOINT_SD, _MIDPOINT_OWN = 4.0, 0.05
-_MIDPOINT_N, _MIDPOINT_N_SD, _MIDPOINT_WALK = 0.5, 0.5, 0.12  # per doubling of n: slope, its deviation, random walk
+_MIDPOINT_N, _MIDPOINT_N_SD, _MIDPOINT_WALK = 0.5, 0.5, 0.07  # per doubling of n: slope, its deviation, random walk
 _MIDPOINT_BP, _MIDPOINT_BP_SD = 0.7 * LN2, 0.4
 # Priors of the log of the exponent, in units of the stage's own deviation.
 _EXPONENT_N, _EXPONENT_OWN = 0.1, 0.07
@@ -52,8 +54,6 @@ _ROUGH = 0.05
 """Share of the noise level that is independent even where evaluations are smoothed."""
 _LEAST_ROOM = 0.02
 """Of the rise: room below the largest possible value that a curve has at least."""
-_LOWEST = 3.0
-"""Largest exponent of `ceiling_of`: a ceiling that lies far below the base."""
 _HUBER = 4.0
 """Residuals beyond this many standard deviations are glitches."""
 _TEMPER = 4.0
@@ -70,12 +70,13 @@ def room_of(base: Array | float, upper: float, rise: float) -> Array:
     return np.asarray(np.maximum(upper - base, _LEAST_ROOM * rise))
 
 
-def ceiling_of(a: Array, base: Array | float, upper: float, rise: float) -> Array:
-    """The ceiling for a ceiling parameter: `a` times the rise above the base, bent so that it never passes `upper`."""
+def ceiling_of(alpha: Array, base: Array | float, upper: float, rise: float) -> Array:
+    """The ceiling for a ceiling parameter: exp(α) - `SHIFT` rises above the base, bent so that it never passes `upper`."""
+    gain = (np.exp(alpha) - SHIFT) * rise
     if not np.isfinite(upper):
-        return np.asarray(base + a * rise)
+        return np.asarray(base + gain)
     room = room_of(base, upper, rise)
-    return np.asarray(upper - room * np.exp(np.minimum(-a * rise / room, _LOWEST)))
+    return np.asarray(upper - room * np.exp(-gain / room))
 
 
 @dataclass(frozen=True)
@@ -186,31 +187,31 @@ class Problem:
         start = BEFORE * self.first
         return np.asarray(np.log(np.maximum(compute, start) / start))
 
-    def ceiling(self, base: Array, a: Array) -> Array:
+    def ceiling(self, base: Array, alpha: Array) -> Array:
         """The ceiling A for a ceiling parameter."""
-        return ceiling_of(a, base, self.upper, self.rise)
+        return ceiling_of(alpha, base, self.upper, self.rise)
 
     def curve(self, q: Array, s: int, stage: Stage, compute_N: Array | None = None) -> tuple[Array, Array]:
         """The curve of configuration s, at its points or elsewhere, and its slopes (columns) by its six parameters."""
         size, batch = len(self), self.batch_S[s]
         compute_N = self.points_S[s].compute_N if compute_N is None else compute_N
-        base, tail, a, exponent = q[0], q[1], q[3 + s], q[3 + 2 * size + s]
+        base, tail, alpha, exponent = q[0], q[1], q[3 + s], q[3 + 2 * size + s]
         delay = np.exp(q[2])
         log_x = effective_log_compute(compute_N, batch, delay) - q[3 + size + s]
         g, by_x, by_exponent, by_tail = growth_and_slopes(log_x, exponent, np.full_like(log_x, tail), stage)
-        ceiling = self.ceiling(base, a)
-        by_a, by_base = self.rise, 1.0
+        ceiling = self.ceiling(base, alpha)
+        by_alpha, by_base = self.rise * float(np.exp(alpha)), 1.0
         if np.isfinite(self.upper):
-            room = float(room_of(base, self.upper, self.rise))
-            left = float(np.exp(min(-a * self.rise / room, _LOWEST)))
-            by_a, by_base = self.rise * left, left * (1.0 - a * self.rise / room)
+            room, above = float(room_of(base, self.upper, self.rise)), by_alpha - SHIFT * self.rise
+            left = float(np.exp(-above / room))
+            by_alpha, by_base = by_alpha * left, left * (1.0 - above / room)
         gain = ceiling - base
         lost = 0.0 if np.isnan(batch) else delay * batch / (compute_N + delay * batch)
         slopes = [
             1.0 - g + by_base * g,
             gain * by_tail,
             -gain * by_x * lost,
-            by_a * g,
+            by_alpha * g,
             -gain * by_x,
             gain * by_exponent,
         ]
@@ -301,7 +302,7 @@ def _prior(problem: Problem, stage: Stage) -> tuple[Array, Array, float]:
     mean[:3] = problem.base, stage.tail[0], 0.0
     precision[range(3), range(3)] = np.array([problem.base_sd * problem.rise, stage.tail[1], _DELAY_SD]) ** -2.0
     parts: tuple[tuple[Array | float, Array], ...] = (
-        (_CEILING, k.ceiling),
+        (CEILING, k.ceiling),
         (prior_centre(problem) + k.midpoint_mean, k.midpoint),
         (stage.exponent[0], stage.exponent[1] ** 2 * k.exponent),
     )

@@ -24,6 +24,8 @@ from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.curve import Curve, Setting
 from isocompute.law.model import (
     BEFORE,
+    CEILING,
+    SHIFT,
     Kernels,
     Mode,
     Noise,
@@ -39,7 +41,7 @@ from isocompute.law.shape import LARGEST_TAIL, LN2, STAGES, effective_log_comput
 
 DISCOUNT = 0.3
 """How much of a growth that is large beside the rise seen does not happen."""
-_GROWTH_ERROR, _GROWTH_ERROR_OWN = 0.35, 0.10
+_GROWTH_ERROR, _GROWTH_ERROR_OWN = 0.4, 0.10
 """Standard deviations of the error of growth: shared by all configurations, and of each."""
 _FREEDOM = 5
 """Degrees of freedom of Student's t, since the noise levels are estimates."""
@@ -145,13 +147,13 @@ class Posterior:
     def between(self, problems_per_batch: int, rollouts_per_problem: int, compute_C: Array) -> Array:
         """Values of a (Bp, n) that was not run, compute × samples: its parameters given those of the others."""
         compute_C = np.atleast_1d(np.asarray(compute_C, dtype=np.float64))
-        a_B, midpoint_B, exponent_B = self._conditional(problems_per_batch, rollouts_per_problem)
+        alpha_B, midpoint_B, exponent_B = self._conditional(problems_per_batch, rollouts_per_problem)
         near = self._nearest(problems_per_batch, rollouts_per_problem)
         base_B, tail_B = self.base_B(near), self.tail_B(near)
         batch = float(problems_per_batch * rollouts_per_problem)
         batch = batch if np.isfinite(self.batch_S).all() else np.nan
         end = float(self.last_S.max())
-        ceiling_B = ceiling_of(a_B, base_B, self.upper, self.rise)
+        ceiling_B = ceiling_of(alpha_B, base_B, self.upper, self.rise)
 
         def curve(at_C: Array) -> Array:
             return self._form(at_C, (base_B, tail_B, ceiling_B, midpoint_B, exponent_B), batch)
@@ -240,13 +242,13 @@ class Posterior:
         """The model's error past the last point, which grows with the root of log compute."""
         return np.outer(self.model_error * np.sqrt(np.log(times_C)), self._own("path of", s))
 
-    def _parameter_a(self) -> Array:
+    def _alpha(self) -> Array:
         """The ceilings as the prior sees them (the inverse of `ceiling_of`)."""
-        if not np.isfinite(self.upper):
-            return np.asarray((self.ceiling_SB - self.base_RB) / self.rise)
-        room_RB = room_of(self.base_RB, self.upper, self.rise)
-        left_SB = np.maximum((self.upper - self.ceiling_SB) / room_RB, 1e-9)
-        return np.asarray(-np.log(left_SB) * room_RB / self.rise)
+        above_SB = self.ceiling_SB - self.base_RB
+        if np.isfinite(self.upper):
+            room_RB = room_of(self.base_RB, self.upper, self.rise)
+            above_SB = -np.log(np.maximum((self.upper - self.ceiling_SB) / room_RB, 1e-9)) * room_RB
+        return np.asarray(np.log(np.maximum(above_SB / self.rise + SHIFT, 1e-9)))
 
     def _conditional(self, bp: int, n: int) -> tuple[Array, Array, Array]:
         """Ceiling parameter, log midpoint and log exponent of a (Bp, n) that was not run, given the others."""
@@ -261,7 +263,7 @@ class Posterior:
         z_3B = np.random.default_rng([self.seed, 7, bp, n]).standard_normal((3, len(self)))
         out = []
         for covariance, values_SB, mean_S, z_B, unit_B in (
-            (prior.ceiling, self._parameter_a(), np.full(len(log_n), 1.3), z_3B[0], np.ones(len(self))),
+            (prior.ceiling, self._alpha(), np.full(len(log_n), CEILING), z_3B[0], np.ones(len(self))),
             (prior.midpoint, self.midpoint_SB, midpoint_prior, z_3B[1], np.ones(len(self))),
             (prior.exponent, (self.exponent_SB - mean_B) / spread_B, np.zeros(len(log_n)), z_3B[2], spread_B),
         ):
@@ -310,7 +312,7 @@ def fit_posterior(
         mine = np.flatnonzero(stage_B == index)
         if len(mine):
             q_QB[:, mine], path_SKB[:, :, mine] = _sampled(problem, mode, len(mine), knots_K, rng)
-    a_SB, midpoint_SB, exponent_SB = (q_QB[3 + i * size : 3 + (i + 1) * size] for i in range(3))
+    alpha_SB, midpoint_SB, exponent_SB = (q_QB[3 + i * size : 3 + (i + 1) * size] for i in range(3))
     values = np.concatenate([points.values_N for points in problem.points_S])
     lower = 0.0 if values.min() >= 0.0 else -1.0 if upper == 1.0 else -np.inf
     return Posterior(
@@ -326,7 +328,7 @@ def fit_posterior(
         base_RB=q_QB[:1],
         tail_RB=q_QB[1:2],
         delay_B=q_QB[2],
-        ceiling_SB=problem.ceiling(q_QB[0], a_SB),
+        ceiling_SB=problem.ceiling(q_QB[0], alpha_SB),
         midpoint_SB=midpoint_SB,
         exponent_SB=exponent_SB,
         knots_K=knots_K,
