@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from isocompute.core.arrays import Array, Ints
+from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.core.curve import Curve, noise_level
 from isocompute.law.shape import LN2, STAGES, Stage, effective_log_compute, growth_and_slopes
 
@@ -116,6 +117,16 @@ class Points:
     place_N: Ints
     """Index of each evaluation in its run."""
 
+    @cached_property
+    def lag_NN(self) -> Ints:
+        """Evaluations between two of them."""
+        return np.asarray(np.abs(self.place_N[:, None] - self.place_N))
+
+    @cached_property
+    def same_NN(self) -> Bools:
+        """Whether two evaluations are of one run."""
+        return np.asarray(self.run_N[:, None] == self.run_N)
+
     @classmethod
     def of(cls, curves: Sequence[Curve]) -> Points:
         """All points of the seeds, at most `MOST_POINTS` of each."""
@@ -193,12 +204,12 @@ class Problem:
 
     def curve(self, q: Array, s: int, stage: Stage, compute_N: Array | None = None) -> tuple[Array, Array]:
         """The curve of configuration s, at its points or elsewhere, and its slopes (columns) by its six parameters."""
-        size, batch = len(self), self.batch_S[s]
+        size, batch = len(self), float(self.batch_S[s])
         compute_N = self.points_S[s].compute_N if compute_N is None else compute_N
         base, tail, alpha, exponent = q[0], q[1], q[3 + s], q[3 + 2 * size + s]
         delay = np.exp(q[2])
         log_x = effective_log_compute(compute_N, batch, delay) - q[3 + size + s]
-        g, by_x, by_exponent, by_tail = growth_and_slopes(log_x, exponent, np.full_like(log_x, tail), stage)
+        g, by_x, by_exponent, by_tail = growth_and_slopes(log_x, exponent, tail, stage)
         ceiling = self.ceiling(base, alpha)
         by_alpha, by_base = self.rise * float(np.exp(alpha)), 1.0
         if np.isfinite(self.upper):
@@ -318,13 +329,13 @@ def _covariance(problem: Problem, s: int, noise: Noise, risen_N: Array, by_midpo
     """Covariance of a configuration's evaluations around its curve."""
     points = problem.points_S[s]
     time_N = problem.log_time(points.compute_N)
-    lag_NN = np.abs(points.place_N[:, None] - points.place_N)
-    own_NN = (noise.evaluation * problem.sigma) ** 2 * noise.autocorrelation**lag_NN
+    by_lag = (noise.evaluation * problem.sigma) ** 2 * noise.autocorrelation ** np.arange(len(time_N))
+    own_NN = by_lag[points.lag_NN]
     if problem.with_seeds:
         own_NN = own_NN + (noise.seed * problem.rise) ** 2 * np.outer(risen_N, risen_N)
         own_NN += (_SPEED * noise.seed) ** 2 * np.outer(by_midpoint_N, by_midpoint_N)
     covariance_NN = (noise.model * problem.rise) ** 2 * np.minimum(time_N[:, None], time_N)
-    covariance_NN += np.where(points.run_N[:, None] == points.run_N, own_NN, 0.0)
+    covariance_NN += own_NN * points.same_NN
     covariance_NN[np.diag_indices(len(time_N))] += (_ROUGH * problem.sigma) ** 2 + 1e-12 * problem.rise**2
     return np.asarray(covariance_NN)
 

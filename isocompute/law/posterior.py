@@ -206,9 +206,9 @@ class Posterior:
             mine = np.flatnonzero(self.stage_B == index)
             if not len(mine):
                 continue
-            log_x = effective_log_compute(compute_C[:, None], np.array(batch), np.exp(self.delay_B[mine]))
+            log_x = effective_log_compute(compute_C[:, None], batch, np.exp(self.delay_B[mine]))
             base_B, tail_B, ceiling_B, midpoint_B, exponent_B = (each_B[mine] for each_B in parameters)
-            g = growth(log_x - midpoint_B, exponent_B, np.broadcast_to(tail_B, log_x.shape), stage)
+            g = growth(log_x - midpoint_B, exponent_B, tail_B, stage)
             out_CB[:, mine] = base_B + (ceiling_B - base_B) * g
         return out_CB
 
@@ -404,10 +404,9 @@ def _sampled(problem: Problem, mode: Mode, count: int, knots_K: Array, rng: np.r
     path_SKB = np.empty((size, len(knots_K), count))
     ceiling_SB = problem.ceiling(q_QB[0], q_QB[3 : 3 + size])
     for s in range(size):
-        log_x = effective_log_compute(problem.points_S[s].compute_N[:, None], problem.batch_S[s], np.exp(q_QB[2]))
-        g_NB = growth(
-            log_x - q_QB[3 + size + s], q_QB[3 + 2 * size + s], np.broadcast_to(q_QB[1], log_x.shape), mode.stage
-        )
+        compute_N1, batch = problem.points_S[s].compute_N[:, None], float(problem.batch_S[s])
+        log_x = effective_log_compute(compute_N1, batch, np.exp(q_QB[2])) - q_QB[3 + size + s]
+        g_NB = growth(log_x, q_QB[3 + 2 * size + s], q_QB[1], mode.stage)
         curve_NB = q_QB[0] + (ceiling_SB[s] - q_QB[0]) * g_NB
         z_KB = rng.standard_normal((len(knots_K), count))
         path_SKB[s] = residual_paths(problem, mode, s, curve_NB, knots_K, scale_B, z_KB)

@@ -51,7 +51,8 @@ STAGES = (ONE, TWO)
 
 def growth(log_x: Array, exponent: Array, tail: Array, stage: Stage) -> Array:
     """g at log x; `exponent` is log B, `tail` is log β for one stage, logit w for two (β = 1)."""
-    climb = _burr(log_x, exponent, tail if stage is ONE else np.zeros_like(tail))[0]
+    beta, log_sum = _burr(log_x, exponent, tail if stage is ONE else np.zeros_like(tail))[:2]
+    climb = np.asarray(-np.expm1(-beta * log_sum))
     if stage is ONE:
         return climb
     weight = 1.0 / (1.0 + np.exp(-tail))
@@ -60,7 +61,12 @@ def growth(log_x: Array, exponent: Array, tail: Array, stage: Stage) -> Array:
 
 def growth_and_slopes(log_x: Array, exponent: Array, tail: Array, stage: Stage) -> tuple[Array, Array, Array, Array]:
     """g, and its derivatives with respect to log x, log B and the tail."""
-    climb, by_x, by_exponent, by_tail = _burr(log_x, exponent, tail if stage is ONE else np.zeros_like(tail))
+    beta, log_sum, v = _burr(log_x, exponent, tail if stage is ONE else np.zeros_like(tail))
+    left = np.exp(-beta * log_sum)
+    by_v = left * beta * np.exp(v - log_sum)
+    climb, by_x = 1.0 - left, by_v * np.exp(exponent)
+    by_exponent = by_x * log_x
+    by_tail = left * beta * log_sum - by_v * (LN2 / beta) / -np.expm1(-LN2 / beta)
     if stage is ONE:
         return climb, by_x, by_exponent, by_tail
     weight, (first, first_by_x) = 1.0 / (1.0 + np.exp(-tail)), _first_stage(log_x)
@@ -72,15 +78,11 @@ def growth_and_slopes(log_x: Array, exponent: Array, tail: Array, stage: Stage) 
     )
 
 
-def _burr(log_x: Array, exponent: Array, tail: Array) -> tuple[Array, Array, Array, Array]:
-    steep, beta = np.exp(exponent), np.exp(np.clip(tail, -4.0, LARGEST_TAIL))
-    v = steep * log_x + np.log(np.expm1(LN2 / beta))
-    log_sum = np.logaddexp(0.0, v)
-    left = np.exp(-beta * log_sum)
-    by_v = left * beta * np.exp(v - log_sum)
-    scale_by_tail = -(LN2 / beta) / -np.expm1(-LN2 / beta)
-    by_x = by_v * steep
-    return 1.0 - left, by_x, by_x * log_x, left * beta * log_sum + by_v * scale_by_tail
+def _burr(log_x: Array, exponent: Array, tail: Array) -> tuple[Array, Array, Array]:
+    """β, log(1 + κ x^B) and log(κ x^B)."""
+    beta = np.exp(np.clip(tail, -4.0, LARGEST_TAIL))
+    v = np.exp(exponent) * log_x + np.log(np.expm1(LN2 / beta))
+    return beta, np.maximum(v, 0.0) + np.log1p(np.exp(-np.abs(v))), v
 
 
 def _first_stage(log_x: Array) -> tuple[Array, Array]:
@@ -89,12 +91,12 @@ def _first_stage(log_x: Array) -> tuple[Array, Array]:
     return 1.0 - left, np.minimum(x, 700.0) * left
 
 
-def effective_log_compute(compute: Array, batch: Array, delay: Array) -> Array:
-    """log of compute without what the warm-up loses: `delay` updates of `batch`; NaN batches have no delay."""
-    log_c = np.log(np.maximum(compute, 1e-12))
-    with np.errstate(invalid="ignore"):
-        share = -np.log1p(delay * batch / np.maximum(compute, 1e-12))
-    return np.asarray(log_c + np.where(np.isnan(batch), 0.0, share))
+def effective_log_compute(compute: Array, batch: float, delay: Array) -> Array:
+    """log of compute without what the warm-up loses: `delay` updates of `batch`; a batch of NaN has no delay."""
+    compute = np.maximum(compute, 1e-12)
+    if np.isnan(batch):
+        return np.asarray(np.log(compute) + np.zeros_like(delay))
+    return np.asarray(2.0 * np.log(compute) - np.log(compute + delay * batch))
 
 
 def form_names(tail_B: Array, stage_B: Ints) -> dict[str, float]:
