@@ -62,8 +62,8 @@ _TEMPER = 4.0
 _OUTER, _STEPS = 3, 25
 BEFORE = 0.25
 """The model's error starts at this share of the first compute."""
-MOST_POINTS = 48
-"""Longer runs are averaged to this many points."""
+MOST_POINTS, LEAST_POINTS = 48, 24
+"""Longer runs are averaged to 48 points; from three seeds of a configuration on, to 96 points of all of them."""
 
 
 def room_of(base: Array | float, upper: float, rise: float) -> Array:
@@ -129,8 +129,9 @@ class Points:
 
     @classmethod
     def of(cls, curves: Sequence[Curve]) -> Points:
-        """All points of the seeds, at most `MOST_POINTS` of each."""
-        few = [curve.averaged(MOST_POINTS) for curve in curves]
+        """All points of the seeds, averaged where there are many."""
+        most = min(MOST_POINTS, max(LEAST_POINTS, 2 * MOST_POINTS // len(curves)))
+        few = [curve.averaged(most) for curve in curves]
         sizes = [len(curve.compute_C) for curve in few]
         return cls(
             np.concatenate([curve.compute_C for curve in few]),

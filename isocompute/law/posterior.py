@@ -38,6 +38,7 @@ from isocompute.law.model import (
     seed_effects,
 )
 from isocompute.law.shape import LARGEST_TAIL, LN2, STAGES, effective_log_compute, growth
+from isocompute.law.solver import blas_on_one_core
 
 DISCOUNT = 0.3
 """How much of a growth that is large beside the rise seen does not happen."""
@@ -297,6 +298,13 @@ def fit_posterior(
     whose runs all collapsed.
     """
     problem = Problem.of(groups, upper=upper, with_seeds=with_seeds, in_rollouts=in_rollouts)
+    with blas_on_one_core():
+        return _fit(problem, [group[0].setting for group in groups], replicates, rng, ended)
+
+
+def _fit(
+    problem: Problem, settings: Sequence[Setting], replicates: int, rng: np.random.Generator, ended: Sequence[bool]
+) -> Posterior:
     modes, weights = fit_modes(problem)
     size = len(problem)
     seed = int(rng.integers(2**31))
@@ -314,13 +322,13 @@ def fit_posterior(
             q_QB[:, mine], path_SKB[:, :, mine] = _sampled(problem, mode, len(mine), knots_K, rng)
     alpha_SB, midpoint_SB, exponent_SB = (q_QB[3 + i * size : 3 + (i + 1) * size] for i in range(3))
     values = np.concatenate([points.values_N for points in problem.points_S])
-    lower = 0.0 if values.min() >= 0.0 else -1.0 if upper == 1.0 else -np.inf
+    lower = 0.0 if values.min() >= 0.0 else -1.0 if problem.upper == 1.0 else -np.inf
     return Posterior(
-        settings=tuple(group[0].setting for group in groups),
+        settings=tuple(settings),
         batch_S=problem.batch_S,
         last_S=problem.last_S,
         first=problem.first,
-        upper=upper,
+        upper=problem.upper,
         lower=lower,
         rise=problem.rise,
         ended_S=np.array(list(ended) or [False] * size),
