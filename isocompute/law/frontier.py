@@ -14,7 +14,8 @@ show others.
 
 *Direction*: n* rises if smaller n lead somewhere and larger n lead at the end. Both leads have to be beyond chance, so
 the p-value is the larger of the two: an intersection-union test (Berger 1982). Leaders at small compute are no
-reference, because nothing has been learned there and the best of equal values is noise.
+reference, because nothing has been learned there and the best of equal values is noise. A lead counts from a share of
+the rise on: with several values to choose from, one of equals always leads by a little.
 
 *Sensitivity* (figure 10): the best minus the worst value along n at one Bp, or along Bp at one n, at the largest
 compute of all runs of the slice. Noise alone makes values differ: the best minus the worst of six equal configurations
@@ -46,8 +47,10 @@ _ENOUGH = 3.0
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
 """Largest slope k of the sigmoid."""
-_CHANCE = 0.12
-"""Largest p-value at which n* counts as moving: on worlds without a move, 2% have one (`benchmarks/law_worlds.py`)."""
+_CHANCE = 0.15
+"""Largest p-value at which n* counts as moving: on worlds without a move, 1% have one (`benchmarks/law_worlds.py`)."""
+_EARLY_LEAD, _FINAL_LEAD = 0.005, 0.03
+"""Shares of the rise from which a lead counts, somewhere and at the end."""
 _EQUAL = 0.005
 """Values that differ by less than this share of the rise are equal."""
 _CANDIDATES = 24
@@ -220,7 +223,7 @@ class Movement:
     """Whether the best of the values that were run moves with compute, and how sure that is."""
 
     rises: float
-    """p-value of a rise: the chance that not both smaller values lead somewhere and a larger one at the end."""
+    """p-value of a rise: the chance that smaller values lead nowhere, or no larger one leads at the end."""
     falls: float
     lead: float
     """Expected lead of the best at the end over the best of the values that led before it."""
@@ -240,6 +243,7 @@ def movement(fits: Sequence[CurveFit], grid: Grid, part: slice, axis: int) -> Mo
 
     It rises where some values lead somewhere and one larger value leads all of them at the end, both beyond chance.
     """
+    rise = max(fit.posterior.rise for fit in fits)
     every = np.linspace(part.start, part.stop - 1, min(_CANDIDATES, part.stop - part.start)).round().astype(int)
     tried_S = np.array([fit.setting[axis] or 0 for fit in fits])
     tried = np.unique(tried_S)
@@ -250,9 +254,11 @@ def movement(fits: Sequence[CurveFit], grid: Grid, part: slice, axis: int) -> Mo
         later_VCB = np.maximum.accumulate(values_VCB[::-1])[::-1]
         tests = [(1.0, 1, 1)]
         for k in range(1, len(tried)):
-            early = float((so_far_VCB[k - 1, :-1] <= later_VCB[k, :-1]).mean(axis=1).min(initial=1.0))
+            ahead_CB = so_far_VCB[k - 1, :-1] - later_VCB[k, :-1]
+            early = float((ahead_CB <= _EARLY_LEAD * rise).mean(axis=1).min(initial=1.0))
             for v in range(k, len(tried)):
-                tests.append((max(early, float((values_VCB[v, -1] <= so_far_VCB[k - 1, -1]).mean())), k, v))
+                lead_B = values_VCB[v, -1] - so_far_VCB[k - 1, -1]
+                tests.append((max(early, float((lead_B <= _FINAL_LEAD * rise).mean())), k, v))
         found[way] = min(tests)
     way = min(found, key=lambda name: found[name][0])
     _, k, _ = found[way]

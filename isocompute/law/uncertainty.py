@@ -36,7 +36,7 @@ def around(value: float, values_B: Array, level: float = 0.95) -> tuple[float, f
     return min(low, value), max(high, value)
 
 
-def shortest(values_B: Array, estimate: float, level: float = 0.95) -> tuple[float, float]:
+def shortest(values_B: Array, estimate: float, level: float = 0.9) -> tuple[float, float]:
     """The shortest interval between values that were run with a share `level` of the samples, and the estimate.
 
     >>> shortest(np.array([8.0, 8, 8, 8, 8, 8, 8, 8, 16, 64]), 8.0, level=0.9)
