@@ -195,7 +195,7 @@ def _compare(
     alone = min(len(side) for side in sides) == 1
     assumed = max(fit.posterior.seed_effect * fit.posterior.rise for fit in fits)
     difference = a.ceiling - b.ceiling
-    interval = around(difference, a.ceiling_B - b.ceiling_B, level)
+    interval = around(difference, _by_form(a) - _by_form(b), level)
     # The mean of both ceilings, but never below a value that either has reached.
     reached = max(fit.level for fit in fits)
     common = min(max(0.5 * (a.ceiling + b.ceiling), reached + 1e-6), upper_bound(values))
@@ -242,6 +242,12 @@ def _compare(
         collapses=collapses,
         unrisen=unrisen,
     )
+
+
+def _by_form(fit: CurveFit) -> Array:
+    """The ceiling in every sample, in the order of the samples' forms: how slowly a curve levels off is the same doubt
+    for both sides, so it does not count as a difference between them."""
+    return fit.ceiling_B[np.lexsort((fit.posterior.tail_B(fit.index), fit.posterior.stage_B))]
 
 
 def _at_ceiling(fit: CurveFit, ceiling: float) -> Array:

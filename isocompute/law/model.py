@@ -49,8 +49,6 @@ _EXPONENT_N, _EXPONENT_OWN = 0.1, 0.07
 _DELAY_SD = 1.5  # of the log of the updates lost to warm-up, around one
 _BASE_SD, _UNSEEN_BASE_SD = 0.3, 1.0  # of the base, in units of the rise: with an evaluation of it, and without
 
-_SPEED = 1.5
-"""Seed effect on log speed over that on the ceiling as a share of the rise."""
 _ROUGH = 0.05
 """Share of the noise level that is independent even where evaluations are smoothed."""
 _LEAST_ROOM = 0.02
@@ -91,19 +89,25 @@ class Noise:
     """Standard deviation of the model's error per e-fold of compute, as a share of the rise."""
     seed: float = 0.025
     """Standard deviation of the seed effect, as a share of the rise."""
+    speed: float = 0.1
+    """Standard deviation of the seed effect on log speed."""
 
 
 _GRID = {
     "evaluation": (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0),
     "autocorrelation": (0.0, 0.3, 0.5, 0.7, 0.85, 0.95),
     "model": (0.002, 0.005, 0.01, 0.02, 0.04),
-    "seed": (0.007, 0.015, 0.025, 0.04, 0.06),
+    "seed": (0.007, 0.015, 0.025, 0.04, 0.065, 0.1),
+    "speed": (0.02, 0.05, 0.1, 0.2),
 }
+_BETWEEN_SEEDS = ("seed", "speed")
+"""Levels that only several seeds of a configuration tell."""
 
 
 def _log_prior(noise: Noise) -> float:
     """Log-normal around the defaults; the seed's are ScaleRL's ±.02 on a rise of .2 to .3."""
-    logs = (np.log(noise.evaluation) / 0.7, np.log(noise.model / 0.008) / 0.8, np.log(noise.seed / 0.025) / 0.5)
+    logs = (np.log(noise.evaluation) / 0.7, np.log(noise.model / 0.008) / 0.8)
+    logs += (np.log(noise.seed / 0.025) / 0.5, np.log(noise.speed / 0.1) / 0.7)
     return -0.5 * float(sum(x * x for x in logs) + ((np.arctanh(noise.autocorrelation) - 0.3) / 0.6) ** 2)
 
 
@@ -334,7 +338,7 @@ def _covariance(problem: Problem, s: int, noise: Noise, risen_N: Array, by_midpo
     own_NN = by_lag[points.lag_NN]
     if problem.with_seeds:
         own_NN = own_NN + (noise.seed * problem.rise) ** 2 * np.outer(risen_N, risen_N)
-        own_NN += (_SPEED * noise.seed) ** 2 * np.outer(by_midpoint_N, by_midpoint_N)
+        own_NN += noise.speed**2 * np.outer(by_midpoint_N, by_midpoint_N)
     covariance_NN = (noise.model * problem.rise) ** 2 * np.minimum(time_N[:, None], time_N)
     covariance_NN += own_NN * points.same_NN
     covariance_NN[np.diag_indices(len(time_N))] += (_ROUGH * problem.sigma) ** 2 + 1e-12 * problem.rise**2
@@ -425,7 +429,7 @@ def _best_noise(
     highest = log_likelihood(best)
     for _ in range(2):
         for name, levels in _GRID.items():
-            if name == "seed" and not repeated:
+            if name in _BETWEEN_SEEDS and not repeated:
                 continue
             for level in levels:
                 if level == getattr(best, name):
@@ -469,7 +473,7 @@ def seed_effects(problem: Problem, mode: Mode, s: int, knots_K: Array) -> Array:
     risen_N, risen_K = (np.clip((v - mode.q[0]) / problem.rise, 0.0, 1.5) for v in (value_N, at_K))
     seed = mode.noise.seed
     cross_KN = (seed * problem.rise) ** 2 * np.outer(risen_K, risen_N)
-    cross_KN += (_SPEED * seed) ** 2 * np.outer(slopes_KK[:, 4], slopes_NK[:, 4])
+    cross_KN += mode.noise.speed**2 * np.outer(slopes_KK[:, 4], slopes_NK[:, 4])
     root = mode.roots_S[s]
     white_N = solve_triangular(root, points.values_N - value_N, lower=True, check_finite=False)
     pull_N = solve_triangular(root.T, np.clip(white_N, -_HUBER, _HUBER), lower=False, check_finite=False)

@@ -411,11 +411,18 @@ def _sampled(problem: Problem, mode: Mode, count: int, knots_K: Array, rng: np.r
     q_QB = mode.q[:, None] + scale_B * np.linalg.solve(root.T, rng.standard_normal((len(mode.q), count)))
     path_SKB = np.empty((size, len(knots_K), count))
     ceiling_SB = problem.ceiling(q_QB[0], q_QB[3 : 3 + size])
+    compute_K = BEFORE * problem.first * np.exp(knots_K)
     for s in range(size):
-        compute_N1, batch = problem.points_S[s].compute_N[:, None], float(problem.batch_S[s])
-        log_x = effective_log_compute(compute_N1, batch, np.exp(q_QB[2])) - q_QB[3 + size + s]
-        g_NB = growth(log_x, q_QB[3 + 2 * size + s], q_QB[1], mode.stage)
-        curve_NB = q_QB[0] + (ceiling_SB[s] - q_QB[0]) * g_NB
+        places = problem.places(s)
+        moved_PB = q_QB[places] - mode.q[places, None]
+        (curve_N, slopes_NP), (curve_K, slopes_KP) = (
+            problem.curve(mode.q, s, mode.stage, at) for at in (problem.points_S[s].compute_N, compute_K)
+        )
+        log_x = effective_log_compute(compute_K[:, None], float(problem.batch_S[s]), np.exp(q_QB[2])) - q_QB[places[4]]
+        g_KB = growth(log_x, q_QB[places[5]], q_QB[1], mode.stage)
+        sampled_KB = q_QB[0] + (ceiling_SB[s] - q_QB[0]) * g_KB
         z_KB = rng.standard_normal((len(knots_K), count))
-        path_SKB[s] = residual_paths(problem, mode, s, curve_NB, knots_K, scale_B, z_KB)
+        # The samples are those of the linearised curve; what the curve differs from that is in the path.
+        path_SKB[s] = residual_paths(problem, mode, s, curve_N[:, None] + slopes_NP @ moved_PB, knots_K, scale_B, z_KB)
+        path_SKB[s] += curve_K[:, None] + slopes_KP @ moved_PB - sampled_KB
     return q_QB, path_SKB

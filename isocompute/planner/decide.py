@@ -62,6 +62,9 @@ TIE = 0.003
 """Least expected loss, as a share of the scale, by which an allocation is worse than the best."""
 EQUAL = 5e-4
 """Expected values that differ by less of the scale are equal, since no evaluation could distinguish them."""
+_CURSE = 0.5
+"""The best of several estimates is likely too high: its interval reaches lower, by this share of what the best of all
+samples exceeds the best mean by."""
 _METRIC = re.compile(r"(avg|best|worst)@[1-9]\d*")
 _LONG_RUN = Allocation(1, 1, 10**6)
 """A run long enough to keep its whole warm-up."""
@@ -109,11 +112,17 @@ def rank(values_AB: Array, *, scale: float = 1.0, inside: bool = True) -> list[R
     winner_B = order[values_AB[order].argmax(axis=0)]
     probability_A = np.bincount(winner_B, minlength=len(values_AB)) / values_AB.shape[1]
     error_A = (values_AB[best] - values_AB).std(axis=1)
+    curse = _CURSE * float(values_AB.max(axis=0).mean() - mean_A.max())
+
+    def interval(a: int) -> tuple[float, float]:
+        low, high = percentiles(values_AB[a], LEVEL)
+        return low - curse * (a == best), high
+
     return [
         Ranked(
             index=int(a),
             value=float(mean_A[a]),
-            interval=percentiles(values_AB[a], LEVEL),
+            interval=interval(int(a)),
             probability_best=float(probability_A[a]) if inside else None,
             regret=max(0.0, float(mean_A[best] - mean_A[a])),
             standard_error=float(error_A[a]),
