@@ -83,7 +83,7 @@ class Noise:
     """Levels of the four kinds of error."""
 
     evaluation: float = 1.0
-    """Standard deviation of evaluations, in units of the runs' noise level by second differences."""
+    """Standard deviation of evaluations over what second differences of the runs say at this autocorrelation."""
     autocorrelation: float = 0.3
     model: float = 0.008
     """Standard deviation of the model's error per e-fold of compute, as a share of the rise."""
@@ -92,9 +92,15 @@ class Noise:
     speed: float = 0.1
     """Standard deviation of the seed effect on log speed."""
 
+    @property
+    def level(self) -> float:
+        """Standard deviation of evaluations over the runs' noise level: second differences of smooth noise are small."""
+        rho = self.autocorrelation
+        return float(self.evaluation * np.sqrt(6.0 / (6.0 - 8.0 * rho + 2.0 * rho**2)))
+
 
 _GRID = {
-    "evaluation": (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0),
+    "evaluation": (0.5, 0.7, 1.0, 1.4, 2.0, 2.8),
     "autocorrelation": (0.0, 0.3, 0.5, 0.7, 0.85, 0.95),
     "model": (0.002, 0.005, 0.01, 0.02, 0.04),
     "seed": (0.007, 0.015, 0.025, 0.04, 0.065, 0.1),
@@ -107,7 +113,7 @@ _BETWEEN_SEEDS = ("seed", "speed")
 def _log_prior(noise: Noise) -> float:
     """Log-normal around the defaults; the seed's are ScaleRL's ±.02 on a rise of .2 to .3."""
     logs = (np.log(noise.evaluation) / 0.7, np.log(noise.model / 0.008) / 0.8)
-    logs += (np.log(noise.seed / 0.025) / 0.5, np.log(noise.speed / 0.1) / 0.7)
+    logs += (np.log(noise.seed / 0.025) / 0.7, np.log(noise.speed / 0.1) / 0.7)
     return -0.5 * float(sum(x * x for x in logs) + ((np.arctanh(noise.autocorrelation) - 0.3) / 0.6) ** 2)
 
 
@@ -285,6 +291,8 @@ class Mode:
     precision: Array
     roots_S: tuple[Array, ...]
     """Cholesky factor of the covariance of each configuration's evaluations."""
+    seeds_S: tuple[tuple[Array, Array], ...]
+    """What the seed effects scale with in it: the risen share, and the slope by the midpoint."""
     log_evidence: float
 
 
@@ -334,7 +342,7 @@ def _covariance(problem: Problem, s: int, noise: Noise, risen_N: Array, by_midpo
     """Covariance of a configuration's evaluations around its curve."""
     points = problem.points_S[s]
     time_N = problem.log_time(points.compute_N)
-    by_lag = (noise.evaluation * problem.sigma) ** 2 * noise.autocorrelation ** np.arange(len(time_N))
+    by_lag = (noise.level * problem.sigma) ** 2 * noise.autocorrelation ** np.arange(len(time_N))
     own_NN = by_lag[points.lag_NN]
     if problem.with_seeds:
         own_NN = own_NN + (noise.seed * problem.rise) ** 2 * np.outer(risen_N, risen_N)
@@ -380,7 +388,7 @@ def _mode(problem: Problem, stage: Stage, noise: Noise | None) -> Mode:
     for outer in range(_OUTER):
         if estimate and outer == _OUTER - 1:
             found = _best_noise(problem, stage, q, risen, by_midpoint)
-        roots = _roots(problem, found, risen, by_midpoint)
+        roots, seeds = _roots(problem, found, risen, by_midpoint), tuple(zip(risen, by_midpoint, strict=True))
         loss, normal, gradient = objective(q, roots)
         damping = 1e-3 if outer else 1e-2
         for _ in range(_STEPS):
@@ -396,13 +404,12 @@ def _mode(problem: Problem, stage: Stage, noise: Noise | None) -> Mode:
                 damping *= 8.0
                 if damping > 1e6:
                     break
-        for s in range(size):
-            value_N, slopes_NK = problem.curve(q, s, stage)
-            risen[s] = np.clip((value_N - q[0]) / problem.rise, 0.0, 1.5)
-            by_midpoint[s] = slopes_NK[:, 4]
+        curves = [problem.curve(q, s, stage) for s in range(size)]
+        risen = [np.clip((value_N - q[0]) / problem.rise, 0.0, 1.5) for value_N, _ in curves]
+        by_midpoint = [slopes_NK[:, 4] for _, slopes_NK in curves]
     log_noise = 2.0 * sum(float(np.log(np.diag(root)).sum()) for root in roots)
     evidence = -0.5 * (loss + log_noise + log_prior + float(np.linalg.slogdet(normal)[1]))
-    return Mode(stage, found, q, normal, roots, evidence)
+    return Mode(stage, found, q, normal, roots, seeds, evidence)
 
 
 def _best_noise(
@@ -441,23 +448,28 @@ def _best_noise(
     return best
 
 
+def _rest(problem: Problem, mode: Mode, rest: Array) -> Array:
+    """Differences of evaluations from the curve, cut where they are so large that only a glitch explains them."""
+    most = 6.0 * mode.noise.level * problem.sigma + 0.3 * problem.rise
+    return np.clip(rest, -most, most)
+
+
 def residual_paths(
-    problem: Problem, mode: Mode, s: int, curve_NB: Array, knots_K: Array, scale_B: Array, z_KB: Array
+    problem: Problem, mode: Mode, s: int, curve_NB: Array, knots_K: Array, z_KB: Array
 ) -> Array:
     """The model's error of configuration s at these log times, for every sample of the parameters.
 
-    `curve_NB` are the sampled curves at the points, and `z_KB` standard normal draws.
+    `curve_NB` are the sampled curves at the points, and `z_KB` draws of independent errors.
     """
     points, root = problem.points_S[s], mode.roots_S[s]
     variance = (mode.noise.model * problem.rise) ** 2
     time_N = problem.log_time(points.compute_N)
     cross_NK = solve_triangular(root, variance * np.minimum(time_N[:, None], knots_K), lower=True, check_finite=False)
-    most = 6.0 * mode.noise.evaluation * problem.sigma + 0.3 * problem.rise  # a glitch moves no level
-    rest_NB = np.clip(points.values_N[:, None] - curve_NB, -most, most)
+    rest_NB = _rest(problem, mode, points.values_N[:, None] - curve_NB)
     mean_KB = cross_NK.T @ solve_triangular(root, rest_NB, lower=True, check_finite=False)
     left_KK = variance * np.minimum(knots_K[:, None], knots_K) - cross_NK.T @ cross_NK
     left_KK[np.diag_indices(len(knots_K))] += 1e-6 * variance * (1.0 + knots_K)
-    return np.asarray(mean_KB + scale_B * (np.linalg.cholesky(left_KK) @ z_KB))
+    return np.asarray(mean_KB + np.linalg.cholesky(left_KK) @ z_KB)
 
 
 def seed_effects(problem: Problem, mode: Mode, s: int, knots_K: Array) -> Array:
@@ -468,13 +480,14 @@ def seed_effects(problem: Problem, mode: Mode, s: int, knots_K: Array) -> Array:
     if not problem.with_seeds:
         return np.zeros(len(knots_K))
     points = problem.points_S[s]
-    value_N, slopes_NK = problem.curve(mode.q, s, mode.stage)
+    value_N, _ = problem.curve(mode.q, s, mode.stage)
     at_K, slopes_KK = problem.curve(mode.q, s, mode.stage, BEFORE * problem.first * np.exp(knots_K))
-    risen_N, risen_K = (np.clip((v - mode.q[0]) / problem.rise, 0.0, 1.5) for v in (value_N, at_K))
+    risen_K = np.clip((at_K - mode.q[0]) / problem.rise, 0.0, 1.5)
+    risen_N, by_midpoint_N = mode.seeds_S[s]
     seed = mode.noise.seed
     cross_KN = (seed * problem.rise) ** 2 * np.outer(risen_K, risen_N)
-    cross_KN += mode.noise.speed**2 * np.outer(slopes_KK[:, 4], slopes_NK[:, 4])
+    cross_KN += mode.noise.speed**2 * np.outer(slopes_KK[:, 4], by_midpoint_N)
     root = mode.roots_S[s]
-    white_N = solve_triangular(root, points.values_N - value_N, lower=True, check_finite=False)
-    pull_N = solve_triangular(root.T, np.clip(white_N, -_HUBER, _HUBER), lower=False, check_finite=False)
+    white_N = solve_triangular(root, _rest(problem, mode, points.values_N - value_N), lower=True, check_finite=False)
+    pull_N = solve_triangular(root.T, white_N, lower=False, check_finite=False)
     return np.asarray(cross_KN @ pull_N / (points.run_N[-1] + 1))

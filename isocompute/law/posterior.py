@@ -29,6 +29,7 @@ from isocompute.law.model import (
     Kernels,
     Mode,
     Noise,
+    Points,
     Problem,
     ceiling_of,
     fit_modes,
@@ -82,7 +83,7 @@ class Posterior:
     midpoint_SB: Array
     """Log of the compute of half the rise."""
     exponent_SB: Array
-    knots_K: Array
+    knots_SK: Array
     """Log times at which the model's error was sampled."""
     path_SKB: Array
     seen_SK: Array
@@ -139,10 +140,10 @@ class Posterior:
     def reached(self, s: int, compute_C: Array) -> Array:
         """Expected values of the seeds of configuration s that were run; their effect stays as it was at the end."""
         values_C = self.at(s, compute_C).mean(axis=1)
-        if not len(self.knots_K):
+        if not self.knots_SK.shape[1]:
             return np.asarray(values_C)
         time_C = self._log_time(np.minimum(compute_C, self.last_S[s]))
-        effect_C = np.interp(time_C, np.append(0.0, self.knots_K), np.append(0.0, self.seen_SK[s]))
+        effect_C = np.interp(time_C, np.append(0.0, self.knots_SK[s]), np.append(0.0, self.seen_SK[s]))
         return self._clipped(values_C + effect_C)
 
     def between(self, problems_per_batch: int, rollouts_per_problem: int, compute_C: Array) -> Array:
@@ -185,7 +186,8 @@ class Posterior:
         rows = {name: getattr(self, name) for name in ("base_RB", "tail_RB")}
         rows = {name: each if len(each) == 1 else each[k] for name, each in rows.items()}
         parts = {name: getattr(self, name)[k] for name in ("batch_S", "last_S", "ended_S", "ceiling_SB", "midpoint_SB")}
-        parts |= rows | {"exponent_SB": self.exponent_SB[k], "path_SKB": self.path_SKB[k], "seen_SK": self.seen_SK[k]}
+        parts |= rows | {"exponent_SB": self.exponent_SB[k], "path_SKB": self.path_SKB[k]}
+        parts |= {"knots_SK": self.knots_SK[k], "seen_SK": self.seen_SK[k]}
         rest = {
             name: getattr(self, name)
             for name in self.__dataclass_fields__
@@ -221,10 +223,10 @@ class Posterior:
     def _inside(self, s: int, compute_C: Array) -> Array:
         """Curve and model's error, up to the last point."""
         values_CB = self._curve(s, compute_C)
-        if not len(self.knots_K):
+        if not self.knots_SK.shape[1]:
             return values_CB
         time_C = self._log_time(compute_C)
-        knots = np.concatenate([[0.0], self.knots_K])
+        knots = np.concatenate([[0.0], self.knots_SK[s]])
         right_C = np.clip(np.searchsorted(knots, time_C, side="left"), 1, len(knots) - 1)
         width = np.maximum(knots[right_C] - knots[right_C - 1], 1e-12)
         share_C1 = np.clip((time_C - knots[right_C - 1]) / width, 0.0, 1.0)[:, None]
@@ -311,15 +313,15 @@ def _fit(
     stage_B = rng.permutation(
         np.searchsorted(np.cumsum(weights)[:-1], (np.arange(replicates) + rng.random()) / max(replicates, 1))
     )
-    knots_K = np.linspace(0.0, float(problem.log_time(problem.last_S.max())[()]), _KNOTS + 1)[1:]
+    knots_SK = np.stack([_knots(problem, points) for points in problem.points_S])
     q_QB = np.empty((3 + 3 * size, replicates))
     path_SKB = np.zeros((size, _KNOTS, replicates))
     seen_SK = np.zeros((size, _KNOTS))
     for index, (mode, weight) in enumerate(zip(modes, weights.tolist(), strict=True)):
-        seen_SK += weight * np.stack([seed_effects(problem, mode, s, knots_K) for s in range(size)])
+        seen_SK += weight * np.stack([seed_effects(problem, mode, s, knots_SK[s]) for s in range(size)])
         mine = np.flatnonzero(stage_B == index)
         if len(mine):
-            q_QB[:, mine], path_SKB[:, :, mine] = _sampled(problem, mode, len(mine), knots_K, rng)
+            q_QB[:, mine], path_SKB[:, :, mine] = _sampled(problem, mode, len(mine), knots_SK, rng)
     alpha_SB, midpoint_SB, exponent_SB = (q_QB[3 + i * size : 3 + (i + 1) * size] for i in range(3))
     values = np.concatenate([points.values_N for points in problem.points_S])
     lower = 0.0 if values.min() >= 0.0 else -1.0 if problem.upper == 1.0 else -np.inf
@@ -339,7 +341,7 @@ def _fit(
         ceiling_SB=problem.ceiling(q_QB[0], alpha_SB),
         midpoint_SB=midpoint_SB,
         exponent_SB=exponent_SB,
-        knots_K=knots_K,
+        knots_SK=knots_SK,
         path_SKB=path_SKB,
         seen_SK=seen_SK,
         model_error=modes[0].noise.model * problem.rise,
@@ -348,6 +350,12 @@ def _fit(
         seed=seed,
         centre=prior_centre(problem),
     )
+
+
+def _knots(problem: Problem, points: Points) -> Array:
+    """Log times at which the model's error of a configuration is sampled: from its first point to its last."""
+    ends = problem.log_time(np.array([points.compute_N[points.compute_N > 0].min(), points.compute_N.max()]))
+    return np.linspace(float(ends[0]), float(ends[1]), _KNOTS)
 
 
 def curve_of_form(form_B: Array, theta_BK: Array, unit: float) -> tuple[Array, Array, Array]:
@@ -394,7 +402,7 @@ def independent(
         ceiling_SB=ceiling_SB,
         midpoint_SB=midpoint_SB,
         exponent_SB=exponent_SB,
-        knots_K=np.empty(0),
+        knots_SK=np.empty((size, 0)),
         path_SKB=np.empty((size, 0, count)),
         seen_SK=np.empty((size, 0)),
         model_error=Noise().model * rise,
@@ -403,16 +411,16 @@ def independent(
     )
 
 
-def _sampled(problem: Problem, mode: Mode, count: int, knots_K: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+def _sampled(problem: Problem, mode: Mode, count: int, knots_SK: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """Parameters (rows) and the model's error at the knots, for `count` samples of one kind of curve."""
     size = len(problem)
     scale_B = np.sqrt(_FREEDOM / rng.chisquare(_FREEDOM, count))
     root = np.linalg.cholesky(mode.precision)
-    q_QB = mode.q[:, None] + scale_B * np.linalg.solve(root.T, rng.standard_normal((len(mode.q), count)))
-    path_SKB = np.empty((size, len(knots_K), count))
+    q_QB = mode.q[:, None] + np.linalg.solve(root.T, _centred(scale_B * rng.standard_normal((len(mode.q), count))))
+    path_SKB = np.empty((*knots_SK.shape, count))
     ceiling_SB = problem.ceiling(q_QB[0], q_QB[3 : 3 + size])
-    compute_K = BEFORE * problem.first * np.exp(knots_K)
-    for s in range(size):
+    for s, knots_K in enumerate(knots_SK):
+        compute_K = BEFORE * problem.first * np.exp(knots_K)
         places = problem.places(s)
         moved_PB = q_QB[places] - mode.q[places, None]
         (curve_N, slopes_NP), (curve_K, slopes_KP) = (
@@ -421,8 +429,13 @@ def _sampled(problem: Problem, mode: Mode, count: int, knots_K: Array, rng: np.r
         log_x = effective_log_compute(compute_K[:, None], float(problem.batch_S[s]), np.exp(q_QB[2])) - q_QB[places[4]]
         g_KB = growth(log_x, q_QB[places[5]], q_QB[1], mode.stage)
         sampled_KB = q_QB[0] + (ceiling_SB[s] - q_QB[0]) * g_KB
-        z_KB = rng.standard_normal((len(knots_K), count))
+        z_KB = _centred(scale_B * rng.standard_normal((len(knots_K), count)))
         # The samples are those of the linearised curve; what the curve differs from that is in the path.
-        path_SKB[s] = residual_paths(problem, mode, s, curve_N[:, None] + slopes_NP @ moved_PB, knots_K, scale_B, z_KB)
+        path_SKB[s] = residual_paths(problem, mode, s, curve_N[:, None] + slopes_NP @ moved_PB, knots_K, z_KB)
         path_SKB[s] += curve_K[:, None] + slopes_KP @ moved_PB - sampled_KB
     return q_QB, path_SKB
+
+
+def _centred(draws_KB: Array) -> Array:
+    """Draws whose means are exactly 0, so that the expected curve does not depend on their number."""
+    return np.asarray(draws_KB - draws_KB.mean(axis=1, keepdims=True))

@@ -176,7 +176,7 @@ def _posterior_to_json(p: Posterior) -> dict[str, Any]:
         "upper": p.upper if np.isfinite(p.upper) else None,
         "lower": p.lower if np.isfinite(p.lower) else None,
         "stage": p.stage_B.tolist(),
-        "knots": p.knots_K.tolist(),
+        "knots": p.knots_SK.tolist(),
         "path": _rounded(p.path_SKB),
         "seen": p.seen_SK.tolist(),
         **{name.rpartition("_")[0]: _rounded(getattr(p, name)) for name in _ARRAYS},
@@ -192,7 +192,7 @@ class _PosteriorFile(_Part):
     upper: float | None
     lower: float | None
     stage: list[Annotated[int, Field(ge=0, lt=len(STAGES))]]
-    knots: _Row
+    knots: list[_Row]
     path: list[list[_Row]]
     seen: list[_Row]
     base: list[_Row]
@@ -212,14 +212,16 @@ class _PosteriorFile(_Part):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         size, samples = len(self.settings), len(self.stage)
-        for name in ("batch", "last", "ended", "ceiling", "midpoint", "exponent", "path", "seen"):
+        for name in ("batch", "last", "ended", "ceiling", "midpoint", "exponent", "knots", "path", "seen"):
             if len(getattr(self, name)) != size:
                 raise ValueError(f"{name}: {len(getattr(self, name))} entries for {size} configurations")
         rows = [*self.base, *self.tail, self.delay, *self.ceiling, *self.midpoint, *self.exponent]
         rows += [row for path in self.path for row in path]
         if any(len(row) != samples for row in rows):
             raise ValueError("its samples differ in number")
-        if not {len(self.base), len(self.tail)} <= {1, size} or any(len(p) != len(self.knots) for p in self.path):
+        if len({len(row) for row in [*self.knots, *self.path, *self.seen]}) > 1:
+            raise ValueError("its knots, path and seen differ in length")
+        if not {len(self.base), len(self.tail)} <= {1, size}:
             raise ValueError("its samples lack a part")
         return self
 
@@ -234,9 +236,9 @@ class _PosteriorFile(_Part):
             upper=np.inf if self.upper is None else self.upper,
             lower=-np.inf if self.lower is None else self.lower,
             stage_B=np.array(self.stage, dtype=np.int64),
-            knots_K=np.array(self.knots),
-            path_SKB=np.array(self.path, dtype=np.float64).reshape(len(self.settings), len(self.knots), -1),
-            seen_SK=np.array(self.seen, dtype=np.float64).reshape(len(self.settings), len(self.knots)),
+            knots_SK=np.array(self.knots, dtype=np.float64),
+            path_SKB=np.array(self.path, dtype=np.float64).reshape(len(self.settings), len(self.knots[0]), -1),
+            seen_SK=np.array(self.seen, dtype=np.float64),
             **arrays,  # type: ignore[arg-type]
             **{name: getattr(self, name) for name in _NUMBERS},
         )
