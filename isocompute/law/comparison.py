@@ -181,7 +181,10 @@ def _fit_sides(sides: Sequence[Sequence[Curve]], replicates: int, seed: int) -> 
                     f"one; a comparison needs {MINIMUM_POINTS}."
                 )
     upper = upper_bound(_values(sides))
-    return fit_groups(usable, replicates=replicates, seed=seed, upper=upper)
+    # The side that reaches less is sampled first, so that exchanging the sides only turns the answer round.
+    place = np.argsort([float(_values([side]).mean()) for side in usable], kind="stable")
+    fits = fit_groups([usable[i] for i in place], replicates=replicates, seed=seed, upper=upper)
+    return [fits[i] for i in np.argsort(place)]
 
 
 def _values(sides: Sequence[Sequence[Curve]]) -> Array:
@@ -245,8 +248,10 @@ def _compare(
 
 
 def _by_form(fit: CurveFit) -> Array:
-    """The ceiling in every sample, in the order of the samples' forms: how slowly a curve levels off is the same doubt
-    for both sides, so it does not count as a difference between them."""
+    """The ceiling in every sample, in the order of the samples' forms.
+
+    How slowly curves level off is one doubt for both sides, so it does not count as a difference between them.
+    """
     return fit.ceiling_B[np.lexsort((fit.posterior.tail_B(fit.index), fit.posterior.stage_B))]
 
 

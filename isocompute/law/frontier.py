@@ -323,6 +323,7 @@ class Optimum:
     """`rises`, `falls`, `flat` (the estimate does not move), or `unclear` (it moves, but perhaps by chance)."""
     movement: Movement
     probability_rises: float
+    """1 less the p-value of a rise."""
     saturates: bool
     bound_C: tuple[str | None, ...]
     """`<=` or `>=` if the optimum on the frontier is only a bound there (see `bounds`), else None."""
@@ -430,7 +431,7 @@ def _optimum(reading: Reading, fits: Fits) -> Optimum:
         midpoint_interval=percentiles(middle_R[rest]),
         direction=direction,
         movement=reading.movement,
-        probability_rises=float((move_B > _STILL).mean()),
+        probability_rises=1.0 - reading.movement.rises,
         saturates=bool(direction == "rises" and reading.bound_C[-1] is None and levels_off),
         bound_C=reading.bound_C,
         smallest=float(tried.min()),

@@ -55,6 +55,8 @@ _LEAST_ROOM = 0.02
 """Of the rise: room below the largest possible value that a curve has at least."""
 _HUBER = 4.0
 """Residuals beyond this many standard deviations are glitches."""
+_GLITCH = 8.0
+"""Noise levels by which a single evaluation lies beyond both of its neighbours for it to be left out."""
 _TEMPER = 4.0
 """Differences in log evidence count by this divisor."""
 _OUTER, _STEPS = 3, 25
@@ -113,7 +115,7 @@ _BETWEEN_SEEDS = ("seed", "speed")
 def _log_prior(noise: Noise) -> float:
     """Log-normal around the defaults; the seed's are ScaleRL's ±.02 on a rise of .2 to .3."""
     logs = (np.log(noise.evaluation) / 0.7, np.log(noise.model / 0.008) / 0.8)
-    logs += (np.log(noise.seed / 0.025) / 0.7, np.log(noise.speed / 0.1) / 0.7)
+    logs += (np.log(noise.seed / 0.025) / 0.5, np.log(noise.speed / 0.1) / 0.7)
     return -0.5 * float(sum(x * x for x in logs) + ((np.arctanh(noise.autocorrelation) - 0.3) / 0.6) ** 2)
 
 
@@ -141,7 +143,7 @@ class Points:
     def of(cls, curves: Sequence[Curve]) -> Points:
         """All points of the seeds, averaged where there are many."""
         most = min(MOST_POINTS, max(LEAST_POINTS, 2 * MOST_POINTS // len(curves)))
-        few = [curve.averaged(most) for curve in curves]
+        few = [_without_glitches(curve).averaged(most) for curve in curves]
         sizes = [len(curve.compute_C) for curve in few]
         return cls(
             np.concatenate([curve.compute_C for curve in few]),
@@ -149,6 +151,16 @@ class Points:
             np.repeat(np.arange(len(few)), sizes),
             np.concatenate([np.arange(size) for size in sizes]),
         )
+
+
+def _without_glitches(curve: Curve) -> Curve:
+    """The curve without single evaluations far above or far below both of their neighbours."""
+    values_C = curve.values_C
+    left_C, right_C = values_C[1:-1] - values_C[:-2], values_C[1:-1] - values_C[2:]
+    far = max(_GLITCH * noise_level(values_C), 0.05 * float(np.ptp(values_C)))
+    alone_C = np.minimum(np.abs(left_C), np.abs(right_C)) > np.maximum(far, 2.0 * np.abs(left_C - right_C))
+    kept_C = np.concatenate([[True], ~(alone_C & (left_C * right_C > 0)), [True]])
+    return curve if kept_C.all() else replace(curve, compute_C=curve.compute_C[kept_C], values_C=values_C[kept_C])
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Stage:
     weight: float
 
 
-ONE, TWO = Stage("one", (0.2, 0.4), (0.3, 1.2), 0.75), Stage("two", (0.2, 0.4), (-0.8, 0.7), 0.25)
+ONE, TWO = Stage("one", (0.2, 0.4), (0.6, 1.3), 0.75), Stage("two", (0.2, 0.4), (-0.8, 0.7), 0.25)
 STAGES = (ONE, TWO)
 
 

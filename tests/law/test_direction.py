@@ -132,7 +132,7 @@ def test_the_final_lead_is_that_of_the_truth() -> None:
 
 def moved(values_SCB: Array, ns: tuple[int, ...]) -> Movement:
     """The movement along a grid whose samples are given, configurations × compute × samples."""
-    fits = [SimpleNamespace(setting=(32, n)) for n in ns]
+    fits = [SimpleNamespace(setting=(32, n), posterior=SimpleNamespace(rise=1e-9)) for n in ns]
     size = values_SCB.shape[1]
     samples = values_SCB.astype(np.float32)
     return movement(fits, Grid(np.geomspace(1, 10, size), samples, samples), slice(0, size), 1)  # type: ignore[arg-type]

