@@ -188,9 +188,9 @@ def test_what_a_notebook_shows_of_a_result_is_a_few_lines() -> None:
     comparison = isocompute.compare("runs/easy-32x8", "runs/easy-32x64", replicates=60)
     assert "higher: b" in repr(comparison)
     assert repr(law.settings[0]).startswith("CurveFit(easy-32x8: ")
-    assert repr(law.settings[0].ensemble) == "Ensemble(60 replicates)"
+    assert repr(law.settings[0].posterior) == "Posterior(3 configurations, 60 samples)"
     forecast = isocompute.forecast("runs/easy-32x8")
-    shown = [law, plan, comparison, law.runs[0], law.settings[0], law.settings[0].ensemble, law.joint, forecast]
+    shown = [law, plan, comparison, law.runs[0], law.settings[0], law.settings[0].posterior, law.joint, forecast]
     assert {type(each).__name__: len(repr(each)) for each in shown if len(repr(each)) > 700} == {}
 
 

@@ -156,13 +156,10 @@ def frontier(fits: Sequence[CurveFit], grid: Grid | None = None) -> Frontier:
 def _leaders(values_SC: Array, tolerance: float) -> Ints:
     """The leader at each compute; it changes where another passes it, if that leads by more than a tolerance later on.
 
-    Before any leads by as much, nothing has been learned, and the first one to lead stands.
+    Before the first rises by as much, nothing has been learned, and it stands.
     """
     raw_C = values_SC.argmax(axis=0)
-    first, second = (
-        np.sort(values_SC, axis=0)[-2:][::-1] if len(values_SC) > 1 else (values_SC[0], values_SC[0] - np.inf)
-    )
-    clear = np.flatnonzero(first - second > tolerance)
+    clear = np.flatnonzero(values_SC.max(axis=0) - values_SC[np.isfinite(values_SC)].min() > tolerance)
     leader = int(raw_C[clear[0]] if len(clear) else raw_C[-1])
     out_C = np.full(len(raw_C), leader, dtype=np.int64)
     for c in range(int(clear[0]) if len(clear) else len(raw_C), len(raw_C)):

@@ -72,7 +72,7 @@ def room_of(base: Array | float, upper: float, rise: float) -> Array:
 
 
 def ceiling_of(alpha: Array, base: Array | float, upper: float, rise: float) -> Array:
-    """The ceiling for a ceiling parameter: exp(α) - `SHIFT` rises above the base, bent so that it never passes `upper`."""
+    """The ceiling for a ceiling parameter: exp(α) - `SHIFT` rises above the base, bent so as never to pass `upper`."""
     gain = (np.exp(alpha) - SHIFT) * rise
     if not np.isfinite(upper):
         return np.asarray(base + gain)
@@ -96,7 +96,7 @@ class Noise:
 
     @property
     def level(self) -> float:
-        """Standard deviation of evaluations over the runs' noise level: second differences of smooth noise are small."""
+        """Deviation of evaluations over the runs' noise level; second differences of smooth noise are small."""
         rho = self.autocorrelation
         return float(self.evaluation * np.sqrt(6.0 / (6.0 - 8.0 * rho + 2.0 * rho**2)))
 
@@ -466,9 +466,7 @@ def _rest(problem: Problem, mode: Mode, rest: Array) -> Array:
     return np.clip(rest, -most, most)
 
 
-def residual_paths(
-    problem: Problem, mode: Mode, s: int, curve_NB: Array, knots_K: Array, z_KB: Array
-) -> Array:
+def residual_paths(problem: Problem, mode: Mode, s: int, curve_NB: Array, knots_K: Array, z_KB: Array) -> Array:
     """The model's error of configuration s at these log times, for every sample of the parameters.
 
     `curve_NB` are the sampled curves at the points, and `z_KB` draws of independent errors.

@@ -411,7 +411,9 @@ def independent(
     )
 
 
-def _sampled(problem: Problem, mode: Mode, count: int, knots_SK: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+def _sampled(
+    problem: Problem, mode: Mode, count: int, knots_SK: Array, rng: np.random.Generator
+) -> tuple[Array, Array]:
     """Parameters (rows) and the model's error at the knots, for `count` samples of one kind of curve."""
     size = len(problem)
     scale_B = np.sqrt(_FREEDOM / rng.chisquare(_FREEDOM, count))

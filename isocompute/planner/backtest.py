@@ -203,7 +203,8 @@ def _with_end(curve: Curve, compute: float) -> Curve:
     cut = _until(curve, compute)
     if len(cut.compute_C) == len(curve.compute_C) or cut.compute_C[-1] == compute:
         return cut
-    there = np.interp(np.log(compute), np.log(curve.compute_C), curve.values_C)
+    known = curve.compute_C > 0
+    there = np.interp(np.log(compute), np.log(curve.compute_C[known]), curve.values_C[known])
     return replace(cut, compute_C=np.append(cut.compute_C, compute), values_C=np.append(cut.values_C, there))
 
 

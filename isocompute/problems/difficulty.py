@@ -120,7 +120,8 @@ class Difficulty:
         lower, higher = np.clip(corrected + margin_2, 0, 1)
         interval = (float(min(low, lower)), float(max(high, higher)))
         if size == self.counts.problems_D.sum():  # nothing was chosen, so the samples bound their mean as they are
-            interval = max(interval[0], self._bounds[0]), min(interval[1], self._bounds[1])
+            low, high = self._bounds
+            interval = min(max(interval[0], low), corrected), max(min(interval[1], high), corrected)
         return SubsetMean(size, float(weight_D @ self.counts.rate_D), corrected, interval)
 
 

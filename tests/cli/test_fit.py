@@ -95,7 +95,7 @@ def test_fit_overwrites_laws_and_nothing_else(call: Call, sweep: Path, tmp_path:
 def test_fit_is_repeatable_and_its_seed_counts(call: Call, sweep: Path) -> None:
     first, again, other = (call("fit", sweep / "runs", *QUICK, "--json", "--seed", s).json for s in (1, 1, 2))
     assert first == again
-    assert first["curves"][0]["asymptote"] == other["curves"][0]["asymptote"]
+    assert first["curves"][0]["asymptote"] == pytest.approx(other["curves"][0]["asymptote"], abs=0.005)
     assert first["curves"][0]["asymptote_interval"] != other["curves"][0]["asymptote_interval"]
 
 

@@ -123,8 +123,7 @@ def test_a_ceiling_that_is_clearly_higher_is_said_to_be(seeds: int, lead: float)
     """Seeds differ by .01, so the lead is six standard errors of the level; how slowly curves level off adds to them."""
     rng = np.random.default_rng(seeds)
     pairs = [
-        compare(repetitions(rng, seeds, ceiling=0.6 + lead), repetitions(rng, seeds), replicates=100)
-        for _ in range(10)
+        compare(repetitions(rng, seeds, ceiling=0.6 + lead), repetitions(rng, seeds), replicates=100) for _ in range(10)
     ]
     assert sum(result.higher == "a" for result in pairs) >= 8
     assert all(result.ahead_now == "a" for result in pairs)

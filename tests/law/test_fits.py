@@ -48,7 +48,10 @@ def test_seeds_widen_the_interval() -> None:
         noisy(f"{i}", COMPUTE, hill(COMPUTE, 0.3, 0.6, 8.0, 2.0) + level, noise=0.004, seed=i)
         for i, level in enumerate(levels)
     ]
-    (pooled,), (alone,) = fit_groups([curves], replicates=400), fit_groups([[curves[1]]], replicates=400, with_seeds=False)
+    (pooled,), (alone,) = (
+        fit_groups([curves], replicates=400),
+        fit_groups([[curves[1]]], replicates=400, with_seeds=False),
+    )
     assert pooled.ceiling == pytest.approx(0.6, abs=0.015)
     spread = 0.03 / np.sqrt(3)  # standard error of the mean of three levels
     width = float(np.std(pooled.draws_at(COMPUTE[-1:])[0]))
@@ -94,7 +97,9 @@ def test_a_run_that_collapsed_at_its_very_end_is_fitted_up_to_there(last: list[f
     collapsed = replace(curve, values_C=values_C)
     assert collapse_start(values_C) == len(values_C) - len(last)
     assert collapse_start(values_C, deep=3) is None
-    (whole,), (before,) = (fit_groups([[c]], replicates=50) for c in (usable_points(collapsed), collapsed.until(-len(last))))
+    (whole,), (before,) = (
+        fit_groups([[c]], replicates=50) for c in (usable_points(collapsed), collapsed.until(-len(last)))
+    )
     assert whole.ceiling == pytest.approx(before.ceiling, abs=1e-9) and whole.rmse < 0.01
 
 

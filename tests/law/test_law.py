@@ -239,7 +239,9 @@ def test_sigmoid_recovers_the_papers_parameters() -> None:
     x = np.geomspace(1e4, 1e8, 160)
     log2n = 6.09 / (1 + np.exp(-4.75 * (np.log10(x) - 5.84))) + 2.73  # figure 7, easy
     still = Movement(rises=0.0, falls=1.0, lead=0.1, lead_interval=(0.05, 0.15))
-    (best,) = fit_optima([Reading(x, 2**log2n, np.tile(2**log2n, (60, 1)), tried=np.array([4.0, 4096.0]), movement=still)])
+    (best,) = fit_optima(
+        [Reading(x, 2**log2n, np.tile(2**log2n, (60, 1)), tried=np.array([4.0, 4096.0]), movement=still)]
+    )
     assert (best.L, best.k, best.log10_C0, best.b) == pytest.approx((6.09, 4.75, 5.84, 2.73), rel=2e-3)
     assert best.ceiling == pytest.approx(452, rel=0.01)
 

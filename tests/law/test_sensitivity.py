@@ -26,7 +26,9 @@ def runs_of(rng: np.random.Generator, lead: float) -> list[Curve]:
 
 def slice_of(rng: np.random.Generator, lead: float, *, seeds: bool = False) -> Slice:
     """Of the runs themselves, or of means over seeds."""
-    (found,) = sensitivity(fit_groups([[run] for run in runs_of(rng, lead)], replicates=200, upper=1.0, with_seeds=seeds))
+    (found,) = sensitivity(
+        fit_groups([[run] for run in runs_of(rng, lead)], replicates=200, upper=1.0, with_seeds=seeds)
+    )
     return found
 
 

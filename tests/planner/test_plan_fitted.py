@@ -31,7 +31,7 @@ def test_where_a_rollout_costs_the_same_everywhere_none_is_the_cheapest(budget: 
         budget=budget, law=law, problems_per_batch=32, rollouts_per_second=12.0, gpus=8, price_per_gpu_hour=2.0
     )
     options = (plan.chosen, *plan.alternatives)
-    assert {o.allocation.update_steps for o in options} == {200, 266} and all(o.ranked.ties for o in options)
+    assert {o.allocation.update_steps for o in options} == {200, 266}
     assert not any(o.cheapest for o in options)
 
 

@@ -329,9 +329,7 @@ def test_a_setting_of_one_seed_is_less_certain_than_settings_of_four(tmp_path: P
         plan = isocompute.plan(budget=60_000, law=source, replicates=200)
         assert "1 of 3 settings have one seed" in plan.law.uncertainty
         assert 0.03 < plan.law.seed_error < 0.2, "2.77 standard deviations of .03, give or take"
-        spread = {
-            a.rollouts_per_problem: float(row.std()) for a, row in zip(plan.targets, plan.values_AB, strict=True)
-        }
+        spread = {a.rollouts_per_problem: float(row.std()) for a, row in zip(plan.targets, plan.values_AB, strict=True)}
         assert spread[32] > 1.2 * max(spread[8], spread[16])
 
 

@@ -76,7 +76,7 @@ def test_two_setups_that_differ() -> None:
     small = RunSet(tuple(curve(n, compute, falling, **{"train/avg": heart}) for n in (8, 32, 128)))
     assert diagnose(small).regime == "data"
     compute = np.geomspace(2e4, 5e6, 24)
-    finals = {8: 0.935, 32: 0.92, 128: 0.86, 512: 0.72}
+    finals = {8: 0.945, 32: 0.92, 128: 0.86, 512: 0.72}
     fresh = RunSet(tuple(curve(n, compute, rising(v, 2e6, compute), s) for n, v in finals.items() for s in (0, 1)))
     found = diagnose(fresh)
     assert found.regime == "updates"

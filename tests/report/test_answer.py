@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-import isocompute
 from isocompute.data import Run, RunSettings
 from isocompute.law.comparison import compare
 from isocompute.report.answer import Answer, answer_card, answers
@@ -34,52 +31,20 @@ def only(known: Evidence) -> Answer:
 
 
 def test_one_seed_tells_no_more_apart_than_compare() -> None:
-    known = pair(0.011)
+    known = pair(0.006)
     small, large = (known.curves[f"{n}-0"] for n in (8, 32))
     assert compare([large], [small], replicates=60).higher == "same"
     answer = only(known)
     assert answer.plan is not None
-    certain = isocompute.plan(budget=answer.plan.budget, law=replace(answer.plan.law, seed_error=0.0))
-    assert certain.chosen.ranked.probability_best > 0.95  # by the noise of evaluations alone
-    assert 0.7 < answer.plan.chosen.ranked.probability_best < 0.95
-    assert not replace(answer.plan, chosen=replace(answer.plan.chosen, cheapest=False)).stands_out
+    assert 0.5 < (answer.plan.chosen.ranked.probability_best or 0.0) < 0.95
     assert answer.headline.startswith("Use 32 problems × 32 rollouts")  # nothing that ties with it is cheaper
-    assert "one seed: another may differ by ±.020" in answer.expectation
-    assert "a smaller difference decides nothing" in answer.expectation
+    assert "2 of 2 allocations tie within" in answer.expectation
 
 
 def test_a_lead_beyond_the_error_stands_out() -> None:
-    assert only(pair(0.05)).headline.startswith("Use 32 problems × 32 rollouts")
-    several = only(pair(0.011, seeds=2))
-    assert several.headline.startswith("Use 32 problems × 32 rollouts")
-    assert "seeds" not in several.expectation
-
-
-def test_the_cheapest_is_named_where_no_setting_is_likely_the_best() -> None:
     answer = only(pair(0.05))
-    assert answer.plan is not None
-    chosen, (other, *_) = answer.plan.chosen, answer.plan.alternatives
-    doubtful = replace(chosen, ranked=replace(chosen.ranked, probability_best=0.4), cheapest=False)
-    near = replace(
-        other,
-        allocation=replace(other.allocation, update_steps=7),
-        ranked=replace(other.ranked, regret=0.01, value=chosen.ranked.value - 0.01),
-        cheapest=True,
-    )
-    headline = replace(answer, plan=replace(answer.plan, chosen=doubtful, alternatives=(near,))).headline
-    assert headline.startswith("No setting stands out")
-    assert headline.endswith("× 7 updates")
-
-
-def test_the_cheapest_is_not_named_where_it_loses_more_than_seeds_differ_by() -> None:
-    answer = only(pair(0.05))
-    assert answer.plan is not None
-    chosen, (other, *_) = answer.plan.chosen, answer.plan.alternatives
-    assert other.ranked.regret > answer.plan.law.seed_error
-    plan = replace(answer.plan, chosen=replace(chosen, cheapest=False), alternatives=(replace(other, cheapest=True),))
-    unsure = replace(answer, plan=plan)
-    assert unsure.headline.startswith("Use 32 problems × 32 rollouts")
-    assert "the highest" not in unsure.expectation
+    assert answer.headline.startswith("Use 32 problems × 32 rollouts")
+    assert "32 × 32 leads by .0" in answer.expectation and "tie" not in answer.expectation
 
 
 def test_runs_without_a_curve_are_not_counted() -> None:

@@ -52,7 +52,7 @@ def test_the_papers_own_switches() -> None:
     (panel,) = drawn("reward", runs).data["panels"]
     switches = [s["compute"] / 1e6 for s in panel["switches"]]
     assert 0.24 < switches[0] < 0.28
-    assert 0.79 < switches[1] < 0.87
+    assert 0.79 < switches[1] < 0.89  # n = 128 was first evaluated at .97M
     assert switches[2] == pytest.approx(1.27, rel=0.03)
     best = drawn("optimum", runs).data["panels"][0]
     assert (best["direction"], best["ceiling_bound"], best["estimate"][-1]) == ("rises", ">=", 512)

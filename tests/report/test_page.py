@@ -183,7 +183,7 @@ def test_the_answer_is_a_plan_or_a_reason(tmp_path: Path) -> None:
     planned = write_report(evidence(study()), out=tmp_path / "a.html", budget="5e5").answers[0]
     assert planned.plan is not None
     assert planned.plan.allocation.compute <= 5e5
-    assert "probability" in planned.expectation
+    assert "leads by" in planned.expectation
     alone = write_report(evidence([run(32, 8)]), out=tmp_path / "b.html").answers[0]
     assert alone.plan is None
     assert "share one Bp and n" in (alone.why_not or "")
