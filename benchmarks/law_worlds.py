@@ -75,11 +75,20 @@ def curves_of(runs: Iterable[worlds.Run]) -> list[Curve]:
     return out
 
 
-def true_direction(world: worlds.World) -> str:
-    """Whether the best n moves: by the generator, or by its kind."""
-    if isinstance(world, worlds_audit.World):
-        return world.direction()
-    return {"easy": "rises", "hard": "rises", "joint": "rises", "falls": "falls"}.get(world.kind, "flat")
+def true_direction(world: worlds.World | worlds_audit.World) -> str:
+    """Whether the best n moves from where configurations first differ to the budget, and leads there by over .003."""
+    pairs = sorted(world.settings, key=lambda pair: pair[1])
+    compute_C = np.geomspace(0.02 * world.budget, world.budget, 200)
+    values_SC = np.stack([world.truth(*pair, compute_C) for pair in pairs])
+    apart_C = np.ptp(values_SC, axis=0) > worlds_audit.SEPARATED
+    if not apart_C.any():
+        return "flat"
+    n_S = np.array([n for _, n in pairs])
+    early, late = n_S[values_SC.argmax(axis=0)[[int(apart_C.argmax()), -1]]].tolist()
+    kept = values_SC[n_S == early, -1].max()
+    if early == late or values_SC[:, -1].max() - kept <= worlds_audit.BEATEN:
+        return "flat"
+    return "rises" if late > early else "falls"
 
 
 def study(module: str, number: int, cut: int) -> Result | None:

@@ -39,7 +39,7 @@ HALVINGS, POINTS, REPLICATES = 6, 5, 300
 def curves_of(table: pl.DataFrame, metric: str) -> list[Curve]:
     """A curve a run."""
     out = []
-    ordered = table.filter(pl.col("rollouts") > 0).sort("rollouts")
+    ordered = table.sort("rollouts")
     for (n, seed), run in ordered.group_by("rollouts_per_problem", "seed", maintain_order=True):
         bp, compute_C = int(run["problems_per_batch"][0]), run["rollouts"].to_numpy().astype(float)
         out.append(Curve(f"n{n}-s{seed}", compute_C, run[metric].to_numpy(), bp, int(n), seed=int(seed)))

@@ -47,9 +47,9 @@ _ENOUGH = 3.0
 _LN10 = float(np.log(10.0))
 _STEEPEST = 50.0
 """Largest slope k of the sigmoid."""
-_CHANCE = 0.15
+_CHANCE = 0.2
 """Largest p-value at which n* counts as moving: on worlds without a move, 1% have one (`benchmarks/law_worlds.py`)."""
-_EARLY_LEAD, _FINAL_LEAD = 0.005, 0.03
+_EARLY_LEAD, _FINAL_LEAD = 0.003, 0.03
 """Shares of the rise from which a lead counts, somewhere and at the end."""
 _EQUAL = 0.005
 """Values that differ by less than this share of the rise are equal."""

@@ -38,7 +38,7 @@ from isocompute.law.shape import LN2, STAGES, Stage, effective_log_compute, grow
 SHIFT = 0.5
 """Shift of the log: samples of ceilings are skewed upwards, and curves that do not rise are possible."""
 CEILING, _CEILING_SD = 0.6, 0.6
-_CEILING_SPEED, CEILING_MEMORY = 0.06, 1.0  # per doubling of n, and doublings over which it dies out
+_CEILING_SPEED, CEILING_MEMORY = 0.1, 2.0  # per doubling of n, and doublings over which it dies out
 _CEILING_BP, _CEILING_OWN = 0.028, 0.008  # per doubling of Bp; of each configuration
 # Priors of the log of the midpoint.
 _MIDPOINT_SD, _MIDPOINT_OWN = 4.0, 0.05
@@ -89,7 +89,7 @@ class Noise:
     autocorrelation: float = 0.3
     model: float = 0.008
     """Standard deviation of the model's error per e-fold of compute, as a share of the rise."""
-    seed: float = 0.025
+    seed: float = 0.03
     """Standard deviation of the seed effect, as a share of the rise."""
     speed: float = 0.1
     """Standard deviation of the seed effect on log speed."""
@@ -114,9 +114,9 @@ _BETWEEN_SEEDS = ("seed", "speed")
 
 def _log_prior(noise: Noise) -> float:
     """Log-normal around the defaults; the seed's are ScaleRL's ±.02 on a rise of .2 to .3."""
-    logs = (np.log(noise.evaluation) / 0.7, np.log(noise.model / 0.008) / 0.8)
-    logs += (np.log(noise.seed / 0.025) / 0.5, np.log(noise.speed / 0.1) / 0.7)
-    return -0.5 * float(sum(x * x for x in logs) + ((np.arctanh(noise.autocorrelation) - 0.3) / 0.6) ** 2)
+    usual, widths = Noise(), {"evaluation": 0.7, "model": 0.8, "seed": 0.5, "speed": 0.7}
+    logs = np.array([np.log(getattr(noise, name) / getattr(usual, name)) / sd for name, sd in widths.items()])
+    return -0.5 * float(logs @ logs + ((np.arctanh(noise.autocorrelation) - 0.3) / 0.6) ** 2)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ effects, the form of the curves and the model's error are in it (`law.model`).
 
 Between the points a sample is its curve plus the model's error. Beyond the last point of a configuration,
 
-    value(C) = value(last) + growth · (1 - DISCOUNT · growth / (growth + rise) + error),
+    value(C) = value(last) + growth · (1 - DISCOUNT · exp(-updates / EARLY) + error),
 
-where `growth` is that of the curve and `rise` what was seen. Growth that is large beside what was seen happens less
-often than curves say, because runs stall; the errors are what runs did beyond their quarters and eighths
-(`benchmarks/law_worlds.py`, docs/studies/plan-quality.md).
+where `growth` is that of the curve and `updates` what the configuration has made by its last point. The first updates
+of a run, with warm-up and the answer format still to learn, promise more than later ones keep. The errors are what runs
+did beyond their quarters and eighths (`benchmarks/law_worlds.py`, docs/studies/plan-quality.md).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from isocompute.law.model import (
 from isocompute.law.shape import LARGEST_TAIL, LN2, STAGES, effective_log_compute, growth
 from isocompute.law.solver import blas_on_one_core
 
-DISCOUNT = 0.3
-"""How much of a growth that is large beside the rise seen does not happen."""
-_GROWTH_ERROR, _GROWTH_ERROR_OWN = 0.4, 0.10
+DISCOUNT, EARLY = 0.5, 30.0
+"""Share of its growth that a run does not keep after its first update, and the updates over which this dies out."""
+_GROWTH_ERROR, _GROWTH_ERROR_OWN = 0.28, 0.08
 """Standard deviations of the error of growth: shared by all configurations, and of each."""
 _FREEDOM = 5
 """Degrees of freedom of Student's t, since the noise levels are estimates."""
@@ -133,7 +133,7 @@ class Posterior:
         values_B = self._inside(s, np.array([end]))[0]
         more_CB = self._curve(s, compute_C[past_C]) - self._curve(s, np.array([end]))
         errors_B = _GROWTH_ERROR * self._draws("growth", 1)[0] + _GROWTH_ERROR_OWN * self._own("growth of", s)
-        inside_CB[past_C] = values_B + _believed(more_CB, values_B - self.base_B(s), errors_B)
+        inside_CB[past_C] = values_B + _believed(more_CB, end / float(self.batch_S[s]), errors_B)
         inside_CB[past_C] += self._wander(s, compute_C[past_C] / end)
         return self._clipped(inside_CB)
 
@@ -168,7 +168,7 @@ class Posterior:
         if past_C.any():
             errors_B = _GROWTH_ERROR * self._draws("growth", 1)[0] + _GROWTH_ERROR_OWN * own_B[1]
             there_B = curve(np.array([end]))[0]
-            values_CB[past_C] += _believed(curve(compute_C[past_C]) - there_B, there_B - base_B, errors_B)
+            values_CB[past_C] += _believed(curve(compute_C[past_C]) - there_B, end / batch, errors_B)
         return self._clipped(values_CB)
 
     def level_B(self, s: int) -> Array:
@@ -258,7 +258,7 @@ class Posterior:
         pairs = np.array([(b or bp, m or n) for b, m in self.settings], dtype=np.float64)
         log_bp, log_n = np.log2(np.append(pairs[:, 0], bp)), np.log2(np.append(pairs[:, 1], n))
         own = np.eye(len(log_n))
-        centre, smallest = (float(log_n[:-1].mean()), float(log_bp[:-1].mean())), float(log_n[:-1].min())
+        centre, smallest = (float(log_n[:-1].mean()), float(log_bp[:-1].mean())), float(log_n.min())
         prior = Kernels.of(log_n, log_bp, own, centre=centre, smallest=smallest)
         spread_B = np.array([stage.exponent[1] for stage in STAGES])[self.stage_B]
         mean_B = np.array([stage.exponent[0] for stage in STAGES])[self.stage_B]
@@ -277,11 +277,10 @@ class Posterior:
         return out[0], out[1], out[2]
 
 
-def _believed(more_CB: Array, rise_B: Array, errors_B: Array) -> Array:
-    """How much of a curve's growth to expect past its last point, by the module's equation."""
-    more_CB = np.maximum(more_CB, 0.0)
-    seen_B = np.maximum(rise_B, 1e-12)
-    return np.asarray(more_CB * (1.0 - DISCOUNT * more_CB / (more_CB + seen_B) + errors_B))
+def _believed(more_CB: Array, updates: float, errors_B: Array) -> Array:
+    """How much of a curve's growth to expect past its last point, by the module's equation; NaN updates are many."""
+    discount = 0.0 if np.isnan(updates) else DISCOUNT * float(np.exp(-updates / EARLY))
+    return np.asarray(np.maximum(more_CB, 0.0) * (1.0 - discount + errors_B))
 
 
 def fit_posterior(

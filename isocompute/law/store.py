@@ -213,8 +213,9 @@ class _PosteriorFile(_Part):
     def _whole(self) -> Self:
         size, samples = len(self.settings), len(self.stage)
         for name in ("batch", "last", "ended", "ceiling", "midpoint", "exponent", "knots", "path", "seen"):
-            if len(getattr(self, name)) != size:
-                raise ValueError(f"{name}: {len(getattr(self, name))} entries for {size} configurations")
+            part: Sized = getattr(self, name)
+            if len(part) != size:
+                raise ValueError(f"{name}: {len(part)} entries for {size} configurations")
         rows = [*self.base, *self.tail, self.delay, *self.ceiling, *self.midpoint, *self.exponent]
         rows += [row for path in self.path for row in path]
         if any(len(row) != samples for row in rows):

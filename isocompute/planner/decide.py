@@ -5,12 +5,14 @@ every sample (columns); everything about them is computed from it.
 
 *Ties* are the allocations whose expected loss against the best is at most `TIE`, or one standard error of the
 difference. The default is the cheapest tie where the cost is known. Otherwise it is the best expected value; of those
-within `EQUAL` of it, the one with the most updates. Choosing the one with the most updates among all ties would lose
-.001 within the data and .005 beyond (docs/studies/plan-quality.md).
+within `EQUAL` of it, the one with the most updates. The choice at smaller budgets stands while it is within twice that.
+Choosing the one with the most updates among all ties would lose .001 within the data and .005 beyond
+(docs/studies/plan-quality.md).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, plural, thousands, value
+from isocompute.law.posterior import SAME
 from isocompute.law.uncertainty import percentiles
 from isocompute.planner.candidates import (
     Constraints,
@@ -62,6 +65,8 @@ TIE = 0.003
 """Least expected loss, as a share of the scale, by which an allocation is worse than the best."""
 EQUAL = 5e-4
 """Expected values that differ by less of the scale are equal, since no evaluation could distinguish them."""
+_STANDS, _BUDGETS = 2.0, 12
+"""The choice at smaller budgets, doubling up to this one, stands until another is better by so many times `EQUAL`."""
 _CURSE = 0.5
 """The best of several estimates is likely too high: its interval reaches lower, by this share of what the best of all
 samples exceeds the best mean by."""
@@ -100,13 +105,14 @@ class Ranked:
         return self.regret <= self.tolerance
 
 
-def rank(values_AB: Array, *, scale: float = 1.0, inside: bool = True) -> list[Ranked]:
-    """The allocations, best expected value first; of those within `EQUAL` of the best, the earliest row wins.
+def rank(values_AB: Array, *, scale: float = 1.0, inside: bool = True, incumbent: int | None = None) -> list[Ranked]:
+    """The allocations, best expected value first; of those that equal the best, the earliest row wins.
 
-    `scale` is the length of the values' scale, and `inside` says whether the data reach so far.
+    `scale` is the length of the values' scale, and `inside` says whether the data reach so far. The `incumbent` is the
+    choice at smaller budgets.
     """
     mean_A = values_AB.mean(axis=1)
-    best = int(np.argmax(mean_A >= mean_A.max() - EQUAL * scale))
+    best = _choice(values_AB, scale, incumbent)
     order = np.argsort(-mean_A, kind="stable")
     order = np.concatenate([[best], order[order != best]])
     winner_B = order[values_AB[order].argmax(axis=0)]
@@ -130,6 +136,38 @@ def rank(values_AB: Array, *, scale: float = 1.0, inside: bool = True) -> list[R
         )
         for a in order
     ]
+
+
+def _choice(values_AB: Array, scale: float, incumbent: int | None) -> int:
+    """The earliest row that equals the best in expectation, or the incumbent while nothing is distinctly better."""
+    mean_A = values_AB.mean(axis=1)
+    lost_A = mean_A.max() - mean_A
+    if incumbent is not None and lost_A[incumbent] <= _STANDS * EQUAL * scale:
+        return incumbent
+    return int(np.argmax(lost_A <= EQUAL * scale))
+
+
+def _incumbent(law: PlanningLaw, prices: Prices, targets: Sequence[Allocation], budget: Budget) -> int | None:
+    """The choice at smaller budgets that double up to this one, so that it does not jump among equals."""
+    bp_A, n_A, _ = columns(law, prices, targets)
+    rates = [prices.rates(a.problems_per_batch, a.rollouts_per_problem) for a in targets]
+    compute_A = np.array([each.rollouts(budget) * law.per_rollout(each) for each in rates])  # not in whole updates
+    most = float(compute_A.max())
+    count = min(math.ceil(math.log2(max(most / law.first, 1.0))), _BUDGETS)
+    if not count:
+        return None
+    last = math.ceil(math.log2(most / law.first)) - 1
+    compute_KA = law.first * 2.0 ** np.arange(last - count + 1, last + 1)[:, None] * (compute_A / most)
+    columns_3 = np.tile(bp_A, count), np.tile(n_A, count), compute_KA.ravel()
+    values_KAB = values(law, *columns_3).reshape(count, len(bp_A), -1)
+    begun_KA = np.asarray(law.model.begun(*columns_3), dtype=np.bool_).reshape(count, -1)
+    found: int | None = None
+    for values_AB, begun_A in zip(values_KAB, begun_KA, strict=True):
+        rows = np.flatnonzero(begun_A)
+        if len(rows):
+            before = np.flatnonzero(rows == found)
+            found = int(rows[_choice(values_AB[rows], law.scale, int(before[0]) if len(before) else None)])
+    return found
 
 
 @dataclass(frozen=True)
@@ -292,7 +330,9 @@ def decide(
     grid = columns(law, prices, targets)
     values_AB = values(law, *grid)
     keys = [(a.problems_per_batch, a.rollouts_per_problem) for a in targets]
-    ranking = rank(values_AB, scale=law.scale, inside=float(grid[2].max()) <= law.last * _ENDED)
+    stands = _incumbent(law, prices, targets, budget)
+    inside = float(grid[2].max()) <= law.last * _ENDED
+    ranking = rank(values_AB, scale=law.scale, inside=inside, incumbent=stands)
     collapses_A = [law.collapse_rate(*key, compute) for key, compute in zip(keys, grid[2].tolist(), strict=True)]
     options = _options(ranking, targets, collapses_A, prices, budget, enough_updates(long_recipe.warmup_steps))
     chosen = next((option for option in options if option.cheapest), options[0])
@@ -380,9 +420,9 @@ def _options(
     # A setting that collapses more often than the best one, or makes too few updates, saves nothing.
     ties = [i for i, (r, _) in enumerate(priced) if r.ties]
     sound = [i for i in ties if collapsed(i) <= collapsed(0) and updates(i) >= updates(0)]
-    hours = {i: costs[i]["gpu_hours"] for i in sound}
-    known = timed and all(hour is not None for hour in hours.values()) and len({*hours.values()}) > 1
-    cheapest = min(sound, key=lambda i: (round(float(hours[i] or 0.0), 6), i)) if known else None
+    hours = {i: float(costs[i]["gpu_hours"] or 0.0) for i in sound}  # 0 where the throughput is not known
+    differ = timed and min(hours.values()) > 0 and max(hours.values()) > SAME * min(hours.values())
+    cheapest = min(sound, key=lambda i: (round(hours[i], 6), i)) if differ else None
     return [Option(a, r, costs[i]["seconds"], i == cheapest, collapses_A[r.index]) for i, (r, a) in enumerate(priced)]
 
 

@@ -11,7 +11,8 @@ for correlated beliefs: Frazier, Powell and Dayanik 2009). Further cells are add
 before them. Observations are assumed to be jointly Gaussian, so only the moments of the draws are used.
 
 Only settings that may be the best are candidates. What others reveal about these depends on the covariance between
-settings. Beyond the data that is mostly a tilt along log n, which would favour the smallest and largest n.
+settings. Beyond the data that is mostly a tilt along log n, which would favour the smallest and largest n. With runs of
+the user's own, n beyond those that were run are candidates, too: the posterior has curves for them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ SHARES = (0.5, 1.0)
 
 Shorter runs are cheap but reveal little about the end: eighths and quarters did not improve decisions
 (docs/studies/plan-quality.md)."""
+LEAST_ROLLOUTS = 2
+"""Fewer rollouts of a problem have no advantage."""
+_DOUBLINGS = (1, 2)
+"""How far beyond the n that were run others are proposed."""
 _CHANCE = 0.1
 """A setting is a candidate from this probability of being the best on."""
 _NOISE = 0.003
@@ -90,18 +95,37 @@ def next_cells(plan: Plan, count: int) -> list[Proposal]:
     def rates(a: Allocation) -> Rates:
         return plan.prices.rates(a.problems_per_batch, a.rollouts_per_problem)
 
-    values_AB, posterior = plan.values_AB, model.fits[0].posterior
+    posterior = model.fits[0].posterior
     seed_effect = posterior.seed_effect * posterior.rise
+    beyond = beyond_the_grid(plan, model)
+    targets, values_AB = [*plan.targets, *beyond], plan.values_AB
+    if beyond:
+        values_AB = np.concatenate([values_AB, values(law, *columns(law, plan.prices, beyond))])
     studies: list[list[Proposal]] = []
-    for group in common_targets(plan.targets, [rates(target).rollouts(plan.budget) for target in plan.targets]):
+    for group in common_targets(targets, [rates(target).rollouts(plan.budget) for target in targets]):
         cells = candidate_cells(model, group, per_unit=lambda a: law.per_rollout(rates(a)))
         if not cells:
             continue
-        cells = likely_best(cells, plan.targets, values_AB)
+        cells = likely_best(cells, targets, values_AB)
         noise = float(np.hypot(max(_NOISE, model.noise()), seed_effect))
         observed_EB = values(law, *columns(law, plan.prices, cells))
         studies.append(propose(values_AB=values_AB, observed_EB=observed_EB, cells=cells, count=count, noise=noise))
     return max(studies, key=lambda proposals: sum(p.gain for p in proposals), default=[])
+
+
+def beyond_the_grid(plan: Plan, model: Curves) -> list[Allocation]:
+    """Allocations of the n below and above those that the user ran, within the plan's budget and constraints."""
+    if not model.measured:
+        return []
+    settings, out = model.settings(), []
+    for bp in sorted({a.problems_per_batch for a in plan.targets}):
+        tried = [n for _, n in settings]
+        for n in sorted({min(tried) // 2**k for k in _DOUBLINGS} | {max(tried) * 2**k for k in _DOUBLINGS}):
+            rates = plan.prices.rates(bp, n)
+            updates = int(rates.rollouts(plan.budget)) // (bp * n) if n >= LEAST_ROLLOUTS else 0
+            if updates >= plan.constraints.min_updates + 1 and not plan.constraints.violated_by(bp, n):
+                out.append(Allocation(bp, n, updates))
+    return out
 
 
 def common_targets(targets: Sequence[Allocation], bought: Sequence[float]) -> list[list[Allocation]]:

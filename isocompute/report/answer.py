@@ -107,6 +107,10 @@ def _answer(evidence: Evidence, condition: Condition, asked: Budget | None) -> A
             raise InputError(
                 "its runs lie on different scales; name their problem set and model (`problems`, `model` in run.json)."
             )
+        if len(law.settings) < 2:
+            raise InputError(
+                "its runs share one Bp and n, so nothing is compared; `isocompute plan --next 3` proposes others."
+            )
         plan = _plan(law, asked, condition.name or evidence.runs.source, evidence.seed)
     except InputError as error:
         why_not = re.sub(r"^--law .*?: ", "", str(error))  # an option that `report` does not have

@@ -100,6 +100,6 @@ def smallest_leads(compute_C: Array, n: int) -> Array:
     return hill(np.maximum(compute_C, 1e-9), 0.3, 0.6 - 0.04 * np.log2(n / 8), 4e4, 1.2)
 
 
-def all_equal(compute_C: Array, n: int) -> Array:
+def all_equal(compute_C: Array, _n: int) -> Array:
     """n makes no difference."""
     return hill(np.maximum(compute_C, 1e-9), 0.3, 0.6, 6e4, 1.3)

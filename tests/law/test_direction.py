@@ -39,7 +39,7 @@ def test_a_clear_crossing_is_said_to_be_one(truth: Callable[[Array, int], Array]
         best = optimum_of(law_of(truth, seed=seed))
         likely, unlikely = (best.movement.rises, best.movement.falls)[:: 1 if direction == "rises" else -1]
         assert best.direction == direction and best.rises == (direction == "rises")
-        assert likely < 0.05 < 0.5 < unlikely
+        assert likely < 0.05 and unlikely > 0.5
         assert best.movement.lead_interval[0] > 0
 
 
@@ -139,7 +139,7 @@ def moved(values_SCB: Array, ns: tuple[int, ...]) -> Movement:
 
 
 def crossing(early: float, late: float, *, samples: int = 40_000) -> Array:
-    """Two configurations: the first leads by `early` deviations at the first compute and trails by `late` at the last."""
+    """Two configurations: the first leads by `early` deviations at first and trails by `late` at the end."""
     rng = np.random.default_rng(0)
     lead_C2 = np.array([early, -late])
     first = lead_C2[:, None] + rng.standard_normal((2, samples))

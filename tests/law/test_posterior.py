@@ -49,8 +49,8 @@ def test_intervals_hold_the_truth_of_a_sweep() -> None:
     for world in range(8):
         groups = sweep(larger_wins, NS, seeds=2, seed=world)
         for fit, n in zip(fits_of(groups, posterior_of(groups, seed=world)), NS, strict=True):
-            for out, compute_C in ((seen, np.geomspace(1e4, 1e6, 5)), (ahead, np.array([2e6, 8e6]))):
-                out += held(fit, compute_C, larger_wins(compute_C, n))
+            for found, compute_C in ((seen, np.geomspace(1e4, 1e6, 5)), (ahead, np.array([2e6, 8e6]))):
+                found.extend(held(fit, compute_C, larger_wins(compute_C, n)))
             low, high = fit.ceiling_interval()
             ceilings.append(low <= 0.5 + 0.04 * np.log2(n / 8) <= high)
             low, high = fit.base_interval()

@@ -16,7 +16,7 @@ from isocompute.law.store import is_law_file, read_law, write_law
 from tests.law.made_up import hill, larger_wins, sweep
 
 VERSION_1 = Path(__file__).parent / "data" / "law-version-1.json"
-"""Written by isocompute 0.1: two seeds of n = 8 and of n = 64, 60 replicates of all three forms; fewer frontier rows."""
+"""Written by isocompute 0.1: two seeds of n = 8 and of n = 64, 60 replicates of all three forms."""
 ACROSS = np.geomspace(1e3, 1e8, 11)
 
 

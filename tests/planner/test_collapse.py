@@ -200,7 +200,7 @@ def priced(curves: list[Curve], budget: float, rates: dict[int, float], folder: 
 
 def test_a_cheaper_setting_that_collapses_more_often_by_share_is_not_the_default(tmp_path: Path) -> None:
     """n = 32 has fewer collapses in its runs, but most of those ended before: of four that went on two collapsed."""
-    leading = [run(8, seed, falls_at=7e5 if seed < 3 else None, lead=0.001) for seed in range(10)]
+    leading = [run(8, seed, falls_at=7e5 if seed < 3 else None, lead=0.002) for seed in range(10)]
     ended = [run(32, seed) for seed in range(4, 20)]
     ended = [replace(c, compute_C=c.compute_C[:34], values_C=c.values_C[:34]) for c in ended]
     going = [run(32, seed, falls_at=(2e5, 7e5, None, None)[seed]) for seed in range(4)]
