@@ -213,14 +213,13 @@ class _PosteriorFile(_Part):
     def _whole(self) -> Self:
         size, samples = len(self.settings), len(self.stage)
         for name in ("batch", "last", "ended", "ceiling", "midpoint", "exponent", "knots", "path", "seen"):
-            part: Sized = getattr(self, name)
-            if len(part) != size:
-                raise ValueError(f"{name}: {len(part)} entries for {size} configurations")
+            if len(getattr(self, name)) != size:
+                raise ValueError(f"{name}: {len(getattr(self, name))} entries for {size} configurations")
         rows = [*self.base, *self.tail, self.delay, *self.ceiling, *self.midpoint, *self.exponent]
         rows += [row for path in self.path for row in path]
         if any(len(row) != samples for row in rows):
             raise ValueError("its samples differ in number")
-        if len({len(row) for row in [*self.knots, *self.path, *self.seen]}) > 1:
+        if len({*map(len, self.knots), *map(len, self.path), *map(len, self.seen)}) > 1:
             raise ValueError("its knots, path and seen differ in length")
         if not {len(self.base), len(self.tail)} <= {1, size}:
             raise ValueError("its samples lack a part")
