@@ -29,7 +29,6 @@ from isocompute.law.forecasting import backtest as _backtest
 from isocompute.law.forecasting import forecast as _forecast
 from isocompute.law.law import Law, fit_law
 from isocompute.law.store import StoredLaw, is_law_file, read_law
-from isocompute.law.uncertainty import check_replicates
 from isocompute.planner.backtest import PlanTest, backtest_sweep
 from isocompute.planner.cost.prices import Hardware, prices
 from isocompute.planner.decide import Plan, decide
@@ -48,6 +47,8 @@ if TYPE_CHECKING:  # some commands need modules that take seconds to load
 Source = RunSet | Run | Sequence[Run] | str | Path | Sequence[str | Path]
 """Loaded runs, or the paths to load them from."""
 
+_FEWEST_REPLICATES = 20
+"""Least number of samples for an interval."""
 BACKTEST_POINTS = 15
 """Runs with fewer evaluations are not tested: their first half is too short."""
 
@@ -70,7 +71,7 @@ def fit(
     >>> law.metric, law.unit, len(law.runs)
     ('avg@4', 'rollouts', 3)
     """
-    check_replicates(replicates)
+    _check_replicates(replicates)
     loaded = _loaded(runs)
     warn_of_several(loaded)
     curves, metric, unit = curves_of(loaded, metric=metric, unit=unit)
@@ -220,7 +221,7 @@ def plan(**arguments: Any) -> Plan:
     (32, 256, 244)
     """
     request = PlanRequest.of(**arguments)
-    check_replicates(request.replicates)
+    _check_replicates(request.replicates)
     law, runs = _planning_law(request)
     diagnosis = None
     if runs is not None:
@@ -366,7 +367,7 @@ def backtest_plans(
     >>> max(test.planned.regret for test in tests if test.planned)  # what following the plans would have lost
     0.0
     """
-    check_replicates(replicates)
+    _check_replicates(replicates)
     runs = load(runs) if isinstance(runs, str | Path) else runs
     metric = choose_metric(runs, metric)
     runs, chosen = runs_of_leading_recipe(runs, metric=metric)
@@ -392,7 +393,7 @@ def compare(
     >>> compare("runs/easy-32x8", "runs/easy-32x64", replicates=100).higher
     'b'
     """
-    check_replicates(replicates)
+    _check_replicates(replicates)
     sides = [_loaded(a), _loaded(b)]
     found = [curves_of(side, metric=metric, unit=unit) for side in sides]
     (curves_a, metric_a, unit_a), (curves_b, metric_b, unit_b) = found
@@ -589,3 +590,9 @@ def analyse_ablation(
     known = set.intersection(*(set(run.metrics) for run in runs))
     tasks = {name: found(f"{name}/{metric}") for name in sources(spec) if f"{name}/{metric}" in known}
     return Ablated(str(folder), metric, unit, found(metric), tasks)
+
+
+def _check_replicates(replicates: int) -> None:
+    """Raise if there are too few samples for an interval."""
+    if replicates < _FEWEST_REPLICATES:
+        raise InputError(f"replicates = {replicates}: intervals need at least {_FEWEST_REPLICATES} of them.")

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from isocompute.law.frontier import Optimum
     from isocompute.law.law import Law, Tradeoff
 
-_MOSTLY = 0.8
-"""If n* rises in this share of replicates but is undecided, the answer says why."""
-
 
 def command(
     runs: Annotated[list[str], typer.Argument(help="Run folders, a folder of runs, tables, or PATH::NAME.")],
@@ -134,7 +131,7 @@ def show(law: Law) -> None:
 
 
 def _answer(law: Law) -> str:
-    from isocompute.core.formatting import number, plural
+    from isocompute.core.formatting import number, pair, plural, value
 
     best = law.joint.rollouts
     if best is None:
@@ -142,21 +139,26 @@ def _answer(law: Law) -> str:
         missing = "no n*(C): it needs runs with at least two known n over the same compute"
         return f"{plural(len(law.runs), 'run')}; {why or missing}"
     low, high = _low(best), _high(best)
-    interval = f"95% {best.ceiling_interval[0]:.0f}–{best.ceiling_interval[1]:.0f}"
+    moved, interval = best.movement, f"95% {best.ceiling_interval[0]:.0f}–{best.ceiling_interval[1]:.0f}"
     if best.direction in ("flat", "unclear"):
         values = sorted(set(best.estimate_C.tolist()))
         if len(values) == 1:
             return f"n* is {high if low == high else format(values[0], '.0f')} at every budget ({interval})"
         spread = f"between {values[0]:.0f} and {values[-1]:.0f}"
-        doubt = ", but by no more than the best of equal n may" if best.probability_rises >= _MOSTLY else ""
-        chance = f"undecided: it rises in {best.probability_rises:.0%} of replicates{doubt}"
-        why = "without a trend" if best.direction == "flat" else f"whether it rises with compute is {chance}"
+        undecided = f"whether it rises with compute is undecided ({_p_value(moved.rises)})"
+        why = "without a trend" if best.direction == "flat" else undecided
         return f"n* moves {spread}; {why} ({interval} at the end)"
     ends = "levels off inside the data" if best.saturates else "no levelling off inside the data"
     return (
         f"n* {best.direction} from {low} to {high} ({interval}), half-way at {number(10**best.log10_C0)} {law.unit}"
         + (f"; {ends}" if best.rises else "")
+        + f"\nAt the end it leads the n that led before by {value(moved.lead)} ({pair(moved.lead_interval)}); "
+        f"{_p_value(min(moved.rises, moved.falls))}"
     )
+
+
+def _p_value(p: float) -> str:
+    return "p < .01" if p < 0.01 else "p = " + f"{p:.2f}".removeprefix("0")
 
 
 def _setting(law: Law, index: int) -> str:

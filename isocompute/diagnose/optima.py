@@ -20,8 +20,7 @@ from isocompute.law.curves import usable_points
 from isocompute.law.fits import CurveFit, fits_of
 from isocompute.law.frontier import Optimum, compared, frontier, what_to_run
 from isocompute.law.law import Law, Tradeoff
-from isocompute.law.posterior import fit_posterior
-from isocompute.law.uncertainty import percentiles
+from isocompute.law.posterior import fit_posterior, percentiles
 
 _SWEEP = "runs at three or more n with one Bp and recipe, evaluated over one range of compute"
 _FIGURE_7 = "IsoCompute section 4.1, figure 7"

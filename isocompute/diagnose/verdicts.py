@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from isocompute.core.arrays import Array
-from isocompute.law.uncertainty import SEED_MARGIN
+from isocompute.law.store import SEED_MARGIN
 
 Verdict = Literal["holds", "fails", "undecided"]
 Interval = tuple[float, float]

@@ -36,8 +36,8 @@ from isocompute.core.errors import InputError
 from isocompute.core.formatting import plural, value
 from isocompute.law.curves import collapse_start, collapsed_early, usable_points
 from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
+from isocompute.law.posterior import around, percentiles
 from isocompute.law.solver import HILL, FitRows, solve
-from isocompute.law.uncertainty import around, percentiles
 
 _ONE_SEED_FACTOR = 1.5
 """Least significant ratio of midpoints if a side has one seed."""

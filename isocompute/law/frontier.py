@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from isocompute.core.arrays import Array, Bools, Ints
 from isocompute.law.fits import CurveFit
+from isocompute.law.posterior import around, basic, percentiles, shortest
 from isocompute.law.solver import HILL, FitRows, Fits, evaluate, solve
-from isocompute.law.uncertainty import around, basic, percentiles, shortest
 
 EARLY_FACTOR = 1.25
 """A setting takes part in the frontier from its first compute divided by this."""

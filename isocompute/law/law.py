@@ -32,7 +32,7 @@ from isocompute.law.curves import (
     usable_end,
     usable_mask,
 )
-from isocompute.law.fits import CurveFit, fit_groups, fits_of
+from isocompute.law.fits import CurveFit, Surface, fit_groups, fits_of, surface_of
 from isocompute.law.frontier import (
     Frontier,
     Grid,
@@ -47,9 +47,7 @@ from isocompute.law.frontier import (
     movement,
     sensitivity,
 )
-from isocompute.law.posterior import fit_posterior
-from isocompute.law.surface import Surface, surface_of
-from isocompute.law.uncertainty import shortest
+from isocompute.law.posterior import fit_posterior, shortest
 
 _NAMED = 3
 """Most runs that a note names."""

@@ -15,7 +15,7 @@ did beyond their quarters and eighths (`benchmarks/law_worlds.py`, docs/studies/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,6 @@ from isocompute.law.model import (
     SHIFT,
     Kernels,
     Mode,
-    Noise,
     Points,
     Problem,
     ceiling_of,
@@ -38,12 +37,12 @@ from isocompute.law.model import (
     room_of,
     seed_effects,
 )
-from isocompute.law.shape import LARGEST_TAIL, LN2, STAGES, effective_log_compute, growth
+from isocompute.law.shape import STAGES, effective_log_compute, growth
 from isocompute.law.solver import blas_on_one_core
 
 DISCOUNT, EARLY = 0.5, 30.0
 """Share of its growth that a run does not keep after its first update, and the updates over which this dies out."""
-_GROWTH_ERROR, _GROWTH_ERROR_OWN = 0.28, 0.08
+_GROWTH_ERROR, _GROWTH_ERROR_OWN = 0.25, 0.08
 """Standard deviations of the error of growth: shared by all configurations, and of each."""
 _FREEDOM = 5
 """Degrees of freedom of Student's t, since the noise levels are estimates."""
@@ -51,7 +50,6 @@ _KNOTS = 12
 """Computes at which the model's error is sampled; it is interpolated between them."""
 SAME = 1.02
 """Budgets that differ by a batch are the same budget."""
-_NO_DELAY = -30.0
 
 
 @dataclass(frozen=True)
@@ -357,59 +355,6 @@ def _knots(problem: Problem, points: Points) -> Array:
     return np.linspace(float(ends[0]), float(ends[1]), _KNOTS)
 
 
-def curve_of_form(form_B: Array, theta_BK: Array, unit: float) -> tuple[Array, Array, Array]:
-    """Log midpoint, log exponent and tail of curves of three forms, from their own parameters in logs.
-
-    hill: midpoint and exponent. exponential: scale. power: exponent, with the unit as its scale.
-    """
-    first_B, second_B = theta_BK[:, 0], theta_BK[:, -1]
-    half_B = np.log(np.expm1(LN2 / np.exp(np.where(form_B == "power", first_B, 0.0))))
-    midpoint_B = np.select([form_B == "hill", form_B == "exponential"], [first_B, first_B + np.log(LN2)], half_B)
-    exponent_B = np.where(form_B == "hill", second_B, 0.0)
-    tail_B = np.select([form_B == "hill", form_B == "exponential"], [0.0, LARGEST_TAIL], first_B)
-    return midpoint_B + np.log(unit), exponent_B, tail_B
-
-
-def independent(
-    settings: Sequence[Setting],
-    *,
-    last_S: Array,
-    base_SB: Array,
-    ceiling_SB: Array,
-    curves: Sequence[tuple[Array, Array, Array]],
-    first: float,
-    seed: int = 0,
-) -> Posterior:
-    """A posterior of curves that were fitted one by one, or published."""
-    midpoint_SB, exponent_SB, tail_SB = (np.stack(rows) for rows in zip(*curves, strict=True))
-    size, count = base_SB.shape
-    rise = max(float(np.median(ceiling_SB - base_SB)), 1e-9) if count else 1.0
-    high = max(float(ceiling_SB.max(initial=0.0)), float(base_SB.max(initial=0.0)))
-    return Posterior(
-        settings=tuple(settings),
-        batch_S=np.full(size, np.nan),
-        last_S=last_S,
-        first=first,
-        upper=1.0 if high <= 1.0 else np.inf,
-        lower=-np.inf,
-        rise=rise,
-        ended_S=np.zeros(size, dtype=np.bool_),
-        stage_B=np.zeros(count, dtype=np.int64),
-        base_RB=base_SB,
-        tail_RB=tail_SB,
-        delay_B=np.full(count, _NO_DELAY),
-        ceiling_SB=ceiling_SB,
-        midpoint_SB=midpoint_SB,
-        exponent_SB=exponent_SB,
-        knots_SK=np.empty((size, 0)),
-        path_SKB=np.empty((size, 0, count)),
-        seen_SK=np.empty((size, 0)),
-        model_error=Noise().model * rise,
-        seed=seed,
-        centre=float(np.mean(midpoint_SB)) if count else 0.0,
-    )
-
-
 def _sampled(
     problem: Problem, mode: Mode, count: int, knots_SK: Array, rng: np.random.Generator
 ) -> tuple[Array, Array]:
@@ -440,3 +385,53 @@ def _sampled(
 def _centred(draws_KB: Array) -> Array:
     """Draws whose means are exactly 0, so that the expected curve does not depend on their number."""
     return np.asarray(draws_KB - draws_KB.mean(axis=1, keepdims=True))
+
+
+def percentiles(values_B: Array, level: float = 0.95) -> tuple[float, float]:
+    """The central interval that contains a share `level` of the samples."""
+    low, high = np.quantile(values_B, [0.5 - 0.5 * level, 0.5 + 0.5 * level])
+    return float(low), float(high)
+
+
+def around(value: float, values_B: Array, level: float = 0.95) -> tuple[float, float]:
+    """The central interval of the samples, widened to contain the estimate; without samples, the estimate alone."""
+    if not len(values_B):
+        return value, value
+    low, high = percentiles(values_B, level)
+    return min(low, value), max(high, value)
+
+
+def shortest(values_B: Array, estimate: float, level: float = 0.9) -> tuple[float, float]:
+    """The shortest interval between values that were run with a share `level` of the samples, and the estimate.
+
+    >>> shortest(np.array([8.0, 8, 8, 8, 8, 8, 8, 8, 16, 64]), 8.0, level=0.9)
+    (8.0, 16.0)
+    """
+    values, counts = np.unique(values_B, return_counts=True)
+    total = np.concatenate([[0.0], np.cumsum(counts)]) / len(values_B)
+    low, high = float(values[0]), float(values[-1])
+    best = (np.inf, 0.0)
+    for i in range(len(values)):
+        j = int(np.searchsorted(total, total[i] + level - 1e-12))
+        if j <= len(values):
+            ratio = float(values[j - 1] / values[i])
+            if (ratio, -(total[j] - total[i])) < best:
+                best, low, high = (ratio, -float(total[j] - total[i])), float(values[i]), float(values[j - 1])
+    return min(low, float(estimate)), max(high, float(estimate))
+
+
+def basic(
+    statistic: Callable[[Array], Array], values_S: Array, replicates_SB: Array, level: float = 0.95
+) -> tuple[float, tuple[float, float]]:
+    """A statistic over configurations (axis 0), such as their best, corrected for selection: estimate and interval.
+
+    The best of several noisy values is biased upwards, and the best of their samples even more. The second bias can be
+    measured and is subtracted. That removes half of the bias between equal settings, and all of it between others.
+    """
+    seen = float(statistic(values_S[:, None])[0])
+    if not replicates_SB.shape[1]:
+        return seen, (seen, seen)
+    again_B = statistic(values_S[:, None] + replicates_SB - replicates_SB.mean(axis=1, keepdims=True))
+    low, high = percentiles(again_B, level)
+    estimate = 2.0 * seen - float(again_B.mean())
+    return estimate, (min(2.0 * seen - high, estimate), max(2.0 * seen - low, estimate))

@@ -7,6 +7,7 @@ have bootstrap draws of every configuration's own curve instead; they are read a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -20,10 +21,13 @@ from isocompute.core.curve import Curve, Setting, scale_of, upper_bound
 from isocompute.core.errors import InputError
 from isocompute.law.fits import CurveFit
 from isocompute.law.law import Law
-from isocompute.law.posterior import Posterior, curve_of_form, independent
-from isocompute.law.shape import STAGES
-from isocompute.law.uncertainty import SEED_MARGIN
+from isocompute.law.model import Noise
+from isocompute.law.posterior import Posterior
+from isocompute.law.shape import LARGEST_TAIL, LN2, STAGES
 
+SEED_MARGIN = 0.02
+"""ScaleRL's 95% half-width of a difference between two runs, as a share of the values' scale."""
+_NO_DELAY = -30.0
 _FORMAT, _VERSION = "isocompute-law", 2
 _BEGINS = b'{"format": "isocompute-law"'
 _PRINTED = {"metric", "unit", "curves", "frontier"}
@@ -350,3 +354,56 @@ class _LawFile1(_Summary):
             first=min(each.first for each in self.settings),
         )
         return tuple(each.fit(posterior, i) for i, each in enumerate(self.settings))
+
+
+def curve_of_form(form_B: Array, theta_BK: Array, unit: float) -> tuple[Array, Array, Array]:
+    """Log midpoint, log exponent and tail of curves of three forms, from their own parameters in logs.
+
+    hill: midpoint and exponent. exponential: scale. power: exponent, with the unit as its scale.
+    """
+    first_B, second_B = theta_BK[:, 0], theta_BK[:, -1]
+    half_B = np.log(np.expm1(LN2 / np.exp(np.where(form_B == "power", first_B, 0.0))))
+    midpoint_B = np.select([form_B == "hill", form_B == "exponential"], [first_B, first_B + np.log(LN2)], half_B)
+    exponent_B = np.where(form_B == "hill", second_B, 0.0)
+    tail_B = np.select([form_B == "hill", form_B == "exponential"], [0.0, LARGEST_TAIL], first_B)
+    return midpoint_B + np.log(unit), exponent_B, tail_B
+
+
+def independent(
+    settings: Sequence[Setting],
+    *,
+    last_S: Array,
+    base_SB: Array,
+    ceiling_SB: Array,
+    curves: Sequence[tuple[Array, Array, Array]],
+    first: float,
+    seed: int = 0,
+) -> Posterior:
+    """A posterior of curves that were fitted one by one, or published."""
+    midpoint_SB, exponent_SB, tail_SB = (np.stack(rows) for rows in zip(*curves, strict=True))
+    size, count = base_SB.shape
+    rise = max(float(np.median(ceiling_SB - base_SB)), 1e-9) if count else 1.0
+    high = max(float(ceiling_SB.max(initial=0.0)), float(base_SB.max(initial=0.0)))
+    return Posterior(
+        settings=tuple(settings),
+        batch_S=np.full(size, np.nan),
+        last_S=last_S,
+        first=first,
+        upper=1.0 if high <= 1.0 else np.inf,
+        lower=-np.inf,
+        rise=rise,
+        ended_S=np.zeros(size, dtype=np.bool_),
+        stage_B=np.zeros(count, dtype=np.int64),
+        base_RB=base_SB,
+        tail_RB=tail_SB,
+        delay_B=np.full(count, _NO_DELAY),
+        ceiling_SB=ceiling_SB,
+        midpoint_SB=midpoint_SB,
+        exponent_SB=exponent_SB,
+        knots_SK=np.empty((size, 0)),
+        path_SKB=np.empty((size, 0, count)),
+        seen_SK=np.empty((size, 0)),
+        model_error=Noise().model * rise,
+        seed=seed,
+        centre=float(np.mean(midpoint_SB)) if count else 0.0,
+    )

@@ -25,8 +25,7 @@ from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
 from isocompute.core.formatting import number, pair, plural, thousands, value
-from isocompute.law.posterior import SAME
-from isocompute.law.uncertainty import percentiles
+from isocompute.law.posterior import SAME, percentiles
 from isocompute.planner.candidates import (
     Constraints,
     allocations,

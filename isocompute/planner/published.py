@@ -20,7 +20,7 @@ from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve
 from isocompute.core.errors import InputError
 from isocompute.law.fits import CurveFit
-from isocompute.law.posterior import curve_of_form, independent
+from isocompute.law.store import curve_of_form, independent
 from isocompute.planner.law import Curves, OptimumOnly, PlanningLaw, is_rate
 
 _BEFORE = 2.0

@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import polars as pl
+from scipy.special import stdtrit
 
 from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve, choose_metric, curves_of, noise_level, upper_bound
@@ -32,8 +33,7 @@ from isocompute.core.run import Run, RunSet
 from isocompute.law.curves import collapsed_early, settings_of, usable_curves
 from isocompute.law.fits import CurveFit, fits_of
 from isocompute.law.frontier import EARLY_FACTOR
-from isocompute.law.posterior import fit_posterior
-from isocompute.law.uncertainty import around, basic, t_over_normal
+from isocompute.law.posterior import around, basic, fit_posterior
 from isocompute.planner.law import leading_recipe
 
 LEAD = 0.005
@@ -305,5 +305,5 @@ def _over_seeds(runs: Sequence[Run], read: Callable[[Run], tuple[float, float]])
     half = 1.96 * float(np.sqrt((error_R**2).sum())) / len(value_R)
     if len(value_R) > 1:
         spread = float(value_R.std(ddof=1)) / float(np.sqrt(len(value_R)))
-        half = max(half, 1.96 * t_over_normal(len(value_R) - 1) * spread)
+        half = max(half, float(stdtrit(len(value_R) - 1, 0.975)) * spread)
     return value, (value - half, value + half)

@@ -10,6 +10,7 @@ import pytest
 
 import isocompute
 from isocompute.cli.fit import show
+from isocompute.law.frontier import Movement
 from isocompute.law.store import read_law
 from tests.cli.tools import QUICK, RUNS, check_intervals
 from tests.commands import Call, fails
@@ -125,14 +126,14 @@ def test_one_run_without_settings_has_curves_and_no_optimum(call: Call, tmp_path
     assert "no n*(C)" in text
 
 
-def test_a_rise_that_equal_n_would_show_is_called_so(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_names_the_p_value_and_the_lead(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     law = isocompute.fit(sweep / "runs", replicates=50)
     assert law.joint.rollouts is not None
-    for share, said in (
-        (0.9, "it rises in 90% of replicates, but by no more than the best of equal n may"),
-        (0.6, "60%"),
+    moved = Movement(rises=0.24, falls=0.8, lead=0.021, lead_interval=(0.004, 0.046))
+    for direction, said in (
+        ("unclear", "whether it rises with compute is undecided (p = .24)"),
+        ("rises", "At the end it leads the n that led before by .021 (.004–.046); p = .24"),
     ):
-        unclear = replace(law.joint.rollouts, direction="unclear", probability_rises=share)
-        show(replace(law, joint=replace(law.joint, rollouts=unclear)))
-        told = " ".join(capsys.readouterr().out.split("Curves")[0].split())
-        assert said in told and ("equal n" in told) == (share > 0.8)
+        best = replace(law.joint.rollouts, direction=direction, movement=moved)
+        show(replace(law, joint=replace(law.joint, rollouts=best)))
+        assert said in " ".join(capsys.readouterr().out.split("Curves")[0].split())

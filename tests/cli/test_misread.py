@@ -134,9 +134,9 @@ def test_what_is_read_again_warns_of_what_it_is(call: Call, tmp_path: Path) -> N
 
 
 def test_what_one_seed_may_differ_by_does_not_depend_on_the_metrics_unit(call: Call, tmp_path: Path) -> None:
-    assert "a standard deviation of 2.5% of the rise is assumed" in " ".join(
+    assert "a standard deviation of 3.0% of the rise is assumed" in " ".join(
         call("fit", sweep(tmp_path / "percent.csv", percent=(8, 32)), "--replicates", "50").out.split()
     )
-    assert "a standard deviation of 2.5% of the rise is assumed" in " ".join(
+    assert "a standard deviation of 3.0% of the rise is assumed" in " ".join(
         call("fit", sweep(tmp_path / "rates.csv"), "--replicates", "50").out.split()
     )

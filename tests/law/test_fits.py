@@ -13,7 +13,7 @@ from isocompute.core.curve import Curve, median, noise_level
 from isocompute.core.errors import InputError
 from isocompute.law.curves import collapse_start, record_points, usable_mask, usable_points
 from isocompute.law.fits import fit_groups
-from isocompute.law.uncertainty import percentiles
+from isocompute.law.posterior import percentiles
 from tests.law.made_up import exponential, hill, noisy
 
 COMPUTE = np.linspace(1.0, 60.0, 60)

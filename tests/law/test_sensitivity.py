@@ -9,7 +9,7 @@ from isocompute.core.curve import Curve
 from isocompute.law.fits import fit_groups
 from isocompute.law.frontier import Slice, sensitivity
 from isocompute.law.law import fit_law
-from isocompute.law.uncertainty import basic
+from isocompute.law.posterior import basic
 
 GRID = np.geomspace(1e4, 1e6, 25)
 ROLLOUTS = (4, 8, 16, 32, 64, 128)

@@ -20,7 +20,7 @@ import numpy as np
 from isocompute.core.allocation import Allocation
 from isocompute.core.arrays import Array
 from isocompute.core.errors import InputError
-from isocompute.law.uncertainty import percentiles
+from isocompute.law.posterior import percentiles
 from isocompute.planner.cost.hardware import Efficiency, Gpu, Phase, StepCost, step_cost
 from isocompute.planner.cost.model import ModelShape
 

@@ -13,7 +13,7 @@ from isocompute.law.curves import record_points
 from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import Optimum, at_end, live, reached
 from isocompute.law.law import Law, Tradeoff
-from isocompute.law.uncertainty import shortest
+from isocompute.law.posterior import shortest
 from isocompute.report.charts.reward import by_problems, fullest_tradeoff, label
 from isocompute.report.charts.style import (
     ACCENT,

@@ -19,8 +19,8 @@ from isocompute.law.curves import usable_points
 from isocompute.law.fits import CEILING_SEEN, CurveFit, fit_groups
 from isocompute.law.forecasting import Forecast
 from isocompute.law.law import Law
+from isocompute.law.posterior import around
 from isocompute.law.solver import HILL, FitRows, solve
-from isocompute.law.uncertainty import around
 from isocompute.report.charts.style import (
     ACCENT,
     BLUE,

@@ -19,7 +19,7 @@ from isocompute.data.compatible import Condition, algorithm, set_size
 from isocompute.law.fits import CurveFit
 from isocompute.law.frontier import Frontier, frontier
 from isocompute.law.law import Law, Tradeoff
-from isocompute.law.uncertainty import around
+from isocompute.law.posterior import around
 from isocompute.report.charts.style import (
     INK,
     SIDES,
