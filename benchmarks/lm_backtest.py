@@ -53,11 +53,13 @@ def main() -> None:
     whole = pl.read_csv(args.table, infer_schema_length=None)
     seeds = None if args.seeds is None else {int(seed) for seed in args.seeds.split(",")}
     found: list[PlanTest] = []
+    by_set: list[list[PlanTest]] = []
     print("set               problems  KL          C  best at C  planned  lost    n=8     n=16    leader at C/8 lost")
     for name in sorted(whole["set"].unique()):
         table = whole.filter(pl.col("set") == name)
         about = [str(table[key][0]) if key in table.columns else "–" for key in ("size", "kl_coef")]
-        for test in tests_of(curves_of(table, "avg@4"), args.budgets, seeds):
+        by_set.append(tests_of(curves_of(table, "avg@4"), args.budgets, seeds))
+        for test in by_set[-1]:
             found.append(test)
             ahead = leads(test)
             shown = "  ".join(f"{ahead[n]:+.4f}" if n in ahead else "   –   " for n in (8, 16))
@@ -75,9 +77,23 @@ def main() -> None:
     print(f"{np.quantile(lost_T, 0.9):.4f} at the 90th percentile; leaders at C/8 {np.mean(led_T):.4f} in the mean")
     for n in (8, 16):
         won = [ahead[n] > 0 for test in found if n in (ahead := leads(test))]
-        fixed = [test.best.value - s.value for test in found for s in test.settings if s.rollouts_per_problem == n]
-        print(f"planned n beats n = {n} in {sum(won)} of {len(won)} where it differs; always n = {n} ", end="")
-        print(f"loses {np.mean(fixed):.4f} in the mean")
+        print(f"planned n beats n = {n} in {sum(won)} of {len(won)} where it differs")
+    against_constants("all budgets", found)
+    against_constants("the largest budget of each set", [tests[0] for tests in by_set])
+
+
+def against_constants(title: str, tests: list[PlanTest]) -> None:
+    """What always taking one n loses, and by how much plans lose less."""
+    print(title)
+    planned_T = np.array([test.planned.regret if test.planned else np.nan for test in tests])
+    print(f"  plan    {np.nanmean(planned_T):.4f}")
+    for n in sorted(set.intersection(*({s.rollouts_per_problem for s in test.settings} for test in tests))):
+        fixed_T = np.array(
+            [min(test.best.value - s.value for s in test.settings if s.rollouts_per_problem == n) for test in tests]
+        )
+        less_T = (fixed_T - planned_T)[np.isfinite(planned_T)]
+        error = less_T.std(ddof=1) / np.sqrt(len(less_T))
+        print(f"  n = {n:3d} {fixed_T.mean():.4f}; the plan loses {less_T.mean():.4f} ± {error:.4f} less")
 
 
 if __name__ == "__main__":

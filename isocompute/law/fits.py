@@ -62,6 +62,10 @@ class CurveFit:
         """Values of every sample, compute × samples."""
         return self.posterior.at(self.index, compute_C)
 
+    def best_draws(self, compute_C: Array) -> Array:
+        """Values of the best checkpoint by each compute, in every sample."""
+        return self.posterior.best_by(self.index, compute_C)
+
     def at(self, compute_C: Array) -> Array:
         """The expected curve of the seeds that were run; the samples are of the mean over all seeds."""
         return self.posterior.reached(self.index, np.atleast_1d(compute_C))

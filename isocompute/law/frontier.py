@@ -100,14 +100,14 @@ class Grid:
         shape = len(fits), _GRID_POINTS, len(fits[0].posterior)
         values_SCB = np.empty(shape, dtype=np.float32)
         for s, fit in enumerate(fits):
-            values_SCB[s] = fit.draws_at(np.minimum(compute_C, fit.last))
+            values_SCB[s] = fit.best_draws(np.minimum(compute_C, fit.last))
         ends_SCB = values_SCB
         if any(fit.last * _SLACK < last for fit in fits):
             ends_SCB = values_SCB.copy()
             for s, fit in enumerate(fits):
                 past_C = compute_C > fit.last
                 if past_C.any():
-                    ends_SCB[s, past_C] = fit.draws_at(compute_C[past_C])
+                    ends_SCB[s, past_C] = fit.best_draws(compute_C[past_C])
         return cls(compute_C, values_SCB, ends_SCB)
 
     def part(self, keep: Sequence[int]) -> Grid:
@@ -187,8 +187,9 @@ def _switch(fits: Sequence[CurveFit], compute_C: Array, best_C: Ints, live_SC: B
 
 
 def reached(fit: CurveFit, compute_C: Array) -> Array:
-    """Value that a setting reaches with at most this compute: its curve, constant after its last point."""
-    return fit.at(np.minimum(compute_C, fit.last))
+    """Value that a setting reaches with at most this compute: the best of its curve so far."""
+    seen_C = np.minimum(compute_C, fit.last)
+    return np.asarray(fit.at(seen_C) + fit.posterior.kept(fit.index, seen_C))
 
 
 def live(fits: Sequence[CurveFit], compute_C: Array) -> Bools:
@@ -552,7 +553,7 @@ def sensitivity(fits: Sequence[CurveFit]) -> list[Slice]:
 
 
 def _slice(varied: str, axis: int, fixed: int | None, compute: float, fits: Sequence[CurveFit]) -> Slice:
-    draws_SB: Array = np.stack([fit.draws_at(np.array([compute]))[0] for fit in fits])
+    draws_SB: Array = np.stack([fit.best_draws(np.array([compute]))[0] for fit in fits])
     values_S = draws_SB.mean(axis=1)
     span, (low, high) = basic(lambda values_SB: np.ptp(values_SB, axis=0), values_S, draws_SB)
     return Slice(

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -446,17 +447,13 @@ def _best_noise(
     repeated = problem.with_seeds and any(points.run_N[-1] > 0 for points in problem.points_S)
     best = Noise()
     highest = log_likelihood(best)
-    for _ in range(2):
-        for name, levels in _GRID.items():
-            if name in _BETWEEN_SEEDS and not repeated:
-                continue
-            for level in levels:
-                if level == getattr(best, name):
-                    continue
-                tried = replace(best, **{name: level})
-                likelihood = log_likelihood(tried)
-                if likelihood > highest:
-                    best, highest = tried, likelihood
+    # Smooth noise and a wandering model explain much the same, so one level after the other may end in the wrong one.
+    names = [name for name in _GRID if repeated or name not in _BETWEEN_SEEDS]
+    for search in (("autocorrelation", "model"), *((name,) for name in (*names, *names))):
+        for levels in product(*(_GRID[name] for name in search)):
+            tried = replace(best, **dict(zip(search, levels, strict=True)))
+            if tried != best and (likelihood := log_likelihood(tried)) > highest:
+                best, highest = tried, likelihood
     return best
 
 

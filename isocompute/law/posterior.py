@@ -46,6 +46,8 @@ _GROWTH_ERROR, _GROWTH_ERROR_OWN = 0.25, 0.08
 """Standard deviations of the error of growth: shared by all configurations, and of each."""
 _FREEDOM = 5
 """Degrees of freedom of Student's t, since the noise levels are estimates."""
+_GRID = 64
+"""Computes at which the best checkpoint so far is looked for."""
 _KNOTS = 12
 """Computes at which the model's error is sampled; it is interpolated between them."""
 SAME = 1.02
@@ -144,6 +146,29 @@ class Posterior:
         effect_C = np.interp(time_C, np.append(0.0, self.knots_SK[s]), np.append(0.0, self.seen_SK[s]))
         return self._clipped(values_C + effect_C)
 
+    def best_by(self, s: int, compute_C: Array) -> Array:
+        """Values of configuration s's best checkpoint by each compute, compute × samples."""
+        values_CB, end = self.at(s, compute_C), float(self.last_S[s])
+        grid_G, best_G, mean_G = self._best(s)
+        place_C = np.clip(np.searchsorted(grid_G, compute_C * (1 + 1e-9), side="right") - 1, 0, None)
+        lost_C = np.where(compute_C > end, best_G[-1] - mean_G[-1], best_G[place_C] - values_CB.mean(axis=1))
+        return np.asarray(values_CB + np.maximum(lost_C, 0.0)[:, None])
+
+    def kept(self, s: int, compute_C: Array) -> Array:
+        """How far the expected curve of configuration s lies below its best so far: checkpoints can be kept."""
+        grid_G, best_G, mean_G = self._best(s)
+        return np.asarray(np.interp(np.log(compute_C), np.log(grid_G), best_G - mean_G))
+
+    def _best(self, s: int) -> Array:
+        """Computes up to the last point, the highest expected value so far, and the expected value."""
+        key, end = f"best of {s}", float(self.last_S[s])
+        if key not in self._cache:
+            kinks_K = BEFORE * self.first * np.exp(self.knots_SK[s])  # the expected curve may turn there
+            grid_G = np.unique(np.concatenate([np.geomspace(min(self.first, end), end, _GRID), kinks_K]))
+            mean_G = self._inside(s, grid_G).mean(axis=1)
+            self._cache[key] = np.stack([grid_G, np.maximum.accumulate(mean_G), mean_G])
+        return self._cache[key]
+
     def between(self, problems_per_batch: int, rollouts_per_problem: int, compute_C: Array) -> Array:
         """Values of a (Bp, n) that was not run, compute × samples: its parameters given those of the others."""
         compute_C = np.atleast_1d(np.asarray(compute_C, dtype=np.float64))
@@ -198,7 +223,13 @@ class Posterior:
         return np.asarray(np.log(np.maximum(compute_C, start) / start))
 
     def _clipped(self, values_CB: Array) -> Array:
-        return np.asarray(np.clip(values_CB, self.lower, self.upper))
+        """The values within their bounds; what clipping takes from their mean is given to those with room left."""
+        out_CB = np.clip(values_CB, self.lower, self.upper)
+        if np.isfinite(self.upper) and values_CB.ndim == 2:
+            lost_C1 = np.minimum(values_CB.mean(axis=1), self.upper)[:, None] - out_CB.mean(axis=1, keepdims=True)
+            room_CB = self.upper - out_CB
+            out_CB += np.maximum(lost_C1, 0.0) / np.maximum(room_CB.mean(axis=1, keepdims=True), 1e-12) * room_CB
+        return np.asarray(np.clip(out_CB, self.lower, self.upper))
 
     def _form(self, compute_C: Array, parameters: Sequence[Array], batch: float) -> Array:
         """Curves with these bases, tails, ceilings, midpoints and exponents."""
@@ -233,7 +264,8 @@ class Posterior:
 
     def _own(self, name: str, s: int) -> Array:
         bp, n = self.settings[s]
-        return np.random.default_rng([self.seed, sum(map(ord, name)), bp or 0, n or 0, s]).standard_normal(len(self))
+        z_B = np.random.default_rng([self.seed, sum(map(ord, name)), bp or 0, n or 0, s]).standard_normal(len(self))
+        return np.asarray(z_B - z_B.mean())
 
     def _nearest(self, bp: int, n: int) -> int:
         """Index of the configuration closest to a (Bp, n)."""
@@ -278,7 +310,7 @@ class Posterior:
 def _believed(more_CB: Array, updates: float, errors_B: Array) -> Array:
     """How much of a curve's growth to expect past its last point, by the module's equation; NaN updates are many."""
     discount = 0.0 if np.isnan(updates) else DISCOUNT * float(np.exp(-updates / EARLY))
-    return np.asarray(np.maximum(more_CB, 0.0) * (1.0 - discount + errors_B))
+    return np.asarray(np.maximum(more_CB, 0.0) * np.maximum(1.0 - discount + errors_B, 0.0))
 
 
 def fit_posterior(

@@ -286,7 +286,7 @@ class Curves:
             where.setdefault(key, []).append(i)
         for key, rows in where.items():
             fit, compute_C = known.get(key), compute_A[rows]
-            out_AB[rows] = self.fits[0].posterior.between(*key, compute_C) if fit is None else fit.draws_at(compute_C)
+            out_AB[rows] = self.fits[0].posterior.between(*key, compute_C) if fit is None else fit.best_draws(compute_C)
         return out_AB
 
 

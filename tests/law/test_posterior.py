@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,28 @@ def test_intervals_of_a_few_seeds_hold_the_mean_of_many(points: tuple[int, ...],
     # At 95%, fewer than 53 in one of a hundred draws; two or three seeds of one configuration alone hardly show that
     # they differ nearly three times as much as the prior has it.
     assert covered >= (53 if deviation < 0.02 else 45)
+
+
+def test_the_best_checkpoint_never_gets_worse() -> None:
+    """A run that overfits from 100,000 rollouts on, beside one that does not."""
+    fine = hill(GRID, 0.3, 0.6, 3e4, 1.5)
+    hurt = fine - 0.04 * np.log(np.maximum(GRID / 1e5, 1.0))
+    groups = [[noisy(str(n), GRID, values_C, noise=0.003, seed=n)] for n, values_C in ((8, fine), (64, hurt))]
+    posterior = posterior_of([[replace(c, problems_per_batch=32, rollouts_per_problem=int(c.name))] for (c,) in groups])
+    compute_C = np.geomspace(1e4, 8e6, 300)
+    best_C, now_C = posterior.best_by(1, compute_C).mean(axis=1), posterior.at(1, compute_C).mean(axis=1)
+    assert np.diff(best_C).min() > -1e-4
+    assert now_C[compute_C > 9e5][0] < best_C[compute_C > 9e5][0] - 0.03, "the truth is .047"
+    assert best_C.max() == pytest.approx(hurt.max(), abs=0.01)
+    np.testing.assert_allclose(posterior.best_by(0, compute_C), posterior.at(0, compute_C), atol=0.004)
+
+
+def test_bounds_do_not_move_the_mean() -> None:
+    near = noisy("a", GRID, hill(GRID, 0.3, 0.985, 3e4, 1.5), noise=0.004, seed=0)
+    posterior = posterior_of([[near]], replicates=2000)
+    values_CB = posterior.at(0, np.array([1e6, 4e6, 3e7]))
+    assert values_CB.max() <= 1.0
+    assert np.diff(values_CB.mean(axis=1)).min() > -1e-6
 
 
 AWKWARD = {

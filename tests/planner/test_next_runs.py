@@ -91,3 +91,28 @@ def test_a_plan_proposes_likely_best_alone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("isocompute.planner.next_runs.likely_best", lambda cells, _targets, _values: cells)
     everything = [p.allocation.rollouts_per_problem for p in next_cells(plan, 3)]
     assert any(chance[n] < 0.1 for n in everything), "or this shows nothing"
+
+
+@pytest.mark.parametrize("ns", [(8, 16), (16,)], ids=str)
+def test_n_beyond_those_that_were_run_are_proposed_where_the_best_lies_at_the_edge(ns: tuple[int, ...]) -> None:
+    """The larger n leads at the end; with one n, nothing says which side is better."""
+    compute_C = np.geomspace(2e3, 1e6, 30)
+    curves = [
+        Curve(
+            f"n{n}-{seed}",
+            compute_C,
+            0.3
+            + (0.15 + 0.05 * np.log2(n / 8)) * (1 - np.exp(-compute_C / (2e4 * n)))
+            + 0.003 * np.random.default_rng([n, seed]).standard_normal(30),
+            32,
+            n,
+            seed=seed,
+        )
+        for n in ns
+        for seed in (0, 1)
+    ]
+    law = fit_law(curves, metric="avg@4", replicates=300)
+    proposed = {p.allocation.rollouts_per_problem for p in next_cells(isocompute.plan(budget=1e6, law=law), 3)}
+    assert proposed & ({32, 64} if len(ns) > 1 else {4, 8, 32, 64})
+    bounded = isocompute.plan(budget=1e6, law=law, rollouts_per_problem=ns)
+    assert {p.allocation.rollouts_per_problem for p in next_cells(bounded, 3)} <= set(ns)

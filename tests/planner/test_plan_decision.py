@@ -16,6 +16,8 @@ from scipy import stats
 
 import isocompute
 from isocompute import InputError
+from isocompute.core.curve import Curve
+from isocompute.law.law import fit_law
 from isocompute.planner.candidates import Allocation, Constraints, allocations
 from isocompute.planner.cost.prices import Rates
 from isocompute.planner.decide import EQUAL, TIE, rank
@@ -288,6 +290,30 @@ def test_of_equal_allocations_the_first_is_chosen() -> None:
     assert rank(values_AB)[0].index == 1
     assert rank(100 * values_AB, scale=100.0)[0].index == 1
     assert rank(100 * values_AB, scale=1000.0)[0].index == 0
+
+
+def test_the_choice_at_smaller_budgets_stands_among_equals() -> None:
+    values_AB = np.array([[0.5, 0.6], [0.5009, 0.6009], [0.4, 0.4]])
+    assert rank(values_AB)[0].index == 1
+    assert rank(values_AB, incumbent=0)[0].index == 0
+    values_AB[1] += 2 * EQUAL
+    assert rank(values_AB, incumbent=0)[0].index == 1, "it is distinctly better"
+
+
+def test_more_budget_never_means_less_reward_and_few_changes() -> None:
+    """Ten n of one ceiling but the smallest, which overfits: budgets over three decades, 12% apart."""
+    rng, curves = np.random.default_rng(0), []
+    for n in (4, 8, 16, 32, 64, 128):
+        compute_C = np.geomspace(64.0 * n, 1e6, 40)
+        values_C = 0.3 + 0.3 / (1 + (1e4 * (n / 8) ** 0.5 / compute_C) ** 1.2)
+        values_C -= 0.02 * np.log(np.maximum(compute_C / 1e5, 1.0)) * (n == 4)
+        curves += [Curve(f"{n}", compute_C, values_C + 0.004 * rng.standard_normal(40), 32, n, seed=0)]
+    law = fit_law(curves, metric="avg@4", replicates=200)
+    plans = [isocompute.plan(budget=float(b), law=law) for b in np.geomspace(2e4, 8e6, 53)]
+    values_K = np.array([plan.chosen.ranked.value for plan in plans])
+    assert np.diff(values_K).min() > -2e-4, "whole updates spend budgets to within a batch"
+    names = [plan.allocation.rollouts_per_problem for plan in plans]
+    assert names == sorted(names) and len(set(names)) <= 4
 
 
 def test_ties_lose_at_most_the_tolerance_or_one_standard_error() -> None:
