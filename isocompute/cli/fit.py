@@ -150,7 +150,7 @@ def _answer(law: Law) -> str:
         return f"n* moves {spread}; {why} ({interval} at the end)"
     ends = "levels off inside the data" if best.saturates else "no levelling off inside the data"
     return (
-        f"n* {best.direction} from {low} to {high} ({interval}), half-way at {number(10**best.log10_C0)} {law.unit}"
+        f"n* {best.direction} from {low} to {high} ({interval}), half-way at {number(best.halfway)} {law.unit}"
         + (f"; {ends}" if best.rises else "")
         + f"\nAt the end it leads the n that led before by {value(moved.lead)} ({pair(moved.lead_interval)}); "
         f"{_p_value(min(moved.rises, moved.falls))}"
@@ -186,19 +186,19 @@ def _optima(tradeoffs: Sequence[Tradeoff], symbol: str, unit: str = "") -> list[
 def _low(best: Optimum) -> str:
     from isocompute.law.frontier import at_end
 
-    return at_end(best.floor, best.floor_bound, best)
+    return at_end(best.floor, best.floor_bound)
 
 
 def _high(best: Optimum) -> str:
     from isocompute.law.frontier import at_end
 
-    return at_end(best.ceiling, best.ceiling_bound, best)
+    return at_end(best.ceiling, best.ceiling_bound)
 
 
 def _middle(best: Optimum) -> str:
     from isocompute.core.formatting import number
 
-    return number(10**best.log10_C0) if best.direction in ("rises", "falls") else "–"
+    return number(best.halfway) if best.direction in ("rises", "falls") else "–"
 
 
 def _show_sensitivity(law: Law) -> None:

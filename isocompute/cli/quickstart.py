@@ -296,4 +296,4 @@ def _ceiling(best: Optimum) -> str:
     from isocompute.law.frontier import at_end
 
     low, high = best.ceiling_interval
-    return f"{at_end(best.ceiling, best.ceiling_bound, best)} ({low:.0f}–{high:.0f})"
+    return f"{at_end(best.ceiling, best.ceiling_bound)} ({low:.0f}–{high:.0f})"

@@ -55,6 +55,8 @@ _EQUAL = 0.005
 """Values that differ by less than this share of the rise are equal."""
 _CANDIDATES = 24
 """Computes at which an early lead is looked for."""
+_LEVEL = 3.0
+"""n* levels off if it does not change within the last factor of this of compute."""
 _STILL = 0.5
 """Doublings by which the optimum must move to count as moving."""
 _SIGMOID_POINTS = 60
@@ -314,8 +316,6 @@ class Optimum:
     L_interval: tuple[float, float]
     k_interval: tuple[float, float]
     b_interval: tuple[float, float]
-    floor_interval: tuple[float, float]
-    ceiling_interval: tuple[float, float]
     midpoint_interval: tuple[float, float]
     direction: str
     """`rises`, `falls`, `flat` (the estimate does not move), or `unclear` (it moves, but perhaps by chance)."""
@@ -345,13 +345,31 @@ class Optimum:
 
     @property
     def floor(self) -> float:
-        """The optimum at small compute, 2^b."""
-        return float(2.0**self.b)
+        """The optimum at the smallest compute, which was run; the sigmoid's is 2^b."""
+        return float(self.estimate_C[0])
+
+    @property
+    def floor_interval(self) -> tuple[float, float]:
+        """Its 95% interval."""
+        low, high = self.interval_C2[0].tolist()
+        return low, high
 
     @property
     def ceiling(self) -> float:
-        """The optimum at large compute, 2^(L + b)."""
-        return float(2.0 ** (self.L + self.b))
+        """The optimum at the largest compute, which was run; the sigmoid's is 2^(L + b)."""
+        return float(self.estimate_C[-1])
+
+    @property
+    def ceiling_interval(self) -> tuple[float, float]:
+        """Its 95% interval."""
+        low, high = self.interval_C2[-1].tolist()
+        return low, high
+
+    @property
+    def halfway(self) -> float:
+        """Compute at which the optimum has moved half of its way, in doublings."""
+        moved_C = np.log2(self.estimate_C / self.floor) / np.log2(self.ceiling / self.floor)
+        return float(self.x_C[np.argmax(moved_C >= 0.5 - 1e-9)])
 
     def to_json(self, axis: str) -> dict[str, Any]:
         """The keys of `optimal_rollouts` in `fit --json`; `axis` is `C` or `M`."""
@@ -408,7 +426,7 @@ def _optimum(reading: Reading, fits: Fits) -> Optimum:
     move, move_B = float(end_R[0] - start_R[0]), end_R[rest] - start_R[rest]
     still = "flat" if len(np.unique(reading.optimum_C)) == 1 or abs(move) <= _STILL else "unclear"
     direction = reading.movement.direction or still
-    levels_off = sigmoid_C[int(0.9 * (len(sigmoid_C) - 1))] - start_R[0] >= 0.95 * move  # before the last tenth
+    levels_off = len(np.unique(reading.optimum_C[x_C >= x_C[-1] / _LEVEL])) == 1
     draws_BC = reading.optimum_BC if len(reading.optimum_BC) else reading.optimum_C[None]
     interval_C2 = np.array([shortest(each_B, at) for each_B, at in zip(draws_BC.T, reading.optimum_C, strict=True)])
     return Optimum(
@@ -424,8 +442,6 @@ def _optimum(reading: Reading, fits: Fits) -> Optimum:
         L_interval=percentiles(move_B),
         k_interval=percentiles(k_R[rest]),
         b_interval=percentiles(start_R[rest]),
-        floor_interval=percentiles(2.0 ** start_R[rest]),
-        ceiling_interval=percentiles(2.0 ** end_R[rest]),
         midpoint_interval=percentiles(middle_R[rest]),
         direction=direction,
         movement=reading.movement,
@@ -497,14 +513,13 @@ def what_to_run(best: Optimum) -> str:
     return f"n above {last:.0f} run to the end of the range: the next larger one ends before"
 
 
-def at_end(value: float, bound: str | None, best: Optimum) -> str:
-    """The optimum at one end of the data, as a bound where it is one."""
-    if bound is None:
-        return f"{value:.0f}"
-    if bound == "<=":
-        return f"≤ {best.smallest:.0f}"
-    end = best.estimate_C[-1] if value == best.ceiling else best.estimate_C[0]
-    return f"≥ {end:.0f}"
+def at_end(value: float, bound: str | None) -> str:
+    """The optimum at one end of the data, as a bound where it is one.
+
+    >>> at_end(64.0, ">="), at_end(64.0, None)
+    ('≥ 64', '64')
+    """
+    return {"<=": "≤ ", ">=": "≥ ", None: ""}[bound] + f"{value:.0f}"
 
 
 @dataclass(frozen=True)

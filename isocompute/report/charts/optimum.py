@@ -126,7 +126,7 @@ def optimum_panel(best: Optimum, *, title: str, tried: Sequence[float], unit: st
 def _sentence(best: Optimum, unit: str) -> str:
     """The optimum at the start and the end of the range, as far as intervals and bounds allow."""
     low, high = best.ceiling_interval
-    ends = f"{at_end(best.ceiling, best.ceiling_bound, best)} (95% {low:.0f}–{high:.0f})"
+    ends = f"{at_end(best.ceiling, best.ceiling_bound)} (95% {low:.0f}–{high:.0f})"
     if best.direction == "flat":
         return f"the best n stays at {ends} from {number(float(best.x_C[0]))} to {number(float(best.x_C[-1]))}"
     if best.direction == "unclear":
@@ -139,8 +139,8 @@ def _sentence(best: Optimum, unit: str) -> str:
         else "without levelling off inside the data"
     )
     return (
-        f"the best n {best.direction} from {at_end(best.floor, best.floor_bound, best)} to {ends}, half-way at "
-        f"{number(10.0**best.log10_C0)} {unit_name(unit)}, {tail}"
+        f"the best n {best.direction} from {at_end(best.floor, best.floor_bound)} to {ends}, half-way at "
+        f"{number(best.halfway)} {unit_name(unit)}, {tail}"
     )
 
 
