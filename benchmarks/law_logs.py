@@ -36,7 +36,7 @@ from isocompute.law.curves import usable_mask, usable_points
 from isocompute.law.fits import fit_groups
 from isocompute.law.forecasting import backtest
 
-PAIRS, SIDES = 40, (1, 2, 3)
+PAIRS, SIDES = 48, (1, 2, 3)
 
 
 def ceilings(curves: list[Curve]) -> None:
@@ -87,7 +87,7 @@ def with_themselves(path: Path) -> None:
             settings = sorted({curve.setting for curve in mine})
             groups = [[c for c in mine if c.setting == setting] for setting in settings]
             groups = [group for group in groups if len(group) >= 2 * size]
-            for group, _ in product(groups, range(max(1, PAIRS // max(len(groups), 1) // 4))):
+            for group, _ in product(groups, range(PAIRS // max(len(groups), 1) + 1)):
                 order = rng.permutation(len(group))
                 sides = [[group[i] for i in order[k * size : (k + 1) * size]] for k in range(2)]
                 try:

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtri, stdtrit
 
 from isocompute.core.arrays import Array, Bools
 from isocompute.core.curve import MINIMUM_POINTS, Curve, noise_level, upper_bound
@@ -41,6 +41,8 @@ from isocompute.law.solver import HILL, FitRows, solve
 
 _ONE_SEED_FACTOR = 1.5
 """Least significant ratio of midpoints if a side has one seed."""
+_ASSUMED_SEEDS = 4
+"""The assumed seed effect counts as much as so many seeds."""
 _FAR = 4.0
 """Overtakings are searched for up to this many times the compute seen."""
 _APART = 0.9
@@ -198,7 +200,9 @@ def _compare(
     alone = min(len(side) for side in sides) == 1
     assumed = max(fit.posterior.seed_effect * fit.posterior.rise for fit in fits)
     difference = a.ceiling - b.ceiling
-    interval = around(difference, _by_form(a) - _by_form(b), level)
+    low, high = around(difference, _by_form(a) - _by_form(b), level)
+    half = _between_seeds(fits, assumed, level)
+    interval = min(low, difference - half), max(high, difference + half)
     # The mean of both ceilings, but never below a value that either has reached.
     reached = max(fit.level for fit in fits)
     common = min(max(0.5 * (a.ceiling + b.ceiling), reached + 1e-6), upper_bound(values))
@@ -245,6 +249,18 @@ def _compare(
         collapses=collapses,
         unrisen=unrisen,
     )
+
+
+def _between_seeds(fits: Sequence[CurveFit], assumed: float, level: float) -> float:
+    """Half-width of the difference by what the seeds' own levels differ, with the assumed variance as a prior.
+
+    A posterior of one configuration hardly learns from two or three seeds that they differ by much.
+    """
+    levels = [np.array([curve.values_C[-_LATELY:].mean() for curve in fit.curves]) for fit in fits]
+    freedom = _ASSUMED_SEEDS + sum(len(each) - 1 for each in levels)
+    squares = _ASSUMED_SEEDS * assumed**2 + sum(float(((each - each.mean()) ** 2).sum()) for each in levels)
+    error = math.sqrt(squares / freedom * sum(1.0 / len(each) for each in levels))
+    return float(stdtrit(freedom, 0.5 + level / 2.0)) * error
 
 
 def _by_form(fit: CurveFit) -> Array:
