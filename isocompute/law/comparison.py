@@ -41,8 +41,8 @@ from isocompute.law.solver import HILL, FitRows, solve
 
 _ONE_SEED_FACTOR = 1.5
 """Least significant ratio of midpoints if a side has one seed."""
-_ASSUMED_SEEDS = 4
-"""The assumed seed effect counts as much as so many seeds."""
+_ASSUMED_SEEDS = 2
+"""Seeds as which the assumed seed effect counts."""
 _FAR = 4.0
 """Overtakings are searched for up to this many times the compute seen."""
 _APART = 0.9
