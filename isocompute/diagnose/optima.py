@@ -138,7 +138,7 @@ def _final_lead(fits: Sequence[CurveFit], best: Optimum) -> float:
     """Lead of the last optimum over the first where both end; the crossing shows that the first led before."""
     first, last = (
         max((fit for fit in fits if fit.setting[1] == n), key=lambda fit: float(fit.at(np.array([fit.last]))[0]))
-        for n in (best.estimate_C[0], best.estimate_C[-1])
+        for n in (best.floor, best.ceiling)
     )
     end = np.array([min(first.last, last.last)])
     return float(last.at(end)[0] - first.at(end)[0])

@@ -329,9 +329,18 @@ class Optimum:
     largest: float
 
     @property
+    def start(self) -> int:
+        """Where on `x_C` the optimum starts to move: at its smallest value if it rises, at its largest if it falls.
+
+        Before that, nothing has been learned.
+        """
+        away = {"rises": 1.0, "falls": -1.0}.get(self.direction, 0.0)
+        return int(np.argmin(away * self.estimate_C))
+
+    @property
     def floor_bound(self) -> str | None:
         """The bound at small compute."""
-        return self.bound_C[0]
+        return self.bound_C[min(self.start, len(self.bound_C) - 1)]
 
     @property
     def ceiling_bound(self) -> str | None:
@@ -345,13 +354,13 @@ class Optimum:
 
     @property
     def floor(self) -> float:
-        """The optimum at the smallest compute, which was run; the sigmoid's is 2^b."""
-        return float(self.estimate_C[0])
+        """The optimum at small compute, which was run; the sigmoid's is 2^b."""
+        return float(self.estimate_C[self.start])
 
     @property
     def floor_interval(self) -> tuple[float, float]:
         """Its 95% interval."""
-        low, high = self.interval_C2[0].tolist()
+        low, high = self.interval_C2[self.start].tolist()
         return low, high
 
     @property
@@ -368,8 +377,8 @@ class Optimum:
     @property
     def halfway(self) -> float:
         """Compute at which the optimum has moved half of its way, in doublings."""
-        moved_C = np.log2(self.estimate_C / self.floor) / np.log2(self.ceiling / self.floor)
-        return float(self.x_C[np.argmax(moved_C >= 0.5 - 1e-9)])
+        moved_C = np.log2(self.estimate_C[self.start :] / self.floor) / np.log2(self.ceiling / self.floor)
+        return float(self.x_C[self.start + np.argmax(moved_C >= 0.5 - 1e-9)])
 
     def to_json(self, axis: str) -> dict[str, Any]:
         """The keys of `optimal_rollouts` in `fit --json`; `axis` is `C` or `M`."""
@@ -426,6 +435,11 @@ def _optimum(reading: Reading, fits: Fits) -> Optimum:
     move, move_B = float(end_R[0] - start_R[0]), end_R[rest] - start_R[rest]
     still = "flat" if len(np.unique(reading.optimum_C)) == 1 or abs(move) <= _STILL else "unclear"
     direction = reading.movement.direction or still
+    end = float(reading.optimum_C[-1])
+    if (direction == "rises" and end <= reading.optimum_C.min()) or (
+        direction == "falls" and end >= reading.optimum_C.max()
+    ):
+        direction = "unclear"  # the frontier, of the seeds that were run, does not move so
     levels_off = len(np.unique(reading.optimum_C[x_C >= x_C[-1] / _LEVEL])) == 1
     draws_BC = reading.optimum_BC if len(reading.optimum_BC) else reading.optimum_C[None]
     interval_C2 = np.array([shortest(each_B, at) for each_B, at in zip(draws_BC.T, reading.optimum_C, strict=True)])

@@ -253,7 +253,7 @@ def _in_words(best: Optimum | None) -> str:
     signs = {None: "", "<=": "≤ ", ">=": "≥ "}
     low, high = (
         f"{signs[bound]}{best.estimate_C[i]:.0f} at {number(float(best.x_C[i]))}"
-        for bound, i in ((best.floor_bound, 0), (best.ceiling_bound, -1))
+        for bound, i in ((best.floor_bound, best.start), (best.ceiling_bound, -1))
     )
     return f"n* {low}, {high} ({best.direction})"
 
@@ -488,7 +488,7 @@ def _notes(
 
 def _optimum_notes(joint: Tradeoff, best: Optimum, unit: str) -> list[str]:
     out = []
-    ends = (("small", best.floor_bound, best.estimate_C[0]), ("large", best.ceiling_bound, best.estimate_C[-1]))
+    ends = (("small", best.floor_bound, best.floor), ("large", best.ceiling_bound, best.ceiling))
     for where, bound, n in ends:
         if bound == "<=":
             out.append(f"n* ≤ {n:.0f} at {where} compute: run smaller n to find it")

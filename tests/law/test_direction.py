@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from isocompute.core.arrays import Array
 from isocompute.core.curve import Curve
-from isocompute.law.frontier import Grid, Movement, Optimum, movement
+from isocompute.law.frontier import Grid, Movement, Optimum, Reading, fit_optima, movement
 from isocompute.law.law import Law, fit_law
 from tests.law.made_up import all_equal, hill, larger_wins, noisy, smaller_wins, smallest_leads, sweep
 
@@ -189,3 +189,25 @@ def test_curves_without_noise_cross_where_their_formulas_do() -> None:
     fine_C = np.geomspace(1e4, 1e6, 100_000)
     lead_C = hill(fine_C, 0.3, 0.65, 2e5, 1.2) - hill(fine_C, 0.3, 0.5, 3e4, 1.2)
     assert switch.crosses and switch.compute == pytest.approx(fine_C[np.flatnonzero(lead_C > 0)[0]], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("optimum", "said", "ends"),
+    [
+        ([32, 8, 8, 16, 16, 64], "rises", (8, 64)),  # the first is noise
+        ([16, 32, 16, 16, 16, 16], "unclear", (16, 16)),  # the frontier does not rise, whatever the samples do
+        ([8, 8, 16, 16, 16, 16], "rises", (8, 16)),
+    ],
+)
+def test_n_rises_from_the_smallest_that_led_to_the_one_at_the_end(
+    optimum: list[float], said: str, ends: tuple[float, float]
+) -> None:
+    moved = Movement(rises=0.01, falls=0.9, lead=0.02, lead_interval=(0.01, 0.03))
+    x_C, optimum_C = np.geomspace(1e4, 1e6, 6), np.array(optimum, dtype=np.float64)
+    reading = Reading(x_C, optimum_C, np.tile(optimum_C, (20, 1)), np.array([8.0, 16, 32, 64, 128]), moved)
+    (best,) = fit_optima([reading])
+    assert best.direction == said
+    assert (best.floor, best.ceiling) == ends and best.floor in optimum and best.ceiling in optimum
+    assert best.saturates == (said == "rises" and len(set(optimum[-2:])) == 1)
+    if said == "rises":
+        assert best.floor < optimum[x_C.tolist().index(best.halfway)] <= best.ceiling
