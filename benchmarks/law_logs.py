@@ -5,8 +5,8 @@
 
 For every run of the tables: whether its fitted ceiling lies below the level of its last evaluations, whether an
 estimate lies outside of its interval, and whether its first evaluation is in the fit. Forecasts are made from the first
-half of a run, and judged by the mean of its last tenth beside the mean of the last three evaluations and one Hill fit;
-errors of train rewards are shares of the run's range.
+half of a run, and judged by the mean of its last tenth beside the mean of the last three evaluations, one Hill fit, and
+the posterior of the run alone; errors of values above 1 are shares of the run's range.
 
 `--seeds` is a table of sweeps with many seeds. The seeds of one configuration are split at random into two recipes
 that `compare` has to call the same, with one, two and three seeds on each side.
@@ -28,7 +28,7 @@ import numpy as np
 import polars as pl
 from lm_plans import curves_of as sweep_curves
 
-from isocompute.core.curve import MINIMUM_POINTS, Curve, curves_of
+from isocompute.core.curve import MINIMUM_POINTS, Curve, curves_of, noise_level
 from isocompute.core.errors import InputError
 from isocompute.data import load
 from isocompute.law.comparison import compare
@@ -66,13 +66,20 @@ def forecasts(curves: list[Curve]) -> None:
             continue
         made = backtest(curve)
         scale = float(np.ptp(curve.values_C)) if np.abs(curve.values_C).max() > 1.0 else 1.0
-        errors = [abs(guess - made.target) / scale for guess in (made.forecast.value, made.last_three, made.hill)]
-        rows.append([*errors, made.covered])
+        usable = usable_points(curve.until(half))
+        (fit,) = fit_groups([[usable]], replicates=400, with_seeds=False)
+        noise = noise_level(usable.values_C) / np.sqrt(3) * np.random.default_rng(0).standard_normal(400)
+        samples = fit.draws_at(np.array([made.forecast.at]))[0] + noise
+        low, high = np.quantile(samples, [0.1, 0.9])
+        guesses = (made.forecast.value, made.last_three, made.hill, float(samples.mean()))
+        errors = [abs(guess - made.target) / scale for guess in guesses]
+        rows.append([*errors, made.covered, low <= made.target <= high])
     if not rows:
         return
-    ours, last, hill, held = np.mean(rows, axis=0)
-    print(f"  {len(rows)} forecasts from the first half: mean error {ours:.4f}; last three {last:.4f}, Hill {hill:.4f}")
-    print(f"  80% intervals hold {held:.0%}")
+    ours, last, hill, posterior, held, posterior_held = np.mean(rows, axis=0)
+    print(f"  {len(rows)} forecasts from the first half: mean error {ours:.4f}; last three {last:.4f}, ", end="")
+    print(f"Hill {hill:.4f}, posterior {posterior:.4f}")
+    print(f"  80% intervals hold {held:.0%}; those of the posterior {posterior_held:.0%}")
 
 
 def with_themselves(path: Path) -> None:

@@ -152,7 +152,7 @@ class Posterior:
         grid_G, best_G, mean_G = self._best(s)
         place_C = np.clip(np.searchsorted(grid_G, compute_C * (1 + 1e-9), side="right") - 1, 0, None)
         lost_C = np.where(compute_C > end, best_G[-1] - mean_G[-1], best_G[place_C] - values_CB.mean(axis=1))
-        return np.asarray(values_CB + np.maximum(lost_C, 0.0)[:, None])
+        return np.asarray(np.minimum(values_CB + np.maximum(lost_C, 0.0)[:, None], self.upper))
 
     def kept(self, s: int, compute_C: Array) -> Array:
         """How far the expected curve of configuration s lies below its best so far: checkpoints can be kept."""
