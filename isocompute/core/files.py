@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from isocompute.core.errors import InputError
 
@@ -86,14 +86,17 @@ def join(address: str, name: str) -> str:
     return f"{address.rstrip('/')}/{name}"
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], None]) -> None:
     """Write to a temporary name beside the target, then rename: readers see the old file or the new one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                if callable(data):
+                    data(file)
+                else:
+                    file.write(data)
             Path(temporary).chmod(0o644)
             Path(temporary).replace(path)
         except BaseException:

@@ -94,6 +94,15 @@ class Recipe(BaseModel):
         description="what keeps responses short: the budget alone; an end-of-thinking phrase that is forced on them; a "
         "penalty on long right ones",
     )
+    mask_truncated: bool = Field(
+        default=False, description="leave responses that ran out of their budget out of the loss (DAPO's filter)"
+    )
+    lora_rank: int | None = Field(
+        default=None, ge=1, description="train adapters of this rank on every linear map of the layers, not the weights"
+    )
+    lora_alpha: float | None = Field(
+        default=None, gt=0, description="LoRA: adapters count alpha / rank; twice the rank"
+    )
     interrupt_phrase: str | None = Field(
         default=None,
         min_length=1,
@@ -174,6 +183,11 @@ class Recipe(BaseModel):
         if self.interrupt_window is not None and self.interrupt_window[0] > self.interrupt_window[1]:
             raise ValueError(f"interrupt_window is {list(self.interrupt_window)}; give the shorter length first")
         return self
+
+    @property
+    def lora_scale(self) -> float:
+        """What adapters are multiplied by."""
+        return 2.0 if self.lora_rank is None or self.lora_alpha is None else self.lora_alpha / self.lora_rank
 
     @property
     def compares_groups(self) -> bool:

@@ -15,16 +15,16 @@ Runs are also written on machines without polars, so this module does not import
 from __future__ import annotations
 
 import errno
-import io
 import json
 import math
 import os
 import socket
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 from zipfile import BadZipFile
 
 import numpy as np
@@ -126,16 +126,17 @@ class LockGuard:
 SETTINGS = "run.json"
 POINTS = "points.jsonl"
 PASS_RATES = "pass_rates.jsonl"
+SAMPLES = "samples.jsonl"
 CHECKPOINT = "checkpoint.npz"
 FINISHED = "finished.json"
 ERROR = "error.txt"
-_APPENDED = {POINTS: "points_bytes", PASS_RATES: "pass_rates_bytes"}
+_APPENDED = {POINTS: "points_bytes", PASS_RATES: "pass_rates_bytes", SAMPLES: "samples_bytes"}
 """Append-only files, and the checkpoint's key for the length of each."""
 _META = "__meta__"
 
 _NOT_COMPARED = {
     *("problems_per_batch", "rollouts_per_problem", "update_steps", "seed", "gpus", "versions"),
-    *("device", "micro_batch", "sample_batch", "threads", "together", "workers"),
+    *("device", "micro_batch", "sample_batch", "rollout", "threads", "together", "workers"),
     *("host", "hostname", "user", "pid", "date", "time", "timestamp", "created", "started", "finished"),
 }
 """Keys of `run.json` for a run's allocation and seed, and for where, when and how fast it ran."""
@@ -243,6 +244,8 @@ class Recorder:
         self._settings, self._on_point = settings, on_point
         self._writer: RunWriter | None = None
         self._guard = LockGuard(folder)
+        self._saver: ThreadPoolExecutor | None = None
+        self._saving: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -275,6 +278,7 @@ class Recorder:
 
     def last_checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
         """Arrays and meta of the last checkpoint, or None."""
+        self._wait()
         path = self.folder / CHECKPOINT
         if not path.exists():
             return None
@@ -296,23 +300,41 @@ class Recorder:
 
     def append_rates(self, row: Mapping[str, Any]) -> None:
         """Keep per-problem counts of an evaluation."""
+        self._append_to(PASS_RATES, row)
+
+    def append_sample(self, row: Mapping[str, Any]) -> None:
+        """Keep a response of an evaluation."""
+        self._append_to(SAMPLES, row)
+
+    def _append_to(self, name: str, row: Mapping[str, Any]) -> None:
         self.check_lock()
-        with (self.folder / PASS_RATES).open("ab") as file:
+        with (self.folder / name).open("ab") as file:
             file.write(json.dumps(row).encode() + b"\n")
 
     def checkpoint(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        """Replace the checkpoint by this state atomically."""
+        """Replace the checkpoint by this state atomically, in a thread; the arrays must not change any more."""
+        self._wait()
         paths = {key: self.folder / name for name, key in _APPENDED.items()}
         lengths = {key: path.stat().st_size for key, path in paths.items() if path.exists()}
         text = json.dumps({**meta, **lengths}).encode()
-        buffer = io.BytesIO()
         named: dict[str, Any] = {**arrays, _META: np.frombuffer(text, dtype=np.uint8)}
-        np.savez(buffer, **named)
-        self.check_lock()
-        files.write_atomically(self.folder / CHECKPOINT, buffer.getvalue())
+
+        def write(file: BinaryIO) -> None:
+            np.savez(file, **named)
+            self.check_lock()
+
+        self._saver = self._saver or ThreadPoolExecutor(1, "checkpoint")
+        self._saving = self._saver.submit(files.write_atomically, self.folder / CHECKPOINT, write)
+
+    def _wait(self) -> None:
+        """Wait for the checkpoint that is being written, and raise what it raised."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
         """Mark the cell as done and drop its checkpoint."""
+        self._wait()
         if self._writer is not None:
             self._writer.close()
         self.check_lock()
@@ -321,6 +343,9 @@ class Recorder:
 
     def close(self) -> None:
         """Close without finishing."""
+        if self._saver is not None:
+            self._saver.shutdown()
+        self._wait()
         if self._writer is not None:
             self._writer.close()
 

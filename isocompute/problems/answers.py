@@ -9,10 +9,11 @@ Every search here takes time linear in the text, since a collapsed policy may re
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from isocompute.problems.problem_set import Problem
+from isocompute.problems.problem_set import Problem, each_once
 
 LONGEST_RESPONSE = 200_000
 """Verifiers read this many characters at the end of a response."""
@@ -254,9 +255,12 @@ class ExactVerifier:
 
     name: str = "exact"
 
-    def __call__(self, problem: Problem, response: str) -> float:
-        """The reward of a response."""
+    def __call__(self, problem: Problem, responses: Sequence[str]) -> list[float]:
+        """The reward of each response."""
+        return each_once(responses, lambda distinct: [self._score(problem.answer, text) for text in distinct])
+
+    def _score(self, answer: str, response: str) -> float:
         text = response[-LONGEST_RESPONSE:]
         found = final_answer(text)
         candidates = _NUMBER.findall(text)[-1:] if found is None else [found, _only_number(found)]
-        return float(any(same_answer(answer, problem.answer) for answer in candidates))
+        return float(any(same_answer(candidate, answer) for candidate in candidates))

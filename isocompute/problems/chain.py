@@ -1,7 +1,7 @@
 """Chains of arithmetic modulo a prime: `7 + 3 * 5 =` is answered step by step, `10 4 <eos>` modulo 23.
 
 Operations apply from left to right. A response writes each intermediate result; its last number is the answer.
-Numbers are single tokens, so verifying is one comparison on the device of the tokens. Longer chains are more difficult,
+Numbers are single tokens, so verifying compares one token. Longer chains are more difficult,
 since a model may err in each step.
 """
 
@@ -164,9 +164,9 @@ def load_chain(source: str, *, size: int | None = None, seed: int = 0) -> Proble
         Problem(id=f"chain-{i}", question=chains.question(i), answer=str(answers_P[i]), source=source)
         for i in range(len(chains))
     )
-    return ProblemSet(name=source, problems=problems, verify=_last_number)
+    return ProblemSet(name=source, problems=problems, verifier=_last_numbers)
 
 
-def _last_number(problem: Problem, response: str) -> float:
-    words = response.replace("<eos>", "").split()
-    return float(bool(words) and words[-1] == problem.answer)
+def _last_numbers(problem: Problem, responses: Sequence[str]) -> list[float]:
+    words = [response.replace("<eos>", "").split() for response in responses]
+    return [float(bool(row) and row[-1] == problem.answer) for row in words]

@@ -14,7 +14,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from isocompute.problems.problem_set import (
     question_key,
     without_duplicates,
 )
+from isocompute.problems.reward import REWARD_SECONDS, load_reward
 
 VERIFIERS = ("math", "exact")
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -69,33 +70,42 @@ def load_problems(
     answer: str | None = None,
     verifier: str | None = None,
     pass_rate: str | None = None,
+    reward: str | None = None,
+    reward_seconds: float = REWARD_SECONDS,
 ) -> ProblemSet:
     """Read or generate a problem set.
 
     `source` is a path to a .jsonl, .json, .csv or .parquet file, `gym:TASK?key=value`, `hf:NAME:CONFIG:SPLIT` or
     `chain:LEVEL`. `size` selects that many problems by the hash of their question. `question`, `answer` and `pass_rate`
     name columns that are not found automatically. `verifier` is `math`, `exact` or a `gym:` source; files written by
-    `isocompute split` name theirs.
+    `isocompute split` name theirs. `reward` is a function of yours instead of a verifier: `my_rewards.py:score`.
     """
     if size is not None and size < 1:
         raise InputError(f"size = {size}: ask for at least one problem.")
+    if reward is not None and verifier is not None:
+        raise InputError(f"{source}: reward and verifier both say how to grade responses; leave one out.")
     kind = source.partition(":")[0]
     if kind in ("gym", "chain"):
         if verifier or question or answer or pass_rate:
             raise InputError(f"{source}: columns and verifiers are for files; this source has its own.")
-        return (load_gym if kind == "gym" else load_chain)(source, size=size, seed=seed)
-    if kind != "hf" and not Path(source).exists():
-        raise InputError(
-            f"{source}: no such file; give a {', '.join(SUFFIXES)} file, gym:TASK, hf:NAME:CONFIG:SPLIT or chain:LEVEL."
-        )
-    rows = _read_datasets(source) if kind == "hf" else read_rows(source)
-    problems = _problems(rows, path=source, question=question, answer=answer, pass_rate=pass_rate)
-    unique, duplicates = without_duplicates(problems, name=source)
-    if size is not None:
-        if size > len(unique):
-            raise InputError(f"{source}: has {len(unique)} different problems, not {size}; ask for fewer.")
-        unique = draw(unique, size, seed=seed)
-    return ProblemSet(name=source, problems=unique, verify=_verifier(verifier, rows, source), duplicates=duplicates)
+        found = (load_gym if kind == "gym" else load_chain)(source, size=size, seed=seed)
+    else:
+        if kind != "hf" and not Path(source).exists():
+            known = f"{', '.join(SUFFIXES)} file, gym:TASK, hf:NAME:CONFIG:SPLIT or chain:LEVEL"
+            raise InputError(f"{source}: no such file; give a {known}.")
+        rows = _read_datasets(source) if kind == "hf" else read_rows(source)
+        problems = _problems(rows, path=source, question=question, answer=answer, pass_rate=pass_rate)
+        unique, duplicates = without_duplicates(problems, name=source)
+        if size is not None:
+            if size > len(unique):
+                raise InputError(f"{source}: has {len(unique)} different problems, not {size}; ask for fewer.")
+            unique = draw(unique, size, seed=seed)
+        grader = _verifier("exact" if reward else verifier, rows, source)
+        found = ProblemSet(name=source, problems=unique, verifier=grader, duplicates=duplicates)
+    if reward is None:
+        return found
+    columns = found.problems[0].extra
+    return replace(found, verifier=load_reward(reward, source=source, columns=columns, seconds=reward_seconds))
 
 
 def _verifier(name: str | None, rows: Sequence[Row], source: str) -> Verifier:
@@ -189,7 +199,10 @@ def _text_rows(text: str, suffix: str, path: str) -> list[Row]:
         csv.field_size_limit(_LONGEST_FIELD)
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         try:
-            return [Row(f"{path}, line {reader.line_num}", row) for row in reader]
+            return [  # a row with more fields than the header keeps them under None
+                Row(f"{path}, line {reader.line_num}", {name: row[name] for name in row if name is not None})
+                for row in reader
+            ]
         except csv.Error as error:
             raise InputError(f"{path}, line {reader.line_num}: not CSV ({error}); check its quotes.") from error
     if suffix == ".json":
@@ -297,7 +310,7 @@ def _problems(
     """The problem of each row that has an answer."""
     question = choose_column(rows, QUESTIONS, path=path, what="question", named=question)
     answer = choose_column(rows, ANSWERS, path=path, what="answer", named=answer)
-    columns = columns_of(rows)
+    columns, extras = columns_of(rows), _extras(rows, (question, answer, "messages"))
 
     def known(names: Sequence[str]) -> str | None:
         return next((name for name in names if name in columns), None)
@@ -328,9 +341,24 @@ def _problems(
                 messages=chat,
                 source="" if source is None else text_of(source, row, str(source_column)),
                 pass_rate=None if rate in (None, "") else rate_of(rate, row, str(pass_rate)),
+                extra={name: _filled(row.values.get(name)) for name in extras},
             )
         )
     return out
+
+
+def _extras(rows: Sequence[Row], read: Sequence[str]) -> list[str]:
+    """The other columns than those read, without columns of values that JSON cannot hold."""
+    names = dict.fromkeys(name for row in rows for name in row.values if name not in read)
+    return [name for name in names if all(_is_json(_filled(row.values.get(name))) for row in rows)]
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _with_answers(rows: Sequence[Row], column: str, path: str) -> list[Row]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +35,12 @@ class Problem:
     """Origin of the problem: veRL's `data_source`, the name of a reasoning-gym task, …"""
     pass_rate: float | None = None
     """A model's measured pass rate, if the file has one."""
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The other columns of the file, as far as JSON can hold them; reward functions take them as arguments."""
 
 
-Verifier = Callable[[Problem, str], float]
-"""The reward of a response."""
+Verifier = Callable[[Problem, Sequence[str]], list[float]]
+"""The rewards of responses to one problem."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,27 @@ class ProblemSet:
 
     name: str
     problems: tuple[Problem, ...]
-    verify: Verifier
+    verifier: Verifier
     duplicates: int = 0
     """Number of problems dropped because they repeat an earlier question."""
 
     def __len__(self) -> int:
         return len(self.problems)
+
+    def grade(self, problem: Problem, responses: Sequence[str]) -> list[float]:
+        """The rewards of responses to one problem."""
+        return self.verifier(problem, responses)
+
+    def verify(self, problem: Problem, response: str) -> float:
+        """The reward of a response."""
+        return self.grade(problem, [response])[0]
+
+
+def each_once(responses: Sequence[str], grade: Callable[[list[str]], list[float]]) -> list[float]:
+    """Rewards of responses, of which equal ones are graded once."""
+    distinct = list(dict.fromkeys(responses))
+    rewards = dict(zip(distinct, grade(distinct), strict=True))
+    return [rewards[response] for response in responses]
 
 
 def question_key(question: str, *, seed: int = 0) -> int:

@@ -190,8 +190,9 @@ def _line(problem: Problem, cell: int, made: Split) -> bytes:
         "source": problem.source,
         "pass_rate": float(made.difficulty.counts.rate_D[cell]),
         "pass_rate_corrected": round(float(made.difficulty.mean_D[cell]), 6),
-        "verifier": getattr(made.problems.verify, "name", "exact"),
+        "verifier": getattr(made.problems.verifier, "name", "exact"),
     }
+    row |= {name: value for name, value in problem.extra.items() if name not in row}
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 

@@ -19,10 +19,8 @@ from isocompute.core.allocation import Cell
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import make_recipe
 from isocompute.rl.engine import LmEngine
-from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.loop import Training
 from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.rollout.source import Sampler
 from isocompute.rl.setup import set_up
 
 WARM_UP = 2
@@ -88,12 +86,11 @@ def prepared_training(
             "size": max(2 * problems_per_batch, 512) if problems.startswith("chain") else None,
         },
         recipe={"name": recipe},
+        evaluation={"points": 2, "samples": 4},
         engine={"model": model, "device": device},
     )
     LmEngine().check(cell)
-    setup = set_up(cell)
-    evaluation = EvaluationSpec(points=2, samples=4)
-    return Training(cell, setup.model, setup.tasks, setup.recipe, evaluation, setup.sizes)
+    return Training(set_up(cell))
 
 
 def bench(training: Training, machine: Machine, *, steps: int) -> Bench:
@@ -102,17 +99,17 @@ def bench(training: Training, machine: Machine, *, steps: int) -> Bench:
     rollouts = training.cell.batch_size
     started = training.tokens
 
+    sampled: list[float] = []
+
     def update() -> None:
+        before = training.sampling_seconds
         if not training.update():
             raise InputError("lm bench: no problem is left to train on; use fewer --steps, or more --problems.")
+        sampled.append(training.sampling_seconds - before)
 
     whole = _median(update, device, repeats=steps, warm=WARM_UP)
     tokens = (training.tokens - started) / (steps + WARM_UP)
-    source, index_P = training.source, np.arange(training.cell.problems_per_batch)
-    if not isinstance(source, Sampler):  # a pipeline's batches are sampled in pieces: time a whole one
-        parts = (source.cell, source.recipe, source.task, source.decoder, source.settings)
-        source = Sampler(*parts, sample_batch=source.sample_batch)
-    sampling = _median(lambda: source.sample(index_P), device, repeats=steps, warm=1)
+    sampling = float(np.median(sampled[WARM_UP:]))
     prompt = float(np.mean([len(p) for p in training.tasks.train.prompts]))
     length = tokens / rollouts
     must_read = sampling_bytes(training.decoder, rollouts=rollouts, prompt=prompt, length=length)

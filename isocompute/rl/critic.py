@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from isocompute.core.recipe import Recipe
 from isocompute.rl.losses import gae, token_weights, value_loss
-from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.memory import Sizes
+from isocompute.rl.model.decoder import Decoder, Part
 from isocompute.rl.rollout.rollouts import Rollouts
-from isocompute.rl.update import Optimizer, micro_batches, response_hidden
+from isocompute.rl.update import Optimizer, passes, response_hidden, spread
 
 
 class Critic(nn.Module):
@@ -21,20 +22,18 @@ class Critic(nn.Module):
     def __init__(self, policy: Decoder) -> None:
         super().__init__()
         self.body = copy.deepcopy(policy)
-        width, like = policy.config.hidden_size, policy.embed_tokens.weight
-        self.head = nn.Linear(width, 1, device=like.device, dtype=torch.float32)
+        self.head = nn.Linear(policy.config.hidden_size, 1, device=policy.device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def trained(self) -> list[nn.Parameter]:
-        """All parameters except the language-model head, which is kept only if it is tied to the embedding."""
-        untied = self.body.lm_head.weight is not self.body.embed_tokens.weight
-        return [p for name, p in self.named_parameters() if not (untied and name == "body.lm_head.weight")]
+    def parts(self) -> list[Part]:
+        """All weights except the language-model head, which is kept only if it is tied to the embedding."""
+        body = [part for part in self.body.parts() if part.name != "lm_head.weight"]
+        return [*body, *(Part(f"head.{name}", p, 0, len(p)) for name, p in self.head.named_parameters())]
 
     def forward(self, rollouts: Rollouts) -> Tensor:
         """The value of the state before each response token; zero outside the mask."""
-        values_S = self.head(response_hidden(self.body, rollouts).float())[:, 0]
-        return torch.zeros(rollouts.mask_BT.shape, device=values_S.device).masked_scatter(rollouts.mask_BT, values_S)
+        return spread(self.head(response_hidden(self.body, rollouts).float())[:, 0], rollouts.mask_BT)
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,20 @@ class CriticEstimates:
 
 @torch.no_grad()
 def estimate_advantages(
-    critic: Critic, rollouts: Rollouts, rewards_B: Tensor, recipe: Recipe, *, micro_batch: int
+    critic: Critic, rollouts: Rollouts, rewards_B: Tensor, recipe: Recipe, *, sizes: Sizes
 ) -> CriticEstimates:
     """GAE with the reward at the last token; advantages are whitened over the batch's tokens, as PPO trainers do."""
-    values_BT = torch.zeros_like(rollouts.logprobs_BT)
-    for rows in micro_batches(rollouts, micro_batch):
+    device = critic.body.device
+    values_BT = torch.zeros(rollouts.responses_BT.shape, device=device)
+    for rows in passes(rollouts, sizes):
         part = critic(rollouts.take(rows))
-        values_BT[rows, : part.shape[1]] = part
-    rewards_BT = torch.zeros_like(values_BT).scatter(1, rollouts.lengths_B[:, None] - 1, rewards_B[:, None])
+        values_BT[rows[0] : rows[-1] + 1, : part.shape[1]] = part
+    lengths_B, sampled_BT = rollouts.lengths_B.to(device), rollouts.sampled_BT.to(device)
+    rewards_BT = torch.zeros_like(values_BT).scatter(1, lengths_B[:, None] - 1, rewards_B.to(device)[:, None])
     advantages_BT, returns_BT = gae(
-        rewards_BT, values_BT, rollouts.mask_BT, discount=recipe.gae_discount, trace=recipe.gae_lambda
+        rewards_BT, values_BT, rollouts.mask_BT.to(device), discount=recipe.gae_discount, trace=recipe.gae_lambda
     )
-    sampled = advantages_BT[rollouts.sampled_BT]
+    sampled = advantages_BT[sampled_BT]
     advantages_BT = (advantages_BT - sampled.mean()) / (sampled.std(correction=0) + 1e-8)
     return CriticEstimates(values_BT, advantages_BT, returns_BT)
 
@@ -72,21 +73,21 @@ def update_critic(
     recipe: Recipe,
     *,
     rate: float,
-    micro_batch: int,
+    sizes: Sizes,
 ) -> None:
     """Train the critic on a batch, for as many gradient steps as the policy takes."""
     optimizer.rate.fill_(rate)
-    weights_BT = token_weights(rollouts.sampled_BT, how="token")
+    weights_BT = token_weights(rollouts.sampled_BT, how="token").to(critic.body.device)
     for _ in range(recipe.updates_per_batch):
-        for rows in micro_batches(rollouts, micro_batch):
+        for rows in passes(rollouts, sizes):
             part = rollouts.take(rows)
-            used = part.mask_BT.shape[1]
+            some, used = slice(int(rows[0]), int(rows[-1]) + 1), part.responses_BT.shape[1]
             loss_BT = value_loss(
                 critic(part),
-                estimates.values_BT[rows, :used],
-                estimates.returns_BT[rows, :used],
+                estimates.values_BT[some, :used],
+                estimates.returns_BT[some, :used],
                 clip=recipe.value_clip,
             )
-            (loss_BT * weights_BT[rows, :used]).sum().backward()  # type: ignore[no-untyped-call]  # torch's own gap
+            (loss_BT * weights_BT[some, :used]).sum().backward()  # type: ignore[no-untyped-call]  # torch's own gap
             optimizer.collect()
         optimizer.step()

@@ -14,13 +14,12 @@ import torch
 from isocompute.core.allocation import Cell, Control, Measures, all_retired, metric_names
 from isocompute.core.errors import InputError
 from isocompute.core.recorder import Recorder, RunSettings
-from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.lengths import make_interruption, penalty_window
-from isocompute.rl.loop import METRICS, Training
-from isocompute.rl.model.checkpoint import model_folder, save_decoder, stop_tokens
+from isocompute.rl.loop import METRICS, Reports, Training
+from isocompute.rl.memory import Sizes
+from isocompute.rl.model.checkpoint import model_folder, save_policy, stop_tokens
 from isocompute.rl.model.config import DecoderConfig
-from isocompute.rl.rollout.pipeline import Pipeline
-from isocompute.rl.setup import CellSetup, EngineSpec, Sizes, lm_recipe, set_up, tasks_of
+from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec, lm_recipe, set_up, tasks_of
 from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.update import DivergedError
 
@@ -31,8 +30,14 @@ MODEL = "model"
 class LmEngine:
     """Runs cells of a study on a language model; `on_point` receives every evaluation."""
 
-    def __init__(self, *, on_point: Callable[[Mapping[str, Any]], None] | None = None) -> None:
-        self.on_point = on_point
+    def __init__(
+        self,
+        *,
+        on_point: Callable[[Mapping[str, Any]], None] | None = None,
+        on_start: Callable[[str], None] = lambda text: None,
+        on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    ) -> None:
+        self.on_point, self.on_start, self.on_progress = on_point, on_start, on_progress
 
     def check(self, cell: Cell) -> None:
         """Refuse a cell that cannot run, before any weights are loaded."""
@@ -41,7 +46,7 @@ class LmEngine:
         folder = model_folder(engine.model)
         DecoderConfig.read(folder)
         stops = stop_tokens(folder)
-        tasks = tasks_of(ProblemsSpec.of(cell.problems), folder, engine, recipe)
+        tasks = tasks_of(ProblemsSpec.of(cell.problems), folder, recipe)
         n, budget = recipe.baseline_rollouts or cell.rollouts_per_problem, tasks.max_new_tokens
         if cell.problems_per_batch > len(tasks.train):
             raise InputError(
@@ -91,46 +96,48 @@ class LmEngine:
         """Train the cell; True when it reached its last update, or diverged and stopped there."""
         setup, diverged = set_up(cell), None
         recorder = Recorder(folder, _settings(cell, setup), on_point=self.on_point)
-        slots = (setup.sizes.slots or cell.rollouts_per_update) if setup.recipe.pipeline_steps else None
-        with recorder, _explained_memory_errors(setup.sizes, slots):
-            training = Training(
-                cell,
-                setup.model,
-                setup.tasks,
-                setup.recipe,
-                EvaluationSpec.of(cell.evaluation),
-                setup.sizes,
-                keep_rates=recorder.append_rates,
-            )
-            saved = recorder.resume()
-            if saved is not None:
-                training.restore(*saved)
-                lost = _restarted(training) - saved[1].get("restarted", 0)
-                if lost:
-                    warnings.warn(f"{folder}: {lost} responses in flight begin again.", stacklevel=2)
+        with recorder, _explained_memory_errors(setup.sizes):
+            reports = Reports(recorder.append_rates, recorder.append_sample, self.on_progress)
+            training = Training(setup, reports=reports)
+            self.on_start(header(training, setup))
             try:
-                if not training.run(recorder, control):
-                    return False
-            except DivergedError as error:
-                diverged = f"diverged at update {max(training.step, training.begun)}: {error}"
-                if error.point is not None:  # otherwise the run would end on its last healthy point
-                    recorder.append(error.point)
-                _restore_last_good(training, recorder)
-            if setup.engine.save_model or diverged:
-                recorder.check_lock()
-                save_decoder(training.decoder, folder / MODEL, tokenizer_from=setup.model.folder)
-            recorder.finish(_summary(training, diverged))
+                saved = recorder.resume()
+                if saved is not None:
+                    training.restore(*saved)
+                    lost = training.source.restarted - saved[1].get("restarted", 0)
+                    if lost:
+                        warnings.warn(f"{folder}: {lost} responses in flight begin again.", stacklevel=2)
+                try:
+                    if not training.run(recorder, control):
+                        return False
+                except DivergedError as error:
+                    diverged = f"diverged at update {max(training.step, training.begun)}: {error}"
+                    if error.point is not None:  # otherwise the run would end on its last healthy point
+                        recorder.append(error.point)
+                    _restore_last_good(training, recorder)
+                if setup.engine.save_model or diverged:
+                    recorder.check_lock()
+                    save_policy(training.decoder, folder / MODEL, base=setup.model.folder, recipe=setup.recipe)
+                recorder.finish(_summary(training, diverged))
+            finally:
+                training.close()
         return True
+
+
+def header(training: Training, setup: CellSetup) -> str:
+    """Which engine runs on what, and why, in a line."""
+    name, why = setup.engine.sampler
+    where = torch.cuda.get_device_name(setup.model.device) if setup.model.device.type == "cuda" else "CPU"
+    sizes, dtype = training.sizes, str(setup.engine.torch_dtype).removeprefix("torch.")
+    return (
+        f"{name} rollouts ({why}), up to {sizes.rows:,} at a time; training passes of {sizes.tokens:,} tokens"
+        f"{', activations recomputed' if sizes.recompute else ''}; {dtype} on {where}"
+    )
 
 
 def gpus_of(engine: EngineSpec) -> int | None:
     """How many GPUs a run takes; None on a CPU."""
     return 1 if torch.device(engine.where).type == "cuda" else None
-
-
-def _restarted(training: Training) -> int:
-    """Responses that were in flight at a checkpoint and had to start again."""
-    return training.source.restarted if isinstance(training.source, Pipeline) else 0
 
 
 def _restore_last_good(training: Training, recorder: Recorder) -> None:
@@ -139,14 +146,14 @@ def _restore_last_good(training: Training, recorder: Recorder) -> None:
     if saved is not None:
         training.optimizer.restore(saved[0], "policy/")
     else:
-        training.decoder.load_state_dict(training.base.decoder.state_dict())
+        training.decoder.reset(training.base.decoder)
 
 
 def _summary(training: Training, diverged: str | None) -> dict[str, Any]:
     """The content of `finished.json`: the work done, and why the run ended if it did not reach its last update."""
     out: dict[str, Any] = {"points": training.evaluated, "rollouts": training.rollouts}
-    if _restarted(training):
-        out["restarted"] = _restarted(training)
+    if training.source.restarted:
+        out["restarted"] = training.source.restarted
     if diverged is not None:
         out["diverged"] = diverged
     elif training.step < training.cell.update_steps:
@@ -155,19 +162,17 @@ def _summary(training: Training, diverged: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _explained_memory_errors(sizes: Sizes, slots: int | None) -> Iterator[None]:
-    """Turn out-of-memory errors into an `InputError` that names the sizes to lower; `slots` only for a pipeline."""
+def _explained_memory_errors(sizes: Sizes) -> Iterator[None]:
+    """Turn out-of-memory errors into an `InputError` that names the sizes to lower."""
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises a plain RuntimeError
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise InputError(
-            f"out of memory with micro_batch = {sizes.micro_batch} and sample_batch = {sizes.sample_batch}"
-            f"{'' if slots is None else f', slots = {slots}'}; set "
-            f"engine_options.micro_batch = {max(1, sizes.micro_batch // 2)} and sample_batch = "
-            f"{max(1, sizes.sample_batch // 2)} (the result does not depend on them)"
-            f"{'' if slots is None else ', or begin with fewer slots (which does change it)'}."
+            f"out of memory with {sizes.rows} rollouts in flight and passes of {sizes.tokens} tokens; set "
+            f"engine_options.sample_batch = {max(1, sizes.rows // 2)} and engine_options.recompute = true (the result "
+            "does not depend on them), or recipe.lora_rank = 32."
         ) from error
 
 
@@ -189,6 +194,6 @@ def _settings(cell: Cell, setup: CellSetup) -> RunSettings:
             "problem_set": problems.model_dump(exclude_none=True),
             "device": engine.where,
             "dtype": str(engine.torch_dtype).removeprefix("torch."),
-            "micro_batch": setup.sizes.micro_batch,
+            "rollout": engine.sampler[0],
         }
     )

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import torch
-from pydantic import Field
 
-from isocompute.core.allocation import Evaluation
 from isocompute.core.arrays import Ints
 from isocompute.core.metrics import avg_at_k, best_at_k, mean_with_error, worst_at_k
+from isocompute.rl.grading import GradingPool
+from isocompute.rl.memory import MOST_ROWS, free_bytes, row_bytes
 from isocompute.rl.model.checkpoint import load_model
-from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.rollout.eager import SamplingSettings, sample
-from isocompute.rl.setup import EngineSpec, memory_budget, sampling_rows
+from isocompute.rl.rollout.engine import FinishedGroup, PromptGroup, RolloutEngine, SamplingSettings, streams
+from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.source import submit_grading
+from isocompute.rl.setup import EngineSpec, make_engine
 from isocompute.rl.tasks import ProblemsSpec, Task, Tasks, whole_task
-
-
-class EvaluationSpec(Evaluation):
-    """The `[evaluation]` table of this engine."""
-
-    temperature: float | None = Field(default=None, ge=0, description="of evaluation; the recipe's if not set")
 
 
 @dataclass(frozen=True)
@@ -33,46 +28,81 @@ class PassCounts:
     samples: int
     response_length: float
     truncated: float
+    kept: list[dict[str, Any]]
+    """Some responses with their problems and rewards, for people to read."""
 
 
-def count_correct(
-    decoder: Decoder, task: Task, settings: SamplingSettings, *, samples: int, seed: int, rows: int
-) -> PassCounts:
-    """Sample each problem of a task, about `rows` sequences at a time."""
-    device = decoder.embed_tokens.weight.device
-    correct_P = np.zeros(len(task), dtype=np.int64)
-    length = truncated = 0.0
-    per_round = max(1, rows // samples)
-    for start in range(0, len(task), per_round):
-        index_P = torch.arange(start, min(start + per_round, len(task)), device=device)
-        numbers_B = torch.arange(start * samples, (start + len(index_P)) * samples)
-        prompts = [task.prompts[i] for i in index_P.tolist()]
-        out = sample(decoder, prompts, settings, seed=seed, per_prompt=samples, row_numbers=numbers_B)
-        rewards_B = task.verify(index_P.repeat_interleave(samples), out)
-        correct_P[start : start + len(index_P)] = (rewards_B > 0.5).view(-1, samples).sum(dim=1).cpu().numpy()
-        length += float(out.lengths_B.sum())
-        truncated += float((~out.stopped_B).sum())
-    total = len(task) * samples
-    return PassCounts(correct_P, samples, length / total, truncated / total)
+@dataclass
+class Evaluator:
+    """Samples problems with an engine that may have groups of others in flight, and grades them beside it."""
+
+    engine: RolloutEngine
+    pool: GradingPool
+    pass_on: Callable[[FinishedGroup], None] = lambda _: None
+    """Receives groups that others submitted."""
+    on_step: Callable[[int, int], None] = lambda done, total: None
+    """Called between the engine's steps with the problems sampled so far; may raise to end the evaluation."""
+
+    def count(self, task: Task, *, samples: int, seed: int, temperature: float, keep: int = 0) -> PassCounts:
+        """Sample each problem of a task; a response is correct with a reward above one half."""
+        for problem, prompt in enumerate(task.prompts):
+            rows = np.arange(problem * samples, (problem + 1) * samples)
+            self.engine.submit(PromptGroup(_key(problem), prompt, streams(seed, rows), temperature))
+        done: dict[int, Rollouts] = {}
+        while len(done) < len(task):
+            self.on_step(len(done), len(task))
+            for finished in self.engine.step():
+                if finished.key >= 0:
+                    self.pass_on(finished)
+                    continue
+                problem = _key(finished.key)
+                done[problem] = finished.rollouts
+                submit_grading(self.pool, finished.key, task, problem, finished.rollouts)
+        correct_P, kept = np.zeros(len(task), dtype=np.int64), []
+        shown = set(np.linspace(0, len(task) - 1, min(keep, len(task))).astype(int).tolist())
+        for problem in range(len(task)):
+            rewards = self.pool.get(_key(problem)).rewards or [0.0] * samples
+            correct_P[problem] = sum(reward > 0.5 for reward in rewards)
+            if problem in shown:
+                kept.append(_readable(task, problem, done[problem], rewards[0]))
+        lengths = np.concatenate([rollouts.lengths_B.numpy() for rollouts in done.values()])
+        stopped = np.concatenate([rollouts.stopped_B.numpy() for rollouts in done.values()])
+        return PassCounts(correct_P, samples, float(lengths.mean()), float(1 - stopped.mean()), kept)
+
+    def measure(
+        self, tasks: Tasks, *, samples: int, ks: Sequence[int], seed: int, temperature: float, keep: int = 0
+    ) -> tuple[dict[str, float], dict[str, PassCounts]]:
+        """Metrics of the validation and out-of-distribution sets, and the per-problem counts of each set."""
+        counts = {
+            prefix: self.count(task, samples=samples, seed=seed, temperature=temperature, keep=keep)
+            for prefix, task in tasks.measured.items()
+        }
+        metrics: dict[str, float] = {}
+        for prefix, found in counts.items():
+            metrics |= metrics_of(found, ks, prefix=prefix)
+        validation = counts[""]
+        metrics |= {"val/response_length": validation.response_length, "val/truncated": validation.truncated}
+        metrics["val/zero_pass"] = float((validation.correct_P == 0).mean())
+        for name, where in tasks.subsets.items():
+            metrics |= metrics_of(replace(validation, correct_P=validation.correct_P[where]), ks, prefix=f"{name}/")
+        return metrics, {tasks.measured[prefix].name: found for prefix, found in counts.items()}
 
 
-def measure(
-    decoder: Decoder, tasks: Tasks, settings: SamplingSettings, *, samples: int, ks: Sequence[int], seed: int, rows: int
-) -> tuple[dict[str, float], dict[str, PassCounts]]:
-    """Metrics of the validation and out-of-distribution sets, and the per-problem counts of each set."""
-    counts = {
-        prefix: count_correct(decoder, task, settings, samples=samples, seed=seed, rows=rows)
-        for prefix, task in tasks.measured.items()
+def _key(problem: int) -> int:
+    """The key of a problem of an evaluation, and back; training has the keys from 0."""
+    return -1 - problem
+
+
+def _readable(task: Task, problem: int, rollouts: Rollouts, reward: float) -> dict[str, Any]:
+    length = int(rollouts.lengths_B[0])
+    return {
+        "problem": task.ids[problem],
+        "question": task.questions[problem],
+        "response": task.text(rollouts.responses_BT[0, :length].tolist()),
+        "reward": reward,
+        "tokens": length,
+        "stopped": bool(rollouts.stopped_B[0]),
     }
-    metrics: dict[str, float] = {}
-    for prefix, found in counts.items():
-        metrics |= metrics_of(found, ks, prefix=prefix)
-    validation = counts[""]
-    metrics |= {"val/response_length": validation.response_length, "val/truncated": validation.truncated}
-    metrics["val/zero_pass"] = float((validation.correct_P == 0).mean())
-    for name, where in tasks.subsets.items():
-        metrics |= metrics_of(replace(validation, correct_P=validation.correct_P[where]), ks, prefix=f"{name}/")
-    return metrics, {tasks.measured[prefix].name: found for prefix, found in counts.items()}
 
 
 def metrics_of(counts: PassCounts, ks: Sequence[int], *, prefix: str = "") -> dict[str, float]:
@@ -101,6 +131,7 @@ def measure_pass_rates(
     temperature: float = 0.6,
     max_new_tokens: int | None = None,
     device: str = "auto",
+    on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[str], Ints]:
     """The ids of all problems of a source, and how many of `samples` responses to each are correct.
 
@@ -108,27 +139,20 @@ def measure_pass_rates(
     starts from. The problems are those of `load_problems(problems, size=size, seed=seed)`, with none held out.
     """
     engine = EngineSpec.of({"model": model, "device": device})
-    spec = ProblemsSpec.of(
-        {
-            "source": problems,
-            "size": size,
-            "seed": seed,
-            "question": question,
-            "answer": answer,
-            "verifier": verifier,
-            "max_new_tokens": max_new_tokens,
-        }
-    )
+    table = {"source": problems, "size": size, "seed": seed, "question": question, "answer": answer}
+    spec = ProblemsSpec.of({**table, "verifier": verifier, "max_new_tokens": max_new_tokens})
     loaded = load_model(engine.model, dtype=engine.torch_dtype, device=engine.where)
-    task, budget = whole_task(spec, loaded.folder, torch.device(engine.where))
-    rows = sampling_rows(
-        loaded.decoder.config,
-        tokens=max(map(len, task.prompts)) + budget,
-        dtype=engine.torch_dtype,
-        budget=memory_budget(loaded.device),
-    )
-    settings = SamplingSettings(
-        max_new_tokens=budget, temperature=temperature, top_p=1.0, stop_tokens=loaded.stop_tokens
-    )
-    counts = count_correct(loaded.decoder, task, settings, samples=samples, seed=seed, rows=rows)
+    task, budget = whole_task(spec, loaded.folder)
+    config, longest = loaded.decoder.config, max(map(len, task.prompts))
+    row = row_bytes(config, engine.torch_dtype, prompt_tokens=longest, new_tokens=budget)
+    rows = max(1, min(MOST_ROWS, len(task) * samples, free_bytes(loaded.device) // 2 // row))
+    settings = SamplingSettings(max_new_tokens=budget, stop_tokens=loaded.stop_tokens)
+    sampler = make_engine(engine, loaded.decoder, settings, rows=rows, prompt_tokens=longest)
+    pool = GradingPool()
+    try:
+        counts = Evaluator(sampler, pool, on_step=on_step).count(
+            task, samples=samples, seed=seed, temperature=temperature
+        )
+    finally:
+        pool.close()
     return list(task.ids), counts.correct_P

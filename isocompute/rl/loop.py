@@ -7,30 +7,25 @@ holds weights, optimizer moments and counters. On a CPU, a resumed run matches a
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from isocompute.core.allocation import Cell, Control, evaluation_steps
-from isocompute.core.recipe import Recipe, learning_rate
+from isocompute.core.allocation import Control, evaluation_steps
+from isocompute.core.recipe import learning_rate
 from isocompute.core.recorder import Recorder
 from isocompute.rl.critic import Critic, CriticEstimates, estimate_advantages, update_critic
-from isocompute.rl.evaluation import EvaluationSpec, measure
-from isocompute.rl.lengths import make_interruption
+from isocompute.rl.evaluation import Evaluator
+from isocompute.rl.grading import GradingPool
 from isocompute.rl.losses import decoupled_advantages, kl_to_base, mixed_groups
-from isocompute.rl.model.checkpoint import Model
-from isocompute.rl.rollout.eager import SamplingSettings
-from isocompute.rl.rollout.pipeline import Pipeline
 from isocompute.rl.rollout.rollouts import Groups, Rollouts
-from isocompute.rl.rollout.source import RolloutSource, Sampler
-from isocompute.rl.setup import Sizes
-from isocompute.rl.tasks import Tasks
+from isocompute.rl.rollout.source import RolloutSource
+from isocompute.rl.setup import CellSetup, longest_prompt, make_engine, sampling_settings
 from isocompute.rl.update import (
     Batch,
     Optimizer,
@@ -42,7 +37,9 @@ from isocompute.rl.update import (
     update,
 )
 
-_CHECKPOINT_SECONDS = 20.0
+_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE = 20.0, 0.03
+"""A checkpoint is written every so many seconds, or less often where it would take more than this share of the time."""
+_POLL_SECONDS = 0.2
 _EVALUATION, _SEED_STRIDE = 1 << 40, 1 << 20
 """Evaluations use random numbers that neither training nor the evaluations of other seeds use."""
 _DECOUPLED = 1 << 20
@@ -56,66 +53,95 @@ MEANS = (
 """Metrics that a point averages over the updates since the previous point."""
 METRICS = (
     *MEANS,
-    *("kl", "val/response_length", "val/truncated", "val/zero_pass", "retired", "dropped_groups", "sampler_busy"),
+    *("kl", "val/response_length", "val/truncated", "val/zero_pass", "retired", "dropped_groups", "ungraded_groups"),
+    *("sampler_busy", "learning_rate", "rollouts_per_second", "tokens_per_second"),
 )
 """Metrics of a point besides those of the problem sets; some are logged only under certain recipes."""
 
 
-class Training:
-    """The state of one run. `keep_rates` receives the per-problem counts of every evaluation."""
+class StopRequest(Exception):
+    """The runner asked to stop while responses were being sampled."""
 
-    def __init__(
-        self,
-        cell: Cell,
-        model: Model,
-        tasks: Tasks,
-        recipe: Recipe,
-        evaluation: EvaluationSpec,
-        sizes: Sizes,
-        *,
-        keep_rates: Callable[[Mapping[str, Any]], None] = lambda _: None,
-    ) -> None:
-        self.cell, self.tasks, self.recipe, self.evaluation = cell, tasks, recipe, evaluation
-        self.base, self.sizes, self.keep_rates = model, sizes, keep_rates
-        self.decoder = copy.deepcopy(model.decoder)
+
+@dataclass(frozen=True)
+class Reports:
+    """What a run tells whom while it goes on."""
+
+    rates: Callable[[Mapping[str, Any]], None] = lambda row: None
+    """The per-problem counts of an evaluation."""
+    samples: Callable[[Mapping[str, Any]], None] = lambda row: None
+    """Some responses of an evaluation."""
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    """What is going on, and how far it is."""
+
+
+class Training:
+    """The state of one run."""
+
+    def __init__(self, setup: CellSetup, *, reports: Reports | None = None) -> None:
+        self.cell, self.tasks, self.recipe, self.evaluation = setup.cell, setup.tasks, setup.recipe, setup.evaluation
+        self.base, self.sizes, self.reports = setup.model, setup.sizes, reports or Reports()
+        self.decoder = self.base.decoder.policy(setup.recipe.lora_rank, setup.recipe.lora_scale)
         """The policy being trained; `model.decoder` stays the base."""
-        self.optimizer = Optimizer(list(self.decoder.parameters()), recipe)
-        self.critic = Critic(self.decoder) if recipe.advantage == "gae" else None
-        self.critic_optimizer = None if self.critic is None else Optimizer(self.critic.trained(), recipe)
-        self.interruption = None
-        if recipe.length_control == "interrupt":
-            phrase, budget = tasks.phrase, tasks.max_new_tokens
-            self.interruption = make_interruption(recipe, phrase, budget, model.folder, model.stop_tokens)
-        source = (cell, recipe, tasks.train, self.decoder, self._sampling(recipe.temperature))
-        self.source: RolloutSource
-        if recipe.pipeline_steps:
-            self.source = Pipeline(*source, sample_batch=sizes.sample_batch, slots=sizes.slots)
-        else:
-            self.source = Sampler(*source, sample_batch=sizes.sample_batch)
-        self.source.on_drop = self._count_dropped
-        self.grid = evaluation_steps(cell.update_steps, evaluation.points)
+        self.decoder.recompute = self.sizes.recompute
+        self.optimizer = Optimizer(self.decoder.trained(), self.recipe)
+        self.critic = Critic(self.decoder) if self.recipe.advantage == "gae" else None
+        self.critic_optimizer = None if self.critic is None else Optimizer(self.critic.parts(), self.recipe)
+        self.pool = GradingPool()
+        self.engine = make_engine(
+            setup.engine,
+            self.decoder,
+            sampling_settings(setup),
+            rows=self.sizes.rows,
+            prompt_tokens=longest_prompt(self.tasks),
+        )
+        task = self.tasks.train
+        self.source = RolloutSource(self.cell, self.recipe, task, self.engine, self.pool, slots=setup.engine.slots)
+        self.source.on_drop, self.source.on_step = self._count_dropped, self._poll
+        self.evaluator = Evaluator(self.engine, self.pool, self.source.take, self._evaluating)
+        self.grid = evaluation_steps(self.cell.update_steps, self.evaluation.points)
         self.step = self.begun = self.rollouts = self.tokens = self.evaluated = self.oldest = self.dropped = 0
-        self.seconds, self.last_evaluated = 0.0, -1
+        self.seconds, self.last_evaluated, self.rate = 0.0, -1, 0.0
+        self.sampling_seconds = 0.0
+        """Time in which no gradient was computed: waiting for rollouts and their grades."""
         self._sums = dict.fromkeys(MEANS, 0.0)
+        self._since = (0.0, 0, 0)
+        """Seconds, rollouts and tokens at the last point."""
         self._last: Rollouts | None = None
+        self._stopping: Callable[[], bool] = lambda: False
+        self._polled = 0.0
+
+    def close(self) -> None:
+        """End the grading processes."""
+        self.pool.close()
 
     def run(self, recorder: Recorder, control: Control) -> bool:
         """Update and evaluate until the end (True) or until the runner asks to stop (False)."""
-        saved, reported, left = time.monotonic(), self.rollouts, True
-        while left and self.step < self.cell.update_steps:
-            if self._due():
+        save_at, reported, left, self._stopping = (
+            time.monotonic() + _CHECKPOINT_SECONDS,
+            self.rollouts,
+            True,
+            control.stopping,
+        )
+        try:
+            while left and self.step < self.cell.update_steps:
+                if self._due():
+                    recorder.append(self.evaluate())
+                control.advanced(self.rollouts - reported)
+                reported = self.rollouts
+                if control.stopping():
+                    raise StopRequest
+                if time.monotonic() > save_at:
+                    started = time.monotonic()
+                    recorder.checkpoint(*self.state())
+                    ended = time.monotonic()
+                    save_at = ended + max(_CHECKPOINT_SECONDS, (ended - started) / _CHECKPOINT_SHARE)
+                left = self.update()
+            if self.step > self.last_evaluated:
                 recorder.append(self.evaluate())
-            control.advanced(self.rollouts - reported)
-            reported = self.rollouts
-            if control.stopping():
-                recorder.checkpoint(*self.state())
-                return False
-            if time.monotonic() - saved > _CHECKPOINT_SECONDS:
-                recorder.checkpoint(*self.state())
-                saved = time.monotonic()
-            left = self.update()
-        if self.step > self.last_evaluated:
-            recorder.append(self.evaluate())
+        except StopRequest:
+            recorder.checkpoint(*self.state())
+            return False
         control.advanced(self.rollouts - reported)
         return True
 
@@ -125,9 +151,11 @@ class Training:
         groups = self.source.next_batch(self.step)  # sampled and graded
         if groups is None:
             return False
+        self.sampling_seconds += time.perf_counter() - started
         batch, estimates = self._batch(groups)  # advantages, token weights, log-probs under the base
         stats = self._gradient_steps(groups, batch, estimates)
         self._count(groups, batch, stats)
+        self.engine.load(self.decoder, self.step)
         self.source.new_weights(self.step)
         self.seconds += time.perf_counter() - started
         return True
@@ -137,38 +165,38 @@ class Training:
         recipe, rollouts, rewards_PN = self.recipe, groups.rollouts, groups.rewards_PN
         estimates = advantages_BT = None  # without a critic or a decoupled baseline, `make_batch` compares groups
         if self.critic is not None:
-            rewards_B, micro_batch = rewards_PN.reshape(-1), self.sizes.micro_batch
-            estimates = estimate_advantages(self.critic, rollouts, rewards_B, recipe, micro_batch=micro_batch)
+            estimates = estimate_advantages(self.critic, rollouts, rewards_PN.reshape(-1), recipe, sizes=self.sizes)
             advantages_BT = estimates.advantages_BT
         elif self.source.rollouts_per_problem > self.cell.rollouts_per_problem:
             seed = np.random.SeedSequence([self.cell.seed, self.step, _DECOUPLED]).generate_state(1, np.uint64)
             advantages_PN, places_PN = decoupled_advantages(
                 rewards_PN, train=self.cell.rollouts_per_problem, kind=recipe.advantage, seed=int(seed[0])
             )
-            first_P1 = torch.arange(len(rewards_PN), device=rewards_PN.device)[:, None] * rewards_PN.shape[1]
+            first_P1 = torch.arange(len(rewards_PN))[:, None] * rewards_PN.shape[1]
             rollouts = rollouts.take((first_P1 + places_PN).reshape(-1))
             advantages_BT = advantages_PN.reshape(-1, 1)
-        new = self.tasks.max_new_tokens
-        batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=new, advantages_BT=advantages_BT)
+        batch = make_batch(
+            recipe,
+            rollouts,
+            rewards_PN,
+            max_new_tokens=self.tasks.max_new_tokens,
+            device=self.decoder.device,
+            advantages_BT=advantages_BT,
+        )
         if recipe.kl_coef:
             batch = replace(batch, base_logprobs_BT=self._base_logprobs(rollouts))
         return batch, estimates
 
     def _gradient_steps(self, groups: Groups, batch: Batch, estimates: CriticEstimates | None) -> UpdateStats:
         """Update the policy, and the critic where there is one."""
-        recipe, micro_batch = self.recipe, self.sizes.micro_batch
-        rate = learning_rate(recipe, batch_size=len(groups) * self.cell.rollouts_per_problem, step=self.step)
-        stats = update(self.decoder, self.optimizer, batch, recipe, rate=rate, micro_batch=micro_batch)
+        recipe, sizes = self.recipe, self.sizes
+        self.rate = learning_rate(recipe, batch_size=len(groups) * self.cell.rollouts_per_problem, step=self.step)
+        stats = update(self.decoder, self.optimizer, batch, recipe, rate=self.rate, sizes=sizes)
         if self.critic is not None and self.critic_optimizer is not None and estimates is not None:
             own = recipe.critic_learning_rate
+            rate = self.rate * (_CRITIC_RATE if own is None else own / recipe.learning_rate)
             update_critic(
-                self.critic,
-                self.critic_optimizer,
-                groups.rollouts,
-                estimates,
-                recipe,
-                rate=rate * (_CRITIC_RATE if own is None else own / recipe.learning_rate),
-                micro_batch=micro_batch,
+                self.critic, self.critic_optimizer, groups.rollouts, estimates, recipe, rate=rate, sizes=sizes
             )
         return stats
 
@@ -188,7 +216,7 @@ class Training:
         self._last = batch.rollouts
         self.step += 1
         self.rollouts += len(rollouts)
-        self.tokens += int(rollouts.mask_BT.sum())
+        self.tokens += int(rollouts.lengths_B.sum())
 
     def _staleness(self, rollouts: Rollouts) -> float:
         """Mean number of updates since the tokens were sampled."""
@@ -198,24 +226,26 @@ class Training:
         self.oldest = max(self.oldest, int(age_BT.max()))
         return float(age_BT.sum() / rollouts.sampled_BT.sum())
 
-    def _count_dropped(self, groups: Groups) -> None:
-        """Count groups that were sampled but will not be trained on."""
-        self.dropped += len(groups)
-        self.rollouts += len(groups.rollouts)
-        self.tokens += int(groups.rollouts.mask_BT.sum())
+    def _count_dropped(self, rollouts: Rollouts) -> None:
+        """Count a group that was sampled but will not be trained on."""
+        self.dropped += 1
+        self.rollouts += len(rollouts)
+        self.tokens += int(rollouts.lengths_B.sum())
 
     def _base_logprobs(self, rollouts: Rollouts) -> torch.Tensor:
-        return score_all(self.base.decoder, rollouts, self.recipe, micro_batch=self.sizes.micro_batch)
+        return score_all(self.base.decoder, rollouts, self.recipe, sizes=self.sizes)
 
-    def _sampling(self, temperature: float) -> SamplingSettings:
-        return SamplingSettings(
-            max_new_tokens=self.tasks.max_new_tokens,
-            temperature=temperature,
-            top_p=self.recipe.top_p,
-            stop_tokens=self.base.stop_tokens,
-            fp32_head=self.recipe.fp32_head,
-            interruption=self.interruption,
-        )
+    def _poll(self) -> None:
+        """Between decode steps: end the run soon after the runner asks."""
+        now = time.monotonic()
+        if now - self._polled > _POLL_SECONDS:
+            self._polled = now
+            if self._stopping():
+                raise StopRequest
+
+    def _evaluating(self, done: int, total: int) -> None:
+        self._poll()
+        self.reports.progress(f"evaluation at update {self.step}", done, total)
 
     # Evaluation
 
@@ -228,18 +258,19 @@ class Training:
     def evaluate(self) -> dict[str, Any]:
         """Evaluate this step; raises `DivergedError`, with the point, if the policy has collapsed."""
         given, seed = self.evaluation.temperature, _EVALUATION + self.cell.seed * _SEED_STRIDE + self.step
-        metrics, counts = measure(
-            self.decoder,
+        metrics, counts = self.evaluator.measure(
             self.tasks,
-            self._sampling(self.recipe.temperature if given is None else given),
             samples=self.evaluation.samples,
             ks=self.evaluation.k,
             seed=seed,
-            rows=self.sizes.sample_batch,
+            temperature=self.recipe.temperature if given is None else given,
+            keep=self.evaluation.keep_samples,
         )
         for name, found in counts.items():
-            rates = {"samples": found.samples, "correct": found.correct_P.tolist()}
-            self.keep_rates({"step": self.step, "set": name, **rates})
+            row = {"step": self.step, "set": name}
+            self.reports.rates({**row, "samples": found.samples, "correct": found.correct_P.tolist()})
+            for kept in found.kept:
+                self.reports.samples({**row, **kept})
         point: dict[str, Any] = {name: getattr(self, name) for name in ("step", "rollouts", "tokens", "seconds")}
         point |= metrics
         point |= self._since_last()
@@ -257,10 +288,15 @@ class Training:
         if since <= 0:
             return {"kl": 0.0}  # nothing is trained yet: the policy is the base
         out: dict[str, Any] = {name: total / since for name, total in self._sums.items()}
+        seconds, rollouts, tokens = self._since
+        elapsed = max(self.seconds - seconds, 1e-9)
+        out["rollouts_per_second"] = (self.rollouts - rollouts) / elapsed
+        out |= {"tokens_per_second": (self.tokens - tokens) / elapsed, "learning_rate": self.rate}
+        self._since = (self.seconds, self.rollouts, self.tokens)
         if self._last is not None:
             # On the policy's own samples: on another policy's, k3 has a heavy tail and no meaning.
-            kl_BT = kl_to_base(self._last.logprobs_BT, self._base_logprobs(self._last))
-            out["kl"] = float(kl_BT.sum() / self._last.sampled_BT.sum())
+            base_BT = self._base_logprobs(self._last).cpu()
+            out["kl"] = float(kl_to_base(self._last.logprobs_BT, base_BT).sum() / self._last.sampled_BT.sum())
         if self.recipe.no_positive_resampling is not None:
             out["retired"] = self.source.problems.retired
         if self.recipe.zero_variance_filter == "refill":
@@ -268,7 +304,7 @@ class Training:
         out |= self.source.metrics()
         seen = np.flatnonzero(self.source.seen_P)
         counts = {"samples": self.source.seen_P[seen].tolist(), "correct": self.source.correct_P[seen].tolist()}
-        self.keep_rates({"step": self.step, "set": "train", "problems": seen.tolist(), **counts})
+        self.reports.rates({"step": self.step, "set": "train", "problems": seen.tolist(), **counts})
         self._sums = dict.fromkeys(MEANS, 0.0)
         self.source.seen_P[:] = self.source.correct_P[:] = self.dropped = 0
         return out
@@ -280,7 +316,7 @@ class Training:
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Everything `restore` needs. Raises `DivergedError` instead of saving weights that give NaN."""
         if self._last is not None:
-            refuse_unsound(self.decoder, self._last, self.recipe, micro_batch=self.sizes.micro_batch)
+            refuse_unsound(self.decoder, self._last, self.recipe, sizes=self.sizes)
         arrays, meta = self.source.state()
         arrays |= self.optimizer.state("policy/")
         if self.critic_optimizer is not None:
@@ -293,7 +329,9 @@ class Training:
             setattr(self, name, meta.get(name, getattr(self, name)))  # older checkpoints have fewer
         older = dict(zip(MEANS, [*arrays["sums"], *arrays["more"]], strict=True)) if "sums" in arrays else {}
         self._sums = {name: float(total) for name, total in meta.get("sums", older).items()}  # 0.1 stored arrays
-        self.source.restore(arrays, meta)
         self.optimizer.restore(arrays, "policy/")
+        self.engine.load(self.decoder, self.step)
+        self.source.restore(arrays, meta)
+        self._since = (self.seconds, self.rollouts, self.tokens)
         if self.critic_optimizer is not None:
             self.critic_optimizer.restore(arrays, "critic/")

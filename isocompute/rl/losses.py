@@ -174,7 +174,7 @@ def token_weights(
         return mask_BT / (tokens_B.clamp(min=1.0) * rows)[:, None]
     if how == "prompt":
         tokens_P = tokens_B.view(-1, rollouts_per_problem).sum(dim=1).clamp(min=1.0)
-        problems = (rows / rollouts_per_problem).clamp(min=1.0)
+        problems = keep_B.view(-1, rollouts_per_problem).amax(dim=1).sum().clamp(min=1.0)
         return mask_BT / (tokens_P.repeat_interleave(rollouts_per_problem) * problems)[:, None]
     if how == "fixed":
         if length is None:

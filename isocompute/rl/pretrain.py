@@ -20,6 +20,7 @@ from isocompute.core.arrays import Array, Ints
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import OPERATIONS, SPECIAL, Chains, apply, make_chains, parse_chain, vocabulary
 from isocompute.rl.model.checkpoint import RECIPE_FILE, save_decoder
+from isocompute.rl.model.attention import PackedAttention, Packing
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 
@@ -171,9 +172,13 @@ def _guessing(trace_BT: Tensor, modulus: int) -> float:
 
 def trace_loss(decoder: Decoder, tokens_BT: Tensor, trace_BT: Tensor) -> Tensor:
     """Mean cross-entropy of the tokens of the traces."""
-    hidden_BTD = decoder(tokens_BT[:, :-1])
+    rows, width = len(tokens_BT), tokens_BT.shape[1] - 1
+    packing = Packing.of([width] * rows, [], np.zeros(0, dtype=np.int64), tokens_BT.device)
+    tokens_T = F.pad(tokens_BT[:, :-1].reshape(-1), (0, packing.padding))
+    positions_T = torch.from_numpy(packing.positions).to(tokens_BT.device)
+    hidden_TD = decoder(tokens_T, positions_T, PackedAttention(packing))[: rows * width]
     target_BT = trace_BT[:, 1:]
-    return F.cross_entropy(decoder.logits(hidden_BTD[target_BT]), tokens_BT[:, 1:][target_BT])
+    return F.cross_entropy(decoder.logits(hidden_TD[target_BT.reshape(-1)]), tokens_BT[:, 1:][target_BT])
 
 
 def _warm_cosine(step: int, steps: int) -> float:

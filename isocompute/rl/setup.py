@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +13,16 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from isocompute.core.allocation import Cell
+from isocompute.core.allocation import Cell, Evaluation
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.recipe import Recipe, make_recipe
 from isocompute.rl.model.checkpoint import TINY, Model, load_model, model_folder, recipe_defaults
-from isocompute.rl.model.config import DecoderConfig
-from isocompute.rl.model.decoder import FP32_ATTENTION_SLOTS
+from isocompute.rl.lengths import make_interruption
+from isocompute.rl.memory import Request, Sizes, fit, free_bytes
+from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout.captured import CapturedEngine
+from isocompute.rl.rollout.eager import EagerEngine
+from isocompute.rl.rollout.engine import RolloutEngine, SamplingSettings
 from isocompute.rl.tasks import ProblemsSpec, Tasks, make_tasks
 
 _RETIRED = {
@@ -27,11 +31,15 @@ _RETIRED = {
 }
 _IGNORED = ("fast", "together")
 """Options of stored studies that never changed a result."""
-_CPU_BYTES = 2 * 2**30
-_GPU_SHARE = 0.4
-_MOST_ROWS = 8192
 _ONE_THREAD = 4_000_000
 """Parameters below which a model's operations on a CPU are faster on one thread."""
+
+
+class EvaluationSpec(Evaluation):
+    """The `[evaluation]` table of this engine."""
+
+    temperature: float | None = Field(default=None, ge=0, description="of evaluation; the recipe's if not set")
+    keep_samples: int = Field(default=8, ge=0, description="responses kept in samples.jsonl at each evaluation")
 
 
 class EngineSpec(BaseModel):
@@ -44,10 +52,17 @@ class EngineSpec(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="what the model computes in; auto: bfloat16 on a GPU, float32 on a CPU"
     )
-    micro_batch: int | None = Field(default=None, ge=1, description="rollouts in one forward and backward pass")
-    sample_batch: int | None = Field(default=None, ge=1, description="rollouts sampled at a time")
+    rollout: Literal["auto", "eager", "captured"] = Field(
+        default="auto", description="how responses are generated; auto: captured on a GPU, eager on a CPU"
+    )
+    micro_batch: int | None = Field(default=None, ge=1, description="most rollouts in one forward and backward pass")
+    sample_batch: int | None = Field(default=None, ge=1, description="most rollouts in flight")
+    recompute: bool | None = Field(
+        default=None,
+        description="compute activations again in the backward pass; only where memory is short if not set",
+    )
     threads: int | None = Field(default=None, ge=1, description="CPU threads; 1 for small models, else torch's choice")
-    slots: int | None = Field(default=None, ge=1, description="pipeline: sequences in flight; a batch if not set")
+    slots: int | None = Field(default=None, ge=1, description="pipeline: rollouts in flight; a batch if not set")
     save_model: bool = Field(default=False, description="write the trained weights as a checkpoint into the run")
 
     @classmethod
@@ -77,6 +92,15 @@ class EngineSpec(BaseModel):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
     @property
+    def sampler(self) -> tuple[str, str]:
+        """Which rollout engine a run uses, and why."""
+        if self.rollout != "auto":
+            return self.rollout, "as engine_options.rollout asks"
+        if self.where.startswith("cuda"):
+            return "captured", "on a GPU"
+        return "eager", "without a GPU"
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The data type of the weights, with auto resolved."""
         if self.dtype == "auto":
@@ -89,44 +113,6 @@ def lm_recipe(cell: Cell) -> Recipe:
     return make_recipe(cell.recipe, defaults=recipe_defaults(model_folder(EngineSpec.of(cell.engine).model)))
 
 
-def memory_budget(device: torch.device) -> int:
-    """Bytes that activations or a cache may take: a share of the free memory of a GPU, or 2 GiB on a CPU."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(_GPU_SHARE * free)
-    return _CPU_BYTES
-
-
-def training_rows(config: DecoderConfig, *, tokens: int, dtype: torch.dtype, budget: int) -> int:
-    """The number of sequences of `tokens` tokens whose activations fit.
-
-    Per token, a layer keeps about 16 widths (norms, q, k, v, attention, residuals, some in FP32) and 4 feed-forward
-    widths. The head keeps 4 vocabularies in FP32 (logits, their gradient, log-softmax, entropy). Short FP32 attention
-    (`FP32_ATTENTION_SLOTS`) may also keep its weights, one for each head and slot.
-    """
-    layer = (16 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
-    if dtype != torch.float32 and tokens <= FP32_ATTENTION_SLOTS:
-        layer += config.num_attention_heads * tokens * 4
-    per_token = config.num_hidden_layers * layer + 4 * config.vocab_size * 4
-    return max(1, min(_MOST_ROWS, budget // (per_token * tokens)))
-
-
-def sampling_rows(config: DecoderConfig, *, tokens: int, dtype: torch.dtype, budget: int) -> int:
-    """The number of sequences that fit: two caches (removing finished rows copies one) and the logits of a step."""
-    cache = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize * tokens
-    return max(1, min(2 * _MOST_ROWS, budget // (2 * cache + 6 * config.vocab_size * 8)))
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The number of sequences that the model processes at once."""
-
-    micro_batch: int
-    sample_batch: int
-    slots: int | None = None
-    """Sequences in flight of a pipeline; None stands for one batch."""
-
-
 @dataclass(frozen=True)
 class CellSetup:
     """A cell with everything its training needs."""
@@ -135,6 +121,7 @@ class CellSetup:
     engine: EngineSpec
     recipe: Recipe
     problems: ProblemsSpec
+    evaluation: EvaluationSpec
     model: Model
     tasks: Tasks
     sizes: Sizes
@@ -143,13 +130,14 @@ class CellSetup:
 def set_up(cell: Cell) -> CellSetup:
     """Load the model and problems of a cell; cells of a study share them."""
     engine, recipe, problems = EngineSpec.of(cell.engine), lm_recipe(cell), ProblemsSpec.of(cell.problems)
+    evaluation = EvaluationSpec.of(cell.evaluation)
     model = _model(engine.model, engine.torch_dtype, engine.where, _stamps(model_folder(engine.model)))
     small = sum(p.numel() for p in model.decoder.parameters()) < _ONE_THREAD
     if engine.threads is not None or (small and model.device.type == "cpu"):
         torch.set_num_threads(engine.threads or 1)  # threads of a small model would mostly wait for each other
-    tasks = tasks_of(problems, model.folder, engine, recipe)
-    sizes = choose_sizes(engine, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
-    return CellSetup(cell, engine, recipe, problems, model, tasks, sizes)
+    tasks = tasks_of(problems, model.folder, recipe)
+    sizes = choose_sizes(cell, engine, recipe, model, tasks, evaluation)
+    return CellSetup(cell, engine, recipe, problems, evaluation, model, tasks, sizes)
 
 
 _Stamps = tuple[tuple[str, int, int], ...]
@@ -174,23 +162,71 @@ def _model(name: str, dtype: torch.dtype, device: str, _: _Stamps) -> Model:
 
 
 @lru_cache(maxsize=8)
-def _tasks(spec_json: str, folder: Path, device: str, controlled: bool, _: _Stamps) -> Tasks:
-    spec = ProblemsSpec.model_validate_json(spec_json)
-    return make_tasks(spec, folder, torch.device(device), controlled=controlled)
+def _tasks(spec_json: str, folder: Path, controlled: bool, _: _Stamps) -> Tasks:
+    return make_tasks(ProblemsSpec.model_validate_json(spec_json), folder, controlled=controlled)
 
 
-def tasks_of(problems: ProblemsSpec, folder: Path, engine: EngineSpec, recipe: Recipe) -> Tasks:
+def tasks_of(problems: ProblemsSpec, folder: Path, recipe: Recipe) -> Tasks:
     """The tokenized problems of a cell, prepared once for all cells of a study."""
     stamps = _stamps(folder, *problems.all_sources)
-    return _tasks(problems.model_dump_json(), folder, engine.where, recipe.length_control != "truncate", stamps)
+    return _tasks(problems.model_dump_json(), folder, recipe.length_control != "truncate", stamps)
 
 
-def choose_sizes(engine: EngineSpec, model: Model, tasks: Tasks, rollouts_per_problem: int) -> Sizes:
-    """Batch sizes that fit into memory, unless given; the rollouts of a problem are sampled together."""
+def choose_sizes(
+    cell: Cell, engine: EngineSpec, recipe: Recipe, model: Model, tasks: Tasks, evaluation: EvaluationSpec
+) -> Sizes:
+    """Sizes that fit into memory; a run has no more rollouts in flight than its batches and evaluations have."""
+    most = max(len(task) for task in tasks.measured.values()) * evaluation.samples
+    rows = max(cell.rollouts_per_update * recipe.off_policy_steps, most, engine.slots or 0)
+    request = Request(
+        model.decoder.config,
+        engine.torch_dtype,
+        gpu=model.device.type == "cuda",
+        free=free_bytes(model.device),
+        prompt_tokens=longest_prompt(tasks),
+        new_tokens=tasks.max_new_tokens,
+        rows=min(rows, engine.sample_batch or rows),
+        lora_rank=recipe.lora_rank,
+    )
+    return replace(fit(request, recompute=engine.recompute), most_rows=engine.micro_batch)
+
+
+def longest_prompt(tasks: Tasks) -> int:
+    """Tokens of the longest prompt of all problems."""
     measured = (tasks.train, tasks.validation, *tasks.out_of_distribution.values())
-    longest = max(len(prompt) for task in measured for prompt in task.prompts)
-    tokens, config, dtype = longest + tasks.max_new_tokens, model.decoder.config, engine.torch_dtype
-    budget = memory_budget(model.device)
-    train = engine.micro_batch or training_rows(config, tokens=tokens, dtype=dtype, budget=budget)
-    sampled = engine.sample_batch or sampling_rows(config, tokens=tokens, dtype=dtype, budget=budget)
-    return Sizes(micro_batch=train, sample_batch=max(sampled, rollouts_per_problem), slots=engine.slots)
+    return max(len(prompt) for task in measured for prompt in task.prompts)
+
+
+def sampling_settings(setup: CellSetup) -> SamplingSettings:
+    """What all rollouts of a run share."""
+    recipe, tasks, model = setup.recipe, setup.tasks, setup.model
+    interruption = None
+    if recipe.length_control == "interrupt":
+        budget = tasks.max_new_tokens
+        interruption = make_interruption(recipe, tasks.phrase, budget, model.folder, model.stop_tokens)
+    return SamplingSettings(
+        max_new_tokens=tasks.max_new_tokens,
+        top_p=recipe.top_p,
+        stop_tokens=model.stop_tokens,
+        stop_strings=tuple(tasks.stop_strings),
+        text=tasks.train.text,
+        fp32_head=recipe.fp32_head,
+        interruption=interruption,
+        keep_versions=recipe.pipeline_steps > 0,
+    )
+
+
+def make_engine(
+    engine: EngineSpec, decoder: Decoder, settings: SamplingSettings, *, rows: int, prompt_tokens: int
+) -> RolloutEngine:
+    """The rollout engine of a run; with half as many rows where memory runs out."""
+    if engine.sampler[0] == "eager":
+        return EagerEngine(decoder, settings, rows=rows, prompt_tokens=prompt_tokens)
+    while True:
+        try:
+            return CapturedEngine(decoder, settings, rows=rows, prompt_tokens=prompt_tokens)
+        except torch.OutOfMemoryError:
+            if rows <= 1:
+                raise
+            rows = rows // 2
+        torch.cuda.empty_cache()

@@ -1,110 +1,41 @@
-"""Problem sets prepared for a model: the token ids of the prompts and verifiers that score rollouts."""
+"""Problem sets prepared for a model: the token ids of the prompts, and graders of responses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
-from isocompute.core.arrays import Ints
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.problems.chain import DEFAULT_SIZE, LEVELS, Chains, distinct_chains, parse_chain, vocabulary
 from isocompute.problems.problem_set import Problem, ProblemSet, draw
+from isocompute.problems.reward import REWARD_SECONDS
 from isocompute.rl.lengths import uninterrupted_budget
 from isocompute.rl.model.checkpoint import check_vocabulary, context_length, read_tokenizer
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.prompts import RESERVED, Prompts, Template
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _HELD_OUT = 7_000_003
 """Seed of the validation problems, so that they are the same for every training set."""
+_EXAMPLES = 7_000_009
+"""Seed of the few-shot examples."""
 _RESERVED = ("", "train", "validation", "val")
 """Names that a set cannot have, since metrics use them."""
-_OF_TEXT = ("question", "answer", "verifier", "template", "instruction")
+_OF_TEXT = (
+    *("question", "answer", "verifier", "reward", "reward_seconds"),
+    *("template", "chat_template", "instruction", "few_shot", "stop"),
+)
 """Fields of `[problems]` that apply only to text problems."""
 _TEXT_BUDGET = 512
 """Default response budget of text problems, in tokens."""
 _TEXT_PHRASE = "\n\nNo time is left to think; the answer follows.\n</think>"
 _CHAIN_PHRASE = "="
-
-
-# Verifiers
-
-
-class Verifier(Protocol):
-    """Scores rollouts."""
-
-    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Rewards of the rollouts; `problems_B` holds the index of each rollout's problem."""
-        ...
-
-
-class ChainVerifier:
-    """Gives 1 if the response stops by itself and its last number is the answer; runs on any device."""
-
-    def __init__(self, answers_P: Ints, device: torch.device) -> None:
-        self.answers_P = torch.from_numpy(answers_P).to(device)
-        """Token of each problem's answer."""
-
-    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Compare the last number of each response with the answer."""
-        place_B = (rollouts.lengths_B - 2).clamp(min=0)
-        final_B = rollouts.responses_BT.gather(1, place_B[:, None])[:, 0]
-        right_B = rollouts.stopped_B & (rollouts.lengths_B > 1) & (final_B == self.answers_P[problems_B])
-        return right_B.float()
-
-
-class SubsetVerifier:
-    """Verifies a subset of a task, translating its indices to those of the whole task."""
-
-    def __init__(self, verify: Verifier, places: Ints) -> None:
-        self.verify, self.places = verify, torch.from_numpy(places)
-
-    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Ask the whole task's verifier."""
-        return self.verify(self.places.to(problems_B.device)[problems_B], rollouts)
-
-
-class JoinedVerifier:
-    """Verifies several tasks joined into one, each with its own verifier."""
-
-    def __init__(self, verifiers: Sequence[Verifier], sizes: Sequence[int]) -> None:
-        self.verifiers = verifiers
-        self.starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-
-    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Ask each task's verifier about its own rollouts."""
-        rewards_B = torch.zeros(len(problems_B), device=rollouts.mask_BT.device)
-        for verify, start, end in zip(self.verifiers, self.starts[:-1], self.starts[1:], strict=True):
-            rows = ((problems_B >= start) & (problems_B < end)).nonzero()[:, 0]
-            if len(rows):
-                rewards_B[rows] = verify(problems_B[rows] - start, rollouts.take(rows))
-        return rewards_B
-
-
-class TextVerifier:
-    """Decodes responses and verifies their text; equal responses to a problem are verified only once."""
-
-    def __init__(self, problems: ProblemSet, folder: Path) -> None:
-        self.problems = problems
-        self.tokenizer = read_tokenizer(folder)
-
-    def __call__(self, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        """Verify each distinct response."""
-        lengths = rollouts.lengths_B.tolist()
-        rows = [row[:n] for row, n in zip(rollouts.responses_BT.tolist(), lengths, strict=True)]
-        texts = self.tokenizer.decode_batch(rows, skip_special_tokens=True)
-        known: dict[tuple[int, str], float] = {}
-        rewards = []
-        for problem, text in zip(problems_B.tolist(), texts, strict=True):
-            if (problem, text) not in known:
-                known[problem, text] = self.problems.verify(self.problems.problems[problem], text)
-            rewards.append(known[problem, text])
-        return torch.tensor(rewards, dtype=torch.float32, device=rollouts.mask_BT.device)
 
 
 # The `[problems]` table
@@ -129,10 +60,23 @@ class ProblemsSpec(BaseModel):
     question: str | None = Field(default=None, description="column of the question")
     answer: str | None = Field(default=None, description="column of the answer")
     verifier: str | None = Field(default=None, description="math or exact")
-    template: Literal["auto", "chat", "plain"] = Field(
+    reward: str | None = Field(default=None, description="instead of verifier: FILE.py:FUNCTION, a function of yours")
+    reward_seconds: float = Field(
+        default=REWARD_SECONDS, gt=0, le=86_400, description="most wall time of the function for a group of responses"
+    )
+    template: Template = Field(
         default="auto", description="whether prompts go through the tokenizer's chat template; auto: where it has one"
     )
+    chat_template: dict[str, Any] = Field(
+        default={}, description="arguments of the chat template, such as enable_thinking = false"
+    )
     instruction: str = Field(default="", description="text after every question")
+    few_shot: int = Field(
+        default=0, ge=0, description="examples with answers before every question; not in training or validation"
+    )
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[], description="texts that end a response, besides the model's stop tokens"
+    )
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> ProblemsSpec:
@@ -152,6 +96,7 @@ class ProblemsSpec(BaseModel):
                 raise InputError(f"problems.source: say where '{spec.set}' comes from: chain:easy, gym:TASK or a file.")
             spec = spec.model_copy(update={"source": f"chain:{spec.set or 'easy'}"})
         spec._refuse_what_chains_ignore()
+        spec._refuse_contradictions()
         return spec
 
     @property
@@ -166,6 +111,15 @@ class ProblemsSpec(BaseModel):
         if ignored and all(source.startswith("chain:") for source in self.all_sources):
             raise InputError(f"problems.{ignored[0]}: chains are made of tokens and have no use for it; leave it out.")
 
+    def _refuse_contradictions(self) -> None:
+        if self.reward is not None and self.verifier is not None:
+            raise InputError("problems.verifier: problems.reward already says how to grade responses; leave one out.")
+        if self.chat_template and self.template == "plain":
+            raise InputError("problems.chat_template: template = 'plain' uses no chat template; leave one out.")
+        own = [name for name in self.chat_template if name in RESERVED]
+        if own:
+            raise InputError(f"problems.chat_template: '{own[0]}' is set by the engine; leave it out.")
+
     def _refuse_taken_names(self) -> None:
         """Refuse set names that clash: the name is the prefix of the set's metrics."""
         for table, also in (("sources", {}), ("out_of_distribution", self.sources)):
@@ -177,14 +131,33 @@ class ProblemsSpec(BaseModel):
 # Tasks
 
 
+class Grader(Protocol):
+    """Grades the responses to a problem of a task."""
+
+    @property
+    def cheap(self) -> bool:
+        """Whether grading takes microseconds, so that a thread would cost more than it saves."""
+        ...
+
+    def __call__(self, problem: int, responses: Sequence[Sequence[int]], stopped: Sequence[bool]) -> list[float]:
+        """Rewards of the responses to the problem of this index.
+
+        A response is its token ids, the stop token included; `stopped` says which ended by themselves.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Task:
-    """Problems with tokenized prompts and a verifier."""
+    """Problems with tokenized prompts and a grader."""
 
     name: str
     ids: Sequence[str]
     prompts: Sequence[Sequence[int]]
-    verify: Verifier
+    grade: Grader
+    text: Callable[[Sequence[int]], str]
+    """Decodes the token ids of a response, special tokens included."""
+    questions: Sequence[str]
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -202,6 +175,8 @@ class Tasks:
     """Default phrase of a forced interruption."""
     subsets: Mapping[str, slice] = field(default_factory=dict)
     """With several sources: the slice of validation problems of each."""
+    stop_strings: Sequence[str] = ()
+    """Texts that end a response, besides the model's stop tokens."""
 
     @property
     def measured(self) -> dict[str, Task]:
@@ -209,32 +184,32 @@ class Tasks:
         return {"": self.validation, **{f"{name}/": task for name, task in self.out_of_distribution.items()}}
 
 
-def make_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool = False) -> Tasks:
+def make_tasks(spec: ProblemsSpec, folder: Path, *, controlled: bool = False) -> Tasks:
     """The tasks of a run, checked against the model's vocabulary and context.
 
     `controlled` says that the recipe interrupts or penalises long responses. The default budget of chains is then long
     enough for complete responses to be neither interrupted nor penalised.
     """
     if spec.sources:
-        tasks = _joined_tasks(spec, folder, device, controlled=controlled)
+        tasks = _joined_tasks(spec, folder, controlled=controlled)
     elif spec.source is not None and _is_chain(spec.source):
-        tasks = _chain_tasks(spec, folder, device, controlled=controlled)
+        tasks = _chain_tasks(spec, folder, controlled=controlled)
     else:
         tasks = _text_tasks(spec, folder)
     for task in (tasks.train, tasks.validation, *tasks.out_of_distribution.values()):
         _check_room(task, tasks.max_new_tokens, folder)
-    return tasks
+    return replace(tasks, stop_strings=tuple(spec.stop))
 
 
-def whole_task(spec: ProblemsSpec, folder: Path, device: torch.device) -> tuple[Task, int]:
+def whole_task(spec: ProblemsSpec, folder: Path) -> tuple[Task, int]:
     """All problems of a source as one task, with none held out, and the response budget; used to measure a model."""
     assert spec.source is not None
     if _is_chain(spec.source):
         chains = distinct_chains(parse_chain(spec.source), spec.size or DEFAULT_SIZE, seed=spec.seed)
-        task, budget = _chain_task("all", chains, folder, device), _chain_budget(spec, [chains])
+        task, budget = _chain_task("all", chains, folder), _chain_budget(spec, [chains])
     else:
         problems = _load_text(spec, spec.source, spec.size, seed=spec.seed)
-        task, budget = _text_task("all", problems, _Prompts(spec, folder), folder), _text_budget(spec)
+        task, budget = _text_task("all", problems, _prompts(spec, folder)), _text_budget(spec)
     _check_room(task, budget, folder)
     return task, budget
 
@@ -249,68 +224,78 @@ def _check_room(task: Task, max_new_tokens: int, folder: Path) -> None:
     check_vocabulary({i for prompt in task.prompts for i in prompt}, folder, f"problems: prompts of {task.name}")
     room = context_length(folder)
     longest = max(range(len(task)), key=lambda i: len(task.prompts[i]))
-    if len(task.prompts[longest]) + max_new_tokens > room:
+    prompt = len(task.prompts[longest])
+    if prompt + max_new_tokens > room:
+        fix = f"lower problems.max_new_tokens to {room - prompt}" if room > prompt else "use fewer few-shot examples"
         raise InputError(
-            f"problems: {task.name}, problem {task.ids[longest]}: {len(task.prompts[longest])} tokens and "
-            f"{max_new_tokens} new ones do not fit the model's context of {room}; lower "
-            "problems.max_new_tokens, or leave the problem out."
+            f"problems: {task.name}, problem {task.ids[longest]}: {prompt} tokens and {max_new_tokens} new ones do not "
+            f"fit the model's context of {room}; {fix}, or leave the problem out."
         )
 
 
 # Several sources
 
 
-def _joined_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool) -> Tasks:
+def _joined_tasks(spec: ProblemsSpec, folder: Path, *, controlled: bool) -> Tasks:
     """Tasks of several sources trained on together; the validation problems are ordered by source."""
-    alone = [
-        make_tasks(spec.model_copy(update={"source": source, "sources": {}}), folder, device, controlled=controlled)
-        for source in spec.sources.values()
-    ]
-    ends = np.cumsum([len(tasks.validation) for tasks in alone]).tolist()
+    alone = {
+        name: make_tasks(spec.model_copy(update={"source": source, "sources": {}}), folder, controlled=controlled)
+        for name, source in spec.sources.items()
+    }
+    ends = np.cumsum([len(tasks.validation) for tasks in alone.values()]).tolist()
+    first = next(iter(alone.values()))
     # A held-out problem of one source may be a training problem of another.
-    held_out = [t for a in alone for t in (a.validation, *a.out_of_distribution.values())]
-    measured = {tuple(prompt) for task in held_out for prompt in task.prompts}
-    named = [
-        (replace(_without_prompts(a.train, measured), name=name), replace(a.validation, name=name))
-        for name, a in zip(spec.sources, alone, strict=True)
-    ]
+    held_out = [task for tasks in alone.values() for task in tasks.measured.values()]
+    measured = {_words(question) for task in held_out for question in task.questions}
     return Tasks(
-        _join("train", [train for train, _ in named]),
-        _join("validation", [validation for _, validation in named]),
-        alone[0].out_of_distribution,
-        max(tasks.max_new_tokens for tasks in alone),
-        alone[0].phrase,
-        {name: slice(end - len(t[1]), end) for name, t, end in zip(spec.sources, named, ends, strict=True)},
+        _join("train", {name: tasks.train for name, tasks in alone.items()}, without=measured),
+        _join("validation", {name: tasks.validation for name, tasks in alone.items()}),
+        first.out_of_distribution,
+        max(tasks.max_new_tokens for tasks in alone.values()),
+        first.phrase,
+        {name: slice(end - len(alone[name].validation), end) for name, end in zip(alone, ends, strict=True)},
     )
 
 
-def _join(name: str, tasks: Sequence[Task]) -> Task:
-    """Several tasks as one; their names prefix the ids."""
-    ids = [f"{task.name}/{i}" for task in tasks for i in task.ids]
-    prompts = [prompt for task in tasks for prompt in task.prompts]
-    verifiers = [task.verify for task in tasks]
-    if all(isinstance(verify, ChainVerifier) for verify in verifiers):  # keep the comparison on the device
-        answers_P = torch.cat([v.answers_P for v in verifiers if isinstance(v, ChainVerifier)])
-        return Task(name, ids, prompts, ChainVerifier(answers_P.cpu().numpy(), answers_P.device))
-    return Task(name, ids, prompts, JoinedVerifier(verifiers, [len(task) for task in tasks]))
+def _join(name: str, tasks: Mapping[str, Task], *, without: Set[str] = frozenset()) -> Task:
+    """The problems of several sources as one task, without these questions; ids start with the source's name."""
+    places = [
+        (source, i)
+        for source, task in tasks.items()
+        for i, question in enumerate(task.questions)
+        if _words(question) not in without
+    ]
+    return Task(
+        name,
+        [f"{source}/{tasks[source].ids[i]}" for source, i in places],
+        [tasks[source].prompts[i] for source, i in places],
+        JoinedGrader([(tasks[source].grade, i) for source, i in places]),
+        next(iter(tasks.values())).text,
+        [tasks[source].questions[i] for source, i in places],
+    )
 
 
-def _without_prompts(task: Task, measured: Set[tuple[int, ...]]) -> Task:
-    """The task without the problems whose prompt is among `measured`."""
-    kept = [i for i, prompt in enumerate(task.prompts) if tuple(prompt) not in measured]
-    if len(kept) == len(task):
-        return task
-    ids, prompts, places = [task.ids[i] for i in kept], [task.prompts[i] for i in kept], np.array(kept, dtype=np.int64)
-    if isinstance(task.verify, ChainVerifier):
-        answers_P = task.verify.answers_P
-        return Task(task.name, ids, prompts, ChainVerifier(answers_P.cpu().numpy()[places], answers_P.device))
-    return Task(task.name, ids, prompts, SubsetVerifier(task.verify, places))
+class JoinedGrader:
+    """Grades problems of several tasks: each by its own task's grader, under its index there."""
+
+    def __init__(self, places: Sequence[tuple[Grader, int]]) -> None:
+        self.places = places
+        self.cheap = all(grade.cheap for grade, _ in places)
+
+    def __call__(self, problem: int, responses: Sequence[Sequence[int]], stopped: Sequence[bool]) -> list[float]:
+        """Ask the grader of the problem's task."""
+        grade, index = self.places[problem]
+        return grade(index, responses, stopped)
+
+
+def _words(question: str) -> str:
+    return " ".join(question.split())
 
 
 # Chains
 
 
-def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, controlled: bool) -> Tasks:
+def _chain_tasks(spec: ProblemsSpec, folder: Path, *, controlled: bool) -> Tasks:
     assert spec.source is not None
     validation = distinct_chains(parse_chain(spec.validation_source or spec.source), spec.validation, seed=_HELD_OUT)
     outside = {
@@ -320,15 +305,15 @@ def _chain_tasks(spec: ProblemsSpec, folder: Path, device: torch.device, *, cont
     held_out = [validation, *outside.values()]
     train = distinct_chains(parse_chain(spec.source), spec.size or DEFAULT_SIZE, seed=spec.seed, without=held_out)
     return Tasks(
-        _chain_task("train", train, folder, device),
-        _chain_task("validation", validation, folder, device),
-        {name: _chain_task(name, chains, folder, device) for name, chains in outside.items()},
+        _chain_task("train", train, folder),
+        _chain_task("validation", validation, folder),
+        {name: _chain_task(name, chains, folder) for name, chains in outside.items()},
         _chain_budget(spec, [train, *held_out], controlled=controlled),
         _CHAIN_PHRASE,
     )
 
 
-def _chain_task(name: str, chains: Chains, folder: Path, device: torch.device) -> Task:
+def _chain_task(name: str, chains: Chains, folder: Path) -> Task:
     tokenizer, modulus = read_tokenizer(folder), chains.spec.modulus
     ids = {word: tokenizer.token_to_id(word) for word in vocabulary(modulus)}
     unknown = [word for word, token in ids.items() if token is None]
@@ -338,10 +323,29 @@ def _chain_task(name: str, chains: Chains, folder: Path, device: torch.device) -
             f"needs a model of its own: isocompute lm pretrain FOLDER --problems 'chain:all?modulus={modulus}'."
         )
     check_vocabulary([i for i in ids.values() if i is not None], folder, str(folder / "tokenizer.json"))
-    prompts = [tokenizer.encode(chains.question(i)).ids for i in range(len(chains))]
+    questions = [chains.question(i) for i in range(len(chains))]
+    prompts = [tokenizer.encode(question).ids for question in questions]
     number_ids = np.array([ids[str(number)] for number in range(modulus)])
-    verify = ChainVerifier(number_ids[chains.answers_P], device)
-    return Task(name, [f"chain-{i}" for i in range(len(chains))], prompts, verify)
+    grade = ChainGrader(number_ids[chains.answers_P].tolist())
+    return Task(name, [f"chain-{i}" for i in range(len(chains))], prompts, grade, _decoder(tokenizer), questions)
+
+
+class ChainGrader:
+    """Gives 1 if the response stops by itself and its last number is the answer."""
+
+    cheap = True
+
+    def __init__(self, answers: Sequence[int]) -> None:
+        self.answers = answers
+        """Token of each problem's answer."""
+
+    def __call__(self, problem: int, responses: Sequence[Sequence[int]], stopped: Sequence[bool]) -> list[float]:
+        """Compare the last number of each response with the answer."""
+        answer = self.answers[problem]
+        return [
+            float(stops and len(response) > 1 and response[-2] == answer)
+            for response, stops in zip(responses, stopped, strict=True)
+        ]
 
 
 def _chain_budget(spec: ProblemsSpec, sets: Sequence[Chains], *, controlled: bool = False) -> int:
@@ -356,7 +360,8 @@ def _text_tasks(spec: ProblemsSpec, folder: Path) -> Tasks:
     assert spec.source is not None
     own = spec.validation_source is None
     # Generators make only the problems needed; files are read whole, so that every size has the same validation set.
-    generated = spec.size + spec.validation * own if spec.size and spec.source.startswith("gym:") else None
+    needed = spec.size and spec.size + spec.few_shot + spec.validation * own
+    generated = needed if spec.source.startswith("gym:") else None
     whole = _load_text(spec, spec.source, generated, seed=spec.seed)
     if spec.validation_source is not None:
         validation = _load_text(spec, spec.validation_source, spec.validation, seed=_HELD_OUT)
@@ -366,20 +371,33 @@ def _text_tasks(spec: ProblemsSpec, folder: Path) -> Tasks:
         name: _load_text(spec, source, spec.validation, seed=_HELD_OUT)
         for name, source in spec.out_of_distribution.items()
     }
-    left = _without(whole, [validation, *outside.values()])
-    if len(left) < (spec.size or 1):
+    left = _without(whole, [problem for part in (validation, *outside.values()) for problem in part.problems])
+    if len(left) < (spec.size or 1) + spec.few_shot:
+        examples = f" and {spec.few_shot} are examples" if spec.few_shot else ""
         raise InputError(
-            f"problems: {spec.source} has {len(whole)} problems; {len(left)} are left to train on when "
-            f"{spec.validation} are held out; lower problems.size or problems.validation."
+            f"problems: {spec.source} has {len(whole)} problems; {max(0, len(left) - spec.few_shot)} are left to train "
+            f"on when {spec.validation} are held out{examples}; lower problems.size or problems.validation."
         )
+    shots = draw(left.problems, spec.few_shot, seed=_EXAMPLES)
+    left = _without(left, shots)
     train = left if spec.size is None else replace(left, problems=draw(left.problems, spec.size, seed=spec.seed))
-    encode = _Prompts(spec, folder)
+    encode = _prompts(spec, folder, shots)
     return Tasks(
-        _text_task("train", train, encode, folder),
-        _text_task("validation", validation, encode, folder),
-        {name: _text_task(name, problems, encode, folder) for name, problems in outside.items()},
+        _text_task("train", train, encode),
+        _text_task("validation", validation, encode),
+        {name: _text_task(name, problems, encode) for name, problems in outside.items()},
         _text_budget(spec),
         _TEXT_PHRASE,
+    )
+
+
+def _prompts(spec: ProblemsSpec, folder: Path, examples: Sequence[Problem] = ()) -> Prompts:
+    return Prompts(
+        folder,
+        template=spec.template,
+        arguments=spec.chat_template,
+        instruction=spec.instruction,
+        examples=examples,
     )
 
 
@@ -391,69 +409,47 @@ def _load_text(spec: ProblemsSpec, source: str, size: int | None, *, seed: int) 
     from isocompute.problems.load import load_problems
 
     return load_problems(
-        source, size=size, seed=seed, question=spec.question, answer=spec.answer, verifier=spec.verifier
+        source,
+        size=size,
+        seed=seed,
+        question=spec.question,
+        answer=spec.answer,
+        verifier=spec.verifier,
+        reward=spec.reward,
+        reward_seconds=spec.reward_seconds,
     )
 
 
-def _without(whole: ProblemSet, held_out: Sequence[ProblemSet]) -> ProblemSet:
+def _without(whole: ProblemSet, held_out: Iterable[Problem]) -> ProblemSet:
     """The problems whose question is not held out; ids cannot be compared, since each file has its own."""
-    taken = {_words(problem) for part in held_out for problem in part.problems}
-    return replace(whole, problems=tuple(p for p in whole.problems if _words(p) not in taken))
+    taken = {_words(problem.question) for problem in held_out}
+    return replace(whole, problems=tuple(p for p in whole.problems if _words(p.question) not in taken))
 
 
-def _words(problem: Problem) -> str:
-    return " ".join(problem.question.split())
+def _text_task(name: str, problems: ProblemSet, encode: Prompts) -> Task:
+    return Task(
+        name,
+        [problem.id for problem in problems.problems],
+        [encode(problem) for problem in problems.problems],
+        TextGrader(problems, encode.tokenizer),
+        _decoder(encode.tokenizer),
+        [problem.question for problem in problems.problems],
+    )
 
 
-def _text_task(name: str, problems: ProblemSet, encode: _Prompts, folder: Path) -> Task:
-    ids = [problem.id for problem in problems.problems]
-    return Task(name, ids, [encode(problem) for problem in problems.problems], TextVerifier(problems, folder))
+class TextGrader:
+    """Decodes responses and grades their text."""
+
+    cheap = False
+
+    def __init__(self, problems: ProblemSet, tokenizer: Tokenizer) -> None:
+        self.problems, self.tokenizer = problems, tokenizer
+
+    def __call__(self, problem: int, responses: Sequence[Sequence[int]], stopped: Sequence[bool]) -> list[float]:  # noqa: ARG002
+        """Ask the verifier; a response that was cut off counts as it is."""
+        texts = self.tokenizer.decode_batch([list(response) for response in responses], skip_special_tokens=True)
+        return self.problems.grade(self.problems.problems[problem], texts)
 
 
-class _Prompts:
-    """Encodes the prompts of problems, with the tokenizer's chat template if it has one."""
-
-    def __init__(self, spec: ProblemsSpec, folder: Path) -> None:
-        self.instruction, self.folder = spec.instruction, folder
-        self.tokenizer = read_tokenizer(folder)
-        self.chat: Any = None
-        if spec.template != "plain":
-            tokenizer = _chat_tokenizer(folder)
-            if tokenizer.chat_template:
-                self.chat = tokenizer
-            elif spec.template == "chat":
-                raise InputError(f"problems.template: the tokenizer of {folder} has no chat template; use plain.")
-
-    def __call__(self, problem: Problem) -> list[int]:
-        if self.chat is None:
-            question = problem.question + (f"\n{self.instruction}" if self.instruction else "")
-            return list(self.tokenizer.encode(question).ids)
-        messages = [dict(message) for message in problem.messages or ({"role": "user", "content": problem.question},)]
-        if self.instruction:
-            messages[-1]["content"] += f"\n{self.instruction}"
-        try:
-            text = self.chat.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program and may raise anything
-            raise InputError(
-                f"problems: problem {problem.id}: the chat template of {self.folder} fails ({_first_line(error)}); "
-                "fix the template or the problem's messages, or set problems.template = 'plain'."
-            ) from error
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-def _chat_tokenizer(folder: Path) -> Any:
-    """The tokenizer as transformers loads it; only its chat template is used."""
-    import transformers
-
-    try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # a damaged file may raise anything
-        raise InputError(
-            f"{folder}: transformers cannot open its tokenizer ({_first_line(error)}); fix tokenizer_config.json and "
-            "tokenizer.json, or do without a chat template: problems.template = 'plain'."
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _decoder(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
+    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)

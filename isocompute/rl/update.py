@@ -7,8 +7,9 @@ split into micro-batches gives the same gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,43 @@ from torch import Tensor, nn
 
 from isocompute.core.recipe import Recipe
 from isocompute.rl import losses
-from isocompute.rl.losses import entropy, group_advantages, mixed_groups
-from isocompute.rl.model.decoder import Decoder, head_logits
+from isocompute.rl.losses import group_advantages, mixed_groups
+from isocompute.rl.model.attention import PackedAttention
+from isocompute.rl.model.decoder import Decoder, Part
+from isocompute.rl.memory import Sizes
+from isocompute.rl.model.head import head_scores
 from isocompute.rl.rollout.rollouts import Rollouts
 
 
-def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
-    """Hidden states that predict the response tokens, flattened in the order of the mask.
+def passes(rollouts: Rollouts, sizes: Sizes) -> Iterator[Tensor]:
+    """Row indices of training passes over a batch."""
+    return rollouts.micro_batches(tokens=sizes.tokens, rows=sizes.most_rows)
 
-    Shifting each prompt and response to the left makes attention purely causal: no token attends to padding.
-    """
-    prompts_BT, prompt_B, responses_BT = rollouts.prompts_BT, rollouts.prompt_lengths_B, rollouts.responses_BT
-    width, new = prompts_BT.shape[1], responses_BT.shape[1]
-    both_BT = torch.cat([prompts_BT, responses_BT], dim=1)
-    at_BT = torch.arange(width + new - 1, device=both_BT.device)[None] + (width - prompt_B)[:, None]
-    hidden_BTD = decoder(both_BT.gather(1, at_BT.clamp(max=width + new - 1)))
-    rows_S, steps_S = rollouts.mask_BT.nonzero(as_tuple=True)
-    out_SD: Tensor = hidden_BTD[rows_S, prompt_B[rows_S] - 1 + steps_S]
-    return out_SD
+
+def within_memory(sizes: Sizes, run: Callable[[], Tensor]) -> Tensor:
+    """Run something that makes passes; where memory runs out, halve the passes and begin again."""
+    while True:
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            if not sizes.halve():
+                raise
+        torch.cuda.empty_cache()
+
+
+def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
+    """Hidden states that predict the response tokens, flattened in the order of the mask."""
+    tokens_T, packing, predictor_S = rollouts.packed(decoder.device)
+    positions_T = torch.from_numpy(packing.positions).to(decoder.device)
+    hidden_TD: Tensor = decoder(tokens_T, positions_T, PackedAttention(packing))
+    return hidden_TD[predictor_S]
+
+
+def spread(values_S: Tensor, mask_BT: Tensor) -> Tensor:
+    """Values of tokens, which are in the order of the mask, at their places; zero elsewhere."""
+    at_S = mask_BT.reshape(-1).nonzero()[:, 0].to(values_S.device)
+    flat = torch.zeros(mask_BT.numel(), dtype=values_S.dtype, device=values_S.device)
+    return flat.scatter(0, at_S, values_S).view(mask_BT.shape)
 
 
 def score(
@@ -44,54 +64,38 @@ def score(
 
     `temperature` is the sampler's, so that trainer and sampler score the same distribution.
     """
-    mask_BT = rollouts.mask_BT
-    both_S = head_scores(
-        response_hidden(decoder, rollouts),
-        decoder.lm_head.weight,
-        rollouts.responses_BT[mask_BT],
-        temperature,
-        fp32_head,
-    )
-    zeros_BT = torch.zeros(mask_BT.shape, dtype=both_S[0].dtype, device=mask_BT.device)
-    logprobs_BT, entropies_BT = (zeros_BT.masked_scatter(mask_BT, x_S) for x_S in both_S)
+    hidden_SD = response_hidden(decoder, rollouts)
+    tokens_S = rollouts.responses_BT[rollouts.mask_BT].to(decoder.device)
+    both = head_scores(hidden_SD, decoder.lm_head.weight, tokens_S, temperature=temperature, fp32=fp32_head)
+    logprobs_BT, entropies_BT = (spread(values_S, rollouts.mask_BT) for values_S in both)
     if rollouts.forced_BT is None:
         return logprobs_BT, entropies_BT
-    return logprobs_BT * ~rollouts.forced_BT, entropies_BT * ~rollouts.forced_BT
+    chosen_BT = (~rollouts.forced_BT).to(decoder.device)
+    return logprobs_BT * chosen_BT, entropies_BT * chosen_BT
 
 
 @torch.no_grad()
-def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int) -> Tensor:
+def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, sizes: Sizes) -> Tensor:
     """Log-probs of a whole batch, without gradients."""
-    out_BT = torch.zeros_like(rollouts.logprobs_BT)
-    for rows in micro_batches(rollouts, micro_batch):
-        part = rollouts.take(rows)
-        logprobs_BT, _ = score(decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
-        out_BT[rows, : logprobs_BT.shape[1]] = logprobs_BT
-    return out_BT
+    out_BT = torch.zeros(rollouts.responses_BT.shape, device=decoder.device)
 
+    def run() -> Tensor:
+        for rows in passes(rollouts, sizes):
+            part = rollouts.take(rows)
+            logprobs_BT, _ = score(decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
+            out_BT[rows[0] : rows[-1] + 1, : logprobs_BT.shape[1]] = logprobs_BT
+        return out_BT
 
-def head_scores(
-    hidden_SD: Tensor, weight_VD: Tensor, tokens_S: Tensor, temperature: float, fp32_head: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-probs of tokens and entropies from hidden states."""
-    logits_SV = head_logits(hidden_SD, weight_VD, fp32=fp32_head)
-    if temperature != 1.0:
-        logits_SV = logits_SV / temperature
-    logprobs_SV = torch.log_softmax(logits_SV, dim=-1)
-    return logprobs_SV.gather(-1, tokens_S[..., None])[..., 0], entropy(logprobs_SV)
-
-
-def micro_batches(rollouts: Rollouts, size: int) -> Iterator[Tensor]:
-    """Row indices in groups of `size` and similar length, to limit padding."""
-    lengths_B = rollouts.prompt_lengths_B + rollouts.lengths_B
-    yield from torch.split(torch.argsort(lengths_B, stable=True), size)
+    return within_memory(sizes, run)
 
 
 class Optimizer:
     """AdamW or SGD on FP32 masters: accumulates gradients of micro-batches, clips and steps."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], recipe: Recipe) -> None:
-        self.parameters = list(parameters)
+    def __init__(self, parts: Sequence[Part], recipe: Recipe) -> None:
+        self.parts = list(parts)
+        """The weights it updates, as a checkpoint counts them."""
+        self.parameters = list({id(part.parameter): part.parameter for part in parts}.values())
         self.grad_clip = recipe.grad_clip
         self.masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters]
         pairs = zip(self.parameters, self.masters, strict=True)
@@ -109,6 +113,11 @@ class Optimizer:
                 weight_decay=recipe.weight_decay,
                 fused=True,
             )
+
+    def clear(self) -> None:
+        """Forget gradients, also those of a pass that ran out of memory."""
+        for parameter in (*self.parameters, *self.masters):
+            parameter.grad = None
 
     def collect(self) -> None:
         """Add the gradients of a micro-batch to the masters; FP32 parameters are their own masters."""
@@ -137,24 +146,32 @@ class Optimizer:
         return norm
 
     def state(self, prefix: str) -> dict[str, np.ndarray]:
-        """Weights and moments for a checkpoint."""
+        """Weights and moments for a checkpoint, in the order of `parts`."""
         out: dict[str, np.ndarray] = {}
-        for i, master in enumerate(self.masters):
-            out[f"{prefix}{i}"] = _array(master)
+        masters = {id(p): m for p, m in zip(self.parameters, self.masters, strict=True)}
+        for i, part in enumerate(self.parts):
+            master = masters[id(part.parameter)]
+            out[f"{prefix}{i}"] = _array(part.of(master))
             for name, value in self.inner.state[master].items():
-                out[f"{prefix}{i}.{name}"] = _array(value)
+                out[f"{prefix}{i}.{name}"] = _array(value if value.ndim == 0 else part.of(value))
         return out
 
     @torch.no_grad()
     def restore(self, arrays: Mapping[str, np.ndarray], prefix: str) -> None:
         """Resume from a checkpoint."""
-        for i, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
-            master.copy_(torch.from_numpy(arrays[f"{prefix}{i}"]))
-            if parameter is not master:
-                parameter.copy_(master)
-            start, moments = f"{prefix}{i}.", self.inner.state[master]
+        masters = {id(p): m for p, m in zip(self.parameters, self.masters, strict=True)}
+        for i, part in enumerate(self.parts):
+            master, start = masters[id(part.parameter)], f"{prefix}{i}."
+            part.of(master).copy_(torch.from_numpy(arrays[f"{prefix}{i}"]))
+            moments = self.inner.state[master]
             for name in (key.removeprefix(start) for key in arrays if key.startswith(start)):
-                moments[name] = torch.from_numpy(arrays[start + name].copy()).to(master.device)
+                value = torch.from_numpy(arrays[start + name].copy()).to(master.device)
+                if value.ndim == 0:
+                    moments[name] = value
+                else:
+                    part.of(moments.setdefault(name, torch.zeros_like(master))).copy_(value)
+        for parameter, master in self._cast:
+            parameter.copy_(master)
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -166,9 +183,12 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rollouts with everything that stays constant during the gradient steps; rows of a problem are consecutive."""
+    """Rollouts with everything that stays constant during the gradient steps, which lies on the decoder's device."""
 
     rollouts: Rollouts
+    sampled_BT: Tensor
+    """True for tokens that the policy chose."""
+    sampler_logprobs_BT: Tensor
     advantages_BT: Tensor
     """`_B1` where all tokens of a response share one advantage."""
     policy_weights_BT: Tensor
@@ -179,25 +199,21 @@ class Batch:
     base_logprobs_BT: Tensor | None = None
 
     def take(self, rows: Tensor) -> Batch:
-        """Some of the rows, with the weights they have in the whole batch."""
-        rollouts = self.rollouts.take(rows)
-        used = rollouts.mask_BT.shape[1]
-
-        def part(x_BT: Tensor) -> Tensor:
-            return x_BT[rows, :used]
-
-        return Batch(
-            rollouts,
-            part(self.advantages_BT),
-            part(self.policy_weights_BT),
-            part(self.extra_weights_BT),
-            None if self.old_logprobs_BT is None else part(self.old_logprobs_BT),
-            None if self.base_logprobs_BT is None else part(self.base_logprobs_BT),
-        )
+        """Consecutive rows, with the weights they have in the whole batch."""
+        rollouts, some = self.rollouts.take(rows), slice(int(rows[0]), int(rows[-1]) + 1)
+        used = rollouts.responses_BT.shape[1]
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, rollouts=rollouts, **{name: x[some, :used] for name, x in tensors.items()})
 
 
 def make_batch(
-    recipe: Recipe, rollouts: Rollouts, rewards_PN: Tensor, *, max_new_tokens: int, advantages_BT: Tensor | None = None
+    recipe: Recipe,
+    rollouts: Rollouts,
+    rewards_PN: Tensor,
+    *,
+    max_new_tokens: int,
+    device: torch.device,
+    advantages_BT: Tensor | None = None,
 ) -> Batch:
     """Compute advantages, unless a critic or a decoupled baseline gives them, and token weights.
 
@@ -207,6 +223,7 @@ def make_batch(
         advantages_BT = group_advantages(rewards_PN, kind=recipe.advantage).reshape(-1, 1)
     n = len(rollouts) // len(rewards_PN)
     mixed_B = mixed_groups(rewards_PN).repeat_interleave(n)
+    counted_B = rollouts.stopped_B if recipe.mask_truncated else torch.ones_like(rollouts.stopped_B)
 
     def weights(*, filtered: bool) -> Tensor:
         return losses.token_weights(
@@ -214,19 +231,24 @@ def make_batch(
             how=recipe.aggregation,
             rollouts_per_problem=n,
             length=max_new_tokens,
-            keep_B=mixed_B if filtered else None,
-        )
+            keep_B=counted_B & mixed_B if filtered else counted_B,
+        ).to(device)
 
-    policy_weights_BT = weights(filtered=recipe.zero_variance_filter != "off")
-    extra_weights_BT = weights(filtered=recipe.zero_variance_filter in ("all", "refill"))
-    return Batch(rollouts, advantages_BT, policy_weights_BT, extra_weights_BT)
+    return Batch(
+        rollouts,
+        rollouts.sampled_BT.to(device),
+        rollouts.logprobs_BT.to(device),
+        advantages_BT.to(device),
+        weights(filtered=recipe.zero_variance_filter != "off"),
+        weights(filtered=recipe.zero_variance_filter in ("all", "refill")),
+    )
 
 
 def objective(recipe: Recipe, batch: Batch, logprobs_BT: Tensor, entropies_BT: Tensor) -> Tensor:
     """The loss of a batch, or the part that a micro-batch adds to it."""
-    sampled_BT, advantages_BT = batch.rollouts.logprobs_BT, batch.advantages_BT
+    sampler_BT, advantages_BT = batch.sampler_logprobs_BT, batch.advantages_BT
     old_BT = logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
-    reference_BT = sampled_BT if recipe.ratio_reference == "sampler" else old_BT
+    reference_BT = sampler_BT if recipe.ratio_reference == "sampler" else old_BT
     if recipe.loss == "reinforce":
         loss_BT = losses.reinforce_loss(logprobs_BT, advantages_BT)
     elif recipe.loss == "clip":
@@ -236,14 +258,14 @@ def objective(recipe: Recipe, batch: Batch, logprobs_BT: Tensor, entropies_BT: T
             logprobs_BT,
             reference_BT,
             advantages_BT,
-            batch.rollouts.sampled_BT,
+            batch.sampled_BT,
             low=recipe.clip_low,
             high=recipe.clip_high,
         )
     else:
         loss_BT = losses.cispo_loss(logprobs_BT, reference_BT, advantages_BT, cap=recipe.ratio_cap)
     if recipe.tis_cap is not None:
-        loss_BT = loss_BT * losses.truncated_importance(old_BT, sampled_BT, cap=recipe.tis_cap)
+        loss_BT = loss_BT * losses.truncated_importance(old_BT, sampler_BT, cap=recipe.tis_cap)
     total = (loss_BT * batch.policy_weights_BT).sum()
     if batch.base_logprobs_BT is not None and recipe.kl_coef:
         kl_BT = losses.kl_to_base(logprobs_BT, batch.base_logprobs_BT)
@@ -265,37 +287,44 @@ class UpdateStats:
 
 
 def update(
-    decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, rate: float, micro_batch: int
+    decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, *, rate: float, sizes: Sizes
 ) -> UpdateStats:
     """Take the recipe's gradient steps on one batch; raises `DivergedError` if numbers are not finite."""
     rollouts = batch.rollouts
     optimizer.rate.fill_(rate)
     if recipe.updates_per_batch > 1 and batch.old_logprobs_BT is None:
-        batch = replace(batch, old_logprobs_BT=score_all(decoder, rollouts, recipe, micro_batch=micro_batch))
-    tokens = rollouts.sampled_BT.sum()
+        batch = replace(batch, old_logprobs_BT=score_all(decoder, rollouts, recipe, sizes=sizes))
+    tokens = int(rollouts.sampled_BT.sum())
     first: Tensor | None = None
     for _ in range(recipe.updates_per_batch):
-        sums_3 = torch.zeros(3, device=rollouts.mask_BT.device)  # loss, entropy, log-prob gap
-        for rows in micro_batches(rollouts, micro_batch):
-            part = batch.take(rows)
-            with torch.enable_grad():
-                logprobs_BT, entropies_BT = score(
-                    decoder, part.rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head
-                )
-                loss = objective(recipe, part, logprobs_BT, entropies_BT)
-                loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
-            optimizer.collect()
-            gap_BT = (logprobs_BT.detach() - part.rollouts.logprobs_BT).abs()
-            sums_3 += torch.stack([loss.detach(), entropies_BT.detach().sum() / tokens, gap_BT.sum() / tokens])
+        sums_3 = within_memory(sizes, partial(_accumulate, decoder, optimizer, batch, recipe, sizes)) / tokens
         norm = optimizer.step()
         if first is None:
-            first = torch.stack([sums_3[0], norm, sums_3[1], sums_3[2]])
+            first = torch.stack([sums_3[0] * tokens, norm, sums_3[1], sums_3[2]])
         else:
             first[1] = torch.where(torch.isfinite(norm), first[1], norm)  # report if a later step is not finite
     assert first is not None
     stats = UpdateStats(*first.tolist())
     refuse_divergence(stats, decoder.config.vocab_size)
     return stats
+
+
+def _accumulate(decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, sizes: Sizes) -> Tensor:
+    """The gradient of a batch, pass by pass; returns the loss, and the sums of entropies and log-prob gaps."""
+    optimizer.clear()
+    sums_3 = torch.zeros(3, device=decoder.device)
+    for rows in passes(batch.rollouts, sizes):
+        part = batch.take(rows)
+        with torch.enable_grad():
+            logprobs_BT, entropies_BT = score(
+                decoder, part.rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head
+            )
+            loss = objective(recipe, part, logprobs_BT, entropies_BT)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+        optimizer.collect()
+        gap_BT = (logprobs_BT.detach() - part.sampler_logprobs_BT).abs() * part.sampled_BT
+        sums_3 += torch.stack([loss.detach(), entropies_BT.detach().sum(), gap_BT.sum()])
+    return sums_3
 
 
 # Divergence
@@ -324,15 +353,15 @@ def refuse_divergence(stats: UpdateStats, vocabulary: int) -> None:
 
 
 @torch.no_grad()
-def refuse_unsound(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, micro_batch: int) -> None:
+def refuse_unsound(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, sizes: Sizes) -> None:
     """Raise `DivergedError` if the last update has broken the weights, judged on a micro-batch of its rollouts.
 
     An update only checks the weights it starts from, but a checkpoint holds those it ends with.
     """
-    part = rollouts.take(next(micro_batches(rollouts, micro_batch)))
+    part = rollouts.take(next(passes(rollouts, sizes)))
     logprobs_BT, entropies_BT = score(decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
-    tokens = part.sampled_BT.sum()
-    moved = float((part.logprobs_BT - logprobs_BT).sum() / tokens)
+    tokens = int(part.sampled_BT.sum())
+    moved = float((part.logprobs_BT.sum() - logprobs_BT.sum().cpu()) / tokens)
     refuse_divergence(UpdateStats(moved, 0.0, float(entropies_BT.sum() / tokens), 0.0), decoder.config.vocab_size)
     refuse_collapse(moved, "since the last update")
 

@@ -84,6 +84,7 @@ def test_start_up_is_light() -> None:
         ("train", "--update-steps", "1"),
         ("split", "chain:easy", "--model", "nowhere", "--out", "x"),
         ("lm", "bench"),
+        ("lm", "fetch", "smollm2"),
         ("lm", "pretrain", "x"),
     ],
 )

@@ -8,6 +8,8 @@ import math
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,25 @@ def test_named_columns_and_ids(tmp_path: Path) -> None:
     rows = [{"Frage": f"{i} + 1", "Antwort": i + 1.0, "id": 7 + i, "pass_rate": i / 4} for i in range(3)]
     found = load_problems(write(tmp_path / "a.parquet", rows), question="Frage", answer="Antwort")
     assert [(p.id, p.answer, p.pass_rate) for p in found.problems] == [("7", "1", 0), ("8", "2", 0.25), ("9", "3", 0.5)]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_other_columns_are_kept(tmp_path: Path, suffix: str) -> None:
+    rows = [verl("1 + 1?", "2") | {"level": math.nan}, verl("1 + 2?", "3", 1) | {"level": 2.0}]
+    first, second = load_problems(write(tmp_path / f"a.{suffix}", rows)).problems
+    assert first.extra == {name: rows[0][name] for name in rows[0] if name != "prompt"} | {"level": None}
+    assert (second.extra["level"], second.extra["extra_info"]["index"]) == (2.0, 1)
+    assert first == replace(first, extra={})
+
+
+def test_other_columns_have_values_of_json(tmp_path: Path) -> None:
+    rows = [{"question": f"{i} + 1", "answer": str(i + 1), "day": date(2026, 1, 1), "raw": b"1"} for i in range(2)]
+    assert [p.extra for p in load_problems(write(tmp_path / "a.parquet", rows)).problems] == [{}, {}]
+    lines = ['{"question": "1", "answer": "1", "level": 3, "half": "\\ud800"}', '{"question": "2", "answer": "2"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert [p.extra for p in load_problems(str(tmp_path / "a.jsonl")).problems] == [{"level": 3}, {"level": None}]
+    (tmp_path / "a.csv").write_text("question,answer,level\n1,1,3,surplus\n2,2\n")
+    assert [p.extra for p in load_problems(str(tmp_path / "a.csv")).problems] == [{"level": "3"}, {"level": None}]
 
 
 def test_ids_do_not_depend_on_the_file(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_json_and_files(counted: Path, tmp_path: Path) -> None:
         assert 0.3 <= row["pass_rate_corrected"] <= 0.6
         assert problem.messages == ({"role": "user", "content": f"Say {problem.id[1:]} + 1."},)
         assert (problem.question, problem.answer) == (original[problem.id].question, original[problem.id].answer)
+        assert problem.extra["rate"] == original[problem.id].extra["rate"]  # a column for reward functions
     mixed = load_problems(str(out / "mixture.jsonl"))
     assert len({p.id for p in mixed.problems} & {p.id for p in easy.problems}) == 20
     assert not (out / "extremely-hard.jsonl").exists() or data["subsets"]["extremely-hard"]["corrected"]["size"]

@@ -7,6 +7,7 @@ import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,12 +17,18 @@ from isocompute.core.errors import InputError
 from isocompute.problems import Problem, graders, load_problems
 from isocompute.problems.answers import LONGEST_RESPONSE, ExactVerifier, final_answer, same_answer
 from isocompute.problems.graders import MathVerifier, parse_gym
+from isocompute.problems.problem_set import Verifier
 
 EXACT, MATH = ExactVerifier(), MathVerifier()
 
 
 def problem(answer: str) -> Problem:
     return Problem("1", "?", answer)
+
+
+def score(verifier: Verifier, answer: str, response: str) -> float:
+    (reward,) = verifier(problem(answer), [response])
+    return reward
 
 
 @pytest.mark.parametrize(
@@ -63,12 +70,12 @@ def test_final_answer(text: str, answer: str | None) -> None:
 def test_a_repeated_token_takes_linear_time(text: str) -> None:
     """In quadratic time each of these takes minutes, if not hours."""
     final_answer(text)
-    assert EXACT(problem("18"), text[:LONGEST_RESPONSE]) == 0
+    assert score(EXACT, "18", text[:LONGEST_RESPONSE]) == 0
 
 
 def test_only_the_end_of_a_response_is_read() -> None:
-    assert EXACT(problem("42"), "42" + " " * LONGEST_RESPONSE) == 0
-    assert EXACT(problem("42"), " " * LONGEST_RESPONSE + "42") == 1
+    assert score(EXACT, "42", "42" + " " * LONGEST_RESPONSE) == 0
+    assert score(EXACT, "42", " " * LONGEST_RESPONSE + "42") == 1
 
 
 @pytest.mark.parametrize(
@@ -173,12 +180,12 @@ def test_same_answer(a: str, b: str, same: bool) -> None:
     ],
 )
 def test_exact(answer: str, response: str, reward: float) -> None:
-    assert EXACT(problem(answer), response) == reward
+    assert score(EXACT, answer, response) == reward
 
 
 @given(st.text(max_size=200), st.text(max_size=50))
 def test_exact_never_raises(response: str, answer: str) -> None:
-    assert EXACT(problem(answer), response) in (0.0, 1.0)
+    assert score(EXACT, answer, response) in (0.0, 1.0)
 
 
 @given(st.fractions(), st.integers(1, 50))
@@ -214,7 +221,7 @@ def test_equal_numbers_are_equal(number: Fraction, factor: int) -> None:
     ],
 )
 def test_math(answer: str, response: str, reward: float) -> None:
-    assert MATH(problem(answer), response) == reward
+    assert score(MATH, answer, response) == reward
 
 
 HOSTILE = [
@@ -229,12 +236,56 @@ HOSTILE = [
 
 def test_math_survives_what_models_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graders, "TIMEOUT_SECONDS", 0.5)
-    assert [MATH(problem("18"), text) for text in HOSTILE] == [0.0] * len(HOSTILE)
-    assert MATH(problem("18"), r"\boxed{18}") == 1.0
+    assert [score(MATH, "18", text) for text in HOSTILE] == [0.0] * len(HOSTILE)
+    assert MATH(problem("18"), [*HOSTILE, r"\boxed{18}"]) == [0.0] * len(HOSTILE) + [1.0]
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The responses of each request to the grading process."""
+    seen: list[list[str]] = []
+    ask = graders.request
+
+    def recorded(do: str, **arguments: Any) -> Any:
+        if "responses" in arguments:
+            seen.append(arguments["responses"])
+        return ask(do, **arguments)
+
+    monkeypatch.setattr(graders, "request", recorded)
+    return seen
+
+
+def test_a_group_is_one_request_and_equal_responses_are_graded_once(requests: list[list[str]]) -> None:
+    responses = [r"\boxed{18}", "#### 19", r"\boxed{18}", r"\boxed{36/2}", "#### 19"]
+    assert MATH(problem("18"), responses) == [1.0, 0.0, 1.0, 1.0, 0.0]
+    assert requests == [[r"\boxed{18}", "#### 19", r"\boxed{36/2}"]]
+    sums = load_problems("gym:chain_sum", size=2)
+    for asked in sums.problems:
+        assert sums.grade(asked, ["no", asked.answer, asked.answer]) == [sums.verify(asked, "no"), 1.0, 1.0]
+    assert len(requests) == 5
+
+
+@pytest.mark.parametrize("hangs", [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{9^{9^9}}"])
+def test_a_response_that_hangs_costs_only_its_own_reward(
+    hangs: str, requests: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graders, "TIMEOUT_SECONDS", 0.5)
+    responses = [r"\boxed{18}", hangs, r"\boxed{17}", r"\boxed{\frac{36}{2}}", hangs]
+    assert MATH(problem("18"), responses) == [1.0, 0.0, 0.0, 1.0, 0.0]
+    assert [len(texts) for texts in requests] == [4, 1, 1, 1, 1]
+    assert MATH(problem("18"), [r"\boxed{18}"]) == [1.0]
+
+
+def test_many_slow_responses_have_the_time_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of processor time is for a response, so the size of its group changes no reward."""
+    monkeypatch.setattr(graders, "TIMEOUT_SECONDS", 0.5)
+    responses = [rf"\boxed{{{i}+\sin^2(x)+\cos^2(x)}}" for i in range(60)]
+    rewards = MATH(problem("18"), responses)
+    assert rewards == [float(i == 17) for i in range(60)]
 
 
 def _in_worker(answers: list[str]) -> list[float]:
-    return [MATH(problem("1/2"), rf"\boxed{{{answer}}}") for answer in answers]
+    return MATH(problem("1/2"), [rf"\boxed{{{answer}}}" for answer in answers])
 
 
 def test_math_in_threads_and_processes() -> None:
@@ -292,11 +343,11 @@ def test_gym_source_reads_back() -> None:
 def test_file_that_names_a_gym_verifier(tmp_path: Path) -> None:
     made = load_problems("gym:chain_sum", size=5)
     path = tmp_path / "a.jsonl"
-    name = made.verify.name  # type: ignore[attr-defined]  # a gym's verifier has one
+    name = made.verifier.name  # type: ignore[attr-defined]  # a gym's verifier has one
     rows = [{"id": p.id, "question": p.question, "answer": p.answer, "verifier": name} for p in made.problems[2:4]]
     path.write_text("\n".join(json.dumps(row) for row in rows))
     again = load_problems(str(path))
-    assert again.verify == made.verify
+    assert again.verifier == made.verifier
     assert [again.verify(p, p.answer) for p in again.problems] == [1.0, 1.0]
 
 

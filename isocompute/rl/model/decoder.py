@@ -1,53 +1,36 @@
 """One decoder for Llama, Qwen2 and Qwen3: RMS norm, grouped-query attention with RoPE, SwiGLU, an FP32 head.
 
-Shapes: `_B` sequences, `_T` tokens, `_S` slots of a cache, `_D` width, `_H` heads, `_G` key-value heads, `_K` head
-size, `_V` vocabulary. The head computes in FP32 by default, for the sampler and the trainer alike (ScaleRL section 3.2:
-a bf16 head makes their log-probs disagree). Other matrix products run in the parameters' own type; the residual stream,
-norms and rotations are FP32.
+The decoder reads tokens one after another in one flat axis `_T`; which of them belong together is the business of the
+attention that a caller passes (`model.attention`, the caches of the rollout engines). Training, prefill and decoding
+therefore run the same code in the same precision, and a token's result does not depend on padding or on its neighbours.
+Further shapes: `_D` width, `_H` heads, `_G` key-value heads, `_K` head size, `_V` vocabulary.
+
+Matrix products run in the parameters' own type; the residual stream, norms and rotations are FP32. The head computes
+in FP32 by default, for the sampler and the trainer alike (ScaleRL section 3.2: a bf16 head makes them disagree).
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from isocompute.rl.model.config import DecoderConfig
 
-FP32_ATTENTION_SLOTS = 256
-"""Slots up to which attention computes in FP32 in a bf16 model too. Rounding in bf16 depends on the order in which
-slots are read, and would cause the largest difference between the sampler's and the trainer's log-probs."""
 
+class Attend(Protocol):
+    """Attention of one layer: what tokens see of each other and of a cache."""
 
-@dataclass
-class Cache:
-    """Keys and values of all layers up to `length`, in slots of one size for every sequence."""
-
-    keys_LBGSK: Tensor
-    values_LBGSK: Tensor
-    length: int = 0
-
-    @classmethod
-    def empty(cls, config: DecoderConfig, batch: int, slots: int, like: Tensor) -> Cache:
-        """Room for `slots` tokens of `batch` sequences."""
-        shape = (config.num_hidden_layers, batch, config.num_key_value_heads, slots, config.head_dim)
-        return cls(like.new_zeros(shape), like.new_zeros(shape))
-
-    def keep(self, rows: Tensor) -> Cache:
-        """A cache of the sequences `rows`, which may repeat."""
-        keys_LBGSK, values_LBGSK = (x.index_select(1, rows) for x in (self.keys_LBGSK, self.values_LBGSK))
-        return replace(self, keys_LBGSK=keys_LBGSK, values_LBGSK=values_LBGSK)
-
-    def extend(self, layer: int, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's new keys and values; returns all of them up to now."""
-        end = self.length + k_BGTK.shape[2]
-        keys_BGSK, values_BGSK = self.keys_LBGSK[layer, :, :, :end], self.values_LBGSK[layer, :, :, :end]
-        keys_BGSK[:, :, self.length :] = k_BGTK
-        values_BGSK[:, :, self.length :] = v_BGTK
-        return keys_BGSK, values_BGSK
+    def __call__(self, layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
+        """The attention output of each token, shaped like the queries."""
+        ...
 
 
 class Norm(nn.Module):
@@ -60,88 +43,68 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """w · x / √(mean x² + ε) over the last axis."""
-        unit = F.rms_norm(x.float(), x.shape[-1:], None, self.epsilon)
-        return (unit * self.weight.float()).to(self.weight.dtype)
+        return _norm(x, self.weight, self.epsilon)
+
+
+class Projection(nn.Module):
+    """One or several linear maps of the same input as one product; optionally each with a low-rank adapter.
+
+    The adapter is added to the weight before the product, so that the trainer rounds a weight exactly as the sampler
+    does, which has the sums alone.
+    """
+
+    def __init__(self, width: int, sizes: tuple[int, ...], *, bias: bool) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.weight = nn.Parameter(torch.empty(sum(sizes), width))
+        self.bias = nn.Parameter(torch.zeros(sum(sizes))) if bias else None
+        self.scale = 0.0
+        self.lora_a: nn.ParameterList | None = None
+        self.lora_b: nn.ParameterList | None = None
+        nn.init.normal_(self.weight, std=0.02)
+
+    def add_adapter(self, rank: int, scale: float) -> None:
+        """Adapters of PEFT's form: a weight becomes W + scale · B A, with B = 0 at the start."""
+        device, width = self.weight.device, self.weight.shape[1]
+        self.scale = scale
+        self.lora_a = nn.ParameterList(torch.empty(rank, width, device=device) for _ in self.sizes)
+        self.lora_b = nn.ParameterList(torch.zeros(size, rank, device=device) for size in self.sizes)
+        for a in self.lora_a:
+            nn.init.kaiming_uniform_(a, a=math.sqrt(5))
+
+    def effective(self) -> Tensor:
+        """The weight with its adapters."""
+        if self.lora_a is None or self.lora_b is None:
+            return self.weight
+        change = torch.cat([b @ a for a, b in zip(self.lora_a, self.lora_b, strict=True)])
+        return (self.weight.float() + self.scale * change).to(self.weight.dtype)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with RoPE, and per-head norms of q and k where the family has them."""
+    """The weights of a layer's attention; q, k and v are one product."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        width, size = config.hidden_size, config.head_dim
-        self.heads, self.groups, self.size = config.num_attention_heads, config.num_key_value_heads, size
-        self.q_proj = nn.Linear(width, self.heads * size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(width, self.groups * size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(width, self.groups * size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(self.heads * size, width, bias=config.output_bias)
-        self.qk_norm = config.qk_norm
-        if config.qk_norm:
-            self.q_norm = Norm(size, config.rms_norm_eps)
-            self.k_norm = Norm(size, config.rms_norm_eps)
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        rotation_BTK: tuple[Tensor, Tensor],
-        mask_BTS: Tensor | None,
-        cache: Cache | None,
-        layer: int,
-    ) -> Tensor:
-        """Attend to the cache (where there is one) and to the tokens themselves."""
-        batch, length, _ = x_BTD.shape
-        q_BTHK = self.q_proj(x_BTD).view(batch, length, self.heads, self.size)
-        k_BTGK = self.k_proj(x_BTD).view(batch, length, self.groups, self.size)
-        v_BGSK = self.v_proj(x_BTD).view(batch, length, self.groups, self.size).transpose(1, 2)
-        if self.qk_norm:
-            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-        q_BHTK = _rotate(q_BTHK, rotation_BTK).transpose(1, 2)
-        k_BGSK = _rotate(k_BTGK, rotation_BTK).transpose(1, 2)
-        if cache is not None:
-            k_BGSK, v_BGSK = cache.extend(layer, k_BGSK, v_BGSK)
-        dtype, slots = q_BHTK.dtype, k_BGSK.shape[2]
-        if slots <= FP32_ATTENTION_SLOTS:
-            q_BHTK, k_BGSK, v_BGSK = q_BHTK.float(), k_BGSK.float(), v_BGSK.float()
-        if mask_BTS is None and 1 < length < slots:  # each token sees the slots up to its own
-            mask_BTS = torch.ones((1, length, slots), dtype=torch.bool, device=x_BTD.device).tril(slots - length)
-        out_BHTK = F.scaled_dot_product_attention(
-            q_BHTK,
-            k_BGSK,
-            v_BGSK,
-            attn_mask=None if mask_BTS is None else mask_BTS[:, None],
-            is_causal=mask_BTS is None and length > 1,
-            enable_gqa=self.heads != self.groups,
-        )
-        out_BTD: Tensor = self.o_proj(out_BHTK.transpose(1, 2).reshape(batch, length, -1).to(dtype))
-        return out_BTD
-
-
-def _rotate(x_BTHK: Tensor, rotation_BTK: tuple[Tensor, Tensor]) -> Tensor:
-    """RoPE in the half-split layout that these families use; the sine of the first half is negative."""
-    cos_BTK, sin_BTK = rotation_BTK
-    wide = x_BTHK.float()
-    turned = wide.roll(wide.shape[-1] // 2, dims=-1)
-    return torch.addcmul(wide * cos_BTK[:, :, None], turned, sin_BTK[:, :, None]).to(x_BTHK.dtype)
+        heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        sizes = (heads * size, groups * size, groups * size)
+        self.qkv_proj = Projection(config.hidden_size, sizes, bias=config.attention_bias)
+        self.o_proj = Projection(heads * size, (config.hidden_size,), bias=config.output_bias)
+        self.q_norm = Norm(size, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = Norm(size, config.rms_norm_eps) if config.qk_norm else None
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """The weights of SwiGLU; gate and up are one product."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(width, inner, bias=bias)
-        self.up_proj = nn.Linear(width, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Gate, multiply, project back."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        inner = config.intermediate_size
+        self.gate_up_proj = Projection(config.hidden_size, (inner, inner), bias=config.mlp_bias)
+        self.down_proj = Projection(inner, (config.hidden_size,), bias=config.mlp_bias)
 
 
 class Block(nn.Module):
-    """One layer; attributes have the names of the checkpoints' weights."""
+    """One layer, in the two halves before and after attention."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -149,19 +112,104 @@ class Block(nn.Module):
         self.self_attn = Attention(config)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = Mlp(config)
+        self.shape = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+        self.epsilon = config.rms_norm_eps
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        rotation_BTK: tuple[Tensor, Tensor],
-        mask_BTS: Tensor | None,
-        cache: Cache | None,
-        layer: int,
-    ) -> Tensor:
-        """Attend, then mix; both are added to the residual stream."""
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), rotation_BTK, mask_BTS, cache, layer)
-        out_BTD: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
-        return out_BTD
+    def before(self, x_TD: Tensor, cos_TK: Tensor, sin_TK: Tensor, *, compiled: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values."""
+        attention = self.self_attn
+        q_norm = None if attention.q_norm is None else attention.q_norm.weight
+        k_norm = None if attention.k_norm is None else attention.k_norm.weight
+        qkv = attention.qkv_proj
+        weights = (self.input_layernorm.weight, qkv.effective(), qkv.bias, q_norm, k_norm)
+        arguments = (x_TD, cos_TK, sin_TK, *weights, self.shape, self.epsilon)
+        out: tuple[Tensor, Tensor, Tensor] = run_compiled(_before, 3, *arguments) if compiled else _before(*arguments)
+        return out
+
+    def after(self, x_TD: Tensor, out_THK: Tensor, *, compiled: bool) -> Tensor:
+        """The residual stream with attention's output and the feed-forward's added."""
+        o, up, down = self.self_attn.o_proj, self.mlp.gate_up_proj, self.mlp.down_proj
+        norm = self.post_attention_layernorm.weight
+        weights = (o.effective(), o.bias, norm, up.effective(), up.bias, down.effective(), down.bias)
+        arguments = (x_TD, out_THK, *weights, self.epsilon)
+        out_TD: Tensor = run_compiled(_after, 2, *arguments) if compiled else _after(*arguments)
+        return out_TD
+
+
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    unit = F.rms_norm(x.float(), x.shape[-1:], None, epsilon)
+    return (unit * weight.float()).to(weight.dtype)
+
+
+def _before(
+    x_TD: Tensor,
+    cos_TK: Tensor,
+    sin_TK: Tensor,
+    norm: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    shape: tuple[int, int, int],
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The first half of a layer as a function of tensors alone, so that one compilation serves all layers."""
+    heads, groups, size = shape
+    flat = F.linear(_norm(x_TD, norm, epsilon), weight, bias).view(-1, heads + 2 * groups, size)
+    q_THK, k_TGK, v_TGK = flat[:, :heads], flat[:, heads : heads + groups], flat[:, heads + groups :]
+    if q_norm is not None and k_norm is not None:
+        q_THK, k_TGK = _norm(q_THK, q_norm, epsilon), _norm(k_TGK, k_norm, epsilon)
+    return _rotate(q_THK, cos_TK, sin_TK), _rotate(k_TGK, cos_TK, sin_TK), v_TGK
+
+
+def _after(
+    x_TD: Tensor,
+    out_THK: Tensor,
+    o: Tensor,
+    o_bias: Tensor | None,
+    norm: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    epsilon: float,
+) -> Tensor:
+    """The second half of a layer."""
+    x_TD = x_TD + F.linear(out_THK.flatten(1), o, o_bias)
+    gate, value = F.linear(_norm(x_TD, norm, epsilon), up, up_bias).chunk(2, dim=-1)
+    return x_TD + F.linear(F.silu(gate) * value, down, down_bias)
+
+
+@cache
+def _compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function)
+
+
+def run_compiled(function: Callable[..., Any], tokens: int, *arguments: Any) -> Any:
+    """Run a function compiled; the first axis of the first `tokens` arguments may have any length."""
+    for each in arguments[:tokens]:
+        torch._dynamo.maybe_mark_dynamic(each, 0)
+    return _compile_once(function)(*arguments)
+
+
+def _rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    """RoPE in the half-split layout that these families use; the sine of the first half is negative."""
+    wide = x_THK.float()
+    turned = wide.roll(wide.shape[-1] // 2, dims=-1)
+    return torch.addcmul(wide * cos_TK[:, None], turned, sin_TK[:, None]).to(x_THK.dtype)
+
+
+class Part(NamedTuple):
+    """A weight as checkpoints name it, and where it lies: rows of one of the decoder's parameters."""
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+    size: int
+
+    def of(self, like: Tensor) -> Tensor:
+        """Its part of a tensor with the parameter's first axis: the parameter itself, its master or a moment."""
+        return like[self.start : self.start + self.size]
 
 
 class Decoder(nn.Module):
@@ -178,6 +226,10 @@ class Decoder(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
+        self.compiled = False
+        """Whether layers run compiled; pays on a GPU, after some seconds of compilation."""
+        self.recompute = False
+        """Whether training recomputes layers in the backward pass instead of keeping their activations."""
         self.rope_scale = 1.0
         self.register_buffer("rope_speeds", torch.empty(config.head_dim // 2), persistent=False)
         self.reset_rope()
@@ -187,35 +239,107 @@ class Decoder(nn.Module):
         speeds, self.rope_scale = rope_frequencies(self.config)
         self.rope_speeds = speeds.to(self.rope_speeds.device)
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        *,
-        positions_BT: Tensor | None = None,
-        mask_BTS: Tensor | None = None,
-        cache: Cache | None = None,
-    ) -> Tensor:
-        """Hidden states of the tokens, ready for the head.
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.lm_head.weight is self.embed_tokens.weight
 
-        `mask_BTS` is True where a token may attend to a slot, with the slots of the cache first. None is causal
-        attention to the cache and to earlier tokens. The cache, if given, grows by the tokens. Without `positions_BT`,
-        all sequences continue from the cache.
-        """
-        length, start = tokens_BT.shape[1], 0 if cache is None else cache.length
-        if positions_BT is None:
-            positions_BT = torch.arange(start, start + length, device=tokens_BT.device)[None]
-        x_BTD: Tensor = self.embed_tokens(tokens_BT).float()
-        rotation_BTK = self._rotation(positions_BT)
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights."""
+        return self.embed_tokens.weight.dtype
+
+    def projections(self) -> Iterator[tuple[tuple[str, ...], str, Projection]]:
+        """The linear maps of the layers: their names in checkpoints, the module they belong to, and their weights."""
+        for name, module in self.named_modules():
+            if isinstance(module, Projection):
+                owner, _, own = name.rpartition(".")
+                yield _JOINED.get(own, (own,)), owner, module
+
+    def parts(self) -> Iterator[Part]:
+        """The weights of a checkpoint, without the leading `model.`, in transformers' order."""
+        joined = {id(module): (names, owner) for names, owner, module in self.projections()}
+        for name, module in self.named_modules():
+            if isinstance(module, Projection):
+                names, owner = joined[id(module)]
+                start = 0
+                for one, size in zip(names, module.sizes, strict=True):
+                    yield Part(f"{owner}.{one}.weight", module.weight, start, size)
+                    if module.bias is not None:
+                        yield Part(f"{owner}.{one}.bias", module.bias, start, size)
+                    start += size
+            elif isinstance(module, (Norm, nn.Embedding)) or (module is self.lm_head and not self.tied):
+                assert isinstance(module.weight, nn.Parameter)
+                yield Part(f"{name}.weight", module.weight, 0, len(module.weight))
+
+    def policy(self, lora_rank: int | None, lora_scale: float) -> Self:
+        """A copy to train; with adapters, it shares the weights, which stay as they are."""
+        if lora_rank is None:
+            return copy.deepcopy(self).requires_grad_(True)
+        made = copy.deepcopy(self, {id(p): p for p in self.parameters()}).requires_grad_(False)
+        for module in made.modules():
+            if isinstance(module, Projection):
+                module.add_adapter(lora_rank, lora_scale)
+        return made
+
+    def trained(self) -> list[Part]:
+        """The weights that training changes: the adapters, where there are some."""
+        lora = [Part(name, p, 0, len(p)) for name, p in self.named_parameters() if "lora_" in name]
+        return lora or list(self.parts())
+
+    def _weighted(self) -> Iterator[nn.Module]:
+        return (module for module in self.modules() if isinstance(module, (Projection, Norm, nn.Embedding, nn.Linear)))
+
+    @torch.no_grad()
+    def reset(self, base: Decoder) -> None:
+        """Back to the weights of the base: with adapters, these count nothing."""
+        for name, parameter in self.named_parameters():
+            if "lora_b" in name:
+                parameter.zero_()
+        if all("lora_" not in name for name, _ in self.named_parameters()):
+            self.copy_weights(base)
+
+    @torch.no_grad()
+    def copy_weights(self, other: Decoder) -> None:
+        """Take over the weights of a decoder of the same configuration, with its adapters added."""
+        for mine, theirs in zip(self._weighted(), other._weighted(), strict=True):
+            if isinstance(mine, Projection):
+                assert isinstance(theirs, Projection)
+                mine.weight.copy_(theirs.effective())
+                if mine.bias is not None and theirs.bias is not None:
+                    mine.bias.copy_(theirs.bias)
+            else:
+                assert isinstance(mine.weight, Tensor)
+                assert isinstance(theirs.weight, Tensor)
+                mine.weight.copy_(theirs.weight)
+
+    def forward(self, tokens_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Hidden states of the tokens, ready for the head."""
+        x_TD: Tensor = self.embed_tokens(tokens_T).float()
+        cos_TK, sin_TK = self._rotation(positions_T)
         for index, layer in enumerate(self.layers):
-            x_BTD = layer(x_BTD, rotation_BTK, mask_BTS, cache, index)
-        if cache is not None:
-            cache.length += length
-        out_BTD: Tensor = self.norm(x_BTD)
-        return out_BTD
+            assert isinstance(layer, Block)
+            if self.recompute and torch.is_grad_enabled():
+                x_TD = torch.utils.checkpoint.checkpoint(
+                    self._layer, layer, index, x_TD, cos_TK, sin_TK, attend, use_reentrant=False
+                )
+            else:
+                x_TD = self._layer(layer, index, x_TD, cos_TK, sin_TK, attend)
+        out_TD: Tensor = self.norm(x_TD)
+        return out_TD
 
-    def _rotation(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def _layer(self, layer: Block, index: int, x_TD: Tensor, cos_TK: Tensor, sin_TK: Tensor, attend: Attend) -> Tensor:
+        q_THK, k_TGK, v_TGK = layer.before(x_TD, cos_TK, sin_TK, compiled=self.compiled)
+        return layer.after(x_TD, attend(index, q_THK, k_TGK, v_TGK), compiled=self.compiled)
+
+    def _rotation(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of RoPE at these positions, as `_rotate` takes them."""
-        angles = positions_BT[..., None].float() * self.rope_speeds.float()
+        angles = positions_T[:, None].float() * self.rope_speeds.float()
         cos, sin = (f(angles) * self.rope_scale for f in (torch.cos, torch.sin))
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
@@ -224,11 +348,20 @@ class Decoder(nn.Module):
         return head_logits(hidden, self.lm_head.weight, fp32=fp32)
 
 
+_JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Projections that hold several of a checkpoint's weights."""
+
+
 def head_logits(hidden: Tensor, weight_VD: Tensor, *, fp32: bool) -> Tensor:
-    """Logits as FP32 numbers; `fp32` says whether the product also computes in FP32."""
-    if fp32:
-        return F.linear(hidden.float(), weight_VD.float())
-    return F.linear(hidden, weight_VD).float()
+    """Logits as FP32 numbers; `fp32` says whether the product also computes in FP32.
+
+    On a GPU, products of bf16 numbers are exact in FP32, and the matrix units add them up in FP32.
+    """
+    if not fp32:
+        return F.linear(hidden, weight_VD).float()
+    if hidden.is_cuda and hidden.dtype == torch.bfloat16 and weight_VD.dtype == torch.bfloat16:
+        return torch.mm(hidden, weight_VD.T, out_dtype=torch.float32)
+    return F.linear(hidden.float(), weight_VD.float())
 
 
 def rope_frequencies(config: DecoderConfig) -> tuple[Tensor, float]:

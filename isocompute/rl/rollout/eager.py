@@ -1,228 +1,274 @@
-"""Batched sampling from a decoder, with a KV cache that shrinks as sequences finish; reproducible for each row.
-
-Each token is drawn with a uniform number that is a hash of (seed, row number, position). A row therefore samples the
-same tokens alone or in any batch, up to rounding in the matrix products.
-
-Log-probs are those of the distribution that the token was drawn from, after temperature and top-p.
-"""
+"""The reference engine: plain PyTorch on any device, one decode step at a time, bookkeeping in Python."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from isocompute.core.errors import InputError
-from isocompute.rl.lengths import Interruption
-from isocompute.rl.model.decoder import Cache, Decoder
-from isocompute.rl.rollout.rollouts import Rollouts, left_padded
-
-INTERRUPTION = -1
-"""Position of the random number that decides when a row is interrupted."""
-_KEEP = 0.75
-"""Finished rows leave the cache once fewer than this share of its rows is active; removing them copies the others."""
-_MASK = 2**64 - 1
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How tokens are drawn."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    """0 takes the most likely token."""
-    top_p: float = 1.0
-    stop_tokens: tuple[int, ...] = ()
-    fp32_head: bool = True
-    interruption: Interruption | None = None
+from isocompute.rl.model.attention import PackedAttention, Packing
+from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout.engine import (
+    INTERRUPTION,
+    FinishedGroup,
+    PromptGroup,
+    SamplingSettings,
+    check_request,
+    draw,
+    nucleus,
+    stop_string_at,
+    uniform_at,
+)
+from isocompute.rl.rollout.rollouts import Rollouts
 
 
-def uniforms(seed: int, rows_B: Tensor, positions: Sequence[int]) -> Tensor:
-    """`_TB`: a number in (0, 1) for each position and row, from a counter-based generator (SplitMix64's finaliser)."""
-    return uniform_at(seed, rows_B, torch.tensor(list(positions), device=rows_B.device)[:, None])
+@dataclass
+class Row:
+    """One response in progress."""
+
+    group: PromptGroup
+    stream: int
+    limit: int
+    interrupt_at: int | None = None
+    """Where a phrase will be forced on it."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    forced: list[bool] = field(default_factory=list)
+    ended: bool = False
+    stopped: bool = False
 
 
-def uniform_at(seed: int, rows_B: Tensor, positions: Tensor) -> Tensor:
-    """The numbers of `uniforms` where rows and positions are broadcast against each other."""
-    x = rows_B.to(torch.int64) * _signed(0x9E3779B97F4A7C15)
-    x = x + (positions.to(torch.int64) * _signed(0xDA942042E4DD58B5) + _signed(seed * 0xD1342543DE82EF95))
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ _shifted(x, shift)) * _signed(factor)
-    x = x ^ _shifted(x, 31)
-    return (_shifted(x, 11).double() + 0.5) * 2.0**-53
+def finished(group: PromptGroup, rows: list[Row], settings: SamplingSettings) -> FinishedGroup:
+    """The rows of a group as its result."""
+    lengths = [len(row.tokens) for row in rows]
 
+    def padded(name: str, dtype: torch.dtype) -> Tensor:
+        out = np.zeros((len(rows), max(lengths)), dtype=np.float32 if dtype == torch.float32 else np.int64)
+        for place, row in enumerate(rows):
+            out[place, : lengths[place]] = getattr(row, name)
+        return torch.from_numpy(out).to(dtype)
 
-def _signed(value: int) -> int:
-    value &= _MASK
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of 64-bit integers (torch's own is arithmetic)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-@torch.no_grad()
-def sample(
-    decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
-    settings: SamplingSettings,
-    *,
-    seed: int,
-    per_prompt: int = 1,
-    row_numbers: Sequence[int] | Tensor | None = None,
-) -> Rollouts:
-    """Sample `per_prompt` consecutive responses to each prompt; the prompt is read only once.
-
-    `row_numbers` identify the rows to the random numbers; by default 0, 1, 2, …
-    """
-    device, new = decoder.embed_tokens.weight.device, settings.max_new_tokens
-    lengths = [len(prompt) for prompt in prompts]
-    _check(decoder, lengths, settings)
-    width, rows = max(lengths), len(prompts) * per_prompt
-    numbers_B = torch.as_tensor(list(range(rows)) if row_numbers is None else row_numbers, device=device)
-    uniform_TB = uniforms(seed, numbers_B, range(new))
-    forcing = None if settings.interruption is None else _Forcing(settings, seed, numbers_B)
-    stops = torch.tensor(settings.stop_tokens, dtype=torch.long, device=device)
-
-    problem_B = torch.arange(len(prompts), device=device).repeat_interleave(per_prompt)
-    prompts_PT = left_padded(prompts).to(device)
-    responses_BT = torch.zeros((rows, new), dtype=torch.long, device=device)
-    logprobs_BT = torch.zeros((rows, new), device=device)
-    mask_BT = torch.zeros((rows, new), dtype=torch.bool, device=device)
-    with torch.inference_mode():
-        # Read each prompt once; its rows start from copies of its keys and values.
-        padding_P = torch.tensor([width - n for n in lengths], device=device) if min(lengths) < width else None
-        cache = Cache.empty(decoder.config, len(prompts), width + new, decoder.embed_tokens.weight)
-        hidden_PTD = read_prompts(decoder, prompts_PT, padding_P, cache)
-        logits_BV = decoder.logits(hidden_PTD[:, -1], fp32=settings.fp32_head)[problem_B]
-        if per_prompt > 1:
-            cache = cache.keep(problem_B)
-        padding_B = None if padding_P is None else padding_P[problem_B]
-
-        active: Tensor | slice = slice(None)  # rows in the cache
-        going = torch.ones(rows, dtype=torch.bool, device=device)  # those of `active` that have not stopped
-        for step in range(new):
-            tokens_B, chosen_B = draw(logits_BV, settings, uniform_TB[step, active])
-            if forcing is not None:
-                tokens_B, chosen_B = forcing(step, active, going, tokens_B, chosen_B)
-            responses_BT[active, step] = torch.where(going, tokens_B, 0)
-            logprobs_BT[active, step] = torch.where(going, chosen_B, 0.0)
-            mask_BT[active, step] = going
-            going = going & ~torch.isin(tokens_B, stops)
-            if forcing is not None:
-                going = going & (step + 1 < forcing.limit_B[active])
-            left = int(going.sum())
-            if step + 1 == new or not left:
-                break
-            if left < _KEEP * len(going):
-                rows_left = going.nonzero()[:, 0]
-                active = rows_left if isinstance(active, slice) else active[rows_left]
-                tokens_B, going = tokens_B[rows_left], going[rows_left]
-                cache = cache.keep(rows_left)
-            padding = None if padding_B is None else padding_B[active]
-            hidden_B1D = read_next(decoder, tokens_B[:, None], padding, cache)
-            logits_BV = decoder.logits(hidden_B1D[:, -1], fp32=settings.fp32_head)
-    used = step + 1
-    last_B = responses_BT.gather(1, mask_BT.sum(dim=1, keepdim=True) - 1)[:, 0]
-    return Rollouts(
-        prompts_PT[problem_B],
-        torch.tensor(lengths, device=device)[problem_B],
-        responses_BT[:, :used],
-        logprobs_BT[:, :used],
-        mask_BT[:, :used],
-        torch.isin(last_B, stops),
-        None if forcing is None else forcing.forced_BT[:, :used],
+    rollouts = Rollouts(
+        [group.prompt],
+        torch.zeros(len(rows), dtype=torch.long),
+        padded("tokens", torch.long),
+        padded("logprobs", torch.float32),
+        torch.tensor(lengths),
+        torch.tensor([row.stopped for row in rows]),
+        padded("forced", torch.bool) if settings.interruption is not None else None,
+        padded("versions", torch.long) if settings.keep_versions else None,
     )
+    return FinishedGroup(group.key, rollouts)
 
 
-class _Forcing:
-    """The interruptions of one batch: where each row is interrupted, its length limit and its forced tokens."""
+class _Cache:
+    """Keys and values of the rows in flight, in slots of one size; the first slots are in use."""
 
-    def __init__(self, settings: SamplingSettings, seed: int, numbers_B: Tensor) -> None:
-        assert settings.interruption is not None
-        self.interruption, self.budget = settings.interruption, settings.max_new_tokens
-        self.start_B = self.interruption.starts(uniforms(seed, numbers_B, [INTERRUPTION])[0])
-        self.ended_B = torch.zeros_like(self.start_B, dtype=torch.bool)
-        self.limit_B = self.interruption.limit(self.start_B, self.ended_B, self.budget)
-        shape = (len(numbers_B), settings.max_new_tokens)
-        self.forced_BT = torch.zeros(shape, dtype=torch.bool, device=numbers_B.device)
+    def __init__(self, decoder: Decoder, rows: int, tokens: int) -> None:
+        config = decoder.config
+        shape = (config.num_hidden_layers, rows, 2, config.num_key_value_heads, tokens, config.head_dim)
+        self.kv_LREGSK = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        self.lengths_R = torch.zeros(rows, dtype=torch.long, device=decoder.device)
+        self.columns_S = torch.arange(tokens, device=decoder.device)
+        self.rows_R = torch.arange(rows, device=decoder.device)
+        self.active = self.longest = 0
 
-    def __call__(
-        self, step: int, active: Tensor | slice, going: Tensor, tokens_B: Tensor, chosen_B: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probs of a step, with those of the phrase forced."""
-        start_B, ended_B = self.start_B[active], self.ended_B[active]
-        position_B = torch.full_like(start_B, step)
-        tokens_B, forced_B = self.interruption.force(tokens_B, position_B, start_B, ended_B)
-        self.forced_BT[active, step] = forced_B & going
-        self.ended_B[active] = ended_B = ended_B | self.interruption.ends_thinking(tokens_B, position_B, start_B)
-        self.limit_B[active] = self.interruption.limit(start_B, ended_B, self.budget)
-        return tokens_B, torch.where(forced_B, 0.0, chosen_B)
+    def read_next(self, decoder: Decoder, tokens_A: Tensor) -> Tensor:
+        """Hidden states of the next token of each row."""
+        lengths_A = self.lengths_R[: self.active]
+        self.longest += 1
+        visible_A11S = (self.columns_S[: self.longest] <= lengths_A[:, None])[:, None, None]
 
+        def attend(layer: int, q_AHK: Tensor, k_AGK: Tensor, v_AGK: Tensor) -> Tensor:
+            kv_AEGSK = self.kv_LREGSK[layer, : self.active]
+            kv_AEGSK[self.rows_R[: self.active], :, :, lengths_A] = torch.stack([k_AGK, v_AGK], dim=1)
+            k_AGSK, v_AGSK = kv_AEGSK[:, 0, :, : self.longest], kv_AEGSK[:, 1, :, : self.longest]
+            shared = q_AHK.shape[1] != k_AGK.shape[1]
+            return F.scaled_dot_product_attention(
+                q_AHK[:, :, None], k_AGSK, v_AGSK, attn_mask=visible_A11S, enable_gqa=shared
+            )[:, :, 0]
 
-def read_prompts(decoder: Decoder, prompts_PT: Tensor, padding_P: Tensor | None, cache: Cache) -> Tensor:
-    """Hidden states of left-padded prompts, which fill the cache; `padding_P` is None if all have the same length."""
-    if padding_P is None:
-        return decoder.forward(prompts_PT, cache=cache)
-    at = torch.arange(prompts_PT.shape[1], device=prompts_PT.device)
-    visible_PTS = (at[None, None, :] <= at[None, :, None]) & (at >= padding_P[:, None])[:, None]
-    # A padding token attends to itself, so that no row of the softmax is empty.
-    visible_PTS = visible_PTS | torch.eye(len(at), dtype=torch.bool, device=at.device)
-    positions_PT = (at[None] - padding_P[:, None]).clamp(min=0)
-    return decoder.forward(prompts_PT, positions_BT=positions_PT, mask_BTS=visible_PTS, cache=cache)
+        hidden_AD: Tensor = decoder(tokens_A, lengths_A, attend)
+        lengths_A += 1
+        return hidden_AD
 
+    def read_prompts(self, decoder: Decoder, groups: list[PromptGroup]) -> Tensor:
+        """Read each prompt once and copy its keys and values for its rows; hidden states of the rows' last tokens."""
+        lengths_P = np.array([len(group.prompt) for group in groups])
+        packing = Packing.of(lengths_P, [], np.zeros(0, dtype=np.int64), decoder.device)
+        tokens = np.zeros(packing.tokens + packing.padding, dtype=np.int64)
+        tokens[: packing.tokens] = np.concatenate([np.asarray(group.prompt) for group in groups])
+        inside, starts = PackedAttention(packing), np.cumsum(lengths_P) - lengths_P
 
-def read_next(decoder: Decoder, tokens_BT: Tensor, padding_B: Tensor | None, cache: Cache) -> Tensor:
-    """Hidden states of tokens that follow those in the cache, whose first `padding_B` slots are padding."""
-    if padding_B is None:
-        return decoder.forward(tokens_BT, cache=cache)
-    slot_S = torch.arange(cache.length + tokens_BT.shape[1], device=tokens_BT.device)
-    at_T = slot_S[cache.length :]
-    visible_BTS = (slot_S <= at_T[:, None])[None] & (slot_S >= padding_B[:, None])[:, None]
-    return decoder.forward(tokens_BT, positions_BT=at_T - padding_B[:, None], mask_BTS=visible_BTS, cache=cache)
+        def attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
+            kv_EGTK, slot = torch.stack([k_TGK, v_TGK]).transpose(1, 2), self.active
+            for group, start, length in zip(groups, starts.tolist(), lengths_P.tolist(), strict=True):
+                rows = slice(slot, slot + len(group.streams))
+                self.kv_LREGSK[layer, rows, :, :, :length] = kv_EGTK[:, :, start : start + length]
+                slot += len(group.streams)
+            return inside(layer, q_THK, k_TGK, v_TGK)
 
+        device = decoder.device
+        positions_T = torch.from_numpy(packing.positions).to(device)
+        hidden_TD: Tensor = decoder(torch.from_numpy(tokens).to(device), positions_T, attend)
+        per_prompt = [len(group.streams) for group in groups]
+        rows = slice(self.active, self.active + sum(per_prompt))
+        self.lengths_R[rows] = torch.from_numpy(np.repeat(lengths_P, per_prompt)).to(device)
+        self.active, self.longest = rows.stop, max(self.longest, int(lengths_P.max()))
+        return hidden_TD[torch.from_numpy(np.repeat(packing.last_of_prompt_P, per_prompt)).to(device)]
 
-def _check(decoder: Decoder, lengths: Sequence[int], settings: SamplingSettings) -> None:
-    if not lengths:
-        raise InputError("there are no prompts to sample from.")
-    if min(lengths) < 1:
-        raise InputError("a prompt is empty; give at least a start token.")
-    if settings.max_new_tokens < 1:
-        raise InputError(f"max_new_tokens: {settings.max_new_tokens} leaves no room for a response; set at least 1.")
-    room = decoder.config.max_position_embeddings
-    if max(lengths) + settings.max_new_tokens > room:
-        raise InputError(
-            f"a prompt of {max(lengths)} tokens and {settings.max_new_tokens} new ones do not fit the model's context "
-            f"of {room}; shorten the prompts or max_new_tokens."
-        )
-
-
-def draw(logits_BV: Tensor, settings: SamplingSettings, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens by inverse transform sampling, and their log-probs under the distribution they are drawn from."""
-    if settings.temperature == 0:
-        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-        best = logprobs_BV.max(dim=-1)
-        return best.indices, best.values
-    logprobs_BV = torch.log_softmax(logits_BV / settings.temperature, dim=-1)
-    if settings.top_p >= 1.0:
-        cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
-        tokens_B = _inverse_cdf(cumulative_BV, uniform_B)
-        return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
-    ordered, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
-    cumulative_BV = ordered.exp().cumsum(dim=-1, dtype=torch.float64)
-    # The smallest set of most likely tokens whose probability reaches top_p; it always has the first.
-    inside_BV = (cumulative_BV - ordered.exp().double()) < settings.top_p
-    kept_B = inside_BV.sum(dim=-1).clamp(min=1)
-    mass_B = cumulative_BV.gather(1, kept_B[:, None] - 1)[:, 0]
-    place_B = _inverse_cdf(cumulative_BV, uniform_B * mass_B).minimum(kept_B - 1)
-    tokens_B = order_BV.gather(1, place_B[:, None])[:, 0]
-    return tokens_B, ordered.gather(1, place_B[:, None])[:, 0] - mass_B.log().float()
+    def keep(self, rows: list[int]) -> list[int]:
+        """Move these rows (in ascending order) to the first slots; returns the old slot of each."""
+        staying = {row for row in rows if row < len(rows)}
+        holes = [slot for slot in range(len(rows)) if slot not in staying]
+        moved = [row for row in rows if row >= len(rows)]
+        if moved:  # the others stay in place
+            self.kv_LREGSK[:, holes, :, :, : self.longest] = self.kv_LREGSK[:, moved, :, :, : self.longest]
+            self.lengths_R[holes] = self.lengths_R[moved]
+        self.active = len(rows)
+        self.longest = int(self.lengths_R[: self.active].max()) if rows else 0
+        places = list(range(len(rows)))
+        for hole, row in zip(holes, moved, strict=True):
+            places[hole] = row
+        return places
 
 
-def _inverse_cdf(cumulative_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """Index of the first entry whose cumulative probability exceeds the uniform number (scaled to the total)."""
-    target_B1 = (uniform_B * cumulative_BV[:, -1])[:, None] if cumulative_BV.shape[1] else uniform_B[:, None]
-    return torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0].clamp(max=cumulative_BV.shape[1] - 1)
+class EagerEngine:
+    """Decodes all rows in flight one token further at each step; new groups fill the slots of ended rows."""
+
+    name = "eager"
+
+    def __init__(
+        self, decoder: Decoder, settings: SamplingSettings, *, rows: int, prompt_tokens: int, at_once: int | None = None
+    ) -> None:
+        self.settings, self.decoder, self.version, self.rows = settings, decoder, 0, rows
+        self.at_once = at_once or rows
+        """Rows whose logits are computed at a time."""
+        self._cache = _Cache(decoder, rows, prompt_tokens + settings.max_new_tokens)
+        self._waiting: deque[PromptGroup] = deque()
+        self._active: list[Row] = []
+        self._groups: dict[int, tuple[PromptGroup, list[Row]]] = {}
+        self._ticks = self._worked = 0
+        self._streams_A = torch.zeros(0, dtype=torch.long, device=decoder.device)
+        self._temperature_A = torch.zeros(0, device=decoder.device)
+
+    @property
+    def busy(self) -> int:
+        """Rows in flight or waiting."""
+        return len(self._active) + sum(len(group.streams) for group in self._waiting)
+
+    @property
+    def use(self) -> float:
+        """Share of rows × steps that sampled a token since the last time."""
+        used = self._worked / max(1, self._ticks * self.rows)
+        self._ticks = self._worked = 0
+        return used
+
+    def load(self, weights: Decoder, version: int) -> None:
+        """Use these weights, which are not copied."""
+        self.decoder, self.version = weights, version
+
+    def submit(self, group: PromptGroup) -> None:
+        """Queue a group; one that has more rows than the engine is sampled in pieces."""
+        check_request(self.decoder, group, self.settings)
+        self._groups[group.key] = (group, [])
+        for start in range(0, len(group.streams), self.rows):
+            streams = group.streams[start : start + self.rows]
+            self._waiting.append(PromptGroup(group.key, group.prompt, streams, group.temperature))
+
+    @torch.inference_mode()
+    def step(self) -> list[FinishedGroup]:
+        """Sample the next token of each row in flight."""
+        hidden = []
+        if self._active:
+            tokens_A = torch.tensor([row.tokens[-1] for row in self._active], device=self.decoder.device)
+            hidden.append(self._cache.read_next(self.decoder, tokens_A))
+        if new := self._admitted():
+            hidden.append(self._cache.read_prompts(self.decoder, new))
+        if not hidden:
+            return []
+        steps_A = torch.tensor([len(row.tokens) for row in self._active], device=self.decoder.device)
+        uniform_A = uniform_at(self._streams_A, steps_A)
+        drawn = [
+            self._draw(*parts)
+            for parts in zip(
+                torch.split(torch.cat(hidden), self.at_once),
+                torch.split(self._temperature_A, self.at_once),
+                torch.split(uniform_A, self.at_once),
+                strict=True,
+            )
+        ]
+        tokens = [token for some, _ in drawn for token in some.tolist()]
+        logprobs = [logprob for _, some in drawn for logprob in some.tolist()]
+        self._ticks += 1
+        self._worked += len(self._active)
+        for row, token, logprob in zip(self._active, tokens, logprobs, strict=True):
+            self._append(row, token, logprob)
+        return self._remove_ended()
+
+    def _draw(self, hidden_AD: Tensor, temperature_A: Tensor, uniform_A: Tensor) -> tuple[Tensor, Tensor]:
+        logits_AV = self.decoder.logits(hidden_AD, fp32=self.settings.fp32_head)
+        if self.settings.top_p < 1:
+            logits_AV = nucleus(logits_AV, temperature_A, self.settings.top_p)
+        return draw(logits_AV, temperature_A, uniform_A)
+
+    def _admitted(self) -> list[PromptGroup]:
+        """Groups that fit into the free slots, in the order they came; their rows are now in flight."""
+        new = []
+        while self._waiting and len(self._active) + len(self._waiting[0].streams) <= self.rows:
+            group = self._waiting.popleft()
+            rows = [Row(group, stream, self.settings.max_new_tokens) for stream in group.streams.tolist()]
+            if (interruption := self.settings.interruption) is not None:
+                for row in rows:
+                    chance = uniform_at(torch.tensor([row.stream]), torch.tensor([INTERRUPTION]))
+                    row.interrupt_at = int(interruption.starts(chance))
+                    row.limit = row.interrupt_at + len(interruption.phrase) + interruption.answer_tokens
+            self._active += rows
+            self._groups[group.key][1].extend(rows)
+            new.append(group)
+        if new:
+            self._index()
+        return new
+
+    def _append(self, row: Row, token: int, logprob: float) -> None:
+        """Add a token to a row, or that of the phrase that is forced there, and see whether the row has ended."""
+        at, forced, settings = len(row.tokens), False, self.settings
+        if (interruption := settings.interruption) is not None and row.interrupt_at is not None:
+            if 0 <= at - row.interrupt_at < len(interruption.phrase):
+                token, logprob, forced = interruption.phrase[at - row.interrupt_at], 0.0, True
+            elif token == interruption.marker and at < row.interrupt_at:  # it ended thinking by itself
+                row.interrupt_at, row.limit = None, settings.max_new_tokens
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        row.versions.append(self.version)
+        row.forced.append(forced)
+        row.stopped = token in settings.stop_tokens
+        if settings.stop_strings and stop_string_at(row.tokens, settings, checked=at) is not None:
+            row.stopped = True
+        row.ended = row.stopped or len(row.tokens) >= row.limit
+
+    def _remove_ended(self) -> list[FinishedGroup]:
+        """Free the slots of ended rows; returns the groups that are complete."""
+        staying = [slot for slot, row in enumerate(self._active) if not row.ended]
+        if len(staying) == len(self._active):
+            return []
+        ended = {row.group.key for row in self._active if row.ended}
+        self._active = [self._active[slot] for slot in self._cache.keep(staying)]
+        self._index()
+        out = []
+        for key in sorted(ended):
+            group, rows = self._groups[key]
+            if len(rows) == len(group.streams) and all(row.ended for row in rows):
+                del self._groups[key]
+                out.append(finished(group, rows, self.settings))
+        return out
+
+    def _index(self) -> None:
+        device = self.decoder.device
+        self._streams_A = torch.tensor([row.stream for row in self._active], dtype=torch.long, device=device)
+        self._temperature_A = torch.tensor([row.group.temperature for row in self._active], device=device)

@@ -1,9 +1,10 @@
-"""Rollouts, and the groups of n rollouts per problem that go from the sampler to the trainer."""
+"""Rollouts, and the groups of n rollouts per problem that go from the sampler to the trainer; all in host memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,29 +12,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.core.arrays import Ints
+from isocompute.rl.model.attention import Packing
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """Prompts left-padded, responses right-padded; everything on the decoder's device."""
+    """Prompts, and the responses to them, padded on the right with zeros; the rows of a prompt are consecutive."""
 
-    prompts_BT: Tensor
-    prompt_lengths_B: Tensor
+    prompts: Sequence[Sequence[int]]
+    prompt_B: Tensor
+    """The prompt of each response; never decreasing."""
     responses_BT: Tensor
     logprobs_BT: Tensor
-    mask_BT: Tensor
-    """True where the response has a token (its stop token included)."""
+    lengths_B: Tensor
+    """Tokens of each response, its stop token included."""
     stopped_B: Tensor
-    """Whether the response ended with a stop token."""
+    """Whether the response ended by itself: with a stop token or string."""
     forced_BT: Tensor | None = None
     """True for tokens that an interruption forced; None if there are none."""
     versions_BT: Tensor | None = None
     """The number of updates made when each token was sampled; None if the batch is on-policy."""
 
-    @property
-    def lengths_B(self) -> Tensor:
-        """Tokens of each response."""
-        return self.mask_BT.sum(dim=1)
+    @cached_property
+    def mask_BT(self) -> Tensor:
+        """True where the response has a token."""
+        return torch.arange(self.responses_BT.shape[1]) < self.lengths_B[:, None]
 
     @property
     def sampled_BT(self) -> Tensor:
@@ -48,19 +51,22 @@ class Rollouts:
     def __len__(self) -> int:
         return len(self.responses_BT)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(map(len, self.prompts))
+
     def take(self, rows: Tensor) -> Rollouts:
-        """Some of the rows, without the padding that none of them needs."""
-        mask_BT, lengths_B = self.mask_BT[rows], self.prompt_lengths_B[rows]
-        used, start = mask_BT.shape[1], 0
-        if len(rows):
-            used = int(mask_BT.any(dim=0).sum())
-            start = self.prompts_BT.shape[1] - int(lengths_B.max())
+        """Some of the rows, without the padding that none of them needs; rows of a prompt must stay together."""
+        asked, prompt_B = torch.unique(self.prompt_B[rows], return_inverse=True)
+        lengths_B = self.lengths_B[rows]
+        used = int(lengths_B.max()) if len(rows) else 0
         return Rollouts(
-            self.prompts_BT[rows, start:],
-            lengths_B,
+            [self.prompts[i] for i in asked.tolist()],
+            prompt_B,
             self.responses_BT[rows, :used],
             self.logprobs_BT[rows, :used],
-            mask_BT[:, :used],
+            lengths_B,
             self.stopped_B[rows],
             None if self.forced_BT is None else self.forced_BT[rows, :used],
             None if self.versions_BT is None else self.versions_BT[rows, :used],
@@ -68,40 +74,61 @@ class Rollouts:
 
     @classmethod
     def join(cls, parts: Sequence[Rollouts]) -> Rollouts:
-        """Several batches as one, padded to common widths."""
+        """Several batches as one, padded to a common width."""
         if len(parts) == 1:
             return parts[0]
-        prompt = max(part.prompts_BT.shape[1] for part in parts)
-        new = max(part.responses_BT.shape[1] for part in parts)
+        width = max(part.responses_BT.shape[1] for part in parts)
+        before = np.cumsum([0, *(len(part.prompts) for part in parts)])
 
-        def right(name: str, value: float) -> Tensor:
-            tensors = [getattr(part, name) for part in parts]
-            return torch.cat([F.pad(t, (0, new - t.shape[1]), value=value) for t in tensors])
+        def wide(name: str) -> Tensor:
+            return torch.cat([F.pad(x, (0, width - x.shape[1])) for x in (getattr(part, name) for part in parts)])
 
-        def optional(name: str, value: float) -> Tensor | None:
-            return None if getattr(parts[0], name) is None else right(name, value)
-
-        prompts = [F.pad(p.prompts_BT, (prompt - p.prompts_BT.shape[1], 0)) for p in parts]
         return cls(
-            torch.cat(prompts),
-            torch.cat([p.prompt_lengths_B for p in parts]),
-            right("responses_BT", 0),
-            right("logprobs_BT", 0.0),
-            right("mask_BT", False),
-            torch.cat([p.stopped_B for p in parts]),
-            optional("forced_BT", False),
-            optional("versions_BT", 0),
+            [prompt for part in parts for prompt in part.prompts],
+            torch.cat([part.prompt_B + int(start) for part, start in zip(parts, before[:-1], strict=True)]),
+            wide("responses_BT"),
+            wide("logprobs_BT"),
+            torch.cat([part.lengths_B for part in parts]),
+            torch.cat([part.stopped_B for part in parts]),
+            None if parts[0].forced_BT is None else wide("forced_BT"),
+            None if parts[0].versions_BT is None else wide("versions_BT"),
         )
 
+    def stored(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps; prompts are read from the problems again."""
+        names = ("responses_BT", "logprobs_BT", "lengths_B", "stopped_B", "forced_BT", "versions_BT")
+        tensors = {name: getattr(self, name) for name in names}
+        return {name: x for name, x in tensors.items() if x is not None}
 
-def left_padded(prompts: Sequence[Sequence[int]]) -> Tensor:
-    """Prompts of unequal length as one array, padded with zeros on the left."""
-    width = max(len(prompt) for prompt in prompts)
-    return torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.long)
+    def packed(self, device: torch.device) -> tuple[Tensor, Packing, Tensor]:
+        """Tokens of one pass over all sequences, their layout, and the token that predicts each response token.
 
+        The last token of a response predicts nothing that is needed, so the pass leaves it out.
+        """
+        read_B, prompt_B = (self.lengths_B - 1).clamp(min=0).numpy(), self.prompt_B.numpy()
+        packing = Packing.of([len(prompt) for prompt in self.prompts], read_B, prompt_B, device)
+        rows_S, steps_S = (index.numpy() for index in self.mask_BT.nonzero(as_tuple=True))
+        read_S = steps_S < read_B[rows_S]
+        tokens = np.zeros(packing.tokens + packing.padding, dtype=np.int64)
+        tokens[: packing.prompt_tokens] = np.concatenate([np.asarray(prompt) for prompt in self.prompts])
+        tokens[packing.prompt_tokens : packing.tokens] = self.responses_BT.numpy()[rows_S[read_S], steps_S[read_S]]
+        first_S = packing.last_of_prompt_P[prompt_B[rows_S]]
+        predictor_S = np.where(steps_S == 0, first_S, packing.starts_B[rows_S] + steps_S - 1)
+        return torch.from_numpy(tokens).to(device), packing, torch.from_numpy(predictor_S).to(device)
 
-_STORED = ("responses_BT", "logprobs_BT", "mask_BT", "stopped_B", "forced_BT", "versions_BT")
-"""Fields of `Rollouts` in a checkpoint; prompts are read from the problems again."""
+    def micro_batches(self, *, tokens: int, rows: int | None = None) -> Iterator[Tensor]:
+        """Consecutive rows whose packed pass has at most about this many tokens, and at most so many rows."""
+        own_B = self.lengths_B.tolist()
+        start = used = 0
+        last = -1
+        for row, prompt in enumerate(self.prompt_B.tolist()):
+            more = own_B[row] + (len(self.prompts[prompt]) if prompt != last or row == start else 0)
+            if row > start and (used + more > tokens or (rows is not None and row - start == rows)):
+                yield torch.arange(start, row)
+                start, used = row, 0
+                more = own_B[row] + len(self.prompts[prompt])
+            used, last = used + more, prompt
+        yield torch.arange(start, len(self))
 
 
 @dataclass(frozen=True)
@@ -122,37 +149,9 @@ class Groups:
     def __len__(self) -> int:
         return len(self.index_P)
 
-    def take(self, places: Sequence[int] | Ints) -> Groups:
-        """Some of the groups."""
-        n, device = self.scores_PN.shape[1], self.scores_PN.device
-        at_P = torch.as_tensor(np.asarray(places), dtype=torch.long, device=device)
-        rows_B = (at_P[:, None] * n + torch.arange(n, device=device)).reshape(-1)
-        index_P = self.index_P[np.asarray(places, dtype=np.int64)]
-        return replace(
-            self,
-            index_P=index_P,
-            rollouts=self.rollouts.take(rows_B),
-            scores_PN=self.scores_PN[at_P],
-            rewards_PN=self.rewards_PN[at_P],
-        )
-
-    def with_dropped(self, scores_PN: Tensor | None) -> Groups:
-        """These groups, recording the scores of the groups that a refill dropped."""
-        if scores_PN is None:
-            return self
-        return replace(self, dropped=len(scores_PN) / len(self), dropped_score=float(scores_PN.mean()))
-
-    def split(self, size: int) -> list[Groups]:
-        """Consecutive batches of `size` problems; the last may have fewer."""
-        if len(self) <= size:
-            return [self]
-        return [self.take(range(at, min(at + size, len(self)))) for at in range(0, len(self), size)]
-
     @classmethod
     def join(cls, parts: Sequence[Groups]) -> Groups:
         """Several batches as one; `dropped` and `dropped_score` are those of the first."""
-        if len(parts) == 1:
-            return parts[0]
         return replace(
             parts[0],
             index_P=np.concatenate([part.index_P for part in parts]),
@@ -160,45 +159,3 @@ class Groups:
             scores_PN=torch.cat([part.scores_PN for part in parts]),
             rewards_PN=torch.cat([part.rewards_PN for part in parts]),
         )
-
-    def state(self, prefix: str) -> dict[str, np.ndarray]:
-        """The arrays of a checkpoint that `restore` needs."""
-        arrays = {name: getattr(self.rollouts, name) for name in _STORED}
-        arrays |= {"scores_PN": self.scores_PN, "rewards_PN": self.rewards_PN}
-        out = {f"{prefix}{name}": array.cpu().numpy() for name, array in arrays.items() if array is not None}
-        dropped = np.array([self.dropped, self.dropped_score])
-        return {**out, f"{prefix}index_P": self.index_P, f"{prefix}dropped": dropped}
-
-    @classmethod
-    def restore(
-        cls, arrays: Mapping[str, np.ndarray], prefix: str, prompts: Sequence[Sequence[int]], device: torch.device
-    ) -> Groups | None:
-        """Groups from a checkpoint; None if it has none under this prefix."""
-        if f"{prefix}index_P" not in arrays:
-            return None
-        index_P = arrays[f"{prefix}index_P"]
-
-        def array(name: str) -> Tensor | None:
-            stored = arrays.get(f"{prefix}{name}")
-            return None if stored is None else torch.from_numpy(stored.copy()).to(device)
-
-        def required(name: str) -> Tensor:
-            found = array(name)
-            assert found is not None, name
-            return found
-
-        scores_PN = required("scores_PN")
-        of_B = np.repeat(index_P, scores_PN.shape[1])
-        asked = [prompts[i] for i in of_B]
-        rollouts = Rollouts(
-            left_padded(asked).to(device),
-            torch.tensor([len(prompt) for prompt in asked], device=device),
-            required("responses_BT"),
-            required("logprobs_BT"),
-            required("mask_BT"),
-            required("stopped_B"),
-            array("forced_BT"),
-            array("versions_BT"),
-        )
-        dropped, dropped_score = arrays.get(f"{prefix}dropped", np.zeros(2)).tolist()
-        return cls(index_P, rollouts, scores_PN, required("rewards_PN"), dropped, dropped_score)
