@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,19 +27,17 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from torch import Tensor
 
 from isocompute.core.allocation import Cell
 from isocompute.core.recipe import make_recipe
-from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.loop import Training
+from isocompute.rl.memory import Sizes
 from isocompute.rl.model.checkpoint import Model, load_decoder
-from isocompute.rl.rollout.rollouts import Rollouts
-from isocompute.rl.setup import Sizes
-from isocompute.rl.tasks import Task, Tasks
+from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec
+from isocompute.rl.tasks import ProblemsSpec, Task, Tasks
 
 VOCABULARY, PROMPT, WARM_UP = 64, 8, 2
-TARGET = 4.0
+TARGET = 2.0
 
 
 class Case(NamedTuple):
@@ -86,20 +84,33 @@ def prompts_of(case: Case) -> list[list[int]]:
     return torch.randint(3, VOCABULARY, (case.problems, PROMPT), generator=generator).tolist()
 
 
-def verify(_: Tensor, rollouts: Rollouts) -> Tensor:
+class EvenIsRight:
     """Right when the last token is even: as trivial as TRL's reward below, and the same."""
-    return (rollouts.responses_BT[:, -1] % 2 == 0).float()
+
+    cheap = True
+
+    def __call__(self, problem: int, responses: Sequence[Sequence[int]], stopped: Sequence[bool]) -> list[float]:  # noqa: ARG002
+        return [float(response[-1] % 2 == 0) for response in responses]
 
 
 def our_step(folder: Path, case: Case) -> Callable[[], None]:
     """The engine's own training of a cell; each call is one update."""
-    task = Task("speed", [str(i) for i in range(case.problems)], prompts_of(case), verify)
+    names, prompts = [str(i) for i in range(case.problems)], prompts_of(case)
+    task = Task("speed", names, prompts, EvenIsRight(), lambda ids: " ".join(map(str, ids)), names)
     model = Model(folder, load_decoder(folder), stop_tokens=())
     cell = Cell("speed", case.problems, case.rollouts, 10**6, 0, {}, {}, {})
-    recipe = make_recipe({"name": "grpo", "kl_coef": 0.0})
     batch = case.problems * case.rollouts
-    sizes = Sizes(micro_batch=batch, sample_batch=batch)
-    training = Training(cell, model, Tasks(task, task, {}, case.tokens), recipe, EvaluationSpec.of({}), sizes)
+    setup = CellSetup(
+        cell,
+        EngineSpec(device="cpu"),
+        make_recipe({"name": "grpo", "kl_coef": 0.0}),
+        ProblemsSpec.of({}),
+        EvaluationSpec.of({}),
+        model,
+        Tasks(task, task, {}, case.tokens),
+        Sizes(tokens=8192, rows=batch),
+    )
+    training = Training(setup)
 
     def step() -> None:
         before = training.tokens

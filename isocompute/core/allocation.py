@@ -75,7 +75,7 @@ def grid(
     return out
 
 
-SPEED_ONLY = ("micro_batch", "sample_batch", "threads", "rollout", "recompute", "fast", "together")
+SPEED_ONLY = ("micro_batch", "sample_batch", "threads", "rollout", "recompute", "memory_gib", "fast", "together")
 """Engine options that change only speed and memory, so a run may resume with other values of them.
 
 `fast` and `together` are found in studies stored by version 0.1."""

@@ -343,11 +343,11 @@ class Recorder:
 
     def close(self) -> None:
         """Close without finishing."""
+        if self._writer is not None:
+            self._writer.close()
         if self._saver is not None:
             self._saver.shutdown()
         self._wait()
-        if self._writer is not None:
-            self._writer.close()
 
 
 def appended(meta: Mapping[str, Any]) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from isocompute.rl.losses import gae, token_weights, value_loss
 from isocompute.rl.memory import Sizes
 from isocompute.rl.model.decoder import Decoder, Part
 from isocompute.rl.rollout.rollouts import Rollouts
-from isocompute.rl.update import Optimizer, passes, response_hidden, spread
+from isocompute.rl.update import Optimizer, passes, response_hidden, within_memory
 
 
 class Critic(nn.Module):
@@ -21,7 +20,7 @@ class Critic(nn.Module):
 
     def __init__(self, policy: Decoder) -> None:
         super().__init__()
-        self.body = copy.deepcopy(policy)
+        self.body = policy.merged().requires_grad_(True)
         self.head = nn.Linear(policy.config.hidden_size, 1, device=policy.device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -33,7 +32,8 @@ class Critic(nn.Module):
 
     def forward(self, rollouts: Rollouts) -> Tensor:
         """The value of the state before each response token; zero outside the mask."""
-        return spread(self.head(response_hidden(self.body, rollouts).float())[:, 0], rollouts.mask_BT)
+        packed = rollouts.packed(self.body.device)
+        return packed.spread(self.head(response_hidden(self.body, packed).float())[:, 0])
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,14 @@ def estimate_advantages(
     """GAE with the reward at the last token; advantages are whitened over the batch's tokens, as PPO trainers do."""
     device = critic.body.device
     values_BT = torch.zeros(rollouts.responses_BT.shape, device=device)
-    for rows in passes(rollouts, sizes):
-        part = critic(rollouts.take(rows))
-        values_BT[rows[0] : rows[-1] + 1, : part.shape[1]] = part
+
+    def value() -> Tensor:
+        for rows in passes(rollouts, sizes):
+            part = critic(rollouts.take(rows))
+            values_BT[rows[0] : rows[-1] + 1, : part.shape[1]] = part
+        return values_BT
+
+    within_memory(sizes, value)
     lengths_B, sampled_BT = rollouts.lengths_B.to(device), rollouts.sampled_BT.to(device)
     rewards_BT = torch.zeros_like(values_BT).scatter(1, lengths_B[:, None] - 1, rewards_B.to(device)[:, None])
     advantages_BT, returns_BT = gae(
@@ -78,7 +83,9 @@ def update_critic(
     """Train the critic on a batch, for as many gradient steps as the policy takes."""
     optimizer.rate.fill_(rate)
     weights_BT = token_weights(rollouts.sampled_BT, how="token").to(critic.body.device)
-    for _ in range(recipe.updates_per_batch):
+
+    def accumulate() -> Tensor:
+        optimizer.clear()
         for rows in passes(rollouts, sizes):
             part = rollouts.take(rows)
             some, used = slice(int(rows[0]), int(rows[-1]) + 1), part.responses_BT.shape[1]
@@ -90,4 +97,8 @@ def update_critic(
             )
             (loss_BT * weights_BT[some, :used]).sum().backward()  # type: ignore[no-untyped-call]  # torch's own gap
             optimizer.collect()
+        return weights_BT
+
+    for _ in range(recipe.updates_per_batch):
+        within_memory(sizes, accumulate)
         optimizer.step()

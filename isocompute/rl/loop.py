@@ -81,7 +81,7 @@ class Training:
     def __init__(self, setup: CellSetup, *, reports: Reports | None = None) -> None:
         self.cell, self.tasks, self.recipe, self.evaluation = setup.cell, setup.tasks, setup.recipe, setup.evaluation
         self.base, self.sizes, self.reports = setup.model, setup.sizes, reports or Reports()
-        self.decoder = self.base.decoder.policy(setup.recipe.lora_rank, setup.recipe.lora_scale)
+        self.decoder = self.base.decoder.policy(self.recipe.lora_rank, self.recipe.lora_scale, seed=self.cell.seed)
         """The policy being trained; `model.decoder` stays the base."""
         self.decoder.recompute = self.sizes.recompute
         self.optimizer = Optimizer(self.decoder.trained(), self.recipe)
@@ -97,6 +97,7 @@ class Training:
         )
         task = self.tasks.train
         self.source = RolloutSource(self.cell, self.recipe, task, self.engine, self.pool, slots=setup.engine.slots)
+        self.engine.prepare()
         self.source.on_drop, self.source.on_step = self._count_dropped, self._poll
         self.evaluator = Evaluator(self.engine, self.pool, self.source.take, self._evaluating)
         self.grid = evaluation_steps(self.cell.update_steps, self.evaluation.points)
@@ -108,6 +109,8 @@ class Training:
         self._since = (0.0, 0, 0)
         """Seconds, rollouts and tokens at the last point."""
         self._last: Rollouts | None = None
+        self._kl: float | None = None
+        """KL to the base on the batch before an evaluation."""
         self._stopping: Callable[[], bool] = lambda: False
         self._polled = 0.0
 
@@ -158,6 +161,7 @@ class Training:
         self.engine.load(self.decoder, self.step)
         self.source.new_weights(self.step)
         self.seconds += time.perf_counter() - started
+        self._kl = self._kl_to_base(batch.rollouts) if self._due() else None
         return True
 
     def _batch(self, groups: Groups) -> tuple[Batch, CriticEstimates | None]:
@@ -235,6 +239,11 @@ class Training:
     def _base_logprobs(self, rollouts: Rollouts) -> torch.Tensor:
         return score_all(self.base.decoder, rollouts, self.recipe, sizes=self.sizes)
 
+    def _kl_to_base(self, rollouts: Rollouts) -> float:
+        """On the policy's own samples: on another policy's, k3 has a heavy tail and no meaning."""
+        kl_BT = kl_to_base(rollouts.logprobs_BT, self._base_logprobs(rollouts).cpu())
+        return float(kl_BT.sum() / rollouts.sampled_BT.sum())
+
     def _poll(self) -> None:
         """Between decode steps: end the run soon after the runner asks."""
         now = time.monotonic()
@@ -257,6 +266,7 @@ class Training:
 
     def evaluate(self) -> dict[str, Any]:
         """Evaluate this step; raises `DivergedError`, with the point, if the policy has collapsed."""
+        sampling = self.source.metrics()  # an evaluation uses the engine, too
         given, seed = self.evaluation.temperature, _EVALUATION + self.cell.seed * _SEED_STRIDE + self.step
         metrics, counts = self.evaluator.measure(
             self.tasks,
@@ -272,8 +282,7 @@ class Training:
             for kept in found.kept:
                 self.reports.samples({**row, **kept})
         point: dict[str, Any] = {name: getattr(self, name) for name in ("step", "rollouts", "tokens", "seconds")}
-        point |= metrics
-        point |= self._since_last()
+        point |= metrics | self._since_last() | sampling
         point = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
         kl = point.get("kl", 0.0)  # a run that was resumed after its last update has no rollouts to compute it from
         refuse_collapse(0.0 if math.isfinite(kl) else kl, "to the base")  # a point holds only finite numbers
@@ -293,15 +302,12 @@ class Training:
         out["rollouts_per_second"] = (self.rollouts - rollouts) / elapsed
         out |= {"tokens_per_second": (self.tokens - tokens) / elapsed, "learning_rate": self.rate}
         self._since = (self.seconds, self.rollouts, self.tokens)
-        if self._last is not None:
-            # On the policy's own samples: on another policy's, k3 has a heavy tail and no meaning.
-            base_BT = self._base_logprobs(self._last).cpu()
-            out["kl"] = float(kl_to_base(self._last.logprobs_BT, base_BT).sum() / self._last.sampled_BT.sum())
+        if self._kl is not None:
+            out["kl"] = self._kl
         if self.recipe.no_positive_resampling is not None:
             out["retired"] = self.source.problems.retired
         if self.recipe.zero_variance_filter == "refill":
             out["dropped_groups"] = self.dropped / since
-        out |= self.source.metrics()
         seen = np.flatnonzero(self.source.seen_P)
         counts = {"samples": self.source.seen_P[seen].tolist(), "correct": self.source.correct_P[seen].tolist()}
         self.reports.rates({"step": self.step, "set": "train", "problems": seen.tolist(), **counts})
@@ -311,7 +317,7 @@ class Training:
 
     # Checkpoints
 
-    _COUNTERS = ("step", "rollouts", "tokens", "seconds", "evaluated", "last_evaluated", "oldest", "dropped")
+    _COUNTERS = ("step", "rollouts", "tokens", "seconds", "evaluated", "last_evaluated", "oldest", "dropped", "rate")
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Everything `restore` needs. Raises `DivergedError` instead of saving weights that give NaN."""
@@ -321,7 +327,8 @@ class Training:
         arrays |= self.optimizer.state("policy/")
         if self.critic_optimizer is not None:
             arrays |= self.critic_optimizer.state("critic/")
-        return arrays, {**meta, **{name: getattr(self, name) for name in self._COUNTERS}, "sums": self._sums}
+        meta |= {name: getattr(self, name) for name in self._COUNTERS}
+        return arrays, {**meta, "sums": self._sums, "since": self._since, "kl": self._kl}
 
     def restore(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Resume from a checkpoint."""
@@ -332,6 +339,6 @@ class Training:
         self.optimizer.restore(arrays, "policy/")
         self.engine.load(self.decoder, self.step)
         self.source.restore(arrays, meta)
-        self._since = (self.seconds, self.rollouts, self.tokens)
+        self._since, self._kl = meta.get("since", (self.seconds, self.rollouts, self.tokens)), meta.get("kl")
         if self.critic_optimizer is not None:
             self.critic_optimizer.restore(arrays, "critic/")

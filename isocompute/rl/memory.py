@@ -14,7 +14,7 @@ _CPU_BYTES = 4 * 2**30
 _MARGIN = 0.9
 _HEAD_BYTES = 5 * 2**29
 """Logits of a chunk, their gradient and what lies between."""
-_MOST_TOKENS = 2**15
+_MOST_TOKENS = 2**16
 """Tokens of a training pass above which a GPU gains nothing."""
 _MOST_TOKENS_CPU = 2**13
 _FEWEST_TOKENS = 256
@@ -38,13 +38,16 @@ def adapter_parameters(config: DecoderConfig, rank: int) -> int:
     return config.num_hidden_layers * rank * sum(a + b for a, b in maps)
 
 
-def weight_bytes(config: DecoderConfig, dtype: torch.dtype, *, lora_rank: int | None, copies: int) -> int:
-    """Weights of base, policy and sampler (`copies` in all), masters in FP32, their gradients and two moments."""
+def weight_bytes(config: DecoderConfig, dtype: torch.dtype, *, lora_rank: int | None) -> int:
+    """What training holds beside the base: the sampler's weights; then policy, FP32 masters, gradients, two moments.
+
+    With adapters, the policy shares the base's weights, and the gradient of one map at a time exists in full.
+    """
     count, size = parameters(config), dtype.itemsize
-    trained = count if lora_rank is None else adapter_parameters(config, lora_rank)
-    masters = 4 if dtype != torch.float32 and lora_rank is None else 0
-    gradients = size if lora_rank is None else count / config.num_hidden_layers / max(1, trained) * size
-    return int(copies * count * size + trained * (masters + 4 + 8 + gradients))
+    if lora_rank is not None:
+        return count * size + adapter_parameters(config, lora_rank) * 16 + config.vocab_size * config.hidden_size * size
+    mixed = 4 + 4 + size if dtype != torch.float32 else 4  # masters and their gradients, and gradients of a pass
+    return count * (2 * size + mixed + 8)
 
 
 def token_bytes(config: DecoderConfig, dtype: torch.dtype, *, recompute: bool) -> int:
@@ -85,12 +88,15 @@ class Sizes:
         return True
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that is free now; on a CPU, what this engine allows itself."""
+def free_bytes(device: torch.device, *, limit_gib: float | None = None) -> int:
+    """Memory that is free now, with a limit on what the run uses in all; on a CPU, what this engine allows itself."""
     if device.type != "cuda":
         return _CPU_BYTES
     torch.cuda.empty_cache()
-    return int(_MARGIN * torch.cuda.mem_get_info(device)[0])
+    free = float(torch.cuda.mem_get_info(device)[0])
+    if limit_gib is not None:
+        free = min(free, limit_gib * 2**30 - torch.cuda.memory_allocated(device))
+    return int(_MARGIN * free)
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Request:
 
     def weights(self) -> int:
         """Bytes of everything that does not depend on the batch."""
-        return weight_bytes(self.config, self.dtype, lora_rank=self.lora_rank, copies=2) if self.gpu else 0
+        return weight_bytes(self.config, self.dtype, lora_rank=self.lora_rank) if self.gpu else 0
 
     def sizes(self) -> Sizes | None:
         """Half of what the weights leave goes to rollouts at most; None if one sequence does not fit."""

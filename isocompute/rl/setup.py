@@ -61,6 +61,7 @@ class EngineSpec(BaseModel):
         default=None,
         description="compute activations again in the backward pass; only where memory is short if not set",
     )
+    memory_gib: float | None = Field(default=None, gt=0, description="GPU memory that the run may use; all if not set")
     threads: int | None = Field(default=None, ge=1, description="CPU threads; 1 for small models, else torch's choice")
     slots: int | None = Field(default=None, ge=1, description="pipeline: rollouts in flight; a batch if not set")
     save_model: bool = Field(default=False, description="write the trained weights as a checkpoint into the run")
@@ -132,6 +133,7 @@ def set_up(cell: Cell) -> CellSetup:
     engine, recipe, problems = EngineSpec.of(cell.engine), lm_recipe(cell), ProblemsSpec.of(cell.problems)
     evaluation = EvaluationSpec.of(cell.evaluation)
     model = _model(engine.model, engine.torch_dtype, engine.where, _stamps(model_folder(engine.model)))
+    model.decoder.compiled = model.device.type == "cuda"
     small = sum(p.numel() for p in model.decoder.parameters()) < _ONE_THREAD
     if engine.threads is not None or (small and model.device.type == "cpu"):
         torch.set_num_threads(engine.threads or 1)  # threads of a small model would mostly wait for each other
@@ -182,7 +184,7 @@ def choose_sizes(
         model.decoder.config,
         engine.torch_dtype,
         gpu=model.device.type == "cuda",
-        free=free_bytes(model.device),
+        free=free_bytes(model.device, limit_gib=engine.memory_gib),
         prompt_tokens=longest_prompt(tasks),
         new_tokens=tasks.max_new_tokens,
         rows=min(rows, engine.sample_batch or rows),

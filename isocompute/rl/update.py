@@ -23,7 +23,7 @@ from isocompute.rl.model.attention import PackedAttention
 from isocompute.rl.model.decoder import Decoder, Part
 from isocompute.rl.memory import Sizes
 from isocompute.rl.model.head import head_scores
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.rollouts import Packed, Rollouts
 
 
 def passes(rollouts: Rollouts, sizes: Sizes) -> Iterator[Tensor]:
@@ -42,32 +42,28 @@ def within_memory(sizes: Sizes, run: Callable[[], Tensor]) -> Tensor:
         torch.cuda.empty_cache()
 
 
-def response_hidden(decoder: Decoder, rollouts: Rollouts) -> Tensor:
-    """Hidden states that predict the response tokens, flattened in the order of the mask."""
-    tokens_T, packing, predictor_S = rollouts.packed(decoder.device)
-    positions_T = torch.from_numpy(packing.positions).to(decoder.device)
-    hidden_TD: Tensor = decoder(tokens_T, positions_T, PackedAttention(packing))
-    return hidden_TD[predictor_S]
-
-
-def spread(values_S: Tensor, mask_BT: Tensor) -> Tensor:
-    """Values of tokens, which are in the order of the mask, at their places; zero elsewhere."""
-    at_S = mask_BT.reshape(-1).nonzero()[:, 0].to(values_S.device)
-    flat = torch.zeros(mask_BT.numel(), dtype=values_S.dtype, device=values_S.device)
-    return flat.scatter(0, at_S, values_S).view(mask_BT.shape)
+def response_hidden(decoder: Decoder, packed: Packed) -> Tensor:
+    """Hidden states that predict the response tokens."""
+    hidden_TD: Tensor = decoder(packed.tokens_T, packed.positions_T, PackedAttention(packed.packing))
+    return hidden_TD.index_select(0, packed.predictor_S)
 
 
 def score(
-    decoder: Decoder, rollouts: Rollouts, *, temperature: float = 1.0, fp32_head: bool = True
+    decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, packed: Packed | None = None
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the sampled tokens and entropies of their distributions; zero where the policy chose no token.
 
-    `temperature` is the sampler's, so that trainer and sampler score the same distribution.
+    They are after the recipe's temperature, so that trainer and sampler score the same distribution.
     """
-    hidden_SD = response_hidden(decoder, rollouts)
-    tokens_S = rollouts.responses_BT[rollouts.mask_BT].to(decoder.device)
-    both = head_scores(hidden_SD, decoder.lm_head.weight, tokens_S, temperature=temperature, fp32=fp32_head)
-    logprobs_BT, entropies_BT = (spread(values_S, rollouts.mask_BT) for values_S in both)
+    packed = packed or rollouts.packed(decoder.device)
+    both = head_scores(
+        response_hidden(decoder, packed),
+        decoder.lm_head.weight,
+        packed.chosen_S,
+        temperature=recipe.temperature,
+        fp32=recipe.fp32_head,
+    )
+    logprobs_BT, entropies_BT = (packed.spread(values_S) for values_S in both)
     if rollouts.forced_BT is None:
         return logprobs_BT, entropies_BT
     chosen_BT = (~rollouts.forced_BT).to(decoder.device)
@@ -82,7 +78,7 @@ def score_all(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, sizes: Si
     def run() -> Tensor:
         for rows in passes(rollouts, sizes):
             part = rollouts.take(rows)
-            logprobs_BT, _ = score(decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
+            logprobs_BT, _ = score(decoder, part, recipe)
             out_BT[rows[0] : rows[-1] + 1, : logprobs_BT.shape[1]] = logprobs_BT
         return out_BT
 
@@ -123,8 +119,7 @@ class Optimizer:
         """Add the gradients of a micro-batch to the masters; FP32 parameters are their own masters."""
         for parameter, master in self._cast:
             if parameter.grad is not None:
-                gradient = parameter.grad.float()
-                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
                 parameter.grad = None
 
     @torch.no_grad()
@@ -313,12 +308,12 @@ def _accumulate(decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Re
     """The gradient of a batch, pass by pass; returns the loss, and the sums of entropies and log-prob gaps."""
     optimizer.clear()
     sums_3 = torch.zeros(3, device=decoder.device)
-    for rows in passes(batch.rollouts, sizes):
-        part = batch.take(rows)
+    parts = [batch.take(rows) for rows in passes(batch.rollouts, sizes)]
+    # Sending waits for the device, so everything is sent before the first pass begins.
+    packed = [part.rollouts.packed(decoder.device) for part in parts]
+    for part, tokens in zip(parts, packed, strict=True):
         with torch.enable_grad():
-            logprobs_BT, entropies_BT = score(
-                decoder, part.rollouts, temperature=recipe.temperature, fp32_head=recipe.fp32_head
-            )
+            logprobs_BT, entropies_BT = score(decoder, part.rollouts, recipe, packed=tokens)
             loss = objective(recipe, part, logprobs_BT, entropies_BT)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
         optimizer.collect()
@@ -359,7 +354,7 @@ def refuse_unsound(decoder: Decoder, rollouts: Rollouts, recipe: Recipe, *, size
     An update only checks the weights it starts from, but a checkpoint holds those it ends with.
     """
     part = rollouts.take(next(passes(rollouts, sizes)))
-    logprobs_BT, entropies_BT = score(decoder, part, temperature=recipe.temperature, fp32_head=recipe.fp32_head)
+    logprobs_BT, entropies_BT = score(decoder, part, recipe)
     tokens = int(part.sampled_BT.sum())
     moved = float((part.logprobs_BT.sum() - logprobs_BT.sum().cpu()) / tokens)
     refuse_divergence(UpdateStats(moved, 0.0, float(entropies_BT.sum() / tokens), 0.0), decoder.config.vocab_size)

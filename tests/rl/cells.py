@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from isocompute.core.allocation import Cell
+from isocompute.rl import loop
 from isocompute.rl.engine import LmEngine
-from isocompute.rl.evaluation import EvaluationSpec
 from isocompute.rl.loop import Training
-from isocompute.rl.model.checkpoint import load_model
-from isocompute.rl.setup import EngineSpec as Options
-from isocompute.rl.setup import choose_sizes, lm_recipe
-from isocompute.rl.tasks import ProblemsSpec, make_tasks
+from isocompute.rl.setup import set_up
+from isocompute.rl.tasks import ChainGrader
 
+CLOCK = {"seconds", "rollouts_per_second", "tokens_per_second"}
+"""What differs from one run to the next."""
 TABLES: dict[str, dict[str, Any]] = {
     "problems": {"source": "chain:easy", "size": 24, "validation": 12},
     "recipe": {"name": "isocompute-easy", "warmup_steps": 0},
@@ -67,21 +70,35 @@ def run(cell: Cell, folder: Path, *, stops: tuple[int, ...] = ()) -> Path:
 
 def make_training(**changes: Any) -> Training:
     """The state of a cell, to be moved by hand."""
-    cell = make_cell(**changes)
-    options = Options.of(cell.engine)
-    model = load_model(options.model, dtype=options.torch_dtype, device=options.where)
-    recipe = lm_recipe(cell)
-    controlled = recipe.length_control != "truncate"
-    where = torch.device(options.where)
-    tasks = make_tasks(ProblemsSpec.of(cell.problems), model.folder, where, controlled=controlled)
-    sizes = choose_sizes(options, model, tasks, recipe.baseline_rollouts or cell.rollouts_per_problem)
-    return Training(cell, model, tasks, recipe, EvaluationSpec.of(cell.evaluation), sizes)
+    return Training(set_up(make_cell(**changes)))
+
+
+def checkpoint_every_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write a checkpoint after each update, whatever it costs."""
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHECKPOINT_SHARE", math.inf)
+
+
+def count_graded(monkeypatch: pytest.MonkeyPatch, *, problems: int) -> list[tuple[int, int]]:
+    """Responses and tokens of every group that the grader of a task of so many problems sees from now on."""
+    seen: list[tuple[int, int]] = []
+    inner = ChainGrader.__call__
+
+    def counting(
+        self: ChainGrader, problem: int, responses: Sequence[Sequence[int]], stopped: Sequence[bool]
+    ) -> list[float]:
+        if len(self.answers) == problems:
+            seen.append((len(responses), sum(map(len, responses))))
+        return inner(self, problem, responses, stopped)
+
+    monkeypatch.setattr(ChainGrader, "__call__", counting)
+    return seen
 
 
 def points(folder: Path) -> list[dict[str, Any]]:
     """The evaluations, without the clock."""
     rows = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+    return [{key: value for key, value in row.items() if key not in CLOCK} for row in rows]
 
 
 def rates(folder: Path) -> list[dict[str, Any]]:

@@ -1,12 +1,22 @@
-"""Small random models of every family, as transformers makes them."""
+"""Small random models of every family, as transformers makes them and in this engine's decoder, and samples of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from isocompute.rl.model.attention import PackedAttention, Packing
+from isocompute.rl.model.config import DecoderConfig
+from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout.eager import EagerEngine
+from isocompute.rl.rollout.engine import PromptGroup, SamplingSettings, sample, streams
+from isocompute.rl.rollout.rollouts import Rollouts
 
 BASE: dict[str, Any] = {
     "vocab_size": 97,
@@ -48,3 +58,50 @@ def reference(name: str, *, seed: int = 0) -> transformers.PreTrainedModel:
         for parameter in model.parameters():
             parameter.normal_(std=0.15)
     return model
+
+
+def as_decoder(model: transformers.PreTrainedModel) -> Decoder:
+    """The same weights in this engine's decoder."""
+    decoder = Decoder(DecoderConfig.from_json(model.config.to_dict())).eval()
+    weights = {name.removeprefix("model."): value for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for part in decoder.parts():
+            part.of(part.parameter).copy_(weights[part.name])
+    return decoder
+
+
+def weights_of(decoder: Decoder) -> dict[str, Tensor]:
+    """By the names of checkpoints, without the leading `model.`."""
+    return {part.name: part.of(part.parameter.detach()).clone() for part in decoder.parts()}
+
+
+def gradients_of(decoder: Decoder) -> dict[str, Tensor]:
+    """By the names of checkpoints, without the leading `model.`."""
+    return {p.name: p.of(p.parameter.grad).clone() for p in decoder.parts() if p.parameter.grad is not None}
+
+
+@torch.no_grad()
+def logits_of(decoder: Decoder, tokens_BT: Tensor) -> Tensor:
+    """Logits of all tokens of rows of equal length."""
+    rows, width = tokens_BT.shape
+    packing = Packing.of([width] * rows, [], np.zeros(0, dtype=np.int64), tokens_BT.device)
+    positions_T = torch.from_numpy(packing.positions)
+    hidden_TD = decoder(tokens_BT.reshape(-1), positions_T, PackedAttention(packing))
+    return decoder.logits(hidden_TD).view(rows, width, -1)
+
+
+def requests(
+    prompts: Sequence[Sequence[int]], *, seed: int, per_prompt: int = 1, temperature: float = 1.0
+) -> list[PromptGroup]:
+    """A group for each prompt; rows are numbered one after another."""
+    rows_PN = np.arange(len(prompts) * per_prompt).reshape(-1, per_prompt)
+    return [
+        PromptGroup(key, prompt, streams(seed, rows_N), temperature)
+        for key, (prompt, rows_N) in enumerate(zip(prompts, rows_PN, strict=True))
+    ]
+
+
+def eager(decoder: Decoder, groups: Sequence[PromptGroup], settings: SamplingSettings) -> Rollouts:
+    """Sampled by the reference engine, all rows at once."""
+    rows, longest = sum(len(group.streams) for group in groups), max(len(group.prompt) for group in groups)
+    return sample(EagerEngine(decoder, settings, rows=rows, prompt_tokens=longest), groups)

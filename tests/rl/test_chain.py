@@ -2,19 +2,16 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import LEVELS, ChainSpec, distinct_chains, load_chain, make_chains, parse_chain
 from isocompute.rl.model.checkpoint import model_folder
-from isocompute.rl.rollout.rollouts import Rollouts
-from isocompute.rl.tasks import ChainVerifier, ProblemsSpec, make_tasks
+from isocompute.rl.tasks import ChainGrader, ProblemsSpec, make_tasks
 
-PAD, EOS = 0, 1
+EOS = 1
 PRIMES = [3, 5, 7, 23, 97]
 
 
@@ -114,7 +111,7 @@ def test_what_is_measured_on_is_never_trained_on(seed: int):
             "out_of_distribution": {"same": "chain:2-3", "shorter": "chain:1-2"},
         }
     )
-    tasks = make_tasks(spec, model_folder("tiny"), torch.device("cpu"))
+    tasks = make_tasks(spec, model_folder("tiny"))
     train = set(map(tuple, tasks.train.prompts))
     assert len(train) == len(tasks.train) == 600
     for task in (tasks.validation, *tasks.out_of_distribution.values()):
@@ -125,29 +122,13 @@ def test_what_is_measured_on_is_never_trained_on(seed: int):
 def test_validation_is_the_same_for_every_training_set():
     def prompts(**changes: object) -> list[list[int]]:
         spec = ProblemsSpec.of({"source": "chain:easy", "size": 50, "validation": 30, **changes})
-        return [list(p) for p in make_tasks(spec, model_folder("tiny"), torch.device("cpu")).validation.prompts]
+        return [list(p) for p in make_tasks(spec, model_folder("tiny")).validation.prompts]
 
     assert prompts() == prompts(seed=5) == prompts(size=80)
 
 
-def rollouts_of(*responses: list[int], stops: tuple[int, ...] = (EOS,)) -> Rollouts:
-    """Responses written by hand; those whose last token is a stop token ended by themselves."""
-    width = max(map(len, responses))
-    tokens = torch.tensor([[*r, *[PAD] * (width - len(r))] for r in responses])
-    mask = torch.tensor([[t < len(r) for t in range(width)] for r in responses])
-    return Rollouts(
-        torch.zeros(len(responses), 1, dtype=torch.long),
-        torch.ones(len(responses), dtype=torch.long),
-        tokens,
-        torch.zeros(tokens.shape),
-        mask,
-        torch.tensor([r[-1] in stops for r in responses]),
-    )
-
-
-def test_the_verifier_on_responses_written_by_hand():
-    answers = np.array([16, 9])  # token ids
-    verify = ChainVerifier(answers, torch.device("cpu"))
+def test_the_grader_on_responses_written_by_hand():
+    grade = ChainGrader([16, 9])  # token ids of the answers
     cases: list[tuple[int, list[int], float]] = [
         (0, [12, 16, EOS], 1.0),  # right
         (0, [16, EOS], 1.0),  # right without its steps
@@ -160,10 +141,10 @@ def test_the_verifier_on_responses_written_by_hand():
         (0, [EOS], 0.0),  # nothing at all
         (1, [EOS], 0.0),
     ]
-    problems = torch.tensor([problem for problem, _, _ in cases])
-    rewards = verify(problems, rollouts_of(*(response for _, response, _ in cases)))
-    assert rewards.dtype == torch.float32
-    assert rewards.tolist() == [reward for _, _, reward in cases]
+    for problem in (0, 1):
+        mine = [(response, reward) for of, response, reward in cases if of == problem]
+        stopped = [response[-1] == EOS for response, _ in mine]
+        assert grade(problem, [response for response, _ in mine], stopped) == [reward for _, reward in mine]
 
 
 def test_the_words_of_every_set_must_be_known():
@@ -173,4 +154,4 @@ def test_the_words_of_every_set_must_be_known():
     ):
         spec = ProblemsSpec.of({"source": "chain:easy", "size": 8, "validation": 8, **changes})
         with pytest.raises(InputError, match="has no word '23'; chain modulo 29 needs a model"):
-            make_tasks(spec, model_folder("tiny"), torch.device("cpu"))
+            make_tasks(spec, model_folder("tiny"))

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from isocompute.core.errors import InputError
 from isocompute.rl.model.checkpoint import load_decoder, save_decoder
 from isocompute.rl.model.config import DecoderConfig
-from isocompute.rl.model.decoder import Norm
-from isocompute.rl.rollout.eager import SamplingSettings, sample
-from tests.rl.models import CONFIGS, reference
+from isocompute.rl.model.decoder import Decoder, Norm
+from isocompute.rl.rollout.engine import SamplingSettings
+from tests.rl.models import CONFIGS, eager, logits_of, reference, requests
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -28,7 +28,7 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     decoder = load_decoder(tmp_path)
     tokens = torch.randint(0, 97, (3, 150), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        torch.testing.assert_close(decoder.logits(decoder(tokens)), model(tokens).logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits_of(decoder, tokens), model(tokens).logits, atol=1e-4, rtol=0)
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
@@ -81,7 +81,7 @@ def test_rope_is_read_as_transformers_reads_it(name: str, layout: str, tmp_path:
     tokens = torch.randint(0, 97, (2, 200), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = model(tokens).logits
-        torch.testing.assert_close(decoder.logits(decoder(tokens)), expected, atol=2e-4, rtol=0)
+        torch.testing.assert_close(logits_of(decoder, tokens), expected, atol=2e-4, rtol=0)
         save_decoder(decoder, tmp_path / "again")
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32).eval()
         torch.testing.assert_close(again(tokens).logits, expected, atol=1e-5, rtol=0)
@@ -119,7 +119,7 @@ def test_greedy_decoding_is_token_identical(name: str, tmp_path: Path) -> None:
     model = reference(name, seed=3)
     model.save_pretrained(tmp_path)
     prompts = [[5, 9, 2], [7, 1, 33, 80, 4, 6, 21], [50]]
-    out = sample(load_decoder(tmp_path), prompts, SamplingSettings(64, temperature=0.0), seed=0)
+    out = eager(load_decoder(tmp_path), requests(prompts, seed=0, temperature=0.0), SamplingSettings(64))
     for row, prompt in enumerate(prompts):
         expected = model.generate(
             torch.tensor([prompt]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
@@ -140,16 +140,13 @@ def test_written_checkpoints_open_in_transformers(name: str, shard_bytes: int, t
     with torch.no_grad():
         torch.testing.assert_close(again(tokens).logits, model(tokens).logits, atol=1e-5, rtol=0)
         ours = load_decoder(tmp_path / "ours")
-        torch.testing.assert_close(ours.logits(ours(tokens)), model(tokens).logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits_of(ours, tokens), model(tokens).logits, atol=1e-4, rtol=0)
 
 
 def test_the_head_is_fp32_on_request() -> None:
-    decoder_type = torch.bfloat16
     config = DecoderConfig.from_json(CONFIGS["qwen3"].to_dict())
-    from isocompute.rl.model.decoder import Decoder
-
-    decoder = Decoder(config).to(decoder_type)
-    hidden = torch.randn(4, 64).to(decoder_type)
+    decoder = Decoder(config).to(torch.bfloat16)
+    hidden = torch.randn(4, 64).to(torch.bfloat16)
     exact = hidden.double() @ decoder.lm_head.weight.double().T
     with torch.no_grad():
         fine = (decoder.logits(hidden).double() - exact).abs().max()

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,20 @@ from isocompute.rl.engine import LmEngine
 from isocompute.rl.losses import kl_to_base
 from isocompute.rl.model.checkpoint import load_model, model_folder, save_decoder
 from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout.engine import SamplingSettings
 from isocompute.rl.setup import set_up
 from isocompute.sweep.train import TrainSpec, train
-from tests.rl.cells import TABLES, Control, distance, make_cell, points, run, weights
+from tests.rl.cells import TABLES, Control, checkpoint_every_update, distance, make_cell, points, run, weights
+from tests.rl.models import eager, requests, weights_of
+from tests.rl.test_chain import left_to_right
 from tests.sweep.tools import write_spec
+
+WRITTEN = ("run.json", "points.jsonl", "pass_rates.jsonl", "samples.jsonl")
+"""Files of a run that stay."""
 
 
 def base_weights() -> dict[str, torch.Tensor]:
-    decoder = load_model("tiny").decoder
-    return {f"model.{name}": value for name, value in decoder.state_dict().items() if name != "lm_head.weight"}
+    return {f"model.{name}": value for name, value in weights_of(load_model("tiny").decoder).items()}
 
 
 def spec_of(cell: Cell) -> TrainSpec:
@@ -80,19 +86,19 @@ def test_poisoned_weights_end_the_run_with_the_base(
 
 
 def test_the_evaluation_that_shows_a_collapse_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("isocompute.rl.update._COLLAPSE", 1e-12)  # the first update is far from the base
+    monkeypatch.setattr("isocompute.rl.update._COLLAPSE", 1e-9)  # the first update is far from the base
     folder = run(make_cell(update_steps=8, evaluation={"points": 4}), tmp_path)
     summary, kept = json.loads((folder / "finished.json").read_text()), points(folder)
-    assert summary["diverged"].startswith("diverged at update 1: the policy has collapsed (KL to the base")
-    assert [point["step"] for point in kept] == [0, 1] and kept[-1]["kl"] > 1e-12
-    assert (summary["points"], summary["rollouts"]) == (2, kept[-1]["rollouts"])
+    assert summary["diverged"].startswith("diverged at update 2: the policy has collapsed (KL to the base")
+    assert [point["step"] for point in kept] == [0, 1, 2] and kept[-1]["kl"] > 1e-9
+    assert (summary["points"], summary["rollouts"]) == (3, kept[-1]["rollouts"])
     rates = [json.loads(line) for line in (folder / "pass_rates.jsonl").read_text().splitlines()]
-    assert {row["step"] for row in rates} == {0, 1}
+    assert {row["step"] for row in rates} == {0, 1, 2}
 
 
 def test_the_last_good_checkpoint_is_older_than_the_bad_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     good = run(make_cell(update_steps=2), tmp_path / "good")
-    monkeypatch.setattr(training_module, "_CHECKPOINT_SECONDS", 0.0)  # a checkpoint after every update
+    checkpoint_every_update(monkeypatch)
     poison(monkeypatch, at=2)
     folder = run(make_cell(update_steps=6, evaluation={"points": 2}), tmp_path / "bad")
     assert "diverged" in json.loads((folder / "finished.json").read_text())
@@ -120,9 +126,7 @@ def test_a_small_nucleus_of_no_numbers_draws_something():
     decoder = load_model("tiny").decoder
     with torch.no_grad():
         decoder.norm.weight.fill_(float("nan"))
-    from isocompute.rl.rollout.eager import SamplingSettings, sample
-
-    out = sample(decoder, [[7, 3, 8, 2]], SamplingSettings(max_new_tokens=3, top_p=0.9, stop_tokens=(1,)), seed=0)
+    out = eager(decoder, requests([[7, 3, 8, 2]], seed=0), SamplingSettings(3, top_p=0.9, stop_tokens=(1,)))
     assert len(out) == 1
 
 
@@ -290,21 +294,20 @@ def test_one_rollout_without_a_group_is_fine():
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 8 bytes."),
     ],
 )
-def test_out_of_memory_names_the_micro_batch(error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_out_of_memory_names_the_sizes(error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
     with monkeypatch.context() as patch:
         patch.setattr(training_module, "update", fail)
-        sizes = {"micro_batch": 24, "sample_batch": 64}
         refused(
-            make_cell(engine=sizes),
-            r"out of memory with micro_batch = 24 and sample_batch = 64; set engine_options.micro_batch = 12 and "
-            r"sample_batch = 32",
+            make_cell(engine={"sample_batch": 24}),
+            r"out of memory with 24 rollouts in flight and passes of \d+ tokens; set engine_options.sample_batch = 12 "
+            r"and engine_options.recompute = true .*, or recipe.lora_rank = 32",
             tmp_path / "out",
         )
-        monkeypatch.setattr(training_module, "_CHECKPOINT_SECONDS", 0.0)
     # Some way into a run, the folder goes on with the smaller ones.
+    checkpoint_every_update(monkeypatch)
     out, calls, inner = tmp_path / "later", [], training_module.update
 
     def fail_later(*args: Any, **named: Any) -> Any:
@@ -315,8 +318,8 @@ def test_out_of_memory_names_the_micro_batch(error: RuntimeError, tmp_path: Path
 
     monkeypatch.setattr(training_module, "update", fail_later)
     with pytest.raises(InputError, match="out of memory"):
-        train(spec_of(make_cell(engine=sizes)), out=out)
-    assert train(spec_of(make_cell(engine={"micro_batch": 12, "sample_batch": 32})), out=out).finished
+        train(spec_of(make_cell()), out=out)
+    assert train(spec_of(make_cell(engine={"sample_batch": 12, "recompute": True})), out=out).finished
     assert [point["rollouts"] for point in points(out)] == [0, 32, 64, 128]
 
 
@@ -327,6 +330,77 @@ def test_other_faults_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(training_module, "update", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         LmEngine().run(make_cell(), tmp_path, Control())
+
+
+# What a run tells
+
+
+def test_samples_can_be_read(tmp_path: Path):
+    """Some responses of every evaluation with their problems, rewards and ends."""
+    cell = make_cell(
+        update_steps=1, problems={"out_of_distribution": {"longer": "chain:6"}}, evaluation={"keep_samples": 3}
+    )
+    folder = run(cell, tmp_path / "some")
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["set"]) for row in rows] == [
+        (step, name) for step in (0, 1) for name in ("validation", "longer") for _ in range(3)
+    ]
+    for row in rows:
+        assert set(row) == {"step", "set", "problem", "question", "response", "reward", "tokens", "stopped"}
+        words = row["response"].split()
+        assert len(words) == row["tokens"] and row["stopped"] == (words[-1] == "<eos>")
+        value = str(left_to_right(row["question"], 23)[-1])
+        assert row["reward"] == float(row["stopped"] and words[-2:-1] == [value])
+    assert {row["problem"] for row in rows[:3]} == {row["problem"] for row in rows[6:9]}  # the same problems each time
+    assert len({row["problem"] for row in rows[:3]}) == 3
+    none = run(make_cell(update_steps=1, evaluation={"keep_samples": 0}), tmp_path / "none")
+    assert not (none / "samples.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {},
+            "eager rollouts (without a GPU), up to 48 at a time; training passes of 8,192 tokens; float32 on CPU",
+        ),
+        (
+            {"rollout": "captured", "sample_batch": 16, "recompute": True, "dtype": "bfloat16"},
+            "captured rollouts (as engine_options.rollout asks), up to 16 at a time; training passes of 8,192 tokens, "
+            "activations recomputed; bfloat16 on CPU",
+        ),
+    ],
+)
+def test_the_header_says_which_engine_runs_and_why(options: dict[str, Any], text: str, tmp_path: Path):
+    said: list[str] = []
+    cell = make_cell(update_steps=1, engine=options)
+    assert LmEngine(on_start=said.append).run(cell, tmp_path, Control())
+    assert said == [text]
+    assert json.loads((tmp_path / "run.json").read_text())["rollout"] == options.get("rollout", "eager")
+
+
+def test_either_engine_makes_the_same_run(tmp_path: Path):
+    eager_run, captured_run = (
+        points(run(make_cell(engine={"rollout": name}), tmp_path / name)) for name in ("eager", "captured")
+    )
+    for mine, theirs in zip(captured_run, eager_run, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+def test_speeds_are_those_of_the_updates(tmp_path: Path):
+    """Rollouts and tokens over the seconds of training since the last point."""
+    folder = run(make_cell(), tmp_path)
+    rows = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
+    for before, after in pairwise(rows):
+        seconds = after["seconds"] - before["seconds"]
+        for unit in ("rollouts", "tokens"):
+            assert after[f"{unit}_per_second"] == pytest.approx((after[unit] - before[unit]) / seconds, rel=1e-3)
+
+
+def test_the_learning_rate_in_use_is_logged(tmp_path: Path):
+    recipe = {"warmup_steps": 4, "learning_rate": 1e-3, "lr_reference_batch": 128, "lr_scaling": "sqrt"}
+    found = points(run(make_cell(recipe=recipe), tmp_path))
+    assert [point.get("learning_rate") for point in found] == [None, *(pytest.approx(5e-4 * m / 4) for m in (1, 2, 4))]
 
 
 # Studies
@@ -385,7 +459,7 @@ def test_a_run_that_another_host_took_over_leaves_no_model(tmp_path: Path) -> No
 
     with pytest.raises(LostError, match="taken over by process 1 on elsewhere"):
         LmEngine().run(cell, tmp_path, TakenOver())
-    assert {path.name for path in tmp_path.iterdir()} == {RUNNING, "run.json", "points.jsonl", "pass_rates.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {RUNNING, *WRITTEN}
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
@@ -394,7 +468,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path: Path) -> None:
         Recorder(tmp_path, RunSettings()).resume()
 
 
-@pytest.mark.parametrize("name", ["points.jsonl", "pass_rates.jsonl"])
+@pytest.mark.parametrize("name", ["points.jsonl", "pass_rates.jsonl", "samples.jsonl"])
 @pytest.mark.parametrize("left", [None, 20])
 def test_lost_lines_are_noticed_before_anything_is_cut(name: str, left: int | None, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, RunSettings())
@@ -402,6 +476,7 @@ def test_lost_lines_are_noticed_before_anything_is_cut(name: str, left: int | No
     for step in range(3):
         recorder.append({"step": step, "rollouts": 8 * step})
         recorder.append_rates({"step": step, "set": "train", "correct": [1, 2, 3]})
+        recorder.append_sample({"step": step, "response": "so it is 4"})
     recorder.checkpoint({}, {"step": 2})
     recorder.append({"step": 3, "rollouts": 24})
     recorder.close()

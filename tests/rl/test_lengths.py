@@ -13,16 +13,19 @@ from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, make_recipe
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.lengths import Interruption, length_penalty, penalty_window, plan_interruption
+from isocompute.rl.loop import Training
 from isocompute.rl.losses import mixed_groups
 from isocompute.rl.model.checkpoint import model_folder
-from isocompute.rl.rollout.eager import SamplingSettings, sample
-from isocompute.rl.rollout.pipeline import Pipeline
-from isocompute.rl.rollout.pool import Pool, Records
+from isocompute.rl.rollout.captured import CapturedEngine
+from isocompute.rl.rollout.eager import EagerEngine
+from isocompute.rl.rollout.engine import PromptGroup, SamplingSettings, sample
 from isocompute.rl.rollout.rollouts import Rollouts
-from isocompute.rl.setup import EngineSpec, tasks_of
+from isocompute.rl.rollout.source import Group
+from isocompute.rl.setup import tasks_of
 from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.update import make_batch, objective, score_all
 from tests.rl.cells import make_cell, make_training, points, rates, run
+from tests.rl.models import eager, requests
 
 LONG = {"problems": {"source": "chain:4-8", "size": 32, "max_new_tokens": 14}}
 INTERRUPT = {"length_control": "interrupt", "interrupt_window": [3, 5], "answer_tokens": 2}
@@ -31,11 +34,12 @@ INTERRUPT = {"length_control": "interrupt", "interrupt_window": [3, 5], "answer_
 # Interruption
 
 
-def interrupted() -> tuple[Any, Any, Interruption]:
+def interrupted() -> tuple[Training, Rollouts, Interruption]:
     training = make_training(**LONG, recipe={"name": "cispo", **INTERRUPT})
-    assert training.interruption is not None
-    prompts = list(training.tasks.train.prompts)
-    return training, sample(training.decoder, prompts, training._sampling(1.0), seed=3), training.interruption
+    settings = training.engine.settings
+    assert settings.interruption is not None
+    groups = requests(training.tasks.train.prompts, seed=3)
+    return training, eager(training.decoder, groups, settings), settings.interruption
 
 
 def test_the_phrase_stands_in_the_window_and_the_answer_has_its_budget():
@@ -56,32 +60,23 @@ def test_the_phrase_stands_in_the_window_and_the_answer_has_its_budget():
 
 def test_a_response_without_an_interruption_is_the_one_it_was():
     training, rollouts, _ = interrupted()
-    plain = sample(
-        training.decoder,
-        list(training.tasks.train.prompts),
-        SamplingSettings(max_new_tokens=14, stop_tokens=training.base.stop_tokens),
-        seed=3,
-    )
+    settings = SamplingSettings(14, stop_tokens=training.base.stop_tokens)
+    plain = eager(training.decoder, requests(training.tasks.train.prompts, seed=3), settings)
+    assert rollouts.forced_BT is not None
     before = rollouts.forced_BT.int().cumsum(dim=1) == 0
     width = min(plain.responses_BT.shape[1], rollouts.responses_BT.shape[1])
     same = plain.responses_BT[:, :width] == rollouts.responses_BT[:, :width]
     assert bool((same | ~before[:, :width] | ~rollouts.mask_BT[:, :width]).all())
 
 
-def test_the_pool_interrupts_at_the_same_places():
+@pytest.mark.parametrize("make_engine", [EagerEngine, CapturedEngine])
+def test_few_slots_interrupt_at_the_same_places(make_engine: type[EagerEngine | CapturedEngine]):
     training, plain, _ = interrupted()
-    prompts = list(training.tasks.train.prompts)
-    records = Records.empty(32, 14, training.base.device)
-    pool = Pool(training.decoder, training._sampling(1.0), records, slots=9, prompt_tokens=40, seed=3)
-    waiting = list(range(32))
-    while waiting or pool.in_flight:
-        while waiting and pool.free:
-            row = waiting.pop(0)
-            pool.add(prompts[row], torch.tensor([row]), torch.tensor([row]))
-        pool.tick(0)
-    mine = records.rollouts(torch.arange(32), prompts, forced=True)
-    assert mine.forced_BT is not None and torch.equal(mine.forced_BT, plain.forced_BT)
-    assert torch.equal(mine.responses_BT, plain.responses_BT * plain.mask_BT)
+    engine = make_engine(training.decoder, training.engine.settings, rows=9, prompt_tokens=40)
+    mine = sample(engine, requests(training.tasks.train.prompts, seed=3))
+    assert mine.forced_BT is not None and plain.forced_BT is not None
+    assert torch.equal(mine.forced_BT, plain.forced_BT)
+    assert torch.equal(mine.responses_BT, plain.responses_BT)
     torch.testing.assert_close(mine.logprobs_BT, plain.logprobs_BT, atol=1e-5, rtol=1e-4)
 
 
@@ -90,8 +85,9 @@ def test_forced_tokens_have_no_part_in_the_gradient():
     training, rollouts, _ = interrupted()
     recipe = make_recipe({"name": "cispo", "aggregation": "token", **INTERRUPT})
     rewards_PN = (torch.arange(32) % 3 == 0).float().view(16, 2)
-    batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=14)
-    logprobs_BT = score_all(training.decoder, rollouts, recipe, micro_batch=32).requires_grad_()
+    batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=14, device=training.decoder.device)
+    logprobs_BT = score_all(training.decoder, rollouts, recipe, sizes=training.sizes).requires_grad_()
+    assert rollouts.forced_BT is not None
     (mine,) = torch.autograd.grad(objective(recipe, batch, logprobs_BT, torch.zeros_like(logprobs_BT)), logprobs_BT)
     chosen = rollouts.mask_BT & ~rollouts.forced_BT
     centred = rewards_PN - rewards_PN.mean(dim=1, keepdim=True)
@@ -176,20 +172,19 @@ def test_a_pipelines_options_belong_to_a_pipeline(engine: dict[str, Any], says: 
 def test_whole_answers_are_left_alone_by_default(source: str):
     """The automatic budget of chains lets the longest response end before anyone interrupts it."""
     training = make_training(problems={"source": source}, recipe={"name": "cispo", "length_control": "interrupt"})
-    interruption = training.interruption
-    longest = (
-        max(len(prompt) for prompt in training.tasks.train.prompts) // 2
-    )  # as many results as operations, and the end
+    interruption = training.engine.settings.interruption
+    # As many results as operations, and the end.
+    longest = max(len(prompt) for prompt in training.tasks.train.prompts) // 2
     assert interruption is not None
     assert interruption.window[0] >= longest and interruption.answer_tokens >= 2
 
 
 @pytest.mark.parametrize("source", ["chain:easy", "chain:hard", "chain:3-12", "chain:all"])
 def test_a_penalty_has_the_budget_of_an_interruption_and_spares_whole_answers(source: str):
-    engine, folder = EngineSpec(device="cpu"), model_folder("tiny")
+    folder = model_folder("tiny")
     problems = ProblemsSpec.of({"source": source, "size": 64, "validation": 8})
     interrupted, penalised = (
-        tasks_of(problems, folder, engine, Recipe(length_control=how)) for how in ("interrupt", "penalty")
+        tasks_of(problems, folder, Recipe(length_control=how)) for how in ("interrupt", "penalty")
     )
     assert penalised.max_new_tokens == interrupted.max_new_tokens
     longest, tolerance = penalty_window(Recipe(length_control="penalty"), budget=penalised.max_new_tokens)
@@ -268,25 +263,22 @@ def test_a_refills_means_are_of_all_that_was_sampled(
         recipe={"name": "dapo", "zero_variance_filter": "refill", "ratio_reference": "sampler", **more},
         update_steps=updates,
     )
-    judged: list[list[Any]] = []
-    inner = training.source.grade
+    judged: list[Group] = []
+    inner = training.source._record
 
-    def keep(index_P: Any, rollouts: Any) -> Any:
-        judged[-1].append(inner(index_P, rollouts))
-        return judged[-1][-1]
+    def keep(group: Group) -> bool:
+        judged.append(group)
+        return inner(group)
 
-    monkeypatch.setattr(training.source, "grade", keep)
+    monkeypatch.setattr(training.source, "_record", keep)
     expected = []
     for _ in range(updates):
-        judged.append([])
         assert training.update()
-        if not judged[-1]:
-            continue  # the rollouts were there
-        rewards_PN = torch.cat([groups.rewards_PN for groups in judged[-1]])
-        waiting = training.source.ledger.complete() if isinstance(training.source, Pipeline) else []
-        right = float(rewards_PN.sum()) - sum(float(training.source._scores_QN[g.seat].sum()) for g in waiting)
-        sampled, mixed = len(rewards_PN) - len(waiting), int(mixed_groups(rewards_PN).sum()) - len(waiting)
-        expected.append((right / (4 * sampled), 1 - mixed / sampled))
+        numbers = {group.number for group in training.source.ledger}
+        graded = [group.graded for group in judged if group.number not in numbers and group.graded is not None]
+        rewards_PN = torch.cat([groups.rewards_PN for groups in graded])
+        expected.append((float(rewards_PN.mean()), 1 - float(mixed_groups(rewards_PN).float().mean())))
+        judged[:] = [group for group in judged if group.number in numbers]
     found = training._since_last()
     assert found["dropped_groups"] > 0
     assert (found["train/avg"], found["zero_variance"]) == pytest.approx(np.mean(expected, axis=0), abs=1e-6)
@@ -305,13 +297,11 @@ def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int, monkeypatch: p
         },
     )
     before = {name: value.clone() for name, value in training.decoder.state_dict().items()}
-    inner = training.source.grade
 
-    def judged(index_P: Any, rollouts: Any) -> Any:
+    def bounded() -> None:
         assert training.rollouts <= 2 * 10 * 8 * 4, "it never gives up"
-        return inner(index_P, rollouts)
 
-    monkeypatch.setattr(training.source, "grade", judged)
+    monkeypatch.setattr(training.source, "on_step", bounded)
     assert training.update()
     moved = max(float((before[k] - v).abs().max()) for k, v in training.decoder.state_dict().items())
     assert training.rollouts >= 10 * 8 * 4 and np.isfinite(moved)
@@ -320,10 +310,10 @@ def test_a_refill_gives_up_on_a_set_that_says_nothing(steps: int, monkeypatch: p
 def test_a_group_that_says_nothing_has_no_part_in_any_term():
     """Under `refill` a group without a difference is there for want of others; KL and entropy pass it over too."""
     training = make_training(**LONG)
-    rollouts = sample(training.decoder, list(training.tasks.train.prompts[:8]), training._sampling(1.0), seed=3)
+    rollouts = eager(training.decoder, requests(training.tasks.train.prompts[:8], seed=3), training.engine.settings)
     rewards_PN = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
     recipe = make_recipe({"name": "dapo", "zero_variance_filter": "refill", "kl_coef": 0.1})
-    batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=14)
+    batch = make_batch(recipe, rollouts, rewards_PN, max_new_tokens=14, device=training.decoder.device)
     for weights_BT in (batch.policy_weights_BT, batch.extra_weights_BT):
         assert (weights_BT.sum(dim=1) > 0).tolist() == [False, False, True, True, False, False, True, True]
 
@@ -334,18 +324,19 @@ def test_a_group_that_says_nothing_has_no_part_in_any_term():
 def test_rollouts_of_k_updates_are_sampled_at_once(monkeypatch: pytest.MonkeyPatch):
     training = make_training(recipe={"name": "cispo", "off_policy_steps": 3}, update_steps=6)
     drawn: list[int] = []
-    inner = training.source.sample
+    inner = training.engine.submit
 
-    def counting(index_P: Any, step: int) -> Any:
-        drawn.append(len(index_P))
-        return inner(index_P, step)
+    def counting(group: PromptGroup) -> None:
+        drawn[-1] += 1
+        inner(group)
 
-    monkeypatch.setattr(training.source, "sample", counting)
+    monkeypatch.setattr(training.engine, "submit", counting)
     ages = []
     for _ in range(6):
+        drawn.append(0)
         assert training.update()
         ages.append(round(training._sums["staleness"], 6))
-    assert drawn == [24, 24]
+    assert drawn == [24, 0, 0, 24, 0, 0]
     assert np.diff([0.0, *ages]).tolist() == [0, 1, 2, 0, 1, 2]
     assert training.rollouts == 6 * 8 * 4 and training.oldest == 2
 
@@ -378,26 +369,14 @@ def test_what_one_source_is_measured_on_no_other_trains_on():
     measured = {tuple(prompt) for prompt in tasks.validation.prompts}
     assert not measured & {tuple(prompt) for prompt in tasks.train.prompts}
     assert len(tasks.train) < 1200  # some had to go
-    response = sample_answers(tasks)
-    assert response == [1.0] * 5
-
-
-def sample_answers(tasks: Any) -> list[float]:
-    """Scores of right answers to some training problems, after some have been taken out before them."""
-    index_P = torch.tensor([0, 1, 50, len(tasks.train) - 2, len(tasks.train) - 1])
-    answers_P = tasks.train.verify.answers_P[index_P]
-    responses_BT = torch.stack([answers_P, torch.ones_like(answers_P)], dim=1)  # the answer and <eos>
-    whole = torch.ones_like(responses_BT, dtype=torch.bool)
-    rollouts = Rollouts(
-        responses_BT, torch.ones(5), responses_BT, torch.zeros(5, 2), whole, torch.ones(5, dtype=torch.bool)
-    )
-    # The prompt itself says what the answer is: numbers follow six other words in the vocabulary.
-    for prompt, answer in zip([tasks.train.prompts[i] for i in index_P.tolist()], answers_P.tolist(), strict=True):
-        assert answer - 6 == computed(prompt)
-    return tasks.train.verify(index_P, rollouts).tolist()
+    # The grader finds the answers of those that are left; the prompt says what the answer is.
+    for problem in (0, 1, 50, len(tasks.train) - 2, len(tasks.train) - 1):
+        answer = computed(list(tasks.train.prompts[problem]))
+        assert tasks.train.grade(problem, [[answer + 6, 1], [(answer + 1) % 23 + 6, 1]], [True, True]) == [1.0, 0.0]
 
 
 def computed(prompt: list[int]) -> int:
+    """The result of a chain; numbers follow six other words in the vocabulary."""
     words = ["<pad>", "<eos>", "=", "+", "-", "*"]
     value = prompt[0] - 6
     for operation, number in zip(prompt[1:-1:2], prompt[2:-1:2], strict=True):

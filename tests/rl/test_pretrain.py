@@ -10,11 +10,14 @@ import transformers
 
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import OPERATIONS, Chains, make_chains, parse_chain, vocabulary
-from isocompute.rl.evaluation import count_correct
+from isocompute.rl.evaluation import Evaluator
+from isocompute.rl.grading import GradingPool
 from isocompute.rl.model.checkpoint import load_model, model_folder, read_tokenizer
 from isocompute.rl.pretrain import PretrainSettings, make_memory, pretrain, write_traces
-from isocompute.rl.rollout.eager import SamplingSettings
+from isocompute.rl.rollout.eager import EagerEngine
+from isocompute.rl.rollout.engine import SamplingSettings
 from isocompute.rl.tasks import ProblemsSpec, make_tasks
+from tests.rl.models import logits_of
 
 WORDS = vocabulary(23)
 
@@ -87,7 +90,7 @@ def opens_in_transformers(folder: Path) -> None:
     ours = load_model(str(folder)).decoder
     tokens = torch.randint(0, ours.config.vocab_size, (3, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(ours.logits(ours(tokens)), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits_of(ours, tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = "7 + 3 * 5 ="
     ids = tokenizer(text)["input_ids"]
@@ -133,9 +136,10 @@ def test_the_model_that_ships():
 
 def test_its_pass_rates_spread():
     model = load_model("tiny")
-    tasks = make_tasks(ProblemsSpec.of({"source": "chain:easy", "size": 1}), model.folder, torch.device("cpu"))
-    settings = SamplingSettings(max_new_tokens=tasks.max_new_tokens, temperature=0.6, stop_tokens=model.stop_tokens)
-    counts = count_correct(model.decoder, tasks.validation, settings, samples=16, seed=0, rows=4096)
+    tasks = make_tasks(ProblemsSpec.of({"source": "chain:easy", "size": 1}), model.folder)
+    settings = SamplingSettings(tasks.max_new_tokens, stop_tokens=model.stop_tokens)
+    engine = EagerEngine(model.decoder, settings, rows=4096, prompt_tokens=16)
+    counts = Evaluator(engine, GradingPool()).count(tasks.validation, samples=16, seed=0, temperature=0.6)
     rates_P = counts.correct_P / 16
     assert 0.35 < rates_P.mean() < 0.65
     assert ((rates_P > 0) & (rates_P < 1)).mean() > 0.5

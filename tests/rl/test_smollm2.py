@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ import transformers
 
 from isocompute.rl.model.checkpoint import load_decoder, save_decoder
 from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.rollout.eager import SamplingSettings, sample
+from isocompute.rl.rollout.engine import SamplingSettings
+from tests.rl.models import eager, logits_of, requests
 
 PROMPTS = [
     [504, 3575, 282, 4649, 314],  # The capital of France is
@@ -19,15 +19,6 @@ PROMPTS = [
     [1604, 3987, 46477, 24, 94, 727, 2367],  # def fibonacci(n):
     [6403, 1980, 253, 655],  # Once upon a time
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take many times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +34,7 @@ def ours(smollm2: Path) -> Decoder:
 @torch.no_grad()
 def largest_difference(a: Decoder, b: transformers.PreTrainedModel) -> float:
     tokens = [torch.tensor([prompt]) for prompt in PROMPTS]
-    return max(float((a.logits(a(t)) - b(t).logits).abs().max()) for t in tokens)
+    return max(float((logits_of(a, t) - b(t).logits).abs().max()) for t in tokens)
 
 
 def test_logits(ours: Decoder, theirs: transformers.PreTrainedModel) -> None:
@@ -53,7 +44,7 @@ def test_logits(ours: Decoder, theirs: transformers.PreTrainedModel) -> None:
 
 def test_greedy_decoding(ours: Decoder, theirs: transformers.PreTrainedModel) -> None:
     """Prompts of unequal length in one batch here, one by one there."""
-    got = sample(ours, PROMPTS[:2], SamplingSettings(64, temperature=0.0), seed=0)
+    got = eager(ours, requests(PROMPTS[:2], seed=0, temperature=0.0), SamplingSettings(64))
     for row, prompt in enumerate(PROMPTS[:2]):
         wanted = theirs.generate(
             torch.tensor([prompt]),

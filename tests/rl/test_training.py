@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import errno
+import json
+import shutil
+import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +15,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from isocompute.core.errors import InputError
 from isocompute.core.metrics import avg_at_k, best_at_k, worst_at_k
 from isocompute.core.recipe import RECIPES
 from isocompute.rl import loop as training_module
 from isocompute.rl.engine import LmEngine
-from isocompute.rl.rollout.rollouts import Groups, Rollouts
-from isocompute.rl.tasks import ChainVerifier
-from tests.rl.cells import distance, make_cell, make_training, points, rates, run, weights
+from tests.rl.cells import (
+    CLOCK,
+    Control,
+    checkpoint_every_update,
+    count_graded,
+    distance,
+    make_cell,
+    make_training,
+    points,
+    rates,
+    run,
+    weights,
+)
 
 RECIPE_CASES: dict[str, dict[str, Any]] = {
     "isocompute-easy": {"recipe": {"name": "isocompute-easy"}},
@@ -51,17 +67,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_compute_is_what_the_verifier_saw(
     recipe: dict[str, Any], each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    seen: list[tuple[int, int]] = []
-    inner = ChainVerifier.__call__
-
-    def counting(self: ChainVerifier, problems_B: Tensor, rollouts: Rollouts) -> Tensor:
-        if len(self.answers_P) == 24:  # the training set
-            seen.append((len(problems_B), int(rollouts.mask_BT.sum())))
-        return inner(self, problems_B, rollouts)
-
-    monkeypatch.setattr(ChainVerifier, "__call__", counting)
+    seen = count_graded(monkeypatch, problems=24)  # the training set
     last = points(run(make_cell(update_steps=3, recipe=recipe), tmp_path))[-1]
-    assert [rows for rows, _ in seen] == [8 * each] * 3
+    assert [rows for rows, _ in seen] == [each] * 8 * 3
     assert (last["step"], last["rollouts"], last["tokens"]) == (3, 8 * each * 3, sum(tokens for _, tokens in seen))
 
 
@@ -70,17 +78,10 @@ def test_what_a_refill_drops_is_counted_too(monkeypatch: pytest.MonkeyPatch):
     training = make_training(
         recipe={"name": "dapo", "zero_variance_filter": "refill"}, problems={"source": "chain:easy", "size": 200}
     )
-    seen: list[tuple[int, int]] = []
-    inner = training.source.grade
-
-    def counting(index_P: Any, rollouts: Rollouts) -> Any:
-        seen.append((len(rollouts), int(rollouts.mask_BT.sum())))
-        return inner(index_P, rollouts)
-
-    monkeypatch.setattr(training.source, "grade", counting)
+    seen = count_graded(monkeypatch, problems=200)
     for _ in range(2):
         assert training.update()
-    assert len(seen) > 2  # something was dropped, and other problems sampled for it
+    assert len(seen) > 16  # something was dropped, and other problems sampled for it
     assert (training.rollouts, training.tokens) == tuple(np.sum(seen, axis=0).tolist())
 
 
@@ -116,11 +117,13 @@ def test_seeds_train_on_rollouts_of_their_own_under_a_decoupled_baseline(monkeyp
     monkeypatch.setattr(training_module, "decoupled_advantages", keep)
     for seed in range(2):
         training = make_training(seed=seed, recipe={"name": "grpo", "baseline_rollouts": 6})
-        rollouts, rewards_PN = training.source.sample(np.arange(8)), torch.rand(8, 6)
+        groups = training.source.next_batch(0)
+        assert groups is not None
+        groups = replace(groups, rewards_PN=torch.rand(8, 6))
         for step in range(3):
             training.step, key = step, (seed, step)
-            training._batch(Groups(np.arange(8), rollouts, rewards_PN, rewards_PN))
-            training._batch(Groups(np.arange(8), rollouts, rewards_PN, rewards_PN))
+            training._batch(groups)
+            training._batch(groups)
     assert len({tuple(places) for places in chosen.values()}) == len(chosen) == 6
 
 
@@ -136,18 +139,20 @@ AFTER_AN_UPDATE = {
     "grad_norm",
     "logprob_gap",
     "loss",
+    "learning_rate",
+    "rollouts_per_second",
+    "tokens_per_second",
 }
 
 
 def test_what_stands_in_every_point(whole: Callable[[str], Path]):
     folder = whole("isocompute-easy")
-    found = points(folder)
+    found = [json.loads(line) for line in (folder / "points.jsonl").read_text().splitlines()]
     assert [point["step"] for point in found] == [0, 1, 2, 4]
     metrics = {f"{name}@{k}{end}" for name in ("avg", "best", "worst") for k in (1, 4) for end in ("", "/error")}
     for point in found:
-        named = set(point) | {"seconds"}
-        assert named >= EVERY | metrics | {"val/response_length", "val/truncated"}
-        assert (point["step"] == 0) or named >= AFTER_AN_UPDATE
+        assert set(point) >= EVERY | metrics | {"val/response_length", "val/truncated"}
+        assert (point["step"] == 0) or set(point) >= AFTER_AN_UPDATE
         assert point["rollouts"] == 32 * point["step"]
         assert all(np.isfinite(value) for value in point.values())
     assert all(point["logprob_gap"] < 1e-5 for point in found[1:])
@@ -155,10 +160,10 @@ def test_what_stands_in_every_point(whole: Callable[[str], Path]):
 
 
 def test_kl_is_zero_before_training_and_grows():
-    training = make_training(recipe={"kl_coef": 0.0, "learning_rate": 3e-3})
+    training = make_training(recipe={"kl_coef": 0.0, "learning_rate": 3e-3}, update_steps=6)
     found = [training.evaluate()["kl"]]
     for _ in range(6):
-        training.update()
+        assert training.update()
         found.append(training.evaluate()["kl"])
     assert found[0] == 0.0
     assert found[1] < 1e-7  # rounding: the batch of the first update was sampled by the base
@@ -206,28 +211,17 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
     assert points(folder) == points(reference)
     assert (folder / "pass_rates.jsonl").read_bytes() == (reference / "pass_rates.jsonl").read_bytes()
     assert distance(weights(folder), weights(reference)) == 0.0
-    monkeypatch.setattr(training_module, "_CHECKPOINT_SECONDS", 0.0)  # a checkpoint after every update changes nothing
+    checkpoint_every_update(monkeypatch)
     folder = run(make_cell(**RECIPE_CASES[name]), tmp_path / "checkpoints")
     assert points(folder) == points(reference)
     assert distance(weights(folder), weights(reference)) == 0.0
 
 
-def test_what_was_appended_after_the_checkpoint_is_made_again(whole: Callable[[str], Path], tmp_path: Path):
-    cell = make_cell()
-    tmp_path.mkdir(exist_ok=True)
-    assert not LmEngine().run(cell, tmp_path, _StopAt(2))
-    for name in ("points.jsonl", "pass_rates.jsonl"):  # as a run killed after its checkpoint leaves them
-        with (tmp_path / name).open("ab") as file:
-            file.write(b'{"step": 99}\n{"torn')
-    run(cell, tmp_path)
-    assert points(tmp_path) == points(whole("isocompute-easy"))
-    same = [(f / "pass_rates.jsonl").read_bytes() for f in (tmp_path, whole("isocompute-easy"))]
-    assert same[0] == same[1]
+class StopAfter:
+    """Asks to stop once it was asked so often, also while responses are sampled."""
 
-
-class _StopAt:
-    def __init__(self, updates: int) -> None:
-        self.left = updates
+    def __init__(self, questions: int) -> None:
+        self.left = questions
 
     def stopping(self) -> bool:
         self.left -= 1
@@ -235,6 +229,172 @@ class _StopAt:
 
     def advanced(self, rollouts: int) -> None:
         pass
+
+
+@pytest.mark.parametrize("name", RECIPE_CASES)
+def test_a_run_stopped_between_decode_steps_is_the_uninterrupted_one(
+    name: str, whole: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Again and again, within batches and within evaluations; responses in flight begin again."""
+    monkeypatch.setattr(training_module, "_POLL_SECONDS", -1.0)
+    cell, legs = make_cell(**RECIPE_CASES[name]), 0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*responses in flight begin again")
+        while not LmEngine().run(cell, tmp_path, StopAfter(3 + 8 * (legs % 4))):
+            legs += 1
+            assert legs < 60
+    assert legs >= 3
+    assert points(tmp_path) == points(whole(name))
+    for file in ("pass_rates.jsonl", "samples.jsonl"):
+        assert (tmp_path / file).read_bytes() == (whole(name) / file).read_bytes()
+    assert distance(weights(tmp_path), weights(whole(name))) == 0.0
+
+
+def test_a_stop_within_an_evaluation(tmp_path: Path, whole: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch):
+    """The runner's wish is seen between decode steps; the point is not there yet, and comes when the run goes on."""
+    monkeypatch.setattr(training_module, "_POLL_SECONDS", -1.0)
+    control, seen = Control(), []
+
+    def progress(what: str, done: int, total: int) -> None:
+        seen.append((what, done, total))
+        if what == "evaluation at update 1" and done:
+            control.stop_after = 0
+
+    cell = make_cell()
+    assert not LmEngine(on_progress=progress).run(cell, tmp_path, control)
+    assert [point["step"] for point in points(tmp_path)] == [0]
+    assert {what for what, _, _ in seen} == {"evaluation at update 0", "evaluation at update 1"}
+    assert seen[0] == ("evaluation at update 0", 0, 12) and 0 < seen[-1][1] < 12
+    run(cell, tmp_path)
+    assert points(tmp_path) == points(whole("isocompute-easy"))
+
+
+# Checkpoints
+
+
+def test_a_state_does_not_change_any_more():
+    """It is written while the run goes on."""
+    training = make_training(recipe={"name": "dapo", "no_positive_resampling": 0.7, "zero_variance_filter": "refill"})
+    assert training.update()
+    arrays, meta = training.state()
+    kept, meta_kept = {name: array.copy() for name, array in arrays.items()}, json.loads(json.dumps(meta))
+    assert training.update()
+    training.evaluate()
+    assert all(np.array_equal(arrays[name], kept[name]) for name in kept)
+    assert json.loads(json.dumps(meta)) == meta_kept
+
+
+def test_a_checkpoint_is_whole_when_the_run_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """However slowly it is written; updates go on meanwhile."""
+    checkpoint_every_update(monkeypatch)
+    inner, updates = np.savez, []
+
+    def slow(file: Any, **arrays: Any) -> None:
+        updates.append(json.loads(bytes(arrays["__meta__"]))["step"])
+        time.sleep(0.05)
+        inner(file, **arrays)
+
+    monkeypatch.setattr(np, "savez", slow)
+    assert not LmEngine().run(make_cell(), tmp_path, Control(64))
+    meta = json.loads(bytes(np.load(tmp_path / "checkpoint.npz")["__meta__"]))
+    assert meta["step"] == updates[-1] == 2
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    for always in (False, True):  # the checkpoint of the stop itself; one on the way
+        if always:
+            checkpoint_every_update(monkeypatch)
+        with pytest.raises(InputError, match=r"checkpoint\.npz: cannot be written \(No space left on device\)"):
+            LmEngine().run(make_cell(), tmp_path / str(always), Control(None if always else 64))
+
+
+OLDER: dict[str, dict[str, Any]] = {
+    "on-policy": RECIPE_CASES["isocompute-easy"],
+    "off-policy": {"recipe": {"name": "cispo", "off_policy_steps": 3}},
+    "pipeline": {"recipe": {"name": "cispo", "pipeline_steps": 2}, "problems": {"source": "chain:1-8"}},
+}
+
+
+def as_version_0_1(path: Path, grade: Callable[..., list[float]]) -> None:
+    """Rewrite a checkpoint as version 0.1 wrote it: sums as arrays, and other arrays for groups under way."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    meta = json.loads(bytes(arrays.pop("__meta__")))
+    sums = np.array([meta["sums"][name] for name in training_module.MEANS])
+    arrays |= {"sums": sums[:7], "more": sums[7:]}
+    drawn, counted = meta["drawn"], set(meta.pop("counted"))
+    meta = {name: value for name, value in meta.items() if name in KEPT} | {"sampled": 4 * drawn}
+    table = arrays.pop("flight/groups")
+    stored = {name.removeprefix("flight/"): arrays.pop(name) for name in list(arrays) if name.startswith("flight/")}
+    sampled_G = table[:, 3].astype(bool)
+    if stored:
+        whole = zip(table[sampled_G], *(stored[x].reshape(-1, 4, *stored[x].shape[1:]) for x in ROWS), strict=True)
+        for (number, problem, _, _), responses, lengths, stopped in whole:  # 0.1 graded groups when they were sampled
+            if number in counted:
+                continue
+            rewards = grade(problem, [row[:n].tolist() for row, n in zip(responses, lengths, strict=True)], stopped)
+            for name, value in (("right", sum(rewards)), ("right_since", sum(rewards)), ("seen", 4), ("seen_since", 4)):
+                arrays[name][problem] += int(value)
+    if stored and "versions_BT" not in stored:
+        arrays["waiting/index_P"] = table[:, 1]
+        arrays["waiting/mask_BT"] = np.arange(stored["responses_BT"].shape[1]) < stored.pop("lengths_B")[:, None]
+        arrays["waiting/versions_BT"] = np.full(stored["responses_BT"].shape, table[0, 2])
+        arrays |= {f"waiting/{name}": array for name, array in stored.items()}
+    elif len(table):
+        meta |= {"drawn": drawn, "restarted": 0}
+        rows_B = sampled_G.repeat(4)
+        nothing = {name: np.zeros((0, 1)[: 2 if name.endswith("_BT") else 1], dtype=int) for name in FLIGHT}
+        for name, array in (nothing | stored).items():
+            arrays[f"flight/{name}"] = np.zeros((len(rows_B), *array.shape[1:]), dtype=array.dtype)
+            arrays[f"flight/{name}"][rows_B] = array
+        arrays |= {"flight/groups": table[:, :3], "flight/ended_B": rows_B}
+        arrays["flight/forced_BT"] = np.zeros(arrays["flight/responses_BT"].shape, dtype=np.bool_)
+    text = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+    with path.open("wb") as file:
+        np.savez(file, __meta__=text, **arrays)
+
+
+KEPT = {
+    *("sampler_at", "step", "rollouts", "tokens", "seconds", "evaluated", "last_evaluated", "oldest", "dropped"),
+    *("points_bytes", "pass_rates_bytes"),
+}
+ROWS = ("responses_BT", "lengths_B", "stopped_B")
+FLIGHT = (*ROWS, "logprobs_BT", "versions_BT")
+
+
+@pytest.mark.parametrize("stop", [64, 96])
+@pytest.mark.parametrize("name", OLDER)
+@pytest.mark.filterwarnings("ignore:.*in flight begin again")
+def test_a_checkpoint_of_version_0_1(name: str, stop: int, tmp_path: Path):
+    """It goes on as today's checkpoint of the same state does; there were no samples to read then."""
+    cell, grade = make_cell(**OLDER[name], update_steps=6), make_training(**OLDER[name]).tasks.train.grade
+    assert not LmEngine().run(cell, tmp_path / "new", Control(stop))
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    (tmp_path / "old" / "samples.jsonl").unlink()
+    as_version_0_1(tmp_path / "old" / "checkpoint.npz", grade)
+    new, old = (run(cell, tmp_path / which) for which in ("new", "old"))
+    assert points(old) == points(new)
+    assert (old / "pass_rates.jsonl").read_bytes() == (new / "pass_rates.jsonl").read_bytes()
+    assert distance(weights(old), weights(new)) == 0.0
+
+
+def test_what_was_appended_after_the_checkpoint_is_made_again(whole: Callable[[str], Path], tmp_path: Path):
+    cell = make_cell()
+    tmp_path.mkdir(exist_ok=True)
+    assert not LmEngine().run(cell, tmp_path, Control(64))
+    # A run that is killed after its checkpoint leaves such lines.
+    for name in ("points.jsonl", "pass_rates.jsonl", "samples.jsonl"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(b'{"step": 99}\n{"torn')
+    run(cell, tmp_path)
+    assert points(tmp_path) == points(whole("isocompute-easy"))
+    for name in ("pass_rates.jsonl", "samples.jsonl"):
+        assert (tmp_path / name).read_bytes() == (whole("isocompute-easy") / name).read_bytes()
 
 
 def test_a_run_ends_when_no_problem_is_left_stopped_or_not(tmp_path: Path):
@@ -259,12 +419,12 @@ def test_micro_batches_change_nothing_but_rounding(recipe: dict[str, Any]):
     def trained(**sizes: int) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
         plain = {"optimizer": "sgd", "learning_rate": 0.1}
         training = make_training(problems_per_batch=4, recipe={**recipe, **plain}, engine=sizes)
-        training.sizes = replace(training.sizes, **sizes)
         assert training.update()
         assert training._last is not None
         tokens = training._last.responses_BT.clone()
         assert training.update()
-        return tokens, dict(training.decoder.state_dict()), training._since_last()
+        means = {name: value for name, value in training._since_last().items() if name not in CLOCK}
+        return tokens, dict(training.decoder.state_dict()), means
 
     tokens, reference, means = trained()
     for sizes in ({"micro_batch": 1}, {"micro_batch": 7}, {"sample_batch": 4}, {"sample_batch": 9, "micro_batch": 3}):

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from isocompute.core.recipe import make_recipe
+from isocompute.rl.memory import Sizes
 from isocompute.rl.model.checkpoint import load_decoder
-from isocompute.rl.rollout.rollouts import Rollouts, left_padded
+from isocompute.rl.rollout.rollouts import Rollouts
 from isocompute.rl.update import Optimizer, make_batch, score_all, update
-from tests.rl.models import reference
+from tests.rl.models import gradients_of, reference, weights_of
 
 PROMPTS = [[5, 9, 2], [7, 17, 33, 80, 4, 6, 21], [50, 51]]
 EOS, PAD, N, NEW = 1, 0, 4, 9
@@ -66,6 +67,10 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"loss_type": "dr_grpo", "scale_rewards": "none"},
         {"name": "dr-grpo"},
     ),
+    "truncated responses left out": (
+        {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "mask_truncated_completions": True},
+        {"name": "dapo", "mask_truncated": True},
+    ),
     "entropy bonus": (
         {"loss_type": "dapo", "entropy_coef": 0.1},
         {"name": "dapo", "clip_high": 0.2, "entropy_coef": 0.1},
@@ -81,14 +86,11 @@ def trl() -> ModuleType:
 
 
 @pytest.fixture(autouse=True)
-def _quiet_and_small() -> Iterator[None]:
-    """Warnings of the libraries beneath are not ours to turn into errors; one thread is quickest for so little."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _quiet() -> Iterator[None]:
+    """Warnings of the libraries beneath are not ours to turn into errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +145,8 @@ def theirs(
 
     class Watch(TrainerCallback):
         def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **__: Any) -> None:
-            gradients.append(gradients_of(model))
-            weights.append(weights_of(model))
+            gradients.append({name: p.grad.clone() for name, p in named(model) if p.grad is not None})
+            weights.append({name: p.detach().clone() for name, p in named(model)})
 
     def rollout(prompts: list[str], _: Any) -> dict[str, Any]:
         assert prompts == [str(i) for i in range(len(PROMPTS)) for _ in range(N)]
@@ -196,19 +198,22 @@ def theirs(
         trainer.vllm_generation, trainer._last_loaded_step = SimpleNamespace(sync_weights=lambda: None), 0
     trainer.train()
     norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
-    return Outcome(gradients, norms, [*weights, weights_of(trainer.model)])
+    return Outcome(gradients, norms, [*weights, {name: p.detach().clone() for name, p in named(trainer.model)}])
+
+
+def named(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Parameters by the names that this engine uses: without the leading `model.`."""
+    return ((name.removeprefix("model."), parameter) for name, parameter in model.named_parameters())
 
 
 def batch_of(sampled: list[list[float]] | None) -> Rollouts:
     """The completions as the engine holds them."""
-    mask = torch.arange(NEW)[None] < torch.tensor(LENGTHS)[:, None]
-    responses = torch.tensor([row + [PAD] * (NEW - len(row)) for row in completions()])
-    prompts = [prompt for prompt in PROMPTS for _ in range(N)]
-    logprobs = torch.zeros(mask.shape)
+    lengths_B, prompt_B = torch.tensor(LENGTHS), torch.arange(len(LENGTHS)) // N
+    responses_BT = torch.tensor([row + [PAD] * (NEW - len(row)) for row in completions()])
+    rollouts = Rollouts(PROMPTS, prompt_B, responses_BT, torch.zeros(responses_BT.shape), lengths_B, lengths_B < NEW)
     if sampled is not None:
-        logprobs[mask] = torch.tensor([value for row in sampled for value in row])
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    return Rollouts(left_padded(prompts), lengths, responses, logprobs, mask, ~mask[:, -1])
+        rollouts.logprobs_BT[rollouts.mask_BT] = torch.tensor([value for row in sampled for value in row])
+    return rollouts
 
 
 def ours(
@@ -224,10 +229,10 @@ def ours(
     recipe = make_recipe({**recipe_table, "updates_per_batch": updates})
     decoder = load_decoder(folder)
     rollouts = batch_of(sampled)
-    batch = make_batch(recipe, rollouts, torch.tensor(rewards), max_new_tokens=NEW)
+    batch = make_batch(recipe, rollouts, torch.tensor(rewards), max_new_tokens=NEW, device=torch.device("cpu"))
     if recipe.kl_coef:
         base = load_decoder(folder)
-        batch = replace(batch, base_logprobs_BT=score_all(base, rollouts, recipe, micro_batch=4))
+        batch = replace(batch, base_logprobs_BT=score_all(base, rollouts, recipe, sizes=at_once(4)))
     gradients: list[dict[str, Tensor]] = []
     weights: list[dict[str, Tensor]] = []
     norms: list[float] = []
@@ -242,19 +247,15 @@ def ours(
             norms.append(float(norm))
             return norm
 
-    optimizer = Watched(list(decoder.parameters()), recipe)
+    optimizer = Watched(list(decoder.parts()), recipe)
     optimizer.inner.register_step_pre_hook(watch)
-    update(decoder, optimizer, batch, recipe, rate=RATE, micro_batch=micro_batch)
+    update(decoder, optimizer, batch, recipe, rate=RATE, sizes=at_once(micro_batch))
     return Outcome(gradients, norms, [*weights, weights_of(decoder)])
 
 
-def gradients_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """By the decoder's names: transformers' without the leading `model.`."""
-    return {k.removeprefix("model."): p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
-
-
-def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    return {k.removeprefix("model."): p.detach().clone() for k, p in model.named_parameters()}
+def at_once(rows: int) -> Sizes:
+    """At most so many rollouts in a pass."""
+    return Sizes(tokens=4096, rows=12, most_rows=rows)
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -294,7 +295,7 @@ def test_truncated_importance_sampling_equal(trl: ModuleType, folder: Path, tmp_
     """A sampler whose log-probs are off by up to a factor of e either way; the cap cuts some."""
     generator = torch.Generator().manual_seed(5)
     decoder = load_decoder(folder)
-    exact = score_all(decoder, batch_of(None), make_recipe({}), micro_batch=12)
+    exact = score_all(decoder, batch_of(None), make_recipe({}), sizes=at_once(12))
     noisy = exact + 2 * torch.rand(exact.shape, generator=generator) - 1
     sampled = [noisy[row, :length].tolist() for row, length in enumerate(LENGTHS)]
     wanted = theirs(trl, folder, tmp_path, LARGE, sampled=sampled, updates=2, loss_type="dapo", tis_cap=1.5)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from isocompute.core.arrays import Ints
+from isocompute.rl.model.decoder import run_compiled
 
 _ALIGN = 64
 """On a GPU the number of tokens is rounded up to a multiple of this, which keeps matrix products fast."""
@@ -45,7 +46,10 @@ class Packing:
         """The layout of these lengths."""
         prompts, responses = np.asarray(prompts_P, dtype=np.int64), np.asarray(responses_B, dtype=np.int64)
         padding = -int(prompts.sum() + responses.sum()) % _ALIGN if device.type == "cuda" else 0
-        return cls(prompts, responses, prompt_B, padding, device)
+        made = cls(prompts, responses, prompt_B, padding, device)
+        if device.type == "cuda":
+            _ = made.cumulative  # sent before the pass begins, since sending waits for the device
+        return made
 
     @property
     def prompt_tokens(self) -> int:
@@ -126,24 +130,30 @@ class PackedAttention:
     def __init__(self, packing: Packing) -> None:
         self.packing = packing
 
-    def __call__(self, layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
+    def __call__(self, layer: int, qkv_TEK: Tensor, heads: int) -> Tensor:
         """Attend within segments, and from responses to their prompts."""
-        if q_THK.is_cuda and q_THK.dtype == torch.bfloat16:
-            out: Tensor = _Flash.apply(q_THK, k_TGK, v_TGK, self.packing)  # type: ignore[no-untyped-call]
-            return out
-        return _gathered(q_THK, k_TGK, v_TGK, self.packing)
+        if qkv_TEK.is_cuda and qkv_TEK.dtype == torch.bfloat16:
+            out_THK: Tensor = _Flash.apply(qkv_TEK, heads, self.packing)  # type: ignore[no-untyped-call]
+            return out_THK
+        return _gathered(qkv_TEK, heads, self.packing)
 
 
-def _gathered(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, packing: Packing) -> Tensor:
+def _gathered(qkv_TEK: Tensor, heads: int, packing: Packing) -> Tensor:
     """One row for each segment, padded; the keys of a response are those of its prompt and its own."""
     queries_BW, keys_BS, mask_B1WS, back_T = packing.gathering
-    (rows, width), heads, groups = queries_BW.shape, q_THK.shape[1], k_TGK.shape[1]
-    q_BHWK = q_THK.index_select(0, queries_BW.view(-1)).view(rows, width, heads, -1).transpose(1, 2)
-    kv_TEK = torch.cat([k_TGK, v_TGK], dim=1)
-    kv_BESK = kv_TEK.index_select(0, keys_BS.view(-1)).view(rows, -1, 2 * groups, kv_TEK.shape[2]).transpose(1, 2)
+    (rows, width), groups, size = queries_BW.shape, (qkv_TEK.shape[1] - heads) // 2, qkv_TEK.shape[2]
+    q_BHWK = qkv_TEK[:, :heads].index_select(0, queries_BW.view(-1)).view(rows, width, heads, size).transpose(1, 2)
+    kv_BESK = qkv_TEK[:, heads:].index_select(0, keys_BS.view(-1)).view(rows, -1, 2 * groups, size).transpose(1, 2)
     k_BGSK, v_BGSK = kv_BESK[:, :groups], kv_BESK[:, groups:]
     out_BHWK = F.scaled_dot_product_attention(q_BHWK, k_BGSK, v_BGSK, attn_mask=mask_B1WS, enable_gqa=heads != groups)
-    return out_BHWK.transpose(1, 2).reshape(rows * width, heads, -1).index_select(0, back_T)
+    return out_BHWK.transpose(1, 2).reshape(rows * width, heads, size).index_select(0, back_T)
+
+
+def _merge(out_THK: Tensor, lse_HT: Tensor, more_THK: Tensor, more_lse_HT: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention to two sets of keys from the attention to each."""
+    whole_HT = torch.logaddexp(lse_HT, more_lse_HT)
+    share_TH1 = (lse_HT - whole_HT).exp().T[..., None]
+    return (out_THK * share_TH1 + more_THK * (1.0 - share_TH1)).to(out_THK.dtype), whole_HT
 
 
 class _Flash(torch.autograd.Function):
@@ -151,40 +161,43 @@ class _Flash(torch.autograd.Function):
     compute its share of the exact gradient."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Packing) -> Tensor:
+    def forward(ctx: Any, qkv_TEK: Tensor, heads: int, packing: Packing) -> Tensor:
         own, of_prompt, prompts = packing.cumulative
         longest, most, longest_prompt = packing.most
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        q, k, v = _parts(qkv_TEK, heads)
         first, last = packing.prompt_tokens, packing.tokens
         forward = torch.ops.aten._flash_attention_forward
         out, lse_HT, state, unused, _ = forward(q, k, v, own, own, longest, longest, 0.0, True, False)
         if last > first:
             asked = (q[first:last], k[:first], v[:first], of_prompt, prompts, most, longest_prompt)
             more, more_lse_HT, *_ = forward(*asked, 0.0, False, False)
-            whole_HT = torch.logaddexp(lse_HT[:, first:last], more_lse_HT)
-            share_T = (lse_HT[:, first:last] - whole_HT).exp().T[..., None]
-            out[first:last] = (out[first:last] * share_T + more * (1.0 - share_T)).to(out.dtype)
-            lse_HT[:, first:last] = whole_HT
-        ctx.save_for_backward(q, k, v, out, lse_HT, state, unused)
-        ctx.packing = packing
-        return out
+            merged = run_compiled(_merge, 0, out[first:last], lse_HT[:, first:last], more, more_lse_HT)
+            out[first:last], lse_HT[:, first:last] = merged
+        ctx.save_for_backward(qkv_TEK, out, lse_HT, state, unused)
+        ctx.packing, ctx.heads = packing, heads
+        return out  # type: ignore[no-any-return]  # the operator is untyped
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse_HT, state, unused = ctx.saved_tensors
+        qkv_TEK, out, lse_HT, state, unused = ctx.saved_tensors
         packing: Packing = ctx.packing
         own, of_prompt, prompts = packing.cumulative
         longest, most, longest_prompt = packing.most
         first, last = packing.prompt_tokens, packing.tokens
-        grad = grads[0].contiguous()
+        grad, (q, k, v) = grads[0].contiguous(), _parts(qkv_TEK, ctx.heads)
         backward = torch.ops.aten._flash_attention_backward
         sizes = (own, own, longest, longest, 0.0, True)
         dq, dk, dv = backward(grad, q, k, v, out, lse_HT, *sizes, state, unused)
         if last > first:
             asked = (grad[first:last], q[first:last], k[:first], v[:first], out[first:last])
             sizes = (of_prompt, prompts, most, longest_prompt, 0.0, False)
-            more = backward(*asked, lse_HT[:, first:last].contiguous(), *sizes, state, unused)
-            dq[first:last] += more[0]
-            dk[:first] += more[1]
-            dv[:first] += more[2]
-        return dq, dk, dv, None
+            more_q, more_k, more_v = backward(*asked, lse_HT[:, first:last].contiguous(), *sizes, state, unused)
+            dq[first:last] += more_q
+            dk[:first] += more_k
+            dv[:first] += more_v
+        return torch.cat([dq, dk, dv], dim=1), None, None
+
+
+def _parts(qkv_TEK: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    groups = (qkv_TEK.shape[1] - heads) // 2
+    return qkv_TEK[:, :heads], qkv_TEK[:, heads : heads + groups], qkv_TEK[:, heads + groups :]

@@ -9,6 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from isocompute.core import files
 from isocompute.core.errors import InputError
 from isocompute.core.recipe import Recipe, current_names
 from isocompute.rl.model.config import DecoderConfig
@@ -110,10 +110,7 @@ def save_decoder(
     decoder: Decoder, folder: str | Path, *, tokenizer_from: str | Path | None = None, shard_bytes: int = _SHARD_BYTES
 ) -> None:
     """Write a checkpoint folder atomically, with a copy of the tokenizer's files."""
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+    with _written(Path(folder)) as scratch:
         config = {**decoder.config.to_json(), "torch_dtype": str(decoder.dtype).removeprefix("torch.")}
         (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         _write_weights(decoder, scratch, shard_bytes)
@@ -121,6 +118,15 @@ def save_decoder(
             source = Path(str(tokenizer_from)) / name
             if source.exists():
                 shutil.copy(source, scratch / name)
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[Path]:
+    """A scratch folder that replaces the folder once everything is in it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        yield scratch
         scratch.chmod(0o755)
         for path in scratch.iterdir():
             path.chmod(0o644)  # safetensors makes files that only their owner can read
@@ -186,9 +192,9 @@ def save_policy(decoder: Decoder, folder: Path, *, base: Path, recipe: Recipe) -
         "target_modules": sorted({one for names, _, _ in decoder.projections() for one in names}),
         "inference_mode": True,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(folder / "adapter_config.json", json.dumps(settings, indent=2).encode() + b"\n")
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    with _written(folder) as scratch:
+        (scratch / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        save_file(tensors, scratch / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,11 @@ from isocompute.rl.model.config import DecoderConfig
 class Attend(Protocol):
     """Attention of one layer: what tokens see of each other and of a cache."""
 
-    def __call__(self, layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
-        """The attention output of each token, shaped like the queries."""
+    def __call__(self, layer: int, qkv_TEK: Tensor, heads: int) -> Tensor:
+        """The attention output of each token and query head.
+
+        `_E` is `heads` query heads, then the key heads, then as many value heads; queries and keys are rotated.
+        """
         ...
 
 
@@ -63,14 +66,13 @@ class Projection(nn.Module):
         self.lora_b: nn.ParameterList | None = None
         nn.init.normal_(self.weight, std=0.02)
 
-    def add_adapter(self, rank: int, scale: float) -> None:
+    def add_adapter(self, rank: int, scale: float, generator: torch.Generator) -> None:
         """Adapters of PEFT's form: a weight becomes W + scale · B A, with B = 0 at the start."""
         device, width = self.weight.device, self.weight.shape[1]
         self.scale = scale
-        self.lora_a = nn.ParameterList(torch.empty(rank, width, device=device) for _ in self.sizes)
+        drawn = [(2 * torch.rand(rank, width, generator=generator) - 1) * width**-0.5 for _ in self.sizes]
+        self.lora_a = nn.ParameterList(a.to(device) for a in drawn)
         self.lora_b = nn.ParameterList(torch.zeros(size, rank, device=device) for size in self.sizes)
-        for a in self.lora_a:
-            nn.init.kaiming_uniform_(a, a=math.sqrt(5))
 
     def effective(self) -> Tensor:
         """The weight with its adapters."""
@@ -115,16 +117,16 @@ class Block(nn.Module):
         self.shape = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         self.epsilon = config.rms_norm_eps
 
-    def before(self, x_TD: Tensor, cos_TK: Tensor, sin_TK: Tensor, *, compiled: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values."""
+    def before(self, x_TD: Tensor, cos_TK: Tensor, sin_TK: Tensor, *, compiled: bool) -> Tensor:
+        """Rotated queries and keys, and values, one after another on the axis of heads."""
         attention = self.self_attn
         q_norm = None if attention.q_norm is None else attention.q_norm.weight
         k_norm = None if attention.k_norm is None else attention.k_norm.weight
         qkv = attention.qkv_proj
         weights = (self.input_layernorm.weight, qkv.effective(), qkv.bias, q_norm, k_norm)
         arguments = (x_TD, cos_TK, sin_TK, *weights, self.shape, self.epsilon)
-        out: tuple[Tensor, Tensor, Tensor] = run_compiled(_before, 3, *arguments) if compiled else _before(*arguments)
-        return out
+        out_TEK: Tensor = run_compiled(_before, 3, *arguments) if compiled else _before(*arguments)
+        return out_TEK
 
     def after(self, x_TD: Tensor, out_THK: Tensor, *, compiled: bool) -> Tensor:
         """The residual stream with attention's output and the feed-forward's added."""
@@ -152,14 +154,21 @@ def _before(
     k_norm: Tensor | None,
     shape: tuple[int, int, int],
     epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The first half of a layer as a function of tensors alone, so that one compilation serves all layers."""
+) -> Tensor:
+    """The first half of a layer as a function of tensors alone, so that one compilation serves all layers.
+
+    RoPE is in the half-split layout that these families use; `_K` of cosines and sines is half a head.
+    """
     heads, groups, size = shape
-    flat = F.linear(_norm(x_TD, norm, epsilon), weight, bias).view(-1, heads + 2 * groups, size)
-    q_THK, k_TGK, v_TGK = flat[:, :heads], flat[:, heads : heads + groups], flat[:, heads + groups :]
+    qkv_TEK = F.linear(_norm(x_TD, norm, epsilon), weight, bias).view(-1, heads + 2 * groups, size)
+    qk_TEK, v_TEK = qkv_TEK[:, : heads + groups], qkv_TEK[:, heads + groups :]
     if q_norm is not None and k_norm is not None:
-        q_THK, k_TGK = _norm(q_THK, q_norm, epsilon), _norm(k_TGK, k_norm, epsilon)
-    return _rotate(q_THK, cos_TK, sin_TK), _rotate(k_TGK, cos_TK, sin_TK), v_TGK
+        q_TEK, k_TEK = _norm(qk_TEK[:, :heads], q_norm, epsilon), _norm(qk_TEK[:, heads:], k_norm, epsilon)
+        qk_TEK = torch.cat([q_TEK, k_TEK], dim=1)
+    halves = qk_TEK.float().view(-1, heads + groups, 2, size // 2)
+    a, b, cos, sin = halves[:, :, 0], halves[:, :, 1], cos_TK[:, None], sin_TK[:, None]
+    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=2).view_as(qk_TEK)
+    return torch.cat([turned.to(v_TEK.dtype), v_TEK], dim=1)
 
 
 def _after(
@@ -187,16 +196,10 @@ def _compile_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def run_compiled(function: Callable[..., Any], tokens: int, *arguments: Any) -> Any:
     """Run a function compiled; the first axis of the first `tokens` arguments may have any length."""
+    torch._dynamo.config.recompile_limit = 64  # several models, with and without gradients, share the functions
     for each in arguments[:tokens]:
         torch._dynamo.maybe_mark_dynamic(each, 0)
     return _compile_once(function)(*arguments)
-
-
-def _rotate(x_THK: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """RoPE in the half-split layout that these families use; the sine of the first half is negative."""
-    wide = x_THK.float()
-    turned = wide.roll(wide.shape[-1] // 2, dims=-1)
-    return torch.addcmul(wide * cos_TK[:, None], turned, sin_TK[:, None]).to(x_THK.dtype)
 
 
 class Part(NamedTuple):
@@ -277,14 +280,22 @@ class Decoder(nn.Module):
                 assert isinstance(module.weight, nn.Parameter)
                 yield Part(f"{name}.weight", module.weight, 0, len(module.weight))
 
-    def policy(self, lora_rank: int | None, lora_scale: float) -> Self:
+    def policy(self, lora_rank: int | None = None, lora_scale: float = 1.0, *, seed: int = 0) -> Self:
         """A copy to train; with adapters, it shares the weights, which stay as they are."""
         if lora_rank is None:
             return copy.deepcopy(self).requires_grad_(True)
         made = copy.deepcopy(self, {id(p): p for p in self.parameters()}).requires_grad_(False)
-        for module in made.modules():
-            if isinstance(module, Projection):
-                module.add_adapter(lora_rank, lora_scale)
+        generator = torch.Generator().manual_seed(seed)
+        for _, _, projection in made.projections():
+            projection.add_adapter(lora_rank, lora_scale, generator)
+        return made
+
+    def merged(self) -> Self:
+        """A copy of the weights with the adapters added, which is not trained."""
+        made = copy.deepcopy(self).requires_grad_(False)
+        for _, _, projection in made.projections():
+            projection.weight.data = projection.effective().detach()
+            projection.lora_a = projection.lora_b = None
         return made
 
     def trained(self) -> list[Part]:
@@ -334,14 +345,14 @@ class Decoder(nn.Module):
         return out_TD
 
     def _layer(self, layer: Block, index: int, x_TD: Tensor, cos_TK: Tensor, sin_TK: Tensor, attend: Attend) -> Tensor:
-        q_THK, k_TGK, v_TGK = layer.before(x_TD, cos_TK, sin_TK, compiled=self.compiled)
-        return layer.after(x_TD, attend(index, q_THK, k_TGK, v_TGK), compiled=self.compiled)
+        qkv_TEK = layer.before(x_TD, cos_TK, sin_TK, compiled=self.compiled)
+        out_THK = attend(index, qkv_TEK, self.config.num_attention_heads)
+        return layer.after(x_TD, out_THK, compiled=self.compiled)
 
     def _rotation(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of RoPE at these positions, as `_rotate` takes them."""
+        """Cosines and sines of RoPE at these positions."""
         angles = positions_T[:, None].float() * self.rope_speeds.float()
-        cos, sin = (f(angles) * self.rope_scale for f in (torch.cos, torch.sin))
-        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        return torch.cos(angles) * self.rope_scale, torch.sin(angles) * self.rope_scale
 
     def logits(self, hidden: Tensor, *, fp32: bool = True) -> Tensor:
         """The head, in FP32 unless asked otherwise; the result is FP32."""

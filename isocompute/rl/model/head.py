@@ -91,8 +91,8 @@ class _Scores(torch.autograd.Function):
             hidden_grad_SD[some] = grad_SV @ weight_VD.to(dtype)
             if weight_grad_VD is not None:
                 hidden = hidden_SD[some].to(dtype)
-                if dtype == wide:
-                    weight_grad_VD += grad_SV.T @ hidden
-                else:
+                if hidden.is_cuda and dtype != wide:
                     weight_grad_VD += torch.mm(grad_SV.T, hidden, out_dtype=wide)
+                else:
+                    weight_grad_VD += grad_SV.T @ hidden
         return hidden_grad_SD, None if weight_grad_VD is None else weight_grad_VD.to(weight_VD.dtype), None, None, None

@@ -8,10 +8,8 @@ twins of the kernels; tests use that.
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,17 +39,36 @@ _LOGITS = 2**27
 """Logits computed at a time."""
 
 
-@dataclass
 class _Request:
-    """A group whose rows are waiting, in flight or done."""
+    """A group whose rows are waiting, in flight or done, with the results of those that are done."""
 
-    group: PromptGroup
-    prompt_slot: int = -1
-    started: int = 0
-    """Rows that have been given a slot."""
-    done: dict[int, tuple[Ints, ...]] = field(default_factory=dict)
-    """Tokens, log-probs, and what else is recorded, of ended rows."""
-    stopped: dict[int, bool] = field(default_factory=dict)
+    def __init__(self, group: PromptGroup, settings: SamplingSettings) -> None:
+        self.group, self.prompt_slot = group, -1
+        self.started = self.ended = 0
+        """Rows that have been given a slot, and those of them that have ended."""
+        rows, new = len(group.streams), settings.max_new_tokens
+        self.lengths_N, self.stopped_N = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.bool_)
+        self.results = [np.zeros((rows, new), dtype=dtype) for dtype in (np.int64, np.float32)]
+        """Tokens and log-probs; versions and forced tokens where they are recorded."""
+        self.results += [np.zeros((rows, new), dtype=np.int64)] if settings.keep_versions else []
+        self.results += [np.zeros((rows, new), dtype=np.bool_)] if settings.interruption is not None else []
+
+    def finished(self, settings: SamplingSettings) -> FinishedGroup:
+        """The result of the whole group."""
+        width = int(self.lengths_N.max())
+        inside_NT = np.arange(width) < self.lengths_N[:, None]
+        tokens, logprobs, *more = (torch.from_numpy(each[:, :width] * inside_NT) for each in self.results)
+        rollouts = Rollouts(
+            [self.group.prompt],
+            torch.zeros(len(self.lengths_N), dtype=torch.long),
+            tokens,
+            logprobs,
+            torch.from_numpy(self.lengths_N),
+            torch.from_numpy(self.stopped_N),
+            more.pop() if settings.interruption is not None else None,
+            more.pop() if settings.keep_versions else None,
+        )
+        return FinishedGroup(self.group.key, rollouts)
 
 
 class CapturedEngine:
@@ -61,7 +78,7 @@ class CapturedEngine:
 
     def __init__(self, decoder: Decoder, settings: SamplingSettings, *, rows: int, prompt_tokens: int) -> None:
         self.settings, self.rows, self.device = settings, rows, decoder.device
-        self.decoder = copy.deepcopy(decoder).requires_grad_(False)
+        self.decoder = decoder.merged()
         self.decoder.compiled = self.decoder.compiled or self.device.type == "cuda"
         fast = self.device.type == "cuda" and kernels.AVAILABLE
         self._attend = kernels.attend if fast else kernels.attend_plain
@@ -75,12 +92,16 @@ class CapturedEngine:
             prompt_tokens=prompt_tokens,
             like=decoder.embed_tokens.weight,
         )
-        self._stops = torch.tensor(settings.stop_tokens or (-1,), dtype=torch.int64, device=self.device)
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[int] = deque()
+        self._submitted = 0
         self._free_rows, self._free_prompts = list(range(rows - 1, -1, -1)), list(range(prompts - 1, -1, -1))
-        self._row_of: dict[int, tuple[_Request, int]] = {}
+        self._requests: dict[int, _Request] = {}
+        """Requests that are waiting or in flight, by a number of our own."""
+        self._used: list[int] = []
+        """Slots in use."""
+        self._owner_R, self._place_R = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64)
         """The request of each slot in use, and the row's place in it."""
-        self._checked: dict[int, int] = {}
+        self._checked_R = np.zeros(rows, dtype=np.int64)
         """Tokens of each slot that were searched for stop strings."""
         self._ticks = self._worked = 0
         self._queued = 0
@@ -98,12 +119,11 @@ class CapturedEngine:
     @property
     def busy(self) -> int:
         """Rows in flight or waiting."""
-        return len(self._row_of) + self._queued
+        return len(self._used) + self._queued
 
-    @property
-    def use(self) -> float:
-        """Share of rows × steps that sampled a token since the last time."""
-        used = self._worked / max(1, self._ticks * self.rows)
+    def take_use(self) -> tuple[int, int]:
+        """Rows in flight, summed over decode steps, and these steps, since the last call."""
+        used = (self._worked, self._ticks)
         self._ticks = self._worked = 0
         return used
 
@@ -116,16 +136,18 @@ class CapturedEngine:
     def submit(self, group: PromptGroup) -> None:
         """Queue a group; its rows start as slots become free."""
         check_request(self.decoder, group, self.settings)
-        self._waiting.append(_Request(group))
+        self._requests[self._submitted] = _Request(group, self.settings)
+        self._waiting.append(self._submitted)
+        self._submitted += 1
         self._queued += len(group.streams)
 
     @torch.no_grad()
     def step(self) -> list[FinishedGroup]:
         """Sample up to `LOOK` tokens of each row in flight; returns the groups that are complete."""
         self._admit()
-        if not self._row_of:
+        if not self._used:
             return []
-        slots = list(self._row_of)
+        slots = np.array(self._used)
         rows_A, replay = self._graph(len(slots))
         padded = np.full(len(rows_A), self.rows)
         padded[: len(slots)] = slots
@@ -163,8 +185,8 @@ class CapturedEngine:
         """One step: the last token of each row goes in, its next one is drawn."""
         state = self._state
 
-        def attend(layer: int, q_AHK: Tensor, k_AGK: Tensor, v_AGK: Tensor) -> Tensor:
-            return self._attend(state, layer, rows_A, q_AHK, k_AGK, v_AGK)
+        def attend(layer: int, qkv_AEK: Tensor, heads: int) -> Tensor:
+            return self._attend(state, layer, rows_A, qkv_AEK, heads)
 
         positions_A = state.prompt_length_R[rows_A] + state.length_R[rows_A] - 1
         hidden_AD = self.decoder(state.token_R[rows_A], positions_A, attend)
@@ -187,67 +209,60 @@ class CapturedEngine:
                 logits_PV = logits_PV[source]
                 logits_PV = nucleus(logits_PV, self._state.temperature_R[rows], settings.top_p)
                 source = torch.arange(len(rows), device=self.device)
-            self._advance(self._state, settings, rows, logits_PV, source, self._stops)
+            self._advance(self._state, settings, rows, logits_PV, source)
 
     # Rows come and go
 
     def _admit(self) -> None:
-        """Give free slots to waiting rows; read new prompts and draw the rows' first tokens."""
-        new: list[tuple[_Request, int]] = []
-        prompts: list[_Request] = []
-        while self._waiting and len(self._free_rows) > len(new):
-            request = self._waiting[0]
+        """Give free slots to waiting rows; read their prompts and draw their first tokens."""
+        new: list[tuple[int, int, int]] = []  # a request, the first of its rows that starts now, and how many start
+        free = len(self._free_rows)
+        while self._waiting and free:
+            number = self._waiting[0]
+            request = self._requests[number]
             if request.prompt_slot < 0:
                 if not self._free_prompts:
                     break
                 request.prompt_slot = self._free_prompts.pop()
-                prompts.append(request)
-            wanted = len(request.group.streams) - request.started
-            count = min(wanted, len(self._free_rows) - len(new))
-            new += [(request, request.started + i) for i in range(count)]
-            request.started += count
-            if count == wanted:
+            count = min(len(request.group.streams) - request.started, free)
+            new.append((number, request.started, count))
+            request.started, free = request.started + count, free - count
+            if request.started == len(request.group.streams):
                 self._waiting.popleft()
         if new:
-            self._queued -= len(new)
-            self._start(new, prompts)
+            self._start(new)
 
-    def _start(self, new: list[tuple[_Request, int]], prompts: list[_Request]) -> None:
-        # A group that was cut by the end of the slots starts its other rows later, from its prompt's last token again.
-        reread = [request for request in {id(r): r for r, _ in new}.values() if request not in prompts]
-        asked = [*prompts, *reread]
+    def _start(self, new: list[tuple[int, int, int]]) -> None:
+        # A group whose rows start at two times has its prompt read twice, for the hidden state of its last token.
+        asked, counts = [self._requests[number] for number, _, _ in new], [count for _, _, count in new]
         hidden_PD = self._read_prompts(asked)
-        slots = [self._free_rows.pop() for _ in new]
-        self._row_of |= dict(zip(slots, new, strict=True))
-        place = {id(request): i for i, request in enumerate(asked)}
-        groups = [(request.group, index) for request, index in new]
-        stream_A = np.array([group.streams[index] for group, index in groups])
-        start_A, limit_A = np.full(len(new), -1), np.full(len(new), self.settings.max_new_tokens)
+        slots = np.array([self._free_rows.pop() for _ in range(sum(counts))])
+        self._used += slots.tolist()
+        self._queued -= len(slots)
+        self._owner_R[slots] = np.repeat([number for number, _, _ in new], counts)
+        self._place_R[slots] = np.concatenate([np.arange(first, first + count) for _, first, count in new])
+        self._checked_R[slots] = 0
+        streams = [request.group.streams[first : first + n] for request, (_, first, n) in zip(asked, new, strict=True)]
+        stream_A = np.concatenate(streams)
+        start_A, limit_A = np.full(len(slots), -1), np.full(len(slots), self.settings.max_new_tokens)
         if (interruption := self.settings.interruption) is not None:
             chance_A = uniform_at(torch.from_numpy(stream_A), torch.tensor(INTERRUPTION))
             start_A = interruption.starts(chance_A).numpy()
             limit_A = start_A + len(interruption.phrase) + interruption.answer_tokens
-        fields = np.stack(
-            [
-                np.array(slots),
-                np.array([place[id(request)] for request, _ in new]),
-                np.array([request.prompt_slot for request, _ in new]),
-                np.array([len(group.prompt) for group, _ in groups]),
-                stream_A,
-                limit_A,
-                start_A,
-            ]
+        per_group = np.array(
+            [[i, r.prompt_slot, len(r.group.prompt), _bits(r.group.temperature)] for i, r in enumerate(asked)]
         )
-        sent = torch.from_numpy(fields).to(self.device)
-        rows_A, source_A, state = sent[0], sent[1], self._state
+        per_row = np.stack([slots, stream_A, limit_A, start_A])
+        sent = torch.from_numpy(np.concatenate([per_row, np.repeat(per_group, counts, axis=0).T])).to(self.device)
+        rows_A, source_A, state = sent[0], sent[4], self._state
+        state.stream_R[rows_A] = sent[1]
         for into, values in zip(
-            (state.prompt_R, state.prompt_length_R, state.stream_R, state.limit_R, state.interrupt_at_R),
-            sent[2:],
+            (state.limit_R, state.interrupt_at_R, state.prompt_R, state.prompt_length_R),
+            sent[[2, 3, 5, 6]],
             strict=True,
         ):
-            into[rows_A] = values.to(into.dtype)
-        temperature_A = torch.tensor([group.temperature for group, _ in groups])
-        state.temperature_R[rows_A] = temperature_A.to(self.device)
+            into[rows_A] = values.int()
+        state.temperature_R[rows_A] = sent[7].int().view(torch.float32)
         state.length_R[rows_A], state.stopped_R[rows_A], state.alive_R[rows_A] = 0, 0, 1
         self._draw(rows_A, hidden_PD, source_A)
 
@@ -262,15 +277,14 @@ class CapturedEngine:
         slot_T = torch.from_numpy(slots).to(self.device)
         at_T, inside, state = sent[1, : packing.tokens], PackedAttention(packing), self._state
 
-        def attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
-            kv_EQGSK = state.prompt_kv_LEQGSK[layer]
-            kv_EQGSK[0, slot_T, :, at_T], kv_EQGSK[1, slot_T, :, at_T] = k_TGK[: len(at_T)], v_TGK[: len(at_T)]
-            return inside(layer, q_THK, k_TGK, v_TGK)
+        def attend(layer: int, qkv_TEK: Tensor, heads: int) -> Tensor:
+            state.prompt_kv_LQESK[layer][slot_T, :, at_T] = qkv_TEK[: len(at_T), heads:]
+            return inside(layer, qkv_TEK, heads)
 
         hidden_TD: Tensor = self.decoder(sent[0], sent[1], attend)
         return hidden_TD[torch.from_numpy(packing.last_of_prompt_P).to(self.device)]
 
-    def _collect(self, slots: list[int], rows_A: Tensor) -> list[FinishedGroup]:
+    def _collect(self, slots: Ints, rows_A: Tensor) -> list[FinishedGroup]:
         """Look at which rows have ended, read them out and free their slots."""
         state = self._state
         if self.settings.stop_strings:
@@ -282,55 +296,38 @@ class CapturedEngine:
         ended = np.flatnonzero(alive_A == 0)
         if not len(ended):
             return []
+        self._used = slots[alive_A > 0].tolist()
+        self._free_rows += slots[ended].tolist()
         ended_rows, width = rows_A[torch.from_numpy(ended).to(self.device)], int(length_A[ended].max())
         kept = [state.tokens_RS, state.logprobs_RS]
         kept += [state.versions_RS] if self.settings.keep_versions else []
         kept += [state.forced_RS] if self.settings.interruption is not None else []
         read = [values[ended_rows, :width].cpu().numpy() for values in kept]
-        out = []
-        for place, i in enumerate(ended.tolist()):
-            request, index = self._row_of.pop(slots[i])
-            self._free_rows.append(slots[i])
-            self._checked.pop(slots[i], None)
-            request.done[index] = tuple(values[place, : length_A[i]] for values in read)
-            request.stopped[index] = bool(stopped_A[i])
-            if len(request.done) == len(request.group.streams):
+        owners, places, out = self._owner_R[slots[ended]], self._place_R[slots[ended]], []
+        for number in np.unique(owners).tolist():
+            own, request = owners == number, self._requests[number]
+            place_N = places[own]
+            for into, values in zip(request.results, read, strict=True):
+                into[place_N, :width] = values[own]
+            request.lengths_N[place_N], request.stopped_N[place_N] = length_A[ended][own], stopped_A[ended][own]
+            request.ended += len(place_N)
+            if request.ended == len(request.group.streams):
                 self._free_prompts.append(request.prompt_slot)
-                out.append(self._finished(request))
+                out.append(self._requests.pop(number).finished(self.settings))
         return out
 
-    def _cut(self, slots: list[int], rows_A: Tensor) -> None:
+    def _cut(self, slots: Ints, rows_A: Tensor) -> None:
         """End rows at a stop string."""
         state = self._state
         lengths = state.length_R[rows_A].tolist()
         tokens = state.tokens_RS[rows_A, : max(lengths)].tolist()
-        for slot, length, row in zip(slots, lengths, tokens, strict=True):
-            end = stop_string_at(row[:length], self.settings, checked=self._checked.get(slot, 0))
-            self._checked[slot] = length
+        for slot, length, row in zip(slots.tolist(), lengths, tokens, strict=True):
+            end = stop_string_at(row[:length], self.settings, checked=int(self._checked_R[slot]))
+            self._checked_R[slot] = length
             if end is not None:
                 state.length_R[slot], state.alive_R[slot], state.stopped_R[slot] = end, 0, 1
 
-    def _finished(self, request: _Request) -> FinishedGroup:
-        """The rows of a group as its result."""
-        rows = [request.done[i] for i in range(len(request.done))]
-        lengths = torch.tensor([len(row[0]) for row in rows])
-        width = int(lengths.max())
 
-        def padded(index: int, dtype: torch.dtype) -> Tensor:
-            out = np.zeros((len(rows), width), dtype=rows[0][index].dtype)
-            for place, row in enumerate(rows):
-                out[place, : len(row[index])] = row[index]
-            return torch.from_numpy(out).to(dtype)
-
-        versions = self.settings.keep_versions
-        rollouts = Rollouts(
-            [request.group.prompt],
-            torch.zeros(len(rows), dtype=torch.long),
-            padded(0, torch.long),
-            padded(1, torch.float32),
-            lengths,
-            torch.tensor([request.stopped[i] for i in range(len(rows))]),
-            padded(-1, torch.bool) if self.settings.interruption is not None else None,
-            padded(2, torch.long) if versions else None,
-        )
-        return FinishedGroup(request.group.key, rollouts)
+def _bits(value: float) -> int:
+    """A number's bits in FP32, to send it among integers."""
+    return int(np.float32(value).view(np.int32))

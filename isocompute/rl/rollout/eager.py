@@ -71,8 +71,8 @@ class _Cache:
 
     def __init__(self, decoder: Decoder, rows: int, tokens: int) -> None:
         config = decoder.config
-        shape = (config.num_hidden_layers, rows, 2, config.num_key_value_heads, tokens, config.head_dim)
-        self.kv_LREGSK = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        shape = (config.num_hidden_layers, rows, 2 * config.num_key_value_heads, tokens, config.head_dim)
+        self.kv_LRESK = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         self.lengths_R = torch.zeros(rows, dtype=torch.long, device=decoder.device)
         self.columns_S = torch.arange(tokens, device=decoder.device)
         self.rows_R = torch.arange(rows, device=decoder.device)
@@ -84,13 +84,13 @@ class _Cache:
         self.longest += 1
         visible_A11S = (self.columns_S[: self.longest] <= lengths_A[:, None])[:, None, None]
 
-        def attend(layer: int, q_AHK: Tensor, k_AGK: Tensor, v_AGK: Tensor) -> Tensor:
-            kv_AEGSK = self.kv_LREGSK[layer, : self.active]
-            kv_AEGSK[self.rows_R[: self.active], :, :, lengths_A] = torch.stack([k_AGK, v_AGK], dim=1)
-            k_AGSK, v_AGSK = kv_AEGSK[:, 0, :, : self.longest], kv_AEGSK[:, 1, :, : self.longest]
-            shared = q_AHK.shape[1] != k_AGK.shape[1]
+        def attend(layer: int, qkv_AEK: Tensor, heads: int) -> Tensor:
+            kv_AESK = self.kv_LRESK[layer, : self.active]
+            kv_AESK[self.rows_R[: self.active], :, lengths_A] = qkv_AEK[:, heads:]
+            k_AGSK, v_AGSK = kv_AESK[:, :, : self.longest].chunk(2, dim=1)
+            shared = heads != k_AGSK.shape[1]
             return F.scaled_dot_product_attention(
-                q_AHK[:, :, None], k_AGSK, v_AGSK, attn_mask=visible_A11S, enable_gqa=shared
+                qkv_AEK[:, :heads, None], k_AGSK, v_AGSK, attn_mask=visible_A11S, enable_gqa=shared
             )[:, :, 0]
 
         hidden_AD: Tensor = decoder(tokens_A, lengths_A, attend)
@@ -105,13 +105,13 @@ class _Cache:
         tokens[: packing.tokens] = np.concatenate([np.asarray(group.prompt) for group in groups])
         inside, starts = PackedAttention(packing), np.cumsum(lengths_P) - lengths_P
 
-        def attend(layer: int, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor) -> Tensor:
-            kv_EGTK, slot = torch.stack([k_TGK, v_TGK]).transpose(1, 2), self.active
+        def attend(layer: int, qkv_TEK: Tensor, heads: int) -> Tensor:
+            kv_ETK, slot = qkv_TEK[:, heads:].transpose(0, 1), self.active
             for group, start, length in zip(groups, starts.tolist(), lengths_P.tolist(), strict=True):
                 rows = slice(slot, slot + len(group.streams))
-                self.kv_LREGSK[layer, rows, :, :, :length] = kv_EGTK[:, :, start : start + length]
+                self.kv_LRESK[layer, rows, :, :length] = kv_ETK[:, start : start + length]
                 slot += len(group.streams)
-            return inside(layer, q_THK, k_TGK, v_TGK)
+            return inside(layer, qkv_TEK, heads)
 
         device = decoder.device
         positions_T = torch.from_numpy(packing.positions).to(device)
@@ -128,7 +128,7 @@ class _Cache:
         holes = [slot for slot in range(len(rows)) if slot not in staying]
         moved = [row for row in rows if row >= len(rows)]
         if moved:  # the others stay in place
-            self.kv_LREGSK[:, holes, :, :, : self.longest] = self.kv_LREGSK[:, moved, :, :, : self.longest]
+            self.kv_LRESK[:, holes, :, : self.longest] = self.kv_LRESK[:, moved, :, : self.longest]
             self.lengths_R[holes] = self.lengths_R[moved]
         self.active = len(rows)
         self.longest = int(self.lengths_R[: self.active].max()) if rows else 0
@@ -162,12 +162,14 @@ class EagerEngine:
         """Rows in flight or waiting."""
         return len(self._active) + sum(len(group.streams) for group in self._waiting)
 
-    @property
-    def use(self) -> float:
-        """Share of rows × steps that sampled a token since the last time."""
-        used = self._worked / max(1, self._ticks * self.rows)
+    def take_use(self) -> tuple[int, int]:
+        """Rows in flight, summed over decode steps, and these steps, since the last call."""
+        used = (self._worked, self._ticks)
         self._ticks = self._worked = 0
         return used
+
+    def prepare(self) -> None:
+        """Nothing."""
 
     def load(self, weights: Decoder, version: int) -> None:
         """Use these weights, which are not copied."""

@@ -76,9 +76,12 @@ class RolloutEngine(Protocol):
         """Rows in flight or waiting."""
         ...
 
-    @property
-    def use(self) -> float:
-        """Share of the engine's rows × decode steps that sampled a token since this was last read."""
+    def take_use(self) -> tuple[int, int]:
+        """Rows in flight, summed over decode steps, and these steps, since the last call."""
+        ...
+
+    def prepare(self) -> None:
+        """Do what only the first steps would have to wait for."""
         ...
 
     def submit(self, group: PromptGroup) -> None:

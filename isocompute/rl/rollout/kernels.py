@@ -31,10 +31,10 @@ if AVAILABLE or TYPE_CHECKING:
 class State:
     """Everything about the rows in flight that lives on the device."""
 
-    prompt_kv_LEQGSK: Tensor
-    """Keys (0) and values (1) of prompts."""
-    own_kv_LERGSK: Tensor
-    """Keys and values of responses."""
+    prompt_kv_LQESK: Tensor
+    """Of prompts: the key heads, then the value heads."""
+    own_kv_LRESK: Tensor
+    """Of responses."""
     prompt_R: Tensor
     prompt_length_R: Tensor
     length_R: Tensor
@@ -52,6 +52,8 @@ class State:
     versions_RS: Tensor
     forced_RS: Tensor
     version: Tensor
+    stops: Tensor
+    phrase: Tensor
 
     @classmethod
     def empty(
@@ -70,12 +72,14 @@ class State:
         marks = (slots, new) if settings.keep_versions else (1, 1)
         forced = (slots, new) if settings.interruption is not None else (1, 1)
 
+        phrase = (-1,) if settings.interruption is None else settings.interruption.phrase
+
         def integers(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=like.device)
 
         return cls(
-            prompt_kv_LEQGSK=like.new_zeros((layers, 2, prompts, groups, prompt_tokens, size)),
-            own_kv_LERGSK=like.new_zeros((layers, 2, slots, groups, new, size)),
+            prompt_kv_LQESK=like.new_zeros((layers, prompts, 2 * groups, prompt_tokens, size)),
+            own_kv_LRESK=like.new_zeros((layers, slots, 2 * groups, new, size)),
             prompt_R=integers(slots),
             prompt_length_R=integers(slots),
             length_R=integers(slots),
@@ -91,45 +95,40 @@ class State:
             versions_RS=integers(*marks),
             forced_RS=integers(*forced, dtype=torch.int8),
             version=integers(1),
+            stops=torch.tensor(settings.stop_tokens or (-1,), dtype=torch.int64, device=like.device),
+            phrase=torch.tensor(phrase, dtype=torch.int64, device=like.device),
         )
 
 
 # Attention
 
 
-def attend_plain(state: State, layer: int, rows_A: Tensor, q_AHK: Tensor, k_AGK: Tensor, v_AGK: Tensor) -> Tensor:
+def attend_plain(state: State, layer: int, rows_A: Tensor, qkv_AEK: Tensor, heads: int) -> Tensor:
     """The twin of `attend`."""
     at_A = (state.length_R[rows_A] - 1).clamp(min=0).long()
-    own_EAGSK = state.own_kv_LERGSK[layer]
-    own_EAGSK[0, rows_A, :, at_A], own_EAGSK[1, rows_A, :, at_A] = k_AGK, v_AGK
-    prompt_A = state.prompt_R[rows_A].long()
-    kv_EAGSK = torch.cat([state.prompt_kv_LEQGSK[layer][:, prompt_A], own_EAGSK[:, rows_A]], dim=3)
-    width = state.prompt_kv_LEQGSK.shape[4]
-    column_S = torch.arange(kv_EAGSK.shape[3], device=rows_A.device)
+    prompts_QESK, own_RESK = state.prompt_kv_LQESK[layer], state.own_kv_LRESK[layer]
+    own_RESK[rows_A, :, at_A] = qkv_AEK[:, heads:]
+    kv_AESK = torch.cat([prompts_QESK[state.prompt_R[rows_A].long()], own_RESK[rows_A]], dim=2)
+    width, column_S = prompts_QESK.shape[2], torch.arange(kv_AESK.shape[2], device=rows_A.device)
     prompt_AS = column_S < state.prompt_length_R[rows_A][:, None].clamp(min=1)
     own_AS = (column_S >= width) & (column_S - width <= at_A[:, None])
     mask_A11S = (prompt_AS & (column_S < width) | own_AS)[:, None, None]
-    shared = q_AHK.shape[1] != k_AGK.shape[1]
+    k_AGSK, v_AGSK = kv_AESK.chunk(2, dim=1)
     return F.scaled_dot_product_attention(
-        q_AHK[:, :, None], kv_EAGSK[0], kv_EAGSK[1], attn_mask=mask_A11S, enable_gqa=shared
+        qkv_AEK[:, :heads, None], k_AGSK, v_AGSK, attn_mask=mask_A11S, enable_gqa=heads != k_AGSK.shape[1]
     )[:, :, 0]
 
 
-def attend(state: State, layer: int, rows_A: Tensor, q_AHK: Tensor, k_AGK: Tensor, v_AGK: Tensor) -> Tensor:
+def attend(state: State, layer: int, rows_A: Tensor, qkv_AEK: Tensor, heads: int) -> Tensor:
     """Append each row's new key and value, and attend to its prompt and its response."""
-    (count, heads, size), groups = q_AHK.shape, k_AGK.shape[1]
-    prompt_kv, own_kv = state.prompt_kv_LEQGSK[layer], state.own_kv_LERGSK[layer]
-    out_AHK = torch.empty_like(q_AHK, memory_format=torch.contiguous_format)
-    shared = heads // groups
+    count, both, size = qkv_AEK.shape
+    groups = (both - heads) // 2
+    out_AHK = qkv_AEK.new_empty((count, heads, size))
     _attend_kernel[(count, groups)](
-        q_AHK.contiguous(),
-        k_AGK.contiguous(),
-        v_AGK.contiguous(),
+        qkv_AEK.contiguous(),
         out_AHK,
-        prompt_kv[0],
-        prompt_kv[1],
-        own_kv[0],
-        own_kv[1],
+        state.prompt_kv_LQESK[layer],
+        state.own_kv_LRESK[layer],
         rows_A,
         state.prompt_R,
         state.prompt_length_R,
@@ -137,14 +136,15 @@ def attend(state: State, layer: int, rows_A: Tensor, q_AHK: Tensor, k_AGK: Tenso
         state.alive_R,
         size**-0.5 * 1.4426950408889634,
         GROUPS=groups,
-        SHARED=shared,
-        HEADS=max(16, triton.next_power_of_2(shared)),
+        SHARED=heads // groups,
+        HEADS=max(16, triton.next_power_of_2(heads // groups)),
         SIZE=size,
-        PROMPT_SLOT=prompt_kv.shape[3],
-        OWN_SLOT=own_kv.shape[3],
-        BLOCK=64,
-        EXACT=q_AHK.dtype == torch.float32,
-        num_warps=4 if size > 64 else 2,
+        PROMPT_SLOT=state.prompt_kv_LQESK.shape[3],
+        OWN_SLOT=state.own_kv_LRESK.shape[3],
+        BLOCK=32 if size <= 64 else 16,  # the fastest of 48 forms on an H200, for three shapes of models
+        EXACT=qkv_AEK.dtype == torch.float32,
+        num_warps=1,
+        num_stages=3,
     )
     return out_AHK
 
@@ -153,7 +153,7 @@ def attend(state: State, layer: int, rows_A: Tensor, q_AHK: Tensor, k_AGK: Tenso
 
 
 def advance_plain(
-    state: State, settings: SamplingSettings, rows_A: Tensor, logits_PV: Tensor, source_A: Tensor, stops: Tensor
+    state: State, settings: SamplingSettings, rows_A: Tensor, logits_PV: Tensor, source_A: Tensor
 ) -> None:
     """The twin of `advance`."""
     alive_A = state.alive_R[rows_A] > 0
@@ -175,19 +175,16 @@ def advance_plain(
     state.logprobs_RS[rows_A, at_A] = logprobs_A
     if settings.keep_versions:
         state.versions_RS[rows_A, at_A] = state.version
-    stopped_A = torch.isin(tokens_A, stops)
+    stopped_A = torch.isin(tokens_A, state.stops)
     state.token_R[rows_A] = tokens_A
     state.length_R[rows_A] = (at_A + 1).to(torch.int32)
     state.stopped_R[rows_A] = stopped_A.to(torch.int32)
     state.alive_R[rows_A] = (~stopped_A & (at_A + 1 < state.limit_R[rows_A])).to(torch.int32)
 
 
-def advance(
-    state: State, settings: SamplingSettings, rows_A: Tensor, logits_PV: Tensor, source_A: Tensor, stops: Tensor
-) -> None:
+def advance(state: State, settings: SamplingSettings, rows_A: Tensor, logits_PV: Tensor, source_A: Tensor) -> None:
     """Draw, record and advance each row that is alive; `source_A` says which logits are whose."""
     interruption, vocabulary = settings.interruption, logits_PV.shape[1]
-    phrase = stops if interruption is None else torch.tensor(interruption.phrase, device=rows_A.device)
     block = min(4096, triton.next_power_of_2(vocabulary))
     _advance_kernel[(len(rows_A),)](
         logits_PV,
@@ -206,9 +203,9 @@ def advance(
         state.versions_RS,
         state.forced_RS,
         state.version,
-        stops,
-        phrase,
-        len(stops),
+        state.stops,
+        state.phrase,
+        len(state.stops),
         -1 if interruption is None or interruption.marker is None else interruption.marker,
         settings.max_new_tokens,
         VOCABULARY=vocabulary,
@@ -249,14 +246,10 @@ if AVAILABLE:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _attend_kernel(  # type: ignore[no-untyped-def]
-        q_AHK,
-        k_AGK,
-        v_AGK,
+        qkv_AEK,
         out_AHK,
-        prompt_k,
-        prompt_v,
-        own_k,
-        own_v,
+        prompt_kv,
+        own_kv,
         rows_A,
         prompt_R,
         prompt_length_R,
@@ -278,28 +271,29 @@ if AVAILABLE:
         if tl.load(alive_R + row) == 0:
             return
         head, size = tl.arange(0, HEADS), tl.arange(0, SIZE)
-        queries = (place * GROUPS + group) * SHARED * SIZE + head[:, None] * SIZE + size[None, :]
-        q = tl.load(q_AHK + queries, mask=head[:, None] < SHARED, other=0.0)
-        k_new = tl.load(k_AGK + (place * GROUPS + group) * SIZE + size)
-        v_new = tl.load(v_AGK + (place * GROUPS + group) * SIZE + size)
-        own = (row * GROUPS + group) * OWN_SLOT * SIZE
+        mine = (group * SHARED + head[:, None]) * SIZE + size[None, :]
+        qkv = qkv_AEK + place * (GROUPS * SHARED + 2 * GROUPS) * SIZE
+        q = tl.load(qkv + mine, mask=head[:, None] < SHARED, other=0.0)
+        k_new = tl.load(qkv + (GROUPS * SHARED + group) * SIZE + size)
+        v_new = tl.load(qkv + (GROUPS * SHARED + GROUPS + group) * SIZE + size)
+        own_k = own_kv + (row * 2 * GROUPS + group) * OWN_SLOT * SIZE
+        own_v = own_k + GROUPS * OWN_SLOT * SIZE
         used = tl.load(length_R + row) - 1
-        tl.store(own_k + own + used * SIZE + size, k_new)
-        tl.store(own_v + own + used * SIZE + size, v_new)
-        q = (q.to(tl.float32) * scale).to(q_AHK.dtype.element_ty)
+        tl.store(own_k + used * SIZE + size, k_new)
+        tl.store(own_v + used * SIZE + size, v_new)
+        q = (q.to(tl.float32) * scale).to(qkv_AEK.dtype.element_ty)
         m = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1)
         total = tl.full([HEADS], 1.0, tl.float32)
         acc = tl.zeros([HEADS, SIZE], tl.float32) + v_new.to(tl.float32)[None, :]
-        prompt = (tl.load(prompt_R + row).to(tl.int64) * GROUPS + group) * PROMPT_SLOT * SIZE
+        prompt_k = prompt_kv + (tl.load(prompt_R + row).to(tl.int64) * 2 * GROUPS + group) * PROMPT_SLOT * SIZE
+        prompt_v = prompt_k + GROUPS * PROMPT_SLOT * SIZE
         read = tl.load(prompt_length_R + row)
         for start in range(0, read, BLOCK):
-            m, total, acc = _add_block(
-                q, m, total, acc, prompt_k + prompt, prompt_v + prompt, start, read, SIZE, BLOCK, EXACT
-            )
+            m, total, acc = _add_block(q, m, total, acc, prompt_k, prompt_v, start, read, SIZE, BLOCK, EXACT)
         for start in range(0, used, BLOCK):
-            m, total, acc = _add_block(q, m, total, acc, own_k + own, own_v + own, start, used, SIZE, BLOCK, EXACT)
-        out = acc / total[:, None]
-        tl.store(out_AHK + queries, out.to(out_AHK.dtype.element_ty), mask=head[:, None] < SHARED)
+            m, total, acc = _add_block(q, m, total, acc, own_k, own_v, start, used, SIZE, BLOCK, EXACT)
+        out = out_AHK + place * GROUPS * SHARED * SIZE + mine
+        tl.store(out, (acc / total[:, None]).to(out_AHK.dtype.element_ty), mask=head[:, None] < SHARED)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _uniform(stream, position):  # type: ignore[no-untyped-def]

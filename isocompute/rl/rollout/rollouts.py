@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,28 @@ from torch import Tensor
 
 from isocompute.core.arrays import Ints
 from isocompute.rl.model.attention import Packing
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences as the tokens of one pass, on the device; `_S` are the tokens of the responses."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    predictor_S: Tensor
+    """The token of the pass that predicts each response token."""
+    chosen_S: Tensor
+    """The response tokens."""
+    place_S: Tensor
+    """Where each of them is in the flat array of rows × steps."""
+    packing: Packing
+    shape: tuple[int, ...]
+    """Rows × steps."""
+
+    def spread(self, values_S: Tensor) -> Tensor:
+        """Values of response tokens as an array of rows × steps, with zeros elsewhere."""
+        flat = torch.zeros(math.prod(self.shape), dtype=values_S.dtype, device=values_S.device)
+        return flat.scatter(0, self.place_S, values_S).view(self.shape)
 
 
 @dataclass(frozen=True)
@@ -100,21 +123,28 @@ class Rollouts:
         tensors = {name: getattr(self, name) for name in names}
         return {name: x for name, x in tensors.items() if x is not None}
 
-    def packed(self, device: torch.device) -> tuple[Tensor, Packing, Tensor]:
-        """Tokens of one pass over all sequences, their layout, and the token that predicts each response token.
+    def packed(self, device: torch.device) -> Packed:
+        """The tokens of one pass over all sequences.
 
         The last token of a response predicts nothing that is needed, so the pass leaves it out.
         """
-        read_B, prompt_B = (self.lengths_B - 1).clamp(min=0).numpy(), self.prompt_B.numpy()
+        lengths_B, prompt_B, responses_BT = (x.numpy() for x in (self.lengths_B, self.prompt_B, self.responses_BT))
+        read_B, width = np.maximum(lengths_B - 1, 0), responses_BT.shape[1]
         packing = Packing.of([len(prompt) for prompt in self.prompts], read_B, prompt_B, device)
-        rows_S, steps_S = (index.numpy() for index in self.mask_BT.nonzero(as_tuple=True))
-        read_S = steps_S < read_B[rows_S]
-        tokens = np.zeros(packing.tokens + packing.padding, dtype=np.int64)
-        tokens[: packing.prompt_tokens] = np.concatenate([np.asarray(prompt) for prompt in self.prompts])
-        tokens[packing.prompt_tokens : packing.tokens] = self.responses_BT.numpy()[rows_S[read_S], steps_S[read_S]]
+        inside_BT = np.arange(width) < lengths_B[:, None]
+        place_S = np.flatnonzero(inside_BT)
+        rows_S, steps_S = np.divmod(place_S, width) if width else (place_S, place_S)
+        chosen_S = responses_BT[inside_BT]
+        first, last = packing.prompt_tokens, packing.tokens
+        tokens = np.zeros(last + packing.padding, dtype=np.int64)
+        tokens[:first] = np.concatenate([np.asarray(prompt) for prompt in self.prompts])
+        tokens[first:last] = chosen_S[steps_S < read_B[rows_S]]
         first_S = packing.last_of_prompt_P[prompt_B[rows_S]]
         predictor_S = np.where(steps_S == 0, first_S, packing.starts_B[rows_S] + steps_S - 1)
-        return torch.from_numpy(tokens).to(device), packing, torch.from_numpy(predictor_S).to(device)
+        sent = torch.from_numpy(np.concatenate([tokens, packing.positions, predictor_S, chosen_S, place_S])).to(device)
+        count, read = len(place_S), len(tokens)
+        parts = torch.split(sent, [read, read, count, count, count])
+        return Packed(*parts, packing, responses_BT.shape)
 
     def micro_batches(self, *, tokens: int, rows: int | None = None) -> Iterator[Tensor]:
         """Consecutive rows whose packed pass has at most about this many tokens, and at most so many rows."""

@@ -87,6 +87,10 @@ class Ledger:
         """Add a group, for which there must be `room`; versions must not decrease from one group to the next."""
         self._groups[group.number] = group
 
+    def restart(self, group: Group) -> None:
+        """Add a group of a checkpoint."""
+        self._groups[group.number], self._phase = group, group.version
+
     def complete(self) -> list[Group]:
         """Groups whose rollouts are all sampled."""
         return [group for group in self._groups.values() if group.rollouts is not None]
@@ -196,7 +200,10 @@ class RolloutSource:
         """Metrics about sampling since the last point; called once for each point."""
         out = {"ungraded_groups": float(self.ungraded)} if self.ungraded else {}
         self.ungraded = 0
-        return out | ({"sampler_busy": self.engine.use} if self.ledger.steps else {})
+        worked, steps = self.engine.take_use()
+        if self.ledger.steps and steps:
+            out["sampler_busy"] = worked / (steps * self._most * self.rollouts_per_problem)
+        return out
 
     def _admit(self, next_update: int) -> None:
         """Start as many groups as the ledger and the remaining updates have room for."""
@@ -284,7 +291,8 @@ class RolloutSource:
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Arrays and counters of a checkpoint, including the groups under way that are sampled."""
-        arrays = {"right_since": self.correct_P, "seen_since": self.seen_P, **self.problems.state()}
+        counts = {"right_since": self.correct_P, "seen_since": self.seen_P, **self.problems.state()}
+        arrays = {name: array.copy() for name, array in counts.items()}  # the run goes on while they are written
         rows = [(g.number, g.problem, g.version, g.rollouts is not None) for g in self.ledger]
         arrays[f"{self._FLIGHT}groups"] = np.array(rows, dtype=np.int64).reshape(-1, 4)
         sampled = [group.rollouts for group in self.ledger if group.rollouts is not None]
@@ -304,8 +312,9 @@ class RolloutSource:
         self.restarted, self.version = meta.get("restarted", 0), meta["step"]
         self._dropped, self._dropped_scores = meta.get("_dropped_since", 0), meta.get("_dropped_scores", 0.0)
         for group in self._stored(arrays):
-            group.counted = group.number in counted
-            self.ledger.start(group)
+            # 0.1 counted what was complete.
+            group.counted = group.number in counted if "counted" in meta else group.rollouts is not None
+            self.ledger.restart(group)
             if group.rollouts is None:
                 self._submit(group)
                 self.restarted += n
