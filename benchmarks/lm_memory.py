@@ -49,12 +49,10 @@ def main() -> None:
         if done.returncode:
             raise SystemExit(done.stderr.strip())
         data = json.loads(done.stdout)
-        micro_batch = json.loads((Path(temporary) / "run" / "run.json").read_text())["micro_batch"]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024  # Linux counts in KiB
     batch = args.problems_per_batch * args.rollouts_per_problem
     out = {
         "batch": batch,
-        "micro_batch": micro_batch,
         "updates": data["last"]["step"],
         "rollouts": data["last"]["rollouts"],
         "peak_gigabytes": peak / 2**30,
@@ -62,8 +60,8 @@ def main() -> None:
         "seconds": seconds,
     }
     print(
-        f"B = {batch:,} in micro-batches of {micro_batch:,}: {out['updates']} update(s), peak {peak / 2**30:.2f} GB "
-        f"resident (data limit {args.gigabytes:g} GB), {seconds:.0f} s"
+        f"B = {batch:,}: {out['updates']} update(s), peak {peak / 2**30:.2f} GB resident (data limit "
+        f"{args.gigabytes:g} GB), {seconds:.0f} s"
     )
     print(json.dumps(out))
 

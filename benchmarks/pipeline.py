@@ -23,8 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from isocompute.rl.rollout.pipeline import Ledger
+from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.source import Group, Ledger
+
+SAMPLED = Rollouts([], *(torch.zeros(0) for _ in range(5)))
+"""Stands for the responses of a group that is complete."""
 
 
 def long_tail(spread: float, longest: int) -> Iterator[int]:
@@ -67,19 +72,22 @@ def run_clock(
     slots = slots or problems_per_batch * n
     ledger = Ledger(problems_per_batch=problems_per_batch, steps=steps)
     left_S = np.zeros(slots, dtype=np.int64)  # tokens still to come
-    seat_S = np.full(slots, -1)
+    group_S = np.full(slots, -1)
+    unfinished: dict[int, int] = {}
     ticks = worked = started = done = oldest = age = trained = 0
     version = next_update = 0  # of the sampler's weights; of the update that is to start next
     finishes: int | None = None  # when the update that is running will be done
     while done < updates:
-        free_F = np.flatnonzero(seat_S < 0)
-        for at in range(min(len(free_F) // n, ledger.room(version=version, next_update=next_update))):
-            group = ledger.start(number=started, problem=0, version=version, rollouts=n)
-            started += 1
+        free_F = np.flatnonzero(group_S < 0)
+        waits = steps == 0 and finishes is not None
+        room = 0 if waits else ledger.room(version=version, next_update=next_update)
+        for at in range(min(len(free_F) // n, room)):
+            ledger.start(Group(started, problem=0, version=version))
             here = free_F[at * n : (at + 1) * n]
-            seat_S[here] = group.seat
+            group_S[here], unfinished[started] = started, n
             left_S[here] = [next(lengths) for _ in range(n)]
-        running_S = seat_S >= 0
+            started += 1
+        running_S = group_S >= 0
         jump = int(left_S[running_S].min()) if running_S.any() else None
         if finishes is not None:
             jump = finishes - ticks if jump is None else min(jump, finishes - ticks)
@@ -88,8 +96,11 @@ def run_clock(
         worked += jump * int(running_S.sum())
         left_S[running_S] -= jump
         for slot in np.flatnonzero(running_S & (left_S == 0)):
-            ledger[int(seat_S[slot])].unfinished -= 1
-            seat_S[slot] = -1
+            number = int(group_S[slot])
+            unfinished[number] -= 1
+            if not unfinished[number]:
+                ledger[number].rollouts = SAMPLED
+            group_S[slot] = -1
         if finishes is not None and ticks >= finishes:
             finishes, done, version = None, done + 1, next_update
         if finishes is None and (batch := ledger.batch(next_update)):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 import numpy as np
 
 from isocompute.core import files
+from isocompute.core.allocation import ignore
 from isocompute.core.curve import MINIMUM_POINTS, UNITS, Curve, choose_metric, choose_unit, curves_of, warn_of_scales
 from isocompute.core.errors import InputError, quiet, recorded
 from isocompute.core.formatting import plural
@@ -460,6 +461,7 @@ def split(
     verifier: str | None = None,
     out: str | Path | None = None,
     replicates: int = 200,
+    on_progress: Callable[[str, int, int], None] = ignore,
 ) -> Split:
     """Estimate the difficulty of each problem, and choose the paper's subsets by the posterior.
 
@@ -482,7 +484,13 @@ def split(
         from isocompute.rl.evaluation import measure_pass_rates  # loads torch
 
         ids, correct = measure_pass_rates(
-            problems=problems, model=model, samples=samples, seed=seed, size=size, **columns
+            problems=problems,
+            model=model,
+            samples=samples,
+            seed=seed,
+            size=size,
+            on_step=lambda done, total: on_progress("sampling", done, total),
+            **columns,
         )
         of = dict(zip(ids, correct, strict=True))
         correct_P = np.array([of[problem.id] for problem in loaded.problems], dtype=np.int64)
@@ -539,7 +547,7 @@ def ablate(
     share: float = 0.5,
     replicates: int = 1000,
     seed: int = 0,
-    report: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[Progress], None] = ignore,
 ) -> Ablated:
     """Run a leave-one-out study, or what is left of it, and analyse it.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +49,34 @@ def refuse_retired(arguments: Sequence[str]) -> None:
         option = argument.partition("=")[0]
         if option in RETIRED.get(command, {}):
             raise InputError(f"{command} {option}: {RETIRED[command][option]}")
+
+
+class Progress:
+    """Says on the error stream how far a long step is: on one line of a terminal, else now and then on a new line."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._next, self._width = time.monotonic() + (0.5 if self._terminal else 30.0), 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Report that `done` of `total` problems are done."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + (0.5 if self._terminal else 30.0)
+        text = f"{what}: {done:,} of {total:,} problems"
+        if self._terminal:
+            sys.stderr.write(f"\r{text:<{self._width}}")
+            self._width = len(text)
+        else:
+            sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Remove what is on the line, before something else is printed."""
+        if self._width:
+            sys.stderr.write(f"\r{'':<{self._width}}\r")
+            self._width = 0
 
 
 def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:

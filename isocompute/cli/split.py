@@ -43,6 +43,7 @@ def command(
 
     if mix_size is not None and mix is None:
         raise InputError("--mix-size is the size of a mixture; give --mix too, such as --mix easy=.5,hard=.5.")
+    progress = options.Progress()
     made = split(
         problems,
         model=model,
@@ -58,7 +59,9 @@ def command(
         answer=answer,
         verifier=verifier,
         out=out,
+        on_progress=progress,
     )
+    progress.clear()
     data = made.to_json()
     if json:
         options.print_json(data)

@@ -64,13 +64,21 @@ def command(
         nonlocal stopping
         if stopping:
             return False
-        typer.echo("stopping after this update; Ctrl-C again stops at once", err=True)
+        typer.echo("stopping; Ctrl-C again stops at once", err=True)
         stopping = True
         return True
 
     with stops_on_signal(stop):
-        on_point = None if json else _Lines()
-        result = train(read_train_spec(spec, overrides), out=out, on_point=on_point, stopping=lambda: stopping)
+        lines = _Lines()
+        result = train(
+            read_train_spec(spec, overrides),
+            out=out,
+            on_point=None if json else lines,
+            on_start=lines.header,
+            on_progress=lines.progress,
+            stopping=lambda: stopping,
+        )
+        lines.progress.clear()
     if json:
         options.print_json(result_json(result))
     else:
@@ -116,17 +124,38 @@ def _show(result: Trained) -> None:
 class _Lines:
     """Prints a row for every evaluation."""
 
-    started = False
+    def __init__(self) -> None:
+        self.started, self.progress = False, options.Progress()
+
+    def header(self, text: str) -> None:
+        """Print which rollout engine runs."""
+        typer.echo(text, err=True)
 
     def __call__(self, point: Any) -> None:
         from isocompute.core.formatting import number, value
 
+        self.progress.clear()
         k = next(name.removeprefix("avg@") for name in point if name.startswith("avg@"))
         if not self.started:
             self.started = True
-            names = ("update", "rollouts", f"avg@{k}", f"best@{k}", f"worst@{k}", "train", "entropy", "KL", "seconds")
-            typer.echo("".join(f"{name:>10}" for name in names))
+            names = (
+                "update",
+                "rollouts",
+                f"avg@{k}",
+                f"best@{k}",
+                f"worst@{k}",
+                "train",
+                "entropy",
+                "KL",
+                "rate",
+                "rollouts/s",
+                "tokens/s",
+                "seconds",
+            )
+            typer.echo("".join(f"{name:>11}" for name in names))
         cells = [str(point["step"]), number(point["rollouts"])]
         cells += [value(point.get(name)) for name in (f"avg@{k}", f"best@{k}", f"worst@{k}", "train/avg")]
         cells += [value(point.get(name)) for name in ("entropy", "kl")]
-        typer.echo("".join(f"{cell:>10}" for cell in [*cells, f"{point['seconds']:.1f}"]))
+        cells += [f"{point['learning_rate']:.2g}" if "learning_rate" in point else "–"]
+        cells += [number(round(point[n])) if n in point else "–" for n in ("rollouts_per_second", "tokens_per_second")]
+        typer.echo("".join(f"{cell:>11}" for cell in [*cells, f"{point['seconds']:.1f}"]))

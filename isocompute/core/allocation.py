@@ -108,6 +108,10 @@ class Cell(Spending):
         return self.rollouts_per_update * self.update_steps
 
 
+def ignore(*_: Any) -> None:
+    """A callback for those who want none."""
+
+
 class Control(Protocol):
     """How a running cell talks to its runner."""
 

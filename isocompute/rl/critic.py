@@ -14,6 +14,9 @@ from isocompute.rl.model.decoder import Decoder, Part
 from isocompute.rl.rollout.rollouts import Rollouts
 from isocompute.rl.update import Optimizer, passes, response_hidden, within_memory
 
+_CRITIC_RATE = 10.0
+"""A critic's learning rate relative to the policy's, unless the recipe sets one."""
+
 
 class Critic(nn.Module):
     """A copy of the policy with a value head of zeros, so that every value is 0 before the first update."""
@@ -77,11 +80,12 @@ def update_critic(
     estimates: CriticEstimates,
     recipe: Recipe,
     *,
-    rate: float,
+    policy_rate: float,
     sizes: Sizes,
 ) -> None:
     """Train the critic on a batch, for as many gradient steps as the policy takes."""
-    optimizer.rate.fill_(rate)
+    own = recipe.critic_learning_rate
+    optimizer.rate.fill_(policy_rate * (_CRITIC_RATE if own is None else own / recipe.learning_rate))
     weights_BT = token_weights(rollouts.sampled_BT, how="token").to(critic.body.device)
 
     def accumulate() -> Tensor:

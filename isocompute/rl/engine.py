@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from isocompute.core.allocation import Cell, Control, Measures, all_retired, metric_names
+from isocompute.core.allocation import Cell, Control, Measures, all_retired, ignore, metric_names
 from isocompute.core.errors import InputError
 from isocompute.core.recorder import Recorder, RunSettings
+from isocompute.rl.evaluation import METRICS, Reports
 from isocompute.rl.lengths import make_interruption, penalty_window
-from isocompute.rl.loop import METRICS, Reports, Training
+from isocompute.rl.loop import Training
 from isocompute.rl.memory import Sizes
 from isocompute.rl.model.checkpoint import model_folder, save_policy, stop_tokens
 from isocompute.rl.model.config import DecoderConfig
@@ -34,8 +35,8 @@ class LmEngine:
         self,
         *,
         on_point: Callable[[Mapping[str, Any]], None] | None = None,
-        on_start: Callable[[str], None] = lambda text: None,
-        on_progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+        on_start: Callable[[str], None] = ignore,
+        on_progress: Callable[[str, int, int], None] = ignore,
     ) -> None:
         self.on_point, self.on_start, self.on_progress = on_point, on_start, on_progress
 

@@ -1,13 +1,14 @@
-"""Evaluation of a policy: sample each problem, count the correct responses, compute avg@k, best@k and worst@k."""
+"""What a point of a run holds: metrics of training, and avg@k, best@k and worst@k of the policy on problem sets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from isocompute.core.allocation import ignore
 from isocompute.core.arrays import Ints
 from isocompute.core.metrics import avg_at_k, best_at_k, mean_with_error, worst_at_k
 from isocompute.rl.grading import GradingPool
@@ -18,6 +19,30 @@ from isocompute.rl.rollout.rollouts import Rollouts
 from isocompute.rl.rollout.source import submit_grading
 from isocompute.rl.setup import EngineSpec, make_engine
 from isocompute.rl.tasks import ProblemsSpec, Task, Tasks, whole_task
+
+MEANS = (
+    *("train/avg", "zero_variance", "grad_norm", "entropy", "logprob_gap"),
+    *("response_length", "truncated", "loss", "interrupted", "staleness"),
+)
+"""Metrics that a point averages over the updates since the previous point."""
+METRICS = (
+    *MEANS,
+    *("kl", "val/response_length", "val/truncated", "val/zero_pass", "retired", "dropped_groups", "ungraded_groups"),
+    *("sampler_busy", "learning_rate", "rollouts_per_second", "tokens_per_second"),
+)
+"""Metrics of a point besides those of the problem sets; some are logged only under certain recipes."""
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Whom a run tells about its evaluations."""
+
+    rates: Callable[[Mapping[str, Any]], None] = ignore
+    """The per-problem counts."""
+    samples: Callable[[Mapping[str, Any]], None] = ignore
+    """Some responses."""
+    progress: Callable[[str, int, int], None] = ignore
+    """What is going on, the problems done and all of them."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +63,9 @@ class Evaluator:
 
     engine: RolloutEngine
     pool: GradingPool
-    pass_on: Callable[[FinishedGroup], None] = lambda _: None
+    pass_on: Callable[[FinishedGroup], None] = ignore
     """Receives groups that others submitted."""
-    on_step: Callable[[int, int], None] = lambda done, total: None
+    on_step: Callable[[int, int], None] = ignore
     """Called between the engine's steps with the problems sampled so far; may raise to end the evaluation."""
 
     def count(self, task: Task, *, samples: int, seed: int, temperature: float, keep: int = 0) -> PassCounts:
@@ -131,7 +156,7 @@ def measure_pass_rates(
     temperature: float = 0.6,
     max_new_tokens: int | None = None,
     device: str = "auto",
-    on_step: Callable[[int, int], None] = lambda done, total: None,
+    on_step: Callable[[int, int], None] = ignore,
 ) -> tuple[list[str], Ints]:
     """The ids of all problems of a source, and how many of `samples` responses to each are correct.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from isocompute.core.allocation import Control, evaluation_steps
 from isocompute.core.recipe import learning_rate
 from isocompute.core.recorder import Recorder
 from isocompute.rl.critic import Critic, CriticEstimates, estimate_advantages, update_critic
-from isocompute.rl.evaluation import Evaluator
+from isocompute.rl.evaluation import MEANS, Evaluator, Reports
 from isocompute.rl.grading import GradingPool
-from isocompute.rl.losses import decoupled_advantages, kl_to_base, mixed_groups
+from isocompute.rl.losses import kl_to_base, mixed_groups
 from isocompute.rl.rollout.rollouts import Groups, Rollouts
 from isocompute.rl.rollout.source import RolloutSource
 from isocompute.rl.setup import CellSetup, longest_prompt, make_engine, sampling_settings
@@ -30,11 +30,13 @@ from isocompute.rl.update import (
     Batch,
     Optimizer,
     UpdateStats,
+    decoupled,
     make_batch,
     refuse_collapse,
     refuse_unsound,
     score_all,
     update,
+    warm_up,
 )
 
 _CHECKPOINT_SECONDS, _CHECKPOINT_SHARE = 20.0, 0.03
@@ -44,35 +46,10 @@ _EVALUATION, _SEED_STRIDE = 1 << 40, 1 << 20
 """Evaluations use random numbers that neither training nor the evaluations of other seeds use."""
 _DECOUPLED = 1 << 20
 """Part of the seed that chooses which rollouts to train on under a decoupled baseline."""
-_CRITIC_RATE = 10.0
-"""A critic's learning rate relative to the policy's, unless the recipe sets one."""
-MEANS = (
-    *("train/avg", "zero_variance", "grad_norm", "entropy", "logprob_gap"),
-    *("response_length", "truncated", "loss", "interrupted", "staleness"),
-)
-"""Metrics that a point averages over the updates since the previous point."""
-METRICS = (
-    *MEANS,
-    *("kl", "val/response_length", "val/truncated", "val/zero_pass", "retired", "dropped_groups", "ungraded_groups"),
-    *("sampler_busy", "learning_rate", "rollouts_per_second", "tokens_per_second"),
-)
-"""Metrics of a point besides those of the problem sets; some are logged only under certain recipes."""
 
 
-class StopRequest(Exception):
+class StopRequestedError(Exception):
     """The runner asked to stop while responses were being sampled."""
-
-
-@dataclass(frozen=True)
-class Reports:
-    """What a run tells whom while it goes on."""
-
-    rates: Callable[[Mapping[str, Any]], None] = lambda row: None
-    """The per-problem counts of an evaluation."""
-    samples: Callable[[Mapping[str, Any]], None] = lambda row: None
-    """Some responses of an evaluation."""
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None
-    """What is going on, and how far it is."""
 
 
 class Training:
@@ -98,6 +75,7 @@ class Training:
         task = self.tasks.train
         self.source = RolloutSource(self.cell, self.recipe, task, self.engine, self.pool, slots=setup.engine.slots)
         self.engine.prepare()
+        warm_up(self.decoder, self.optimizer, self.recipe)
         self.source.on_drop, self.source.on_step = self._count_dropped, self._poll
         self.evaluator = Evaluator(self.engine, self.pool, self.source.take, self._evaluating)
         self.grid = evaluation_steps(self.cell.update_steps, self.evaluation.points)
@@ -112,7 +90,7 @@ class Training:
         self._kl: float | None = None
         """KL to the base on the batch before an evaluation."""
         self._stopping: Callable[[], bool] = lambda: False
-        self._polled = 0.0
+        self._polled = self._save_at = 0.0
 
     def close(self) -> None:
         """End the grading processes."""
@@ -120,12 +98,8 @@ class Training:
 
     def run(self, recorder: Recorder, control: Control) -> bool:
         """Update and evaluate until the end (True) or until the runner asks to stop (False)."""
-        save_at, reported, left, self._stopping = (
-            time.monotonic() + _CHECKPOINT_SECONDS,
-            self.rollouts,
-            True,
-            control.stopping,
-        )
+        self._save_at, self._stopping = time.monotonic() + _CHECKPOINT_SECONDS, control.stopping
+        reported, left = self.rollouts, True
         try:
             while left and self.step < self.cell.update_steps:
                 if self._due():
@@ -133,17 +107,14 @@ class Training:
                 control.advanced(self.rollouts - reported)
                 reported = self.rollouts
                 if control.stopping():
-                    raise StopRequest
-                if time.monotonic() > save_at:
-                    started = time.monotonic()
-                    recorder.checkpoint(*self.state())
-                    ended = time.monotonic()
-                    save_at = ended + max(_CHECKPOINT_SECONDS, (ended - started) / _CHECKPOINT_SHARE)
+                    raise StopRequestedError
+                if time.monotonic() > self._save_at:
+                    self._save(recorder)
                 left = self.update()
             if self.step > self.last_evaluated:
                 recorder.append(self.evaluate())
-        except StopRequest:
-            recorder.checkpoint(*self.state())
+        except StopRequestedError:
+            self._save(recorder)
             return False
         control.advanced(self.rollouts - reported)
         return True
@@ -173,12 +144,7 @@ class Training:
             advantages_BT = estimates.advantages_BT
         elif self.source.rollouts_per_problem > self.cell.rollouts_per_problem:
             seed = np.random.SeedSequence([self.cell.seed, self.step, _DECOUPLED]).generate_state(1, np.uint64)
-            advantages_PN, places_PN = decoupled_advantages(
-                rewards_PN, train=self.cell.rollouts_per_problem, kind=recipe.advantage, seed=int(seed[0])
-            )
-            first_P1 = torch.arange(len(rewards_PN))[:, None] * rewards_PN.shape[1]
-            rollouts = rollouts.take((first_P1 + places_PN).reshape(-1))
-            advantages_BT = advantages_PN.reshape(-1, 1)
+            rollouts, advantages_BT = decoupled(groups, recipe, train=self.cell.rollouts_per_problem, seed=int(seed[0]))
         batch = make_batch(
             recipe,
             rollouts,
@@ -197,16 +163,15 @@ class Training:
         self.rate = learning_rate(recipe, batch_size=len(groups) * self.cell.rollouts_per_problem, step=self.step)
         stats = update(self.decoder, self.optimizer, batch, recipe, rate=self.rate, sizes=sizes)
         if self.critic is not None and self.critic_optimizer is not None and estimates is not None:
-            own = recipe.critic_learning_rate
-            rate = self.rate * (_CRITIC_RATE if own is None else own / recipe.learning_rate)
-            update_critic(
-                self.critic, self.critic_optimizer, groups.rollouts, estimates, recipe, rate=rate, sizes=sizes
-            )
+            rollouts, optimizer = groups.rollouts, self.critic_optimizer
+            update_critic(self.critic, optimizer, rollouts, estimates, recipe, policy_rate=self.rate, sizes=sizes)
         return stats
 
     def _count(self, groups: Groups, batch: Batch, stats: UpdateStats) -> None:
         """Add an update to the means and counters."""
         rollouts, sampled = groups.rollouts, 1.0 + groups.dropped  # groups sampled per group trained on
+        age, oldest = rollouts.staleness(self.step)
+        self.oldest = max(self.oldest, oldest)
         seen = {
             **vars(stats),
             "train/avg": (float(groups.scores_PN.mean()) + groups.dropped * groups.dropped_score) / sampled,
@@ -214,21 +179,13 @@ class Training:
             "response_length": float(rollouts.lengths_B.float().mean()),
             "truncated": float((~rollouts.stopped_B).float().mean()),
             "interrupted": float(rollouts.interrupted_B.float().mean()),
-            "staleness": self._staleness(rollouts),
+            "staleness": age,
         }
         self._sums = {name: total + seen[name] for name, total in self._sums.items()}
         self._last = batch.rollouts
         self.step += 1
         self.rollouts += len(rollouts)
         self.tokens += int(rollouts.lengths_B.sum())
-
-    def _staleness(self, rollouts: Rollouts) -> float:
-        """Mean number of updates since the tokens were sampled."""
-        if rollouts.versions_BT is None:
-            return 0.0
-        age_BT = (self.step - rollouts.versions_BT) * rollouts.sampled_BT
-        self.oldest = max(self.oldest, int(age_BT.max()))
-        return float(age_BT.sum() / rollouts.sampled_BT.sum())
 
     def _count_dropped(self, rollouts: Rollouts) -> None:
         """Count a group that was sampled but will not be trained on."""
@@ -250,7 +207,7 @@ class Training:
         if now - self._polled > _POLL_SECONDS:
             self._polled = now
             if self._stopping():
-                raise StopRequest
+                raise StopRequestedError
 
     def _evaluating(self, done: int, total: int) -> None:
         self._poll()
@@ -316,6 +273,13 @@ class Training:
         return out
 
     # Checkpoints
+
+    def _save(self, recorder: Recorder) -> None:
+        """Have a checkpoint written; the next one is due when this one's cost is a small share of the time."""
+        started = time.monotonic()
+        recorder.checkpoint(*self.state())
+        ended = time.monotonic()
+        self._save_at = ended + max(_CHECKPOINT_SECONDS, (ended - started) / _CHECKPOINT_SHARE)
 
     _COUNTERS = ("step", "rollouts", "tokens", "seconds", "evaluated", "last_evaluated", "oldest", "dropped", "rate")
 

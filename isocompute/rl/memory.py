@@ -16,7 +16,7 @@ _HEAD_BYTES = 5 * 2**29
 """Logits of a chunk, their gradient and what lies between."""
 _MOST_TOKENS = 2**16
 """Tokens of a training pass above which a GPU gains nothing."""
-_MOST_TOKENS_CPU = 2**13
+_MOST_TOKENS_CPU = 2**12
 _FEWEST_TOKENS = 256
 MOST_ROWS = 4096
 """Rows decoded at a time above which a GPU gains little."""

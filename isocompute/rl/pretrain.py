@@ -19,8 +19,8 @@ from torch import Tensor
 from isocompute.core.arrays import Array, Ints
 from isocompute.core.errors import InputError
 from isocompute.problems.chain import OPERATIONS, SPECIAL, Chains, apply, make_chains, parse_chain, vocabulary
-from isocompute.rl.model.checkpoint import RECIPE_FILE, save_decoder
 from isocompute.rl.model.attention import PackedAttention, Packing
+from isocompute.rl.model.checkpoint import RECIPE_FILE, save_decoder
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 

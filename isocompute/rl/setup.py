@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from isocompute.core.allocation import Cell, Evaluation
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.recipe import Recipe, make_recipe
-from isocompute.rl.model.checkpoint import TINY, Model, load_model, model_folder, recipe_defaults
 from isocompute.rl.lengths import make_interruption
 from isocompute.rl.memory import Request, Sizes, fit, free_bytes
+from isocompute.rl.model.checkpoint import TINY, Model, load_model, model_folder, recipe_defaults
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.captured import CapturedEngine
 from isocompute.rl.rollout.eager import EagerEngine

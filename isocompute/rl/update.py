@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from isocompute.core.recipe import Recipe
 from isocompute.rl import losses
 from isocompute.rl.losses import group_advantages, mixed_groups
+from isocompute.rl.memory import Sizes
 from isocompute.rl.model.attention import PackedAttention
 from isocompute.rl.model.decoder import Decoder, Part
-from isocompute.rl.memory import Sizes
 from isocompute.rl.model.head import head_scores
-from isocompute.rl.rollout.rollouts import Packed, Rollouts
+from isocompute.rl.rollout.rollouts import Groups, Packed, Rollouts
 
 
 def passes(rollouts: Rollouts, sizes: Sizes) -> Iterator[Tensor]:
@@ -201,6 +201,14 @@ class Batch:
         return replace(self, rollouts=rollouts, **{name: x[some, :used] for name, x in tensors.items()})
 
 
+def decoupled(groups: Groups, recipe: Recipe, *, train: int, seed: int) -> tuple[Rollouts, Tensor]:
+    """The `train` rollouts of each group to train on under a decoupled baseline, and their advantages."""
+    rewards_PN = groups.rewards_PN
+    advantages_PN, places_PN = losses.decoupled_advantages(rewards_PN, train=train, kind=recipe.advantage, seed=seed)
+    first_P1 = torch.arange(len(rewards_PN))[:, None] * rewards_PN.shape[1]
+    return groups.rollouts.take((first_P1 + places_PN).reshape(-1)), advantages_PN.reshape(-1, 1)
+
+
 def make_batch(
     recipe: Recipe,
     rollouts: Rollouts,
@@ -302,6 +310,19 @@ def update(
     stats = UpdateStats(*first.tolist())
     refuse_divergence(stats, decoder.config.vocab_size)
     return stats
+
+
+def warm_up(decoder: Decoder, optimizer: Optimizer, recipe: Recipe) -> None:
+    """Compile what passes run, where the decoder is compiled, so that no update waits for it."""
+    if not decoder.compiled:
+        return
+    tokens = torch.zeros((1, 4), dtype=torch.long)
+    some = (torch.zeros(1, dtype=torch.long), tokens, tokens.float(), torch.tensor([4]), torch.tensor([True]))
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            logprobs_BT, _ = score(decoder, Rollouts([[0, 0]], *some), recipe)
+    logprobs_BT.sum().backward()  # type: ignore[no-untyped-call]  # torch's own annotation is missing
+    optimizer.clear()
 
 
 def _accumulate(decoder: Decoder, optimizer: Optimizer, batch: Batch, recipe: Recipe, sizes: Sizes) -> Tensor:

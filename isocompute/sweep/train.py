@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from isocompute.core import files
-from isocompute.core.allocation import SPEED_ONLY, Cell
+from isocompute.core.allocation import SPEED_ONLY, Cell, ignore
 from isocompute.core.errors import InputError, first_wrong
 from isocompute.core.recipe import current_names, sampled_per_problem
 from isocompute.core.recorder import CHECKPOINT, FINISHED, POINTS, RUNNING, SETTINGS, LostError
@@ -122,14 +122,19 @@ def train(
     *,
     out: str | Path,
     on_point: Callable[[Mapping[str, Any]], None] | None = None,
+    on_start: Callable[[str], None] = ignore,
+    on_progress: Callable[[str, int, int], None] = ignore,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Trained:
-    """Run or resume one training; everything is written under `out`."""
+    """Run or resume one training; everything is written under `out`.
+
+    `on_start` gets a line that says which rollout engine runs and why, `on_progress` how far an evaluation is.
+    """
     from isocompute.rl.engine import MODEL, LmEngine  # loads torch
 
     folder, cell = Path(out), spec.cell()
     _refuse_another_run(folder, spec)
-    engine = LmEngine(on_point=on_point)
+    engine = LmEngine(on_point=on_point, on_start=on_start, on_progress=on_progress)
     engine.check(cell)
     if not is_finished(folder):
         fresh = not folder.exists()

@@ -35,12 +35,18 @@ def test_train_prints_and_writes(call: Call, tmp_path: Path):
     result = call("train", *SMALL, "--recipe", "isocompute-easy", "--problems", "chain:easy", "--out", out)
     assert result.code == 0, result.err
     lines = result.out.splitlines()
-    assert lines[0].split() == ["update", "rollouts", "avg@4", "best@4", "worst@4", "train", "entropy", "KL", "seconds"]
+    columns = ["update", "rollouts", "avg@4", "best@4", "worst@4", "train", "entropy", "KL"]
+    assert lines[0].split() == [*columns, "rate", "rollouts/s", "tokens/s", "seconds"]
     assert [line.split()[0] for line in lines[1:5]] == ["0", "1", "2", "3"]
     assert lines[5].startswith("avg@4 ") and "in 48 rollouts, 3 updates" in lines[5]
     assert lines[6] == f"run: {out} · weights: {out}/model"
     names = {path.name for path in out.iterdir()}
-    assert names == {"train.json", "run.json", "points.jsonl", "pass_rates.jsonl", "finished.json", "model"}
+    written = {"points.jsonl", "pass_rates.jsonl", "samples.jsonl"}
+    assert names == {"train.json", "run.json", *written, "finished.json", "model"}
+    assert (
+        result.err
+        == "eager rollouts (without a GPU), up to 32 at a time; training passes of 8,192 tokens; float32 on CPU\n"
+    )
     again = call("train", *SMALL, "--recipe", "isocompute-easy", "--problems", "chain:easy", "--out", out, "--json")
     assert again.json["finished"] and again.json["points"] == 4
 
@@ -177,7 +183,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path,
 
     def rows(folder: Path) -> list[dict[str, float]]:
         lines = (folder / "points.jsonl").read_text().splitlines()
-        return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+        return [{k: v for k, v in json.loads(line).items() if "second" not in k} for line in lines]
 
     assert rows(out) == rows(tmp_path / "whole")
     weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (out, tmp_path / "whole")]
@@ -261,8 +267,8 @@ def test_out_of_memory_is_code_2(call: Call, tmp_path: Path, monkeypatch: pytest
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
 
     monkeypatch.setattr(training_module, "update", fail)
-    result = call("train", *SMALL, "--set", "engine_options.micro_batch=8", "--out", tmp_path / "run", "--json")
-    fails(result, r"out of memory with micro_batch = 8 .*; set engine_options\.micro_batch = 4")
+    result = call("train", *SMALL, "--set", "engine_options.sample_batch=8", "--out", tmp_path / "run", "--json")
+    fails(result, r"out of memory with 8 rollouts in flight .*; set engine_options\.sample_batch = 4")
     assert not (tmp_path / "run").exists()
 
 

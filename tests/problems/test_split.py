@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,10 +78,11 @@ def test_json_and_files(counted: Path, tmp_path: Path) -> None:
 
 def test_the_three_ways_to_counts_agree(counted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = dict(line.split(",")[:2] for line in (counted / "counts.csv").read_text().splitlines()[1:])
-    asked = {}
+    asked, seen = {}, []
 
-    def measure_pass_rates(**settings: Any) -> tuple[list[str], Any]:
+    def measure_pass_rates(*, on_step: Callable[[int, int], None], **settings: Any) -> tuple[list[str], Any]:
         asked.update(settings)
+        on_step(3, 600)
         return list(rows), np.array([int(count) for count in rows.values()])
 
     engine = ModuleType("isocompute.rl.evaluation")
@@ -96,11 +98,12 @@ def test_the_three_ways_to_counts_agree(counted: Path, tmp_path: Path, monkeypat
         isocompute.split(source, counts=str(counted / "counts.csv"), **settings),
         isocompute.split(source, pass_rates="rate", **settings),
         isocompute.split(source, counts=str(by_question), pass_rates="avg", **settings),
-        isocompute.split(source, model="base", **settings),
+        isocompute.split(source, model="base", on_progress=lambda *step: seen.append(step), **settings),
     ]
     assert len({json.dumps(split.to_json() | {"model": None}) for split in found}) == 1
     columns = dict.fromkeys(("question", "answer", "verifier"))
     assert asked == {"problems": source, "model": "base", "samples": 16, "seed": 0, "size": None, **columns}
+    assert seen == [("sampling", 3, 600)]
 
 
 def test_terminal(counted: Path) -> None:

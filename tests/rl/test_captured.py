@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from isocompute.core.recipe import make_recipe
 from isocompute.rl.lengths import Interruption
 from isocompute.rl.model.checkpoint import load_decoder, load_model
 from isocompute.rl.model.config import DecoderConfig
@@ -356,6 +357,6 @@ def test_smollm2_in_bf16_stays_near_the_trainer(smollm2: Path, chat: tuple[Decod
     engine = CapturedEngine(decoder, SamplingSettings(12, stop_tokens=stops), rows=8, prompt_tokens=80)
     rollouts = sample(engine, requests(prompts, seed=5, per_prompt=4))
     with torch.no_grad():
-        logprobs_BT, _ = score(decoder, rollouts)
+        logprobs_BT, _ = score(decoder, rollouts, make_recipe({}))
     gap = (logprobs_BT - rollouts.logprobs_BT).abs().sum() / rollouts.mask_BT.sum()
     assert float(gap) < 0.02

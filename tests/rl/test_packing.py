@@ -71,7 +71,7 @@ def one_by_one(
 
 def test_log_probs_and_entropies(start: Decoder, exact: transformers.PreTrainedModel, rollouts: Rollouts) -> None:
     with torch.no_grad():
-        logprobs_BT, entropies_BT = score(start, rollouts, temperature=0.6)
+        logprobs_BT, entropies_BT = score(start, rollouts, make_recipe({"temperature": 0.6}))
         for row, logprobs_T, logprobs_TV in one_by_one(exact, rollouts, 0.6):
             entropies_T = -(logprobs_TV.exp() * logprobs_TV).sum(dim=-1)
             length = len(logprobs_T)
@@ -208,7 +208,7 @@ def test_gradients_of_every_family(name: str) -> None:
         prompts, torch.arange(6) // 2, tokens_BT, torch.zeros(6, 12), lengths_B, torch.ones(6, dtype=torch.bool)
     )
     pull_BT = torch.randn((6, 12), generator=generator)
-    logprobs_BT, entropies_BT = score(decoder, rollouts)
+    logprobs_BT, entropies_BT = score(decoder, rollouts, make_recipe({}))
     ((logprobs_BT - 0.3 * entropies_BT) * pull_BT * rollouts.mask_BT).sum().backward()
     total = torch.zeros((), dtype=torch.float64)
     for row, logprobs_T, logprobs_TV in one_by_one(exact, rollouts, 1.0):

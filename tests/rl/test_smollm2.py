@@ -44,14 +44,14 @@ def test_logits(ours: Decoder, theirs: transformers.PreTrainedModel) -> None:
 
 def test_greedy_decoding(ours: Decoder, theirs: transformers.PreTrainedModel) -> None:
     """Prompts of unequal length in one batch here, one by one there."""
-    got = eager(ours, requests(PROMPTS[:2], seed=0, temperature=0.0), SamplingSettings(64))
+    got = eager(ours, requests(PROMPTS[:2], seed=0, temperature=0.0), SamplingSettings(24))
     for row, prompt in enumerate(PROMPTS[:2]):
         wanted = theirs.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             do_sample=False,
-            max_new_tokens=64,
-            min_new_tokens=64,
+            max_new_tokens=24,
+            min_new_tokens=24,
             eos_token_id=None,
             pad_token_id=0,
         )[0, len(prompt) :]

@@ -160,7 +160,8 @@ def test_what_stands_in_every_point(whole: Callable[[str], Path]):
 
 
 def test_kl_is_zero_before_training_and_grows():
-    training = make_training(recipe={"kl_coef": 0.0, "learning_rate": 3e-3}, update_steps=6)
+    recipe, often = {"kl_coef": 0.0, "learning_rate": 3e-3}, {"points": 40}
+    training = make_training(recipe=recipe, update_steps=6, evaluation=often)
     found = [training.evaluate()["kl"]]
     for _ in range(6):
         assert training.update()

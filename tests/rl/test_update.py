@@ -141,7 +141,7 @@ def test_bf16_weights_move_through_fp32_masters(start: Decoder, rollouts: Rollou
     batch = make_batch(recipe, rollouts, REWARDS, max_new_tokens=NEW, device=CPU)
     for _ in range(steps):
         update(decoder, optimizer, batch, recipe, rate=1e-6, sizes=at_once(16))
-        logprobs_BT, entropies_BT = score(bare, rollouts)
+        logprobs_BT, entropies_BT = score(bare, rollouts, recipe)
         objective(recipe, batch, logprobs_BT, entropies_BT).backward()
         in_bf16.step()
         in_bf16.zero_grad()

@@ -102,7 +102,7 @@ class Packing:
 
     @cached_property
     def gathering(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rows of queries and of keys, the mask between them, and where each token's output lies."""
+        """Rows of queries and of keys, what is added to their scores, and where each token's output lies."""
         rows = len(self.prompts_P) + len(self.responses_B) + (self.padding > 0)
         lengths = self.segments[:rows]
         starts = np.cumsum(lengths) - lengths
@@ -120,7 +120,8 @@ class Packing:
         # A query beyond its row sees the first key, so that no row of the softmax is empty.
         mask = (own[:, None] <= query[None, :, None]) & (query < lengths[:, None])[..., None] | (key == 0)
         back = np.repeat(np.arange(rows) * len(query) - starts, lengths) + np.arange(lengths.sum())
-        made = [torch.from_numpy(each).to(self.device) for each in (queries, keys, mask[:, None], back)]
+        added = np.where(mask, 0.0, -np.inf).astype(np.float32)[:, None]
+        made = [torch.from_numpy(each).to(self.device) for each in (queries, keys, added, back)]
         return made[0], made[1], made[2], made[3]
 
 
@@ -130,7 +131,7 @@ class PackedAttention:
     def __init__(self, packing: Packing) -> None:
         self.packing = packing
 
-    def __call__(self, layer: int, qkv_TEK: Tensor, heads: int) -> Tensor:
+    def __call__(self, _: int, qkv_TEK: Tensor, heads: int) -> Tensor:
         """Attend within segments, and from responses to their prompts."""
         if qkv_TEK.is_cuda and qkv_TEK.dtype == torch.bfloat16:
             out_THK: Tensor = _Flash.apply(qkv_TEK, heads, self.packing)  # type: ignore[no-untyped-call]
@@ -142,10 +143,13 @@ def _gathered(qkv_TEK: Tensor, heads: int, packing: Packing) -> Tensor:
     """One row for each segment, padded; the keys of a response are those of its prompt and its own."""
     queries_BW, keys_BS, mask_B1WS, back_T = packing.gathering
     (rows, width), groups, size = queries_BW.shape, (qkv_TEK.shape[1] - heads) // 2, qkv_TEK.shape[2]
-    q_BHWK = qkv_TEK[:, :heads].index_select(0, queries_BW.view(-1)).view(rows, width, heads, size).transpose(1, 2)
-    kv_BESK = qkv_TEK[:, heads:].index_select(0, keys_BS.view(-1)).view(rows, -1, 2 * groups, size).transpose(1, 2)
-    k_BGSK, v_BGSK = kv_BESK[:, :groups], kv_BESK[:, groups:]
-    out_BHWK = F.scaled_dot_product_attention(q_BHWK, k_BGSK, v_BGSK, attn_mask=mask_B1WS, enable_gqa=heads != groups)
+    q_THK, kv_TEK = torch.split(qkv_TEK, [heads, 2 * groups], dim=1)
+    q_BWHK = q_THK.index_select(0, queries_BW.view(-1)).view(rows, width, heads, size)
+    kv_BESK = kv_TEK.index_select(0, keys_BS.view(-1)).view(rows, -1, 2 * groups, size).transpose(1, 2)
+    k_BGSK, v_BGSK = torch.split(kv_BESK, groups, dim=1)
+    out_BHWK = F.scaled_dot_product_attention(
+        q_BWHK.transpose(1, 2), k_BGSK, v_BGSK, attn_mask=mask_B1WS.to(q_BWHK.dtype), enable_gqa=heads != groups
+    )
     return out_BHWK.transpose(1, 2).reshape(rows * width, heads, size).index_select(0, back_T)
 
 

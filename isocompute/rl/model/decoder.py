@@ -161,12 +161,11 @@ def _before(
     """
     heads, groups, size = shape
     qkv_TEK = F.linear(_norm(x_TD, norm, epsilon), weight, bias).view(-1, heads + 2 * groups, size)
-    qk_TEK, v_TEK = qkv_TEK[:, : heads + groups], qkv_TEK[:, heads + groups :]
+    qk_TEK, v_TEK = torch.split(qkv_TEK, [heads + groups, groups], dim=1)
     if q_norm is not None and k_norm is not None:
-        q_TEK, k_TEK = _norm(qk_TEK[:, :heads], q_norm, epsilon), _norm(qk_TEK[:, heads:], k_norm, epsilon)
-        qk_TEK = torch.cat([q_TEK, k_TEK], dim=1)
-    halves = qk_TEK.float().view(-1, heads + groups, 2, size // 2)
-    a, b, cos, sin = halves[:, :, 0], halves[:, :, 1], cos_TK[:, None], sin_TK[:, None]
+        qk_TEK = _norm(qk_TEK, torch.cat([q_norm.expand(heads, -1), k_norm.expand(groups, -1)]), epsilon)
+    a, b = qk_TEK.float().view(-1, heads + groups, 2, size // 2).unbind(2)
+    cos, sin = cos_TK[:, None], sin_TK[:, None]
     turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=2).view_as(qk_TEK)
     return torch.cat([turned.to(v_TEK.dtype), v_TEK], dim=1)
 

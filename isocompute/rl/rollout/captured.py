@@ -204,12 +204,11 @@ class CapturedEngine:
                 for rows, hidden in zip(torch.split(rows_A, size), torch.split(hidden_PD, size), strict=True)
             ]
         for rows, hidden, source in parts:
-            logits_PV = self.decoder.logits(hidden, fp32=settings.fp32_head)
+            logits_PV, whose = self.decoder.logits(hidden, fp32=settings.fp32_head), source
             if settings.top_p < 1:
-                logits_PV = logits_PV[source]
-                logits_PV = nucleus(logits_PV, self._state.temperature_R[rows], settings.top_p)
-                source = torch.arange(len(rows), device=self.device)
-            self._advance(self._state, settings, rows, logits_PV, source)
+                logits_PV = nucleus(logits_PV[source], self._state.temperature_R[rows], settings.top_p)
+                whose = torch.arange(len(rows), device=self.device)
+            self._advance(self._state, settings, rows, logits_PV, whose)
 
     # Rows come and go
 

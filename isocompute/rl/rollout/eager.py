@@ -82,16 +82,20 @@ class _Cache:
         """Hidden states of the next token of each row."""
         lengths_A = self.lengths_R[: self.active]
         self.longest += 1
-        visible_A11S = (self.columns_S[: self.longest] <= lengths_A[:, None])[:, None, None]
+        visible_AS = self.columns_S[: self.longest] <= lengths_A[:, None]
+        mask_A11S = torch.zeros((), dtype=decoder.dtype, device=decoder.device).where(visible_AS, -torch.inf)[
+            :, None, None
+        ]
 
         def attend(layer: int, qkv_AEK: Tensor, heads: int) -> Tensor:
             kv_AESK = self.kv_LRESK[layer, : self.active]
             kv_AESK[self.rows_R[: self.active], :, lengths_A] = qkv_AEK[:, heads:]
             k_AGSK, v_AGSK = kv_AESK[:, :, : self.longest].chunk(2, dim=1)
-            shared = heads != k_AGSK.shape[1]
-            return F.scaled_dot_product_attention(
-                qkv_AEK[:, :heads, None], k_AGSK, v_AGSK, attn_mask=visible_A11S, enable_gqa=shared
-            )[:, :, 0]
+            rows, groups, _, size = k_AGSK.shape
+            # The query heads that share a key head are as many queries of it.
+            q_AGHK = qkv_AEK[:, :heads].reshape(rows, groups, heads // groups, size)
+            out_AGHK = F.scaled_dot_product_attention(q_AGHK, k_AGSK, v_AGSK, attn_mask=mask_A11S)
+            return out_AGHK.reshape(rows, heads, size)
 
         hidden_AD: Tensor = decoder(tokens_A, lengths_A, attend)
         lengths_A += 1

@@ -219,33 +219,27 @@ def advance(state: State, settings: SamplingSettings, rows_A: Tensor, logits_PV:
 
 if AVAILABLE:
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit
     def _add_block(
         q, m, total, acc, keys, values, start, end, SIZE: tl.constexpr, BLOCK: tl.constexpr, EXACT: tl.constexpr
-    ) -> Any:  # type: ignore[no-untyped-def]
+    ) -> Any:
         """One block of online softmax."""
         at = start + tl.arange(0, BLOCK)
         inside = at < end
         size = tl.arange(0, SIZE)
         k = tl.load(keys + at[:, None] * SIZE + size[None, :], mask=inside[:, None], other=0.0)
         v = tl.load(values + at[:, None] * SIZE + size[None, :], mask=inside[:, None], other=0.0)
-        if EXACT:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        else:
-            scores = tl.dot(q, tl.trans(k))
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee" if EXACT else "tf32")
         scores = tl.where(inside[None, :], scores, float("-inf"))
         larger = tl.maximum(m, tl.max(scores, axis=1))
         shrink = tl.exp2(m - larger)
         p = tl.exp2(scores - larger[:, None])
         total = total * shrink + tl.sum(p, axis=1)
-        if EXACT:
-            acc = acc * shrink[:, None] + tl.dot(p, v, input_precision="ieee")
-        else:
-            acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee" if EXACT else "tf32")
         return larger, total, acc
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _attend_kernel(  # type: ignore[no-untyped-def]
+    @triton.jit
+    def _attend_kernel(
         qkv_AEK,
         out_AHK,
         prompt_kv,
@@ -295,8 +289,8 @@ if AVAILABLE:
         out = out_AHK + place * GROUPS * SHARED * SIZE + mine
         tl.store(out, (acc / total[:, None]).to(out_AHK.dtype.element_ty), mask=head[:, None] < SHARED)
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _uniform(stream, position):  # type: ignore[no-untyped-def]
+    @triton.jit
+    def _uniform(stream, position):
         """`engine.uniform_at`."""
         x = stream.to(tl.uint64) + position.to(tl.uint64) * 0xDA942042E4DD58B5
         x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
@@ -304,8 +298,8 @@ if AVAILABLE:
         x = x ^ (x >> 31)
         return ((x >> 41).to(tl.float32) + 0.5) * (1.0 / 8388608.0)
 
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _advance_kernel(  # type: ignore[no-untyped-def]
+    @triton.jit
+    def _advance_kernel(  # noqa: PLR0915 - one kernel, so that the host launches one
         logits_PV,
         rows_A,
         source_A,

@@ -74,10 +74,12 @@ class Rollouts:
     def __len__(self) -> int:
         return len(self.responses_BT)
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts, each counted once."""
-        return sum(map(len, self.prompts))
+    def staleness(self, step: int) -> tuple[float, int]:
+        """Updates since the tokens were sampled, before update `step`: the mean and the largest."""
+        if self.versions_BT is None:
+            return 0.0, 0
+        age_BT = (step - self.versions_BT) * self.sampled_BT
+        return float(age_BT.sum() / self.sampled_BT.sum()), int(age_BT.max())
 
     def take(self, rows: Tensor) -> Rollouts:
         """Some of the rows, without the padding that none of them needs; rows of a prompt must stay together."""
@@ -143,8 +145,8 @@ class Rollouts:
         predictor_S = np.where(steps_S == 0, first_S, packing.starts_B[rows_S] + steps_S - 1)
         sent = torch.from_numpy(np.concatenate([tokens, packing.positions, predictor_S, chosen_S, place_S])).to(device)
         count, read = len(place_S), len(tokens)
-        parts = torch.split(sent, [read, read, count, count, count])
-        return Packed(*parts, packing, responses_BT.shape)
+        own_T, position_T, predictor, chosen, place = torch.split(sent, [read, read, count, count, count])
+        return Packed(own_T, position_T, predictor, chosen, place, packing, responses_BT.shape)
 
     def micro_batches(self, *, tokens: int, rows: int | None = None) -> Iterator[Tensor]:
         """Consecutive rows whose packed pass has at most about this many tokens, and at most so many rows."""

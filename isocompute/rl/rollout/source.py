@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isocompute.core.allocation import Cell
+from isocompute.core.allocation import Cell, ignore
 from isocompute.core.recipe import Recipe
 from isocompute.problems.problem_set import ProblemSampler
 from isocompute.rl.grading import Graded, GradingPool
@@ -156,7 +156,7 @@ class RolloutSource:
         """Sum of their mean scores."""
         self.ungraded = 0
         """Groups since the last point that no reward function could grade."""
-        self.on_drop: Callable[[Rollouts], None] = lambda _: None
+        self.on_drop: Callable[[Rollouts], None] = ignore
         """Called with rollouts that were sampled but will not be trained on."""
         self.on_step: Callable[[], None] = lambda: None
         """Called between the engine's steps; may raise to end the run."""
@@ -207,7 +207,7 @@ class RolloutSource:
 
     def _admit(self, next_update: int) -> None:
         """Start as many groups as the ledger and the remaining updates have room for."""
-        bp, n = self.cell.problems_per_batch, self.rollouts_per_problem
+        bp = self.cell.problems_per_batch
         count = self.ledger.room(version=self.version, next_update=next_update)
         # Near the end, start only groups that the remaining updates can take.
         count = min(count, bp * (self.cell.update_steps - next_update) - len(self.ledger))
@@ -298,7 +298,7 @@ class RolloutSource:
         sampled = [group.rollouts for group in self.ledger if group.rollouts is not None]
         if sampled:
             arrays |= {f"{self._FLIGHT}{name}": x.numpy() for name, x in Rollouts.join(sampled).stored().items()}
-        counters = {"drawn": self.started, "restarted": self.restarted, "sampler_at": self.problems.at}
+        counters: dict[str, Any] = {"drawn": self.started, "restarted": self.restarted, "sampler_at": self.problems.at}
         counters["counted"] = [group.number for group in self.ledger if group.graded is not None or group.counted]
         return arrays, {**counters, "_dropped_since": self._dropped, "_dropped_scores": self._dropped_scores}
 
@@ -327,7 +327,7 @@ class RolloutSource:
         if waiting is not None:
             prefix, first = "waiting/", self.started - len(waiting)
             version = int(arrays["waiting/versions_BT"].max())
-            table = [(first + place, problem, version, 1) for place, problem in enumerate(waiting.tolist())]
+            table: list[Any] = [(first + place, problem, version, 1) for place, problem in enumerate(waiting.tolist())]
         else:
             prefix = self._FLIGHT
             table = arrays[f"{prefix}groups"].tolist() if f"{prefix}groups" in arrays else []
