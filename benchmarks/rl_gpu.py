@@ -49,8 +49,8 @@ from isocompute.rl.update import score
 
 GYM = {
     "sums": "gym:chain_sum?min_terms=2&max_terms=3&min_digits=1&max_digits=2",
+    "short sums": "gym:chain_sum?min_terms=2&max_terms=2&min_digits=1&max_digits=2",
     "products": "gym:products?min_terms=2&max_terms=2&min_digits=1&max_digits=2",
-    "arithmetic": "gym:basic_arithmetic?min_terms=2&max_terms=3&min_digits=1&max_digits=1",
 }
 SHAPES = {
     "Qwen2.5-0.5B": (151936, 896, 4864, 24, 14, 2, 64),
@@ -297,7 +297,7 @@ def synthetic(
     prompts = rng.integers(3, config.vocab_size, (2 * bp, prompt)).tolist()
     task = Task("synthetic", [str(i) for i in range(2 * bp)], prompts, Coin(), lambda ids: "", [""] * 2 * bp)
     tasks = Tasks(task, task, {}, new)
-    cell = cell_of(args, {}, bp, n, 100, engine={"memory_gib": 76})
+    cell = cell_of(args, {}, bp, n, 100, engine={"memory_gib": 68})
     engine, recipe = EngineSpec.of(cell.engine), make_recipe(cell.recipe)
     model, evaluation = Model(Path(), decoder, ()), EvaluationSpec.of({"samples": 1, "k": [1]})
     sizes = choose_sizes(cell, engine, recipe, model, tasks, evaluation)

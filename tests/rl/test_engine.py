@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -360,14 +361,11 @@ def test_samples_can_be_read(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (
-            {},
-            "eager rollouts (without a GPU), up to 48 at a time; training passes of 8,192 tokens; float32 on CPU",
-        ),
+        ({}, r"eager rollouts \(without a GPU\), up to 48 at a time; training passes of [\d,]+ tokens; float32 on CPU"),
         (
             {"rollout": "captured", "sample_batch": 16, "recompute": True, "dtype": "bfloat16"},
-            "captured rollouts (as engine_options.rollout asks), up to 16 at a time; training passes of 8,192 tokens, "
-            "activations recomputed; bfloat16 on CPU",
+            r"captured rollouts \(as engine_options.rollout asks\), up to 16 at a time; training passes of [\d,]+ tokens, "
+            r"activations recomputed; bfloat16 on CPU",
         ),
     ],
 )
@@ -375,7 +373,7 @@ def test_the_header_says_which_engine_runs_and_why(options: dict[str, Any], text
     said: list[str] = []
     cell = make_cell(update_steps=1, engine=options)
     assert LmEngine(on_start=said.append).run(cell, tmp_path, Control())
-    assert said == [text]
+    assert len(said) == 1 and re.fullmatch(text, said[0])
     assert json.loads((tmp_path / "run.json").read_text())["rollout"] == options.get("rollout", "eager")
 
 

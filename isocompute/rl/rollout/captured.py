@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,29 @@ class _Request:
         return FinishedGroup(self.group.key, rollouts)
 
 
+@dataclass(frozen=True)
+class _Ended:
+    """Rows that have ended, on their way to the host."""
+
+    owners: Ints
+    """The number of each row's request."""
+    places: Ints
+    """Its place in the request."""
+    lengths: Ints
+    stopped: Ints
+    values: list[Tensor]
+    event: torch.cuda.Event | None
+    """After it, `values` are there."""
+
+
+def _sent_home(values: Tensor) -> Tensor:
+    """A copy in host memory, which may still be under way."""
+    if values.device.type != "cuda":
+        return values
+    home = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return home.copy_(values, non_blocking=True)
+
+
 class CapturedEngine:
     """Decodes up to `rows` responses at a time."""
 
@@ -105,6 +129,8 @@ class CapturedEngine:
         """Tokens of each slot that were searched for stop strings."""
         self._ticks = self._worked = 0
         self._queued = 0
+        self._window: tuple[Ints, Tensor] | None = None
+        """Slots whose next tokens are under way."""
         self._graphs: dict[int, tuple[Tensor, Callable[[], None]]] = {}
         self._pool: Any = None
         """Memory that all graphs share."""
@@ -143,10 +169,24 @@ class CapturedEngine:
 
     @torch.no_grad()
     def step(self) -> list[FinishedGroup]:
-        """Sample up to `LOOK` tokens of each row in flight; returns the groups that are complete."""
-        self._admit()
-        if not self._used:
+        """Sample up to `LOOK` tokens of each row in flight; returns the groups that are complete.
+
+        The next tokens are under way while the host reads out rows that have ended, and while the caller uses them.
+        """
+        if self._window is None:
+            self._launch()
+        if self._window is None:
             return []
+        ended = self._look(*self._window)
+        self._launch()
+        return [] if ended is None else self._read(ended)
+
+    def _launch(self) -> None:
+        """Start waiting rows, and the next steps of all rows in flight."""
+        self._admit()
+        self._window = None
+        if not self._used:
+            return
         slots = np.array(self._used)
         rows_A, replay = self._graph(len(slots))
         padded = np.full(len(rows_A), self.rows)
@@ -154,7 +194,9 @@ class CapturedEngine:
         rows_A.copy_(torch.from_numpy(padded))
         for _ in range(LOOK):
             replay()
-        return self._collect(slots, rows_A[: len(slots)])
+        self._ticks += LOOK
+        self._worked += LOOK * len(slots)
+        self._window = (slots, rows_A[: len(slots)])
 
     # Decode steps
 
@@ -283,32 +325,41 @@ class CapturedEngine:
         hidden_TD: Tensor = self.decoder(sent[0], sent[1], attend)
         return hidden_TD[torch.from_numpy(packing.last_of_prompt_P).to(self.device)]
 
-    def _collect(self, slots: Ints, rows_A: Tensor) -> list[FinishedGroup]:
-        """Look at which rows have ended, read them out and free their slots."""
+    def _look(self, slots: Ints, rows_A: Tensor) -> _Ended | None:
+        """Look at which rows have ended, free their slots, and begin to read them out."""
         state = self._state
         if self.settings.stop_strings:
             self._cut(slots, rows_A)
         looked = torch.stack([state.alive_R[rows_A], state.length_R[rows_A], state.stopped_R[rows_A]]).cpu().numpy()
-        alive_A, length_A, stopped_A = looked
-        self._ticks += LOOK
-        self._worked += LOOK * len(slots)
-        ended = np.flatnonzero(alive_A == 0)
+        ended = np.flatnonzero(looked[0] == 0)
         if not len(ended):
-            return []
-        self._used = slots[alive_A > 0].tolist()
-        self._free_rows += slots[ended].tolist()
-        ended_rows, width = rows_A[torch.from_numpy(ended).to(self.device)], int(length_A[ended].max())
+            return None
+        self._used, slots = slots[looked[0] > 0].tolist(), slots[ended]
+        self._free_rows += slots.tolist()
+        lengths, stopped = looked[1:, ended]
+        rows, width = torch.from_numpy(slots).to(self.device), int(lengths.max())
         kept = [state.tokens_RS, state.logprobs_RS]
         kept += [state.versions_RS] if self.settings.keep_versions else []
         kept += [state.forced_RS] if self.settings.interruption is not None else []
-        read = [values[ended_rows, :width].cpu().numpy() for values in kept]
-        owners, places, out = self._owner_R[slots[ended]], self._place_R[slots[ended]], []
-        for number in np.unique(owners).tolist():
-            own, request = owners == number, self._requests[number]
-            place_N = places[own]
-            for into, values in zip(request.results, read, strict=True):
-                into[place_N, :width] = values[own]
-            request.lengths_N[place_N], request.stopped_N[place_N] = length_A[ended][own], stopped_A[ended][own]
+        values = [_sent_home(each[rows, :width]) for each in kept]
+        event = None
+        if self.device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own gap
+            event.record()
+        return _Ended(self._owner_R[slots], self._place_R[slots], lengths, stopped, values, event)
+
+    def _read(self, ended: _Ended) -> list[FinishedGroup]:
+        """Give ended rows to their requests; returns the groups that are complete."""
+        if ended.event is not None:
+            ended.event.synchronize()
+        values, out = [each.numpy() for each in ended.values], []
+        width = values[0].shape[1]
+        for number in np.unique(ended.owners).tolist():
+            own, request = ended.owners == number, self._requests[number]
+            place_N = ended.places[own]
+            for into, each in zip(request.results, values, strict=True):
+                into[place_N, :width] = each[own]
+            request.lengths_N[place_N], request.stopped_N[place_N] = ended.lengths[own], ended.stopped[own]
             request.ended += len(place_N)
             if request.ended == len(request.group.streams):
                 self._free_prompts.append(request.prompt_slot)
