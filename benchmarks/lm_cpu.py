@@ -31,9 +31,8 @@ import torch
 from isocompute.core.allocation import Cell
 from isocompute.core.recipe import make_recipe
 from isocompute.rl.loop import Training
-from isocompute.rl.memory import Sizes
 from isocompute.rl.model.checkpoint import Model, load_decoder
-from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec
+from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec, Sizes
 from isocompute.rl.tasks import ProblemsSpec, Task, Tasks
 
 VOCABULARY, PROMPT, WARM_UP = 64, 8, 2
@@ -108,7 +107,7 @@ def our_step(folder: Path, case: Case) -> Callable[[], None]:
         EvaluationSpec.of({}),
         model,
         Tasks(task, task, {}, case.tokens),
-        Sizes(tokens=8192, rows=batch),
+        Sizes(tokens=4096, rows=batch),
     )
     training = Training(setup)
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import Rollouts
 from isocompute.rl.rollout.source import Group, Ledger
 
 SAMPLED = Rollouts([], *(torch.zeros(0) for _ in range(5)))

@@ -2,7 +2,7 @@
 
     python benchmarks/rl_gpu.py --model SMOLLM2 --gsm8k PROBLEMS.jsonl [--only speed,shapes,…] [--out result.json]
 
-SMOLLM2 is the folder that `isocompute lm fetch smollm2` writes; PROBLEMS.jsonl has GSM8K's questions and answers. Parts:
+SMOLLM2 is the folder that `isocompute lm fetch smollm2` writes, PROBLEMS.jsonl has GSM8K's problems. Parts:
 
 - `speed`: whole steps (sample to real stops, grade, advantages, one gradient, AdamW) on GSM8K with the chat template,
   32 × 32 and 64 × 64, at most 256 new tokens; on a mixture of short gym tasks, 64 × 64; medians. TRL's steps on GSM8K
@@ -36,14 +36,13 @@ from isocompute.rl import loop
 from isocompute.rl.bench import measure_machine
 from isocompute.rl.engine import LmEngine
 from isocompute.rl.loop import Training
-from isocompute.rl.memory import parameters
 from isocompute.rl.model.checkpoint import Model, load_model
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.captured import CapturedEngine
 from isocompute.rl.rollout.eager import EagerEngine
 from isocompute.rl.rollout.engine import PromptGroup, RolloutEngine, SamplingSettings, sample, streams
-from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec, choose_sizes, set_up
+from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec, choose_sizes, parameters, set_up
 from isocompute.rl.tasks import ProblemsSpec, Task, Tasks
 from isocompute.rl.update import score
 
@@ -278,7 +277,7 @@ class Coin:
 
     cheap = True
 
-    def __call__(self, problem: int, responses: Sequence[Sequence[int]], stopped: Sequence[bool]) -> list[float]:
+    def __call__(self, _: int, responses: Sequence[Sequence[int]], __: Sequence[bool]) -> list[float]:
         return [float(response[-1] % 2 == 0) for response in responses]
 
 
@@ -295,7 +294,7 @@ def synthetic(
     decoder.compiled = True
     rng = np.random.default_rng(0)
     prompts = rng.integers(3, config.vocab_size, (2 * bp, prompt)).tolist()
-    task = Task("synthetic", [str(i) for i in range(2 * bp)], prompts, Coin(), lambda ids: "", [""] * 2 * bp)
+    task = Task("synthetic", [str(i) for i in range(2 * bp)], prompts, Coin(), str, [""] * 2 * bp)
     tasks = Tasks(task, task, {}, new)
     cell = cell_of(args, {}, bp, n, 100, engine={"memory_gib": 68})
     engine, recipe = EngineSpec.of(cell.engine), make_recipe(cell.recipe)
@@ -327,7 +326,7 @@ def bound(config: DecoderConfig, lengths: np.ndarray, *, n: int, prompt: int, ma
 def shapes(args: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {}
     machine = measure_machine(torch.device(args.device), torch.bfloat16)
-    loop.make_engine = lambda engine, decoder, settings, **sizes: LongTailed(decoder, settings, **sizes)  # type: ignore[attr-defined]
+    loop.make_engine = lambda _, *parts, **sizes: LongTailed(*parts, **sizes)  # type: ignore[attr-defined]
     for name, (vocabulary, width, inner, layers, heads, groups, size) in SHAPES.items():
         config = DecoderConfig(
             model_type="qwen2",

@@ -8,6 +8,7 @@ import typer
 
 from isocompute.cli import options
 from isocompute.cli.study import STOPPED, duration
+from isocompute.core.allocation import ignore
 from isocompute.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def command(
             read_train_spec(spec, overrides),
             out=out,
             on_point=None if json else lines,
-            on_start=lines.header,
-            on_progress=lines.progress,
+            on_start=ignore if json else lines.header,
+            on_progress=ignore if json else lines.progress,
             stopping=lambda: stopping,
         )
         lines.progress.clear()

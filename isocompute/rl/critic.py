@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from isocompute.core.recipe import Recipe
 from isocompute.rl.losses import gae, token_weights, value_loss
-from isocompute.rl.memory import Sizes
 from isocompute.rl.model.decoder import Decoder, Part
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import Rollouts
+from isocompute.rl.setup import Sizes
 from isocompute.rl.update import Optimizer, passes, response_hidden, within_memory
 
 _CRITIC_RATE = 10.0

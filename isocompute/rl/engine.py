@@ -17,10 +17,9 @@ from isocompute.core.recorder import Recorder, RunSettings
 from isocompute.rl.evaluation import METRICS, Reports
 from isocompute.rl.lengths import make_interruption, penalty_window
 from isocompute.rl.loop import Training
-from isocompute.rl.memory import Sizes
 from isocompute.rl.model.checkpoint import model_folder, save_policy, stop_tokens
 from isocompute.rl.model.config import DecoderConfig
-from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec, lm_recipe, set_up, tasks_of
+from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec, Sizes, lm_recipe, set_up, tasks_of
 from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.update import DivergedError
 
@@ -100,7 +99,6 @@ class LmEngine:
         with recorder, _explained_memory_errors(setup.sizes):
             reports = Reports(recorder.append_rates, recorder.append_sample, self.on_progress)
             training = Training(setup, reports=reports)
-            self.on_start(header(training, setup))
             try:
                 saved = recorder.resume()
                 if saved is not None:
@@ -108,6 +106,7 @@ class LmEngine:
                     lost = training.source.restarted - saved[1].get("restarted", 0)
                     if lost:
                         warnings.warn(f"{folder}: {lost} responses in flight begin again.", stacklevel=2)
+                self.on_start(header(training, setup))
                 try:
                     if not training.run(recorder, control):
                         return False

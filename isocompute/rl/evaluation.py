@@ -12,12 +12,10 @@ from isocompute.core.allocation import ignore
 from isocompute.core.arrays import Ints
 from isocompute.core.metrics import avg_at_k, best_at_k, mean_with_error, worst_at_k
 from isocompute.rl.grading import GradingPool
-from isocompute.rl.memory import MOST_ROWS, free_bytes, row_bytes
 from isocompute.rl.model.checkpoint import load_model
-from isocompute.rl.rollout.engine import FinishedGroup, PromptGroup, RolloutEngine, SamplingSettings, streams
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import FinishedGroup, PromptGroup, RolloutEngine, Rollouts, SamplingSettings, streams
 from isocompute.rl.rollout.source import submit_grading
-from isocompute.rl.setup import EngineSpec, make_engine
+from isocompute.rl.setup import MOST_ROWS, EngineSpec, free_bytes, make_engine, row_bytes
 from isocompute.rl.tasks import ProblemsSpec, Task, Tasks, whole_task
 
 MEANS = (
@@ -43,6 +41,14 @@ class Reports:
     """Some responses."""
     progress: Callable[[str, int, int], None] = ignore
     """What is going on, the problems done and all of them."""
+
+    def counted(self, step: int, counts: Mapping[str, PassCounts]) -> None:
+        """Pass on the counts and samples of an evaluation."""
+        for name, found in counts.items():
+            row = {"step": step, "set": name}
+            self.rates({**row, "samples": found.samples, "correct": found.correct_P.tolist()})
+            for kept in found.kept:
+                self.samples({**row, **kept})
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from isocompute.rl.critic import Critic, CriticEstimates, estimate_advantages, u
 from isocompute.rl.evaluation import MEANS, Evaluator, Reports
 from isocompute.rl.grading import GradingPool
 from isocompute.rl.losses import kl_to_base, mixed_groups
-from isocompute.rl.rollout.rollouts import Groups, Rollouts
+from isocompute.rl.rollout.engine import Groups, Rollouts
 from isocompute.rl.rollout.source import RolloutSource
 from isocompute.rl.setup import CellSetup, longest_prompt, make_engine, sampling_settings
 from isocompute.rl.update import (
@@ -132,7 +132,10 @@ class Training:
         self.engine.load(self.decoder, self.step)
         self.source.new_weights(self.step)
         self.seconds += time.perf_counter() - started
-        self._kl = self._kl_to_base(batch.rollouts) if self._due() else None
+        self._kl = None
+        if self._due():  # on the policy's own samples: on another policy's, k3 has a heavy tail and no meaning
+            kl_BT = kl_to_base(batch.rollouts.logprobs_BT, self._base_logprobs(batch.rollouts).cpu())
+            self._kl = float(kl_BT.sum() / batch.rollouts.sampled_BT.sum())
         return True
 
     def _batch(self, groups: Groups) -> tuple[Batch, CriticEstimates | None]:
@@ -196,11 +199,6 @@ class Training:
     def _base_logprobs(self, rollouts: Rollouts) -> torch.Tensor:
         return score_all(self.base.decoder, rollouts, self.recipe, sizes=self.sizes)
 
-    def _kl_to_base(self, rollouts: Rollouts) -> float:
-        """On the policy's own samples: on another policy's, k3 has a heavy tail and no meaning."""
-        kl_BT = kl_to_base(rollouts.logprobs_BT, self._base_logprobs(rollouts).cpu())
-        return float(kl_BT.sum() / rollouts.sampled_BT.sum())
-
     def _poll(self) -> None:
         """Between decode steps: end the run soon after the runner asks."""
         now = time.monotonic()
@@ -233,11 +231,7 @@ class Training:
             temperature=self.recipe.temperature if given is None else given,
             keep=self.evaluation.keep_samples,
         )
-        for name, found in counts.items():
-            row = {"step": self.step, "set": name}
-            self.reports.rates({**row, "samples": found.samples, "correct": found.correct_P.tolist()})
-            for kept in found.kept:
-                self.reports.samples({**row, **kept})
+        self.reports.counted(self.step, counts)
         point: dict[str, Any] = {name: getattr(self, name) for name in ("step", "rollouts", "tokens", "seconds")}
         point |= metrics | self._since_last() | sampling
         point = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from isocompute.core.recipe import Recipe
 from isocompute.rl import losses
-from isocompute.rl.losses import group_advantages, mixed_groups
-from isocompute.rl.memory import Sizes
+from isocompute.rl.losses import group_advantages, head_scores, mixed_groups
 from isocompute.rl.model.attention import PackedAttention
 from isocompute.rl.model.decoder import Decoder, Part
-from isocompute.rl.model.head import head_scores
-from isocompute.rl.rollout.rollouts import Groups, Packed, Rollouts
+from isocompute.rl.rollout.engine import Groups, Packed, Rollouts
+from isocompute.rl.setup import Sizes
 
 
 def passes(rollouts: Rollouts, sizes: Sizes) -> Iterator[Tensor]:

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from isocompute.core.recipe import Recipe
 from isocompute.rl.critic import Critic
-from isocompute.rl.memory import Sizes
 from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.rollout.engine import SamplingSettings
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import Rollouts, SamplingSettings
+from isocompute.rl.setup import Sizes
 from isocompute.rl.update import Batch, Optimizer, make_batch, score_all
 from tests.rl.models import eager, reference, requests
 

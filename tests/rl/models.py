@@ -15,8 +15,7 @@ from isocompute.rl.model.attention import PackedAttention, Packing
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.eager import EagerEngine
-from isocompute.rl.rollout.engine import PromptGroup, SamplingSettings, sample, streams
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import PromptGroup, Rollouts, SamplingSettings, sample, streams
 
 BASE: dict[str, Any] = {
     "vocab_size": 97,

@@ -364,8 +364,8 @@ def test_samples_can_be_read(tmp_path: Path):
         ({}, r"eager rollouts \(without a GPU\), up to 48 at a time; training passes of [\d,]+ tokens; float32 on CPU"),
         (
             {"rollout": "captured", "sample_batch": 16, "recompute": True, "dtype": "bfloat16"},
-            r"captured rollouts \(as engine_options.rollout asks\), up to 16 at a time; training passes of [\d,]+ tokens, "
-            r"activations recomputed; bfloat16 on CPU",
+            r"captured rollouts \(as engine_options.rollout asks\), up to 16 at a time; "
+            r"training passes of [\d,]+ tokens, activations recomputed; bfloat16 on CPU",
         ),
     ],
 )

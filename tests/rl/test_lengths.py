@@ -18,8 +18,7 @@ from isocompute.rl.losses import mixed_groups
 from isocompute.rl.model.checkpoint import model_folder
 from isocompute.rl.rollout.captured import CapturedEngine
 from isocompute.rl.rollout.eager import EagerEngine
-from isocompute.rl.rollout.engine import PromptGroup, SamplingSettings, sample
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import PromptGroup, Rollouts, SamplingSettings, sample
 from isocompute.rl.rollout.source import Group
 from isocompute.rl.setup import tasks_of
 from isocompute.rl.tasks import ProblemsSpec

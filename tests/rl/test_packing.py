@@ -20,12 +20,12 @@ from isocompute.core.recipe import Recipe, make_recipe
 from isocompute.rl import memory
 from isocompute.rl import update as update_module
 from isocompute.rl.critic import Critic, estimate_advantages, update_critic
-from isocompute.rl.memory import Sizes
+from isocompute.rl.losses import head_scores
 from isocompute.rl.model import head
 from isocompute.rl.model.attention import PackedAttention, Packing
 from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.model.head import head_scores
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import Rollouts
+from isocompute.rl.setup import Sizes
 from isocompute.rl.update import Batch, score, score_all, update
 from tests.rl.batches import (
     NEW,
@@ -303,7 +303,7 @@ def test_every_pass_is_halved_until_it_fits(start: Decoder, rollouts: Rollouts, 
     estimates = estimate_advantages(critic, rollouts, REWARDS.reshape(-1), recipe, sizes=sizes)
     assert sizes.tokens == 32 and small.raised == 3
     sizes = Sizes(tokens=256, rows=16)
-    update_critic(critic, Recorded(critic, recipe), rollouts, estimates, recipe, rate=RATE, sizes=sizes)
+    update_critic(critic, Recorded(critic, recipe), rollouts, estimates, recipe, policy_rate=RATE, sizes=sizes)
     assert sizes.tokens == 32
     sizes, decoder = Sizes(tokens=256, rows=16), copy.deepcopy(start)
     batch = batch_for(recipe, rollouts, start, estimates.advantages_BT)

@@ -155,17 +155,19 @@ def test_no_steps_of_slack_is_the_synchronous_run(tmp_path: Path):
     assert all(point["staleness"] == 0.0 for point in points(zero)[1:])
 
 
+@pytest.mark.parametrize("engine", ["eager", "captured"])
 @pytest.mark.parametrize("steps", [1, 2, 8])
-def test_no_token_is_older_than_k_updates(steps: int):
+def test_no_token_is_older_than_k_updates(steps: int, engine: str):
     training = make_pipeline(
         recipe={"name": "cispo", "pipeline_steps": steps},
         problems={"source": "chain:1-8", "size": 64},
-        engine={"slots": 8 * 4 * (steps + 1)},
+        engine={"slots": 8 * 4 * (steps + 1), "rollout": engine},
         update_steps=14,
     )
     while training.step < 14:
         assert training.update()
     assert 0 < training.oldest <= steps
+    assert training.rollouts == 14 * 8 * 4 and not training.engine.busy
 
 
 def test_a_pipeline_runs_as_a_cell(tmp_path: Path):

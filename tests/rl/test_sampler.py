@@ -11,8 +11,7 @@ from isocompute.core.errors import InputError
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.eager import EagerEngine
-from isocompute.rl.rollout.engine import SamplingSettings, sample, streams, uniform_at
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import Rollouts, SamplingSettings, sample, streams, uniform_at
 from tests.rl.models import CONFIGS, eager, logits_of, requests
 
 PROMPTS = [[5, 9, 2], [7, 1, 33, 80, 4, 6, 21], [50], [3, 3]]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
+from isocompute.core.allocation import Cell
 from isocompute.rl.model.checkpoint import load_decoder, save_decoder
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.engine import SamplingSettings
+from tests.rl.cells import points, run
 from tests.rl.models import eager, logits_of, requests
 
 PROMPTS = [
@@ -62,3 +65,32 @@ def test_checkpoint_opens_in_transformers(ours: Decoder, tmp_path: Path) -> None
     save_decoder(ours, tmp_path / "copy")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy", dtype=torch.float32).eval()
     assert largest_difference(ours, again) < 1e-4
+
+
+def test_a_run(smollm2: Path, tmp_path: Path) -> None:
+    """Problems in the chat template, real stops, answers graded beside decoding, adapters trained, samples kept."""
+    numbers = [(a, a + 3) for a in range(2, 10)]
+    lines = [{"question": f"What is {a} + {b}? Only the number.", "answer": str(a + b)} for a, b in numbers]
+    source = tmp_path / "sums.jsonl"
+    source.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    cell = Cell(
+        name="run",
+        problems_per_batch=2,
+        rollouts_per_problem=3,
+        update_steps=1,
+        seed=0,
+        problems={"source": str(source), "validation": 2, "max_new_tokens": 12, "stop": ["\n"]},
+        recipe={"name": "grpo", "kl_coef": 0.0, "lora_rank": 4, "temperature": 0.8},
+        evaluation={"points": 2, "samples": 1, "k": [1]},
+        engine={"model": str(smollm2), "device": "cpu", "threads": 1, "save_model": True},
+    )
+    folder = run(cell, tmp_path / "run")
+    last = points(folder)[-1]
+    assert last["rollouts"] == 6 and last["logprob_gap"] < 1e-4 and last["truncated"] < 1
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 4
+    for row in samples:
+        (answer,) = (line["answer"] for line in lines if line["question"] == row["question"])
+        assert row["stopped"] == row["response"].endswith(("<|im_end|>", "\n"))
+        assert row["reward"] == 0.0 or answer in row["response"]
+    assert (folder / "model" / "adapter_model.safetensors").stat().st_size < 8e6

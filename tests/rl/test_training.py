@@ -19,6 +19,7 @@ from isocompute.core.errors import InputError
 from isocompute.core.metrics import avg_at_k, best_at_k, worst_at_k
 from isocompute.core.recipe import RECIPES
 from isocompute.rl import loop as training_module
+from isocompute.rl import losses
 from isocompute.rl.engine import LmEngine
 from tests.rl.cells import (
     CLOCK,
@@ -41,6 +42,7 @@ RECIPE_CASES: dict[str, dict[str, Any]] = {
     "decoupled": {"recipe": {"name": "grpo", "baseline_rollouts": 6}},
     "off-policy": {"recipe": {"name": "cispo", "off_policy_steps": 3, "length_control": "penalty"}},
     "refilled": {"recipe": {"name": "dapo", "zero_variance_filter": "refill"}},
+    "captured": {"engine": {"rollout": "captured"}},
     "interrupted": {
         "recipe": {"name": "cispo", "length_control": "interrupt", "interrupt_window": [2, 3], "answer_tokens": 1}
     },
@@ -107,14 +109,14 @@ def test_a_decoupled_baseline_trains_on_some_and_filters_on_all(monkeypatch: pyt
 def test_seeds_train_on_rollouts_of_their_own_under_a_decoupled_baseline(monkeypatch: pytest.MonkeyPatch):
     """Not on those that another seed chose a step before."""
     chosen: dict[tuple[int, int], list[int]] = {}
-    inner = training_module.decoupled_advantages
+    inner = losses.decoupled_advantages
 
     def keep(*args: Any, **named: Any) -> Any:
         out = inner(*args, **named)
         chosen[key] = out[1].flatten().tolist()
         return out
 
-    monkeypatch.setattr(training_module, "decoupled_advantages", keep)
+    monkeypatch.setattr(losses, "decoupled_advantages", keep)
     for seed in range(2):
         training = make_training(seed=seed, recipe={"name": "grpo", "baseline_rollouts": 6})
         groups = training.source.next_batch(0)
@@ -239,9 +241,10 @@ def test_a_run_stopped_between_decode_steps_is_the_uninterrupted_one(
     """Again and again, within batches and within evaluations; responses in flight begin again."""
     monkeypatch.setattr(training_module, "_POLL_SECONDS", -1.0)
     cell, legs = make_cell(**RECIPE_CASES[name]), 0
+    first, more = (1, 2) if name == "captured" else (3, 8)  # an engine that asks less often
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*responses in flight begin again")
-        while not LmEngine().run(cell, tmp_path, StopAfter(3 + 8 * (legs % 4))):
+        while not LmEngine().run(cell, tmp_path, StopAfter(first + more * (legs % 4))):
             legs += 1
             assert legs < 60
     assert legs >= 3

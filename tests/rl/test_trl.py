@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from isocompute.core.recipe import make_recipe
-from isocompute.rl.memory import Sizes
 from isocompute.rl.model.checkpoint import load_decoder
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import Rollouts
+from isocompute.rl.setup import Sizes
 from isocompute.rl.update import Optimizer, make_batch, score_all, update
 from tests.rl.models import gradients_of, reference, weights_of
 

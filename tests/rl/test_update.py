@@ -15,9 +15,9 @@ from torch import Tensor
 
 from isocompute.core.recipe import RECIPES, make_recipe
 from isocompute.rl.critic import Critic, estimate_advantages, update_critic
-from isocompute.rl.memory import Sizes
 from isocompute.rl.model.decoder import Decoder
-from isocompute.rl.rollout.rollouts import Rollouts
+from isocompute.rl.rollout.engine import Rollouts
+from isocompute.rl.setup import Sizes
 from isocompute.rl.update import DivergedError, Optimizer, make_batch, objective, score, update
 from tests.rl.batches import (
     CPU,
@@ -85,7 +85,7 @@ def test_micro_batches_of_any_size_give_one_gradient(name: str, start: Decoder, 
             estimates = estimate_advantages(critic, rollouts, REWARDS.reshape(-1), recipe, sizes=sizes)
             advantages_BT = estimates.advantages_BT
             optimizer = Recorded(critic, recipe)
-            update_critic(critic, optimizer, rollouts, estimates, recipe, rate=RATE, sizes=sizes)
+            update_critic(critic, optimizer, rollouts, estimates, recipe, policy_rate=RATE, sizes=sizes)
             values[split] = torch.cat(optimizer.gradients)
         optimizer = Recorded(decoder, recipe)
         batch = batch_for(recipe, rollouts, start, advantages_BT)
@@ -97,6 +97,10 @@ def test_micro_batches_of_any_size_give_one_gradient(name: str, start: Decoder, 
             assert apart(out[split], out["one pass"]) < 1e-5
 
 
+def tokens_of(rollouts: Rollouts) -> int:
+    return sum(map(len, rollouts.prompts)) + int(rollouts.lengths_B.sum())
+
+
 def test_passes_keep_to_their_sizes(rollouts: Rollouts) -> None:
     """A prompt counts once a pass; a row that is too large has a pass of its own."""
     for tokens, most in ((31, None), (1, None), (64, 3), (4096, 5)):
@@ -104,12 +108,12 @@ def test_passes_keep_to_their_sizes(rollouts: Rollouts) -> None:
         assert torch.cat(found).tolist() == list(range(16))
         for rows in found:
             part = rollouts.take(rows)
-            used = part.prompt_tokens + int(part.lengths_B.sum())
+            used = tokens_of(part)
             assert len(part) == 1 or (used <= tokens and (most is None or len(part) <= most))
         if most is None:  # no pass could have taken the next row too
             for rows in found[:-1]:
                 more = rollouts.take(torch.arange(int(rows[0]), int(rows[-1]) + 2))
-                assert more.prompt_tokens + int(more.lengths_B.sum()) > tokens
+                assert tokens_of(more) > tokens
 
 
 @settings(max_examples=8, deadline=None)

@@ -25,13 +25,13 @@ from isocompute.rl.rollout.engine import (
     INTERRUPTION,
     FinishedGroup,
     PromptGroup,
+    Rollouts,
     SamplingSettings,
     check_request,
     nucleus,
     stop_string_at,
     uniform_at,
 )
-from isocompute.rl.rollout.rollouts import Rollouts
 
 LOOK = 8
 """Decode steps between two looks at which rows have ended."""

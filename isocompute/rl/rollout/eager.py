@@ -16,6 +16,7 @@ from isocompute.rl.rollout.engine import (
     INTERRUPTION,
     FinishedGroup,
     PromptGroup,
+    Rollouts,
     SamplingSettings,
     check_request,
     draw,
@@ -23,7 +24,6 @@ from isocompute.rl.rollout.engine import (
     stop_string_at,
     uniform_at,
 )
-from isocompute.rl.rollout.rollouts import Rollouts
 
 
 @dataclass

@@ -32,8 +32,7 @@ from isocompute.problems.problem_set import ProblemSampler
 from isocompute.rl.grading import Graded, GradingPool
 from isocompute.rl.lengths import length_penalty, penalty_window
 from isocompute.rl.losses import mixed_groups
-from isocompute.rl.rollout.engine import FinishedGroup, PromptGroup, RolloutEngine, streams
-from isocompute.rl.rollout.rollouts import Groups, Rollouts
+from isocompute.rl.rollout.engine import FinishedGroup, Groups, PromptGroup, RolloutEngine, Rollouts, streams
 from isocompute.rl.tasks import Task
 
 MAX_REFILLS = 10
