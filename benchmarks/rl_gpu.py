@@ -112,7 +112,7 @@ def timed(training: Training, updates: int, warm: int = 2) -> dict[str, Any]:
 
 
 def free(training: Training) -> None:
-    training.close()
+    training.pool.close()
     del training
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

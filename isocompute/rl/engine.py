@@ -120,7 +120,7 @@ class LmEngine:
                     save_policy(training.decoder, folder / MODEL, base=setup.model.folder, recipe=setup.recipe)
                 recorder.finish(_summary(training, diverged))
             finally:
-                training.close()
+                training.pool.close()
         return True
 
 

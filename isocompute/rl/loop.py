@@ -74,7 +74,6 @@ class Training:
         )
         task = self.tasks.train
         self.source = RolloutSource(self.cell, self.recipe, task, self.engine, self.pool, slots=setup.engine.slots)
-        self.engine.prepare()
         warm_up(self.decoder, self.optimizer, self.recipe)
         self.source.on_drop, self.source.on_step = self._count_dropped, self._poll
         self.evaluator = Evaluator(self.engine, self.pool, self.source.take, self._evaluating)
@@ -91,10 +90,6 @@ class Training:
         """KL to the base on the batch before an evaluation."""
         self._stopping: Callable[[], bool] = lambda: False
         self._polled = self._save_at = 0.0
-
-    def close(self) -> None:
-        """End the grading processes."""
-        self.pool.close()
 
     def run(self, recorder: Recorder, control: Control) -> bool:
         """Update and evaluate until the end (True) or until the runner asks to stop (False)."""
@@ -162,8 +157,8 @@ class Training:
 
     def _gradient_steps(self, groups: Groups, batch: Batch, estimates: CriticEstimates | None) -> UpdateStats:
         """Update the policy, and the critic where there is one."""
-        recipe, sizes = self.recipe, self.sizes
-        self.rate = learning_rate(recipe, batch_size=len(groups) * self.cell.rollouts_per_problem, step=self.step)
+        recipe, sizes, batch_size = self.recipe, self.sizes, len(groups) * self.cell.rollouts_per_problem
+        self.rate = learning_rate(recipe, batch_size=batch_size, step=self.step)
         stats = update(self.decoder, self.optimizer, batch, recipe, rate=self.rate, sizes=sizes)
         if self.critic is not None and self.critic_optimizer is not None and estimates is not None:
             rollouts, optimizer = groups.rollouts, self.critic_optimizer
@@ -237,8 +232,7 @@ class Training:
         point = {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in point.items()}
         kl = point.get("kl", 0.0)  # a run that was resumed after its last update has no rollouts to compute it from
         refuse_collapse(0.0 if math.isfinite(kl) else kl, "to the base")  # a point holds only finite numbers
-        self.evaluated += 1
-        self.last_evaluated = self.step
+        self.evaluated, self.last_evaluated = self.evaluated + 1, self.step
         refuse_collapse(kl, "to the base", point=point)
         return point
 

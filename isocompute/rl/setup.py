@@ -20,6 +20,7 @@ from isocompute.rl.lengths import make_interruption
 from isocompute.rl.model.checkpoint import TINY, Model, load_model, model_folder, recipe_defaults
 from isocompute.rl.model.config import DecoderConfig
 from isocompute.rl.model.decoder import Decoder
+from isocompute.rl.rollout import kernels
 from isocompute.rl.rollout.captured import CapturedEngine
 from isocompute.rl.rollout.eager import EagerEngine
 from isocompute.rl.rollout.engine import RolloutEngine, SamplingSettings
@@ -108,9 +109,9 @@ class EngineSpec(BaseModel):
         """Which rollout engine a run uses, and why."""
         if self.rollout != "auto":
             return self.rollout, "as engine_options.rollout asks"
-        if self.where.startswith("cuda"):
-            return "captured", "on a GPU"
-        return "eager", "without a GPU"
+        if not self.where.startswith("cuda"):
+            return "eager", "without a GPU"
+        return ("captured", "on a GPU") if kernels.AVAILABLE else ("eager", "Triton is not installed")
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -390,7 +391,9 @@ def make_engine(
         return EagerEngine(decoder, settings, rows=rows, prompt_tokens=prompt_tokens)
     while True:
         try:
-            return CapturedEngine(decoder, settings, rows=rows, prompt_tokens=prompt_tokens)
+            made = CapturedEngine(decoder, settings, rows=rows, prompt_tokens=prompt_tokens)
+            made.capture()
+            return made
         except torch.OutOfMemoryError:
             if rows <= 1:
                 raise

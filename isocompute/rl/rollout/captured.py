@@ -135,7 +135,7 @@ class CapturedEngine:
         self._pool: Any = None
         """Memory that all graphs share."""
 
-    def prepare(self) -> None:
+    def capture(self) -> None:
         """Capture all numbers of rows, so that no run waits for it later."""
         size = _FEWEST_ROWS
         while size < 2 * self.rows:

@@ -172,9 +172,6 @@ class EagerEngine:
         self._ticks = self._worked = 0
         return used
 
-    def prepare(self) -> None:
-        """Nothing."""
-
     def load(self, weights: Decoder, version: int) -> None:
         """Use these weights, which are not copied."""
         self.decoder, self.version = weights, version

@@ -263,10 +263,6 @@ class RolloutEngine(Protocol):
         """Rows in flight, summed over decode steps, and these steps, since the last call."""
         ...
 
-    def prepare(self) -> None:
-        """Do what only the first steps would have to wait for."""
-        ...
-
     def submit(self, group: PromptGroup) -> None:
         """Add a group."""
         ...
