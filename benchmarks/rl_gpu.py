@@ -18,6 +18,7 @@ SMOLLM2 is the folder that `isocompute lm fetch smollm2` writes, PROBLEMS.jsonl 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import tempfile
@@ -113,7 +114,8 @@ def timed(training: Training, updates: int, warm: int = 2) -> dict[str, Any]:
 
 def free(training: Training) -> None:
     training.pool.close()
-    del training
+    training.__dict__.clear()  # the caller holds it, too
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 

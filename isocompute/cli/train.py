@@ -139,24 +139,13 @@ class _Lines:
         k = next(name.removeprefix("avg@") for name in point if name.startswith("avg@"))
         if not self.started:
             self.started = True
-            names = (
-                "update",
-                "rollouts",
-                f"avg@{k}",
-                f"best@{k}",
-                f"worst@{k}",
-                "train",
-                "entropy",
-                "KL",
-                "rate",
-                "rollouts/s",
-                "tokens/s",
-                "seconds",
-            )
+            names = ["update", "rollouts", f"avg@{k}", f"best@{k}", f"worst@{k}", "train", "entropy", "KL"]
+            names += ["lr", "rollouts/s", "tokens/s", "seconds"]
             typer.echo("".join(f"{name:>11}" for name in names))
         cells = [str(point["step"]), number(point["rollouts"])]
         cells += [value(point.get(name)) for name in (f"avg@{k}", f"best@{k}", f"worst@{k}", "train/avg")]
         cells += [value(point.get(name)) for name in ("entropy", "kl")]
         cells += [f"{point['learning_rate']:.2g}" if "learning_rate" in point else "–"]
-        cells += [number(round(point[n])) if n in point else "–" for n in ("rollouts_per_second", "tokens_per_second")]
+        speeds = [point.get(name) for name in ("rollouts_per_second", "tokens_per_second")]
+        cells += ["–" if x is None else number(round(x)) if x >= 10 else f"{x:.1f}" for x in speeds]
         typer.echo("".join(f"{cell:>11}" for cell in [*cells, f"{point['seconds']:.1f}"]))

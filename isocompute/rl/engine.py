@@ -19,7 +19,7 @@ from isocompute.rl.lengths import make_interruption, penalty_window
 from isocompute.rl.loop import Training
 from isocompute.rl.model.checkpoint import model_folder, save_policy, stop_tokens
 from isocompute.rl.model.config import DecoderConfig
-from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec, Sizes, lm_recipe, set_up, tasks_of
+from isocompute.rl.setup import CellSetup, EngineSpec, EvaluationSpec, lm_recipe, set_up, tasks_of
 from isocompute.rl.tasks import ProblemsSpec
 from isocompute.rl.update import DivergedError
 
@@ -68,10 +68,10 @@ class LmEngine:
         if recipe.length_control == "penalty":
             penalty_window(recipe, budget=budget)
         if engine.slots is not None and not recipe.pipeline_steps:
-            raise InputError("engine.slots: is for a pipeline; set recipe.pipeline_steps, or leave it out.")
+            raise InputError("engine_options.slots: is for a pipeline; set recipe.pipeline_steps, or leave it out.")
         if engine.slots is not None and engine.slots < n:
             raise InputError(
-                f"engine.slots: {engine.slots} slots cannot hold the rollouts of one problem; use at least {n}."
+                f"engine_options.slots: {engine.slots} slots cannot hold the rollouts of one problem; use at least {n}."
             )
         if cell.problems_per_batch * recipe.off_policy_steps > len(tasks.train):
             raise InputError(
@@ -96,7 +96,7 @@ class LmEngine:
         """Train the cell; True when it reached its last update, or diverged and stopped there."""
         setup, diverged = set_up(cell), None
         recorder = Recorder(folder, _settings(cell, setup), on_point=self.on_point)
-        with recorder, _explained_memory_errors(setup.sizes):
+        with recorder, _explained_memory_errors(setup):
             reports = Reports(recorder.append_rates, recorder.append_sample, self.on_progress)
             training = Training(setup, reports=reports)
             try:
@@ -104,7 +104,7 @@ class LmEngine:
                 if saved is not None:
                     training.restore(*saved)
                     lost = training.source.restarted - saved[1].get("restarted", 0)
-                    if lost:
+                    if lost and setup.recipe.pipeline_steps:  # otherwise they begin with the same weights
                         warnings.warn(f"{folder}: {lost} responses in flight begin again.", stacklevel=2)
                 self.on_start(header(training, setup))
                 try:
@@ -162,17 +162,21 @@ def _summary(training: Training, diverged: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _explained_memory_errors(sizes: Sizes) -> Iterator[None]:
+def _explained_memory_errors(setup: CellSetup) -> Iterator[None]:
     """Turn out-of-memory errors into an `InputError` that names the sizes to lower."""
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises a plain RuntimeError
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
+        smaller = [
+            f"engine_options.sample_batch = {max(1, setup.sizes.rows // 2)}",
+            *([] if setup.sizes.recompute else ["engine_options.recompute = true"]),
+            *([] if setup.recipe.lora_rank else ["recipe.lora_rank = 32"]),
+        ]
         raise InputError(
-            f"out of memory with {sizes.rows} rollouts in flight and passes of {sizes.tokens} tokens; set "
-            f"engine_options.sample_batch = {max(1, sizes.rows // 2)} and engine_options.recompute = true (the result "
-            "does not depend on them), or recipe.lora_rank = 32."
+            f"out of memory with {setup.sizes.rows} rollouts in flight and passes of {setup.sizes.tokens} tokens; try "
+            f"{', then '.join(smaller)}."
         ) from error
 
 

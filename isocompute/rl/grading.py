@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 
+from isocompute.core.allocation import ignore
 from isocompute.core.errors import InputError
 from isocompute.problems.grading_client import stop_with
 from isocompute.problems.problem_set import ProblemWarning
@@ -17,6 +18,7 @@ from isocompute.problems.reward import RewardError
 
 _MOST_FAILED = 0.05
 """Share of groups without rewards above which a run stops."""
+_WAIT_SECONDS = 0.2
 _FEWEST_GROUPS = 20
 """Groups after which that share is looked at."""
 
@@ -46,6 +48,8 @@ class GradingPool:
         self.groups = self.failed = 0
         """Groups collected, and those of them without rewards."""
         self._last_failure = ""
+        self.on_wait: Callable[[], None] = ignore
+        """Called now and then while somebody waits for a group; may raise."""
 
     @property
     def waiting(self) -> int:
@@ -74,6 +78,8 @@ class GradingPool:
     def get(self, key: int) -> Graded:
         """One group, when it is done."""
         future = self._futures[key]
+        while not wait_for([future], timeout=_WAIT_SECONDS).done:
+            self.on_wait()
         try:
             graded = Graded(key, future.result(), None)
         except RewardError as error:
@@ -87,7 +93,7 @@ class GradingPool:
         if self.groups >= _FEWEST_GROUPS and self.failed > _MOST_FAILED * self.groups:
             raise InputError(
                 f"problems.reward: no rewards for {self.failed} of {self.groups} groups, more than {_MOST_FAILED:.0%}; "
-                f"last: {self._last_failure}. Fix the function and resume the run."
+                f"last: {self._last_failure}. Fix the function and start again."
             )
         return graded
 

@@ -76,6 +76,7 @@ class Training:
         self.source = RolloutSource(self.cell, self.recipe, task, self.engine, self.pool, slots=setup.engine.slots)
         warm_up(self.decoder, self.optimizer, self.recipe)
         self.source.on_drop, self.source.on_step = self._count_dropped, self._poll
+        self.pool.on_wait = self._poll
         self.evaluator = Evaluator(self.engine, self.pool, self.source.take, self._evaluating)
         self.grid = evaluation_steps(self.cell.update_steps, self.evaluation.points)
         self.step = self.begun = self.rollouts = self.tokens = self.evaluated = self.oldest = self.dropped = 0
@@ -226,6 +227,7 @@ class Training:
             temperature=self.recipe.temperature if given is None else given,
             keep=self.evaluation.keep_samples,
         )
+        self.engine.take_use()
         self.reports.counted(self.step, counts)
         point: dict[str, Any] = {name: getattr(self, name) for name in ("step", "rollouts", "tokens", "seconds")}
         point |= metrics | self._since_last() | sampling
@@ -237,7 +239,7 @@ class Training:
         return point
 
     def _since_last(self) -> dict[str, Any]:
-        """Means over the updates since the last point; also passes the training counts to `keep_rates`."""
+        """Means over the updates since the last point; also reports the training counts."""
         since = self.step - max(self.last_evaluated, 0)
         if since <= 0:
             return {"kl": 0.0}  # nothing is trained yet: the policy is the base

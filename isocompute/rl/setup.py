@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -83,18 +84,20 @@ class EngineSpec(BaseModel):
         """From a table; errors name the field."""
         for name in table:
             if name in _RETIRED:
-                raise InputError(f"engine.{name}: {_RETIRED[name]}; leave it out.")
+                raise InputError(f"engine_options.{name}: {_RETIRED[name]}; leave it out.")
         try:
             spec = cls(**{name: value for name, value in table.items() if name not in _IGNORED})
         except ValidationError as error:
             where, why = first_wrong(error, fields=cls.model_fields)
-            raise InputError(f"engine.{where}: {why}.") from error
+            raise InputError(f"engine_options.{where}: {why}.") from error
         if spec.device != "auto" and not re.fullmatch(r"cpu|cuda(:\d+)?", spec.device):
-            raise InputError(f"engine.device: '{spec.device}' is not cpu, cuda, cuda:1 or auto.")
+            raise InputError(f"engine_options.device: '{spec.device}' is not cpu, cuda, cuda:1 or auto.")
         if spec.device.startswith("cuda") and not torch.cuda.is_available():
-            raise InputError(f"engine.device: '{spec.device}', but torch sees no GPU on this machine; use cpu.")
+            raise InputError(f"engine_options.device: '{spec.device}', but torch sees no GPU on this machine; use cpu.")
         if ":" in spec.device and int(spec.device.partition(":")[2]) >= torch.cuda.device_count():
-            raise InputError(f"engine.device: '{spec.device}', but torch sees {torch.cuda.device_count()} GPU(s).")
+            raise InputError(
+                f"engine_options.device: '{spec.device}', but torch sees {torch.cuda.device_count()} GPU(s)."
+            )
         return spec
 
     @property
@@ -201,6 +204,7 @@ def free_bytes(device: torch.device, *, limit_gib: float | None = None) -> int:
     """Memory that is free now, with a limit on what the run uses in all; on a CPU, what this engine allows itself."""
     if device.type != "cuda":
         return _CPU_BYTES
+    gc.collect()  # an earlier run may still wait for it, with its caches and graphs
     torch.cuda.empty_cache()
     free = float(torch.cuda.mem_get_info(device)[0])
     if limit_gib is not None:
@@ -255,24 +259,27 @@ def fit(request: Request, *, recompute: bool | None) -> Sizes:
 
 def _too_small(request: Request) -> str:
     """Why a training does not fit, and what would: LoRA, recomputation, a smaller budget, in that order."""
-    gigabytes = 2**30
-    lora = replace(request, lora_rank=request.lora_rank or 32)
-    tries = [
-        ("recipe.lora_rank = 32", lora),
-        ("recipe.lora_rank = 32 with engine_options.recompute = true", replace(lora, recompute=True)),
-    ]
-    budget = request.new_tokens
-    while budget > 64:
-        budget //= 2
-        some = f"recipe.lora_rank = 32, engine_options.recompute = true and problems.max_new_tokens = {budget}"
-        tries.append((some, replace(lora, recompute=True, new_tokens=budget)))
-    found = next((text for text, other in tries if other.sizes() is not None), None)
-    fixed, free = request.weights() / gigabytes, request.free / gigabytes
-    advice = f"{found} would fit" if found else "take a smaller model or a larger GPU"
+    gigabytes, asked, changed = 2**30, request, []
+    for name, better in (
+        ("recipe.lora_rank = 32", {"lora_rank": 32}),
+        ("engine_options.recompute = true", {"recompute": True}),
+    ):
+        field, value = next(iter(better.items()))
+        if asked.sizes() is None and not getattr(asked, field):
+            asked = replace(asked, **{field: value})
+            changed.append(name)
+    while asked.sizes() is None and asked.new_tokens > 64:
+        asked = replace(asked, new_tokens=asked.new_tokens // 2)
+    if asked.new_tokens < request.new_tokens:
+        changed.append(f"problems.max_new_tokens = {asked.new_tokens}")
+    advice = (
+        f"{' and '.join(changed)} would fit" if asked.sizes() is not None else "take a smaller model or a larger GPU"
+    )
+    lora = "" if request.lora_rank else f" ({replace(request, lora_rank=32).weights() / gigabytes:.1f} with LoRA)"
     return (
-        f"engine_options.model: training takes {fixed:.1f} GiB for weights, gradients and optimizer beside the base "
-        f"model ({lora.weights() / gigabytes:.1f} with LoRA), and room for at least one sequence of "
-        f"{request.prompt_tokens + request.new_tokens} tokens; {free:.1f} GiB are free: {advice}."
+        f"engine_options.model: training takes {request.weights() / gigabytes:.1f} GiB for weights, gradients and "
+        f"optimizer beside the base model{lora}, and room for at least one sequence of "
+        f"{request.prompt_tokens + request.new_tokens} tokens; {request.free / gigabytes:.1f} GiB are free: {advice}."
     )
 
 

@@ -206,8 +206,12 @@ def _clear(folder: Path) -> None:
 
 def _identity(spec: TrainSpec) -> TrainSpec:
     """The spec without options that affect only speed and memory, which may change when a run is resumed."""
-    options = {name: value for name, value in spec.engine_options.items() if name not in SPEED_ONLY}
-    return spec.model_copy(update={"engine_options": options, "recipe": current_names(spec.recipe)})
+    kept = {
+        "engine_options": {name: value for name, value in spec.engine_options.items() if name not in SPEED_ONLY},
+        "evaluation": {name: value for name, value in spec.evaluation.items() if name != "keep_samples"},
+        "problems": {name: value for name, value in spec.problems.items() if name != "reward_seconds"},
+    }
+    return spec.model_copy(update={**kept, "recipe": current_names(spec.recipe)})
 
 
 class _Control:

@@ -213,7 +213,7 @@ def test_divergence_is_code_1_and_leaves_json_alone(call: Call, tmp_path: Path):
         (["--problems", "chain:medium"], "'medium' is not one of"),
         (["--model", "nowhere"], "nowhere: no checkpoint there"),
         (["nowhere.toml"], "nowhere.toml"),
-        (["--set", "engine_options.micro=1"], "engine.micro: "),
+        (["--set", "engine_options.micro=1"], "engine_options.micro: "),
         (["--set", "recipe.learning_rate=inf"], "recipe.learning_rate: .* finite"),
         (["--set", "recipe.kl_coef=inf"], "recipe.kl_coef: .* finite"),
         (["--set", "recipe.clip_high=nan"], "recipe.clip_high: .* finite"),

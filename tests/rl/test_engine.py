@@ -271,9 +271,9 @@ def test_problems_without_answers(tmp_path: Path):
         ({"problems": {"source": "nowhere.jsonl"}}, "nowhere.jsonl: no such file"),
         ({"evaluation": {"sample": 4}}, "evaluation.sample: "),
         ({"evaluation": {"k": [8]}}, r"evaluation.k: \[8\] must lie between 1 and samples = 4"),
-        ({"engine": {"micro": 1}}, "engine.micro: .*; fields are model, device"),
-        ({"engine": {"micro_batch": 0}}, "engine.micro_batch: "),
-        ({"engine": {"device": "gpu"}}, "engine.device: 'gpu' is not cpu, cuda"),
+        ({"engine": {"micro": 1}}, "engine_options.micro: .*; fields are model, device"),
+        ({"engine": {"micro_batch": 0}}, "engine_options.micro_batch: "),
+        ({"engine": {"device": "gpu"}}, "engine_options.device: 'gpu' is not cpu, cuda"),
         ({"engine": {"device": "cuda"}}, "torch sees no GPU"),
     ],
 )

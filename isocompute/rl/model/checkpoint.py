@@ -184,7 +184,7 @@ def save_policy(decoder: Decoder, folder: Path, *, base: Path, recipe: Recipe) -
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(base),
+        "base_model_name_or_path": str(base.resolve()),
         "r": recipe.lora_rank,
         "lora_alpha": recipe.lora_scale * recipe.lora_rank,
         "lora_dropout": 0.0,
@@ -218,6 +218,10 @@ def model_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     if (folder / "config.json").exists():
         return folder
+    if (folder / "adapter_config.json").exists():
+        raise InputError(
+            f"{name}: holds adapters; merge them into their base model first (docs/how-to/train-a-model.md says how)."
+        )
     if folder.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise InputError(f"{name}: no checkpoint there (a folder with config.json), nor is it '{TINY}'.")
     try:

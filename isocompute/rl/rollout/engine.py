@@ -26,8 +26,6 @@ from isocompute.rl.model.decoder import Decoder
 
 INTERRUPTION = -1
 """Position of the random number that decides when a row is interrupted."""
-LOOK = 8
-"""Decode steps between two looks at which rows have ended."""
 _MASK = 2**64 - 1
 
 
