@@ -260,14 +260,12 @@ def fit(request: Request, *, recompute: bool | None) -> Sizes:
 def _too_small(request: Request) -> str:
     """Why a training does not fit, and what would: LoRA, recomputation, a smaller budget, in that order."""
     gigabytes, asked, changed = 2**30, request, []
-    for name, better in (
-        ("recipe.lora_rank = 32", {"lora_rank": 32}),
-        ("engine_options.recompute = true", {"recompute": True}),
-    ):
-        field, value = next(iter(better.items()))
-        if asked.sizes() is None and not getattr(asked, field):
-            asked = replace(asked, **{field: value})
-            changed.append(name)
+    if not asked.lora_rank:
+        asked = replace(asked, lora_rank=32)
+        changed.append("recipe.lora_rank = 32")
+    if asked.sizes() is None and not asked.recompute:
+        asked = replace(asked, recompute=True)
+        changed.append("engine_options.recompute = true")
     while asked.sizes() is None and asked.new_tokens > 64:
         asked = replace(asked, new_tokens=asked.new_tokens // 2)
     if asked.new_tokens < request.new_tokens:
