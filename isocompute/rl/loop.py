@@ -80,15 +80,14 @@ class Training:
         self.evaluator = Evaluator(self.engine, self.pool, self.source.take, self._evaluating)
         self.grid = evaluation_steps(self.cell.update_steps, self.evaluation.points)
         self.step = self.begun = self.rollouts = self.tokens = self.evaluated = self.oldest = self.dropped = 0
-        self.seconds, self.last_evaluated, self.rate = 0.0, -1, 0.0
-        self.sampling_seconds = 0.0
+        self.last_evaluated, self.rate, self.seconds, self.sampling_seconds = -1, 0.0, 0.0, 0.0
         """Time in which no gradient was computed: waiting for rollouts and their grades."""
         self._sums = dict.fromkeys(MEANS, 0.0)
         self._since = (0.0, 0, 0)
         """Seconds, rollouts and tokens at the last point."""
         self._last: Rollouts | None = None
         self._kl: float | None = None
-        """KL to the base on the batch before an evaluation."""
+        """KL to the base on the last batch, once an evaluation has asked for it."""
         self._stopping: Callable[[], bool] = lambda: False
         self._polled = self._save_at = 0.0
 
@@ -129,9 +128,6 @@ class Training:
         self.source.new_weights(self.step)
         self.seconds += time.perf_counter() - started
         self._kl = None
-        if self._due():  # on the policy's own samples: on another policy's, k3 has a heavy tail and no meaning
-            kl_BT = kl_to_base(batch.rollouts.logprobs_BT, self._base_logprobs(batch.rollouts).cpu())
-            self._kl = float(kl_BT.sum() / batch.rollouts.sampled_BT.sum())
         return True
 
     def _batch(self, groups: Groups) -> tuple[Batch, CriticEstimates | None]:
@@ -182,18 +178,23 @@ class Training:
         }
         self._sums = {name: total + seen[name] for name, total in self._sums.items()}
         self._last = batch.rollouts
-        self.step += 1
-        self.rollouts += len(rollouts)
+        self.step, self.rollouts = self.step + 1, self.rollouts + len(rollouts)
         self.tokens += int(rollouts.lengths_B.sum())
 
     def _count_dropped(self, rollouts: Rollouts) -> None:
         """Count a group that was sampled but will not be trained on."""
-        self.dropped += 1
-        self.rollouts += len(rollouts)
+        self.dropped, self.rollouts = self.dropped + 1, self.rollouts + len(rollouts)
         self.tokens += int(rollouts.lengths_B.sum())
 
     def _base_logprobs(self, rollouts: Rollouts) -> torch.Tensor:
         return score_all(self.base.decoder, rollouts, self.recipe, sizes=self.sizes)
+
+    def _kl_to_base(self) -> float | None:
+        """On the policy's own samples: on another policy's, k3 has a heavy tail and no meaning."""
+        if self._kl is None and self._last is not None:
+            kl_BT = kl_to_base(self._last.logprobs_BT, self._base_logprobs(self._last).cpu())
+            self._kl = float(kl_BT.sum() / self._last.sampled_BT.sum())
+        return self._kl
 
     def _poll(self) -> None:
         """Between decode steps: end the run soon after the runner asks."""
@@ -244,13 +245,12 @@ class Training:
         if since <= 0:
             return {"kl": 0.0}  # nothing is trained yet: the policy is the base
         out: dict[str, Any] = {name: total / since for name, total in self._sums.items()}
-        seconds, rollouts, tokens = self._since
-        elapsed = max(self.seconds - seconds, 1e-9)
-        out["rollouts_per_second"] = (self.rollouts - rollouts) / elapsed
-        out |= {"tokens_per_second": (self.tokens - tokens) / elapsed, "learning_rate": self.rate}
-        self._since = (self.seconds, self.rollouts, self.tokens)
-        if self._kl is not None:
-            out["kl"] = self._kl
+        now = (self.seconds, self.rollouts, self.tokens)
+        seconds, rollouts, tokens = (max(a - b, 1e-9) for a, b in zip(now, self._since, strict=True))
+        out |= {"rollouts_per_second": rollouts / seconds, "tokens_per_second": tokens / seconds}
+        out["learning_rate"], self._since = self.rate, now
+        if (kl := self._kl_to_base()) is not None:
+            out["kl"] = kl
         if self.recipe.no_positive_resampling is not None:
             out["retired"] = self.source.problems.retired
         if self.recipe.zero_variance_filter == "refill":
@@ -281,8 +281,9 @@ class Training:
         arrays |= self.optimizer.state("policy/")
         if self.critic_optimizer is not None:
             arrays |= self.critic_optimizer.state("critic/")
-        meta |= {name: getattr(self, name) for name in self._COUNTERS}
-        return arrays, {**meta, "sums": self._sums, "since": self._since, "kl": self._kl}
+        kl = self._kl_to_base() if self._due() else None  # an evaluation that begins again needs it
+        counters = {name: getattr(self, name) for name in self._COUNTERS}
+        return arrays, {**meta, **counters, "sums": self._sums, "since": self._since, "kl": kl}
 
     def restore(self, arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         """Resume from a checkpoint."""

@@ -36,7 +36,7 @@ def test_train_prints_and_writes(call: Call, tmp_path: Path):
     assert result.code == 0, result.err
     lines = result.out.splitlines()
     columns = ["update", "rollouts", "avg@4", "best@4", "worst@4", "train", "entropy", "KL"]
-    assert lines[0].split() == [*columns, "rate", "rollouts/s", "tokens/s", "seconds"]
+    assert lines[0].split() == [*columns, "lr", "rollouts/s", "tokens/s", "seconds"]
     assert [line.split()[0] for line in lines[1:5]] == ["0", "1", "2", "3"]
     assert lines[5].startswith("avg@4 ") and "in 48 rollouts, 3 updates" in lines[5]
     assert lines[6] == f"run: {out} · weights: {out}/model"
@@ -265,7 +265,7 @@ def test_out_of_memory_is_code_2(call: Call, tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(training_module, "update", fail)
     result = call("train", *SMALL, "--set", "engine_options.sample_batch=8", "--out", tmp_path / "run", "--json")
-    fails(result, r"out of memory with 8 rollouts in flight .*; set engine_options\.sample_batch = 4")
+    fails(result, r"out of memory with 8 rollouts in flight .*; try engine_options\.sample_batch = 4")
     assert not (tmp_path / "run").exists()
 
 

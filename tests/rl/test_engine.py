@@ -303,8 +303,8 @@ def test_out_of_memory_names_the_sizes(error: RuntimeError, tmp_path: Path, monk
         patch.setattr(training_module, "update", fail)
         refused(
             make_cell(engine={"sample_batch": 24}),
-            r"out of memory with 24 rollouts in flight and passes of \d+ tokens; set engine_options.sample_batch = 12 "
-            r"and engine_options.recompute = true .*, or recipe.lora_rank = 32",
+            r"out of memory with 24 rollouts in flight and passes of \d+ tokens; try engine_options.sample_batch = 12, "
+            r"then engine_options.recompute = true, then recipe.lora_rank = 32\.",
             tmp_path / "out",
         )
     # Some way into a run, the folder goes on with the smaller ones.

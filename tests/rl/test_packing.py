@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isocompute.core.recipe import Recipe, make_recipe
-from isocompute.rl import memory
+from isocompute.rl import losses, setup
 from isocompute.rl import update as update_module
 from isocompute.rl.critic import Critic, estimate_advantages, update_critic
 from isocompute.rl.losses import head_scores
-from isocompute.rl.model import head
 from isocompute.rl.model.attention import PackedAttention, Packing
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.engine import Rollouts
@@ -263,7 +262,7 @@ class Small:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Small:
-    monkeypatch.setattr(memory, "_FEWEST_TOKENS", 8)
+    monkeypatch.setattr(setup, "_FEWEST_TOKENS", 8)
     out = Small(40)
     monkeypatch.setattr(PackedAttention, "__call__", out.attend(PackedAttention.__call__))
     return out
@@ -333,8 +332,8 @@ def test_gradient_of_the_head(tokens_at_once: int, monkeypatch: pytest.MonkeyPat
         assert fp32
         return F.linear(hidden_SD, weight_VD)
 
-    monkeypatch.setattr(head, "head_logits", unrounded)
-    monkeypatch.setattr(head, "_CPU_CHUNK", 11 * tokens_at_once)
+    monkeypatch.setattr(losses, "head_logits", unrounded)
+    monkeypatch.setattr(losses, "_CPU_CHUNK", 11 * tokens_at_once)
     generator = torch.Generator().manual_seed(0)
     hidden_SD = torch.randn((7, 4), generator=generator, dtype=torch.float64, requires_grad=True)
     weight_VD = torch.randn((11, 4), generator=generator, dtype=torch.float64, requires_grad=True)
