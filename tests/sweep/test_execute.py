@@ -3,11 +3,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from isocompute.core import recorder
 from isocompute.core.allocation import Cell
 from isocompute.core.recorder import CHECKPOINT, LostError, Owner, process_start, this_process
 from isocompute.sweep import lock, remote
@@ -163,6 +167,24 @@ class TakenOver(StopAfter):
         return self._stops and bool(self.left)
 
 
+class AtOnce:
+    """Writes a checkpoint before the run goes on: what is there at a moment is then known."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def submit(self, write: Callable[..., None], *arguments: Any) -> Future[None]:
+        done: Future[None] = Future()
+        try:
+            done.set_result(write(*arguments))  # type: ignore[func-returns-value]  # a future of None
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self) -> None:
+        pass
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -171,8 +193,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("rollouts", [4, 20, 48])  # a point, a checkpoint, the end
 def test_a_cell_that_another_host_took_over_stops_and_writes_nothing(
-    tmp_path: Path, rollouts: float, stops: bool, ended: bool
+    tmp_path: Path, rollouts: float, stops: bool, ended: bool, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(recorder, "ThreadPoolExecutor", AtOnce)
     folder = tmp_path / CELL.name
     control = TakenOver(folder, rollouts, ended=ended, stops=stops)
     outcome = execute(engine=FakeEngine(), cell=CELL, address=str(tmp_path), control=control)
