@@ -226,16 +226,13 @@ def test_a_penalised_run_trains_on_lengths_and_reports_what_was_right(monkeypatc
 # Curricula
 
 
-@pytest.mark.parametrize("steps", [0, 2])
-def test_a_refilled_batch_holds_problems_that_say_something(steps: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("off_policy", [{"pipeline_steps": 0}, {"pipeline_steps": 2}, {"off_policy_steps": 3}])
+def test_a_refilled_batch_holds_problems_that_say_something(
+    off_policy: dict[str, int], monkeypatch: pytest.MonkeyPatch
+):
     training = make_training(
         problems={"source": "chain:easy", "size": 200},
-        recipe={
-            "name": "dapo",
-            "zero_variance_filter": "refill",
-            "ratio_reference": "sampler",
-            "pipeline_steps": steps,
-        },
+        recipe={"name": "dapo", "zero_variance_filter": "refill", "ratio_reference": "sampler", **off_policy},
     )
     made: list[Any] = []
     inner = training._batch

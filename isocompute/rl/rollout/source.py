@@ -157,7 +157,7 @@ class RolloutSource:
         """Groups since the last point that no reward function could grade."""
         self.on_drop: Callable[[Rollouts], None] = ignore
         """Called with rollouts that were sampled but will not be trained on."""
-        self.on_step: Callable[[], None] = lambda: None
+        self.on_step: Callable[[], None] = ignore
         """Called between the engine's steps; may raise to end the run."""
 
     @property
@@ -182,8 +182,11 @@ class RolloutSource:
                 self.on_step()
                 for finished in self.engine.step():
                     self.take(finished)
-            elif len(kept := self._kept(taken)) == len(taken):
-                return self._batch(kept)
+                continue
+            # Batches that were sampled together are refilled together, while the weights are still theirs.
+            looked_at = taken if self.ledger.steps else self.ledger.complete()
+            if len(self._kept(looked_at)) == len(looked_at):
+                return self._batch(taken)
 
     def take(self, finished: FinishedGroup) -> None:
         """A group of the engine is complete: have it graded."""
@@ -234,26 +237,26 @@ class RolloutSource:
 
     def _kept(self, taken: list[Group]) -> list[Group]:
         """Wait for the grades of these groups, count them, and drop what cannot be trained on."""
-        kept, dropped = [], []
+        kept: list[Group] = []
+        dropped: list[Group] = []
         for group in taken:
-            if group.graded is None and not self._record(group):
-                dropped.append(group)
-            else:
-                kept.append(group)
-        if self.recipe.zero_variance_filter == "refill":
-            for group in list(kept):
-                assert group.graded is not None
-                full = self._dropped >= MAX_REFILLS * self.cell.problems_per_batch
-                if not full and not bool(mixed_groups(group.graded.rewards_PN)):
-                    self._dropped += 1
-                    self._dropped_scores += float(group.graded.scores_PN.mean())
-                    kept.remove(group)
-                    dropped.append(group)
+            fresh = group.graded is None
+            (dropped if fresh and not (self._record(group) and self._accepted(group)) else kept).append(group)
         for group in dropped:
             assert group.rollouts is not None
             self.on_drop(group.rollouts)
         self.ledger.remove(dropped)
         return kept
+
+    def _accepted(self, group: Group) -> bool:
+        """Whether `refill` keeps a group that was graded; counts those that it drops."""
+        assert group.graded is not None
+        full = self._dropped >= MAX_REFILLS * self.ledger.batch_size * self.ledger.at_once
+        if self.recipe.zero_variance_filter != "refill" or full or bool(mixed_groups(group.graded.rewards_PN)):
+            return True
+        self._dropped += 1
+        self._dropped_scores += float(group.graded.scores_PN.mean())
+        return False
 
     def _record(self, group: Group) -> bool:
         """Count a group's grades; False if it has none."""
