@@ -25,8 +25,8 @@ MEANS = (
 """Metrics that a point averages over the updates since the previous point."""
 METRICS = (
     *MEANS,
-    *("kl", "val/response_length", "val/truncated", "val/zero_pass", "retired", "dropped_groups", "ungraded_groups"),
-    *("sampler_busy", "learning_rate", "rollouts_per_second", "tokens_per_second"),
+    *("kl", "val/response_length", "val/truncated", "val/zero_pass", "val/ungraded", "retired", "dropped_groups"),
+    *("ungraded_groups", "sampler_busy", "learning_rate", "rollouts_per_second", "tokens_per_second"),
 )
 """Metrics of a point besides those of the problem sets; some are logged only under certain recipes."""
 
@@ -61,6 +61,8 @@ class PassCounts:
     truncated: float
     kept: list[dict[str, Any]]
     """Some responses with their problems and rewards, for people to read."""
+    ungraded: int = 0
+    """Problems whose reward function failed; their responses count as wrong."""
 
 
 @dataclass
@@ -89,16 +91,18 @@ class Evaluator:
                 problem = _key(finished.key)
                 done[problem] = finished.rollouts
                 submit_grading(self.pool, finished.key, task, problem, finished.rollouts)
-        correct_P, kept = np.zeros(len(task), dtype=np.int64), []
+        correct_P, kept, ungraded = np.zeros(len(task), dtype=np.int64), [], 0
         shown = set(np.linspace(0, len(task) - 1, min(keep, len(task))).astype(int).tolist())
         for problem in range(len(task)):
-            rewards = self.pool.get(_key(problem)).rewards or [0.0] * samples
+            rewards = self.pool.get(_key(problem))
+            ungraded += rewards is None
+            rewards = rewards or [0.0] * samples
             correct_P[problem] = sum(reward > 0.5 for reward in rewards)
             if problem in shown:
                 kept.append(_readable(task, problem, done[problem], rewards[0]))
         lengths = np.concatenate([rollouts.lengths_B.numpy() for rollouts in done.values()])
         stopped = np.concatenate([rollouts.stopped_B.numpy() for rollouts in done.values()])
-        return PassCounts(correct_P, samples, float(lengths.mean()), float(1 - stopped.mean()), kept)
+        return PassCounts(correct_P, samples, float(lengths.mean()), float(1 - stopped.mean()), kept, ungraded)
 
     def measure(
         self, tasks: Tasks, *, samples: int, ks: Sequence[int], seed: int, temperature: float, keep: int = 0
@@ -114,6 +118,8 @@ class Evaluator:
         validation = counts[""]
         metrics |= {"val/response_length": validation.response_length, "val/truncated": validation.truncated}
         metrics["val/zero_pass"] = float((validation.correct_P == 0).mean())
+        if ungraded := sum(found.ungraded for found in counts.values()):
+            metrics["val/ungraded"] = ungraded
         for name, where in tasks.subsets.items():
             metrics |= metrics_of(replace(validation, correct_P=validation.correct_P[where]), ks, prefix=f"{name}/")
         return metrics, {tasks.measured[prefix].name: found for prefix, found in counts.items()}

@@ -6,9 +6,8 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
 
 from isocompute.core.allocation import ignore
 from isocompute.core.errors import InputError
@@ -21,15 +20,6 @@ _MOST_FAILED = 0.05
 _WAIT_SECONDS = 0.2
 _FEWEST_GROUPS = 20
 """Groups after which that share is looked at."""
-
-
-@dataclass(frozen=True)
-class Graded:
-    """The rewards of a group; None where the reward function failed, with the failure's message."""
-
-    key: int
-    rewards: list[float] | None
-    failure: str | None
 
 
 class GradingPool:
@@ -47,14 +37,9 @@ class GradingPool:
         self._reasons: set[str] = set()
         self.groups = self.failed = 0
         """Groups collected, and those of them without rewards."""
-        self._last_failure = ""
+        self.last_failure = ""
         self.on_wait: Callable[[], None] = ignore
         """Called now and then while somebody waits for a group; may raise."""
-
-    @property
-    def waiting(self) -> int:
-        """Groups submitted and not collected yet."""
-        return len(self._futures)
 
     def submit(self, key: int, grade: Callable[[], list[float]], *, inline: bool = False) -> None:
         """Grade a group; `inline` does it at once, without a thread, which suits graders that are `cheap`."""
@@ -69,22 +54,15 @@ class GradingPool:
         except Exception as error:  # raised where the group is collected, as for a thread
             self._futures[key].set_exception(error)
 
-    def collect(self, *, wait: bool) -> list[Graded]:
-        """The groups that are done, in the order of submission; `wait` blocks until at least one is."""
-        if wait and self._futures:
-            wait_for(self._futures.values(), return_when=FIRST_COMPLETED)
-        return [self.get(key) for key, future in list(self._futures.items()) if future.done()]
-
-    def get(self, key: int) -> Graded:
-        """One group, when it is done."""
-        future = self._futures[key]
+    def get(self, key: int) -> list[float] | None:
+        """The rewards of a group, when they are there; None where the reward function failed."""
+        future, rewards = self._futures[key], None
         while not wait_for([future], timeout=_WAIT_SECONDS).done:
             self.on_wait()
         try:
-            graded = Graded(key, future.result(), None)
+            rewards = future.result()
         except RewardError as error:
-            graded = Graded(key, None, str(error))
-            self.failed, self._last_failure = self.failed + 1, str(error)
+            self.failed, self.last_failure = self.failed + 1, str(error)
             if error.reason not in self._reasons:
                 self._reasons.add(error.reason)
                 warnings.warn(f"A group is dropped: {error}.", ProblemWarning, stacklevel=2)
@@ -93,9 +71,9 @@ class GradingPool:
         if self.groups >= _FEWEST_GROUPS and self.failed > _MOST_FAILED * self.groups:
             raise InputError(
                 f"problems.reward: no rewards for {self.failed} of {self.groups} groups, more than {_MOST_FAILED:.0%}; "
-                f"last: {self._last_failure}. Fix the function and start again."
+                f"last: {self.last_failure}. Fix the function and start again."
             )
-        return graded
+        return rewards
 
     def close(self) -> None:
         """Stop: groups that wait are dropped, and processes that still grade are killed."""

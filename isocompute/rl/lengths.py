@@ -58,10 +58,6 @@ class Interruption:
             return torch.zeros_like(position_B, dtype=torch.bool)
         return (tokens_B == self.marker) & (position_B < start_B)
 
-    def limit(self, start_B: Tensor, ended_B: Tensor, budget: int) -> Tensor:
-        """The maximum length of each response: an interrupted one ends `answer_tokens` after the phrase."""
-        return torch.where(ended_B, budget, start_B + len(self.phrase) + self.answer_tokens)
-
 
 def make_interruption(
     recipe: Recipe, default_phrase: str, budget: int, folder: Path, stop_tokens: Sequence[int]

@@ -15,7 +15,7 @@ import pytest
 from isocompute.core.errors import InputError
 from isocompute.problems import Problem, ProblemWarning
 from isocompute.problems.reward import RewardError, load_reward
-from isocompute.rl.grading import Graded, GradingPool
+from isocompute.rl.grading import GradingPool
 
 PROBLEM = Problem("p0", "1 + 1?", "2")
 
@@ -35,40 +35,35 @@ def failing(reason: str, detail: str = "") -> Callable[[], list[float]]:
     return grade
 
 
-def drain(pool: GradingPool) -> list[Graded]:
-    found = []
-    while pool.waiting:
-        found += pool.collect(wait=True)
-    return found
-
-
-def test_groups_come_back_when_they_are_done(pool: GradingPool) -> None:
+def test_a_group_is_graded_while_others_wait(pool: GradingPool) -> None:
     first, second = threading.Event(), threading.Event()
     pool.submit(7, lambda: [float(first.wait())])
     pool.submit(3, lambda: [float(second.wait()), 0.5])
-    assert (pool.collect(wait=False), pool.waiting) == ([], 2)
     second.set()
-    assert pool.collect(wait=True) == [Graded(3, [1.0, 0.5], None)]
-    pool.submit(5, lambda: [0.0])
+    assert pool.get(3) == [1.0, 0.5]
     first.set()
-    assert pool.get(7) == Graded(7, [1.0], None)
-    assert pool.get(5) == Graded(5, [0.0], None)
-    assert (pool.waiting, pool.collect(wait=True)) == (0, [])
+    assert pool.get(7) == [1.0]
 
 
-def test_done_groups_are_in_the_order_of_submission(pool: GradingPool) -> None:
-    keys = [5, 2, 9, 1]
-    for key in keys:
-        pool.submit(key, partial(list, [float(key)]), inline=True)
-    assert pool.waiting == 4
-    assert [(graded.key, graded.rewards) for graded in pool.collect(wait=False)] == [(key, [key]) for key in keys]
+def test_whoever_waits_may_be_told_to_stop(pool: GradingPool) -> None:
+    release = threading.Event()
+    pool.submit(0, lambda: [float(release.wait())])
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    pool.on_wait = stop
+    with pytest.raises(KeyboardInterrupt):
+        pool.get(0)
+    release.set()
+    assert pool.get(0) == [1.0]
 
 
 def test_all_cores_but_one_grade_at_once(pool: GradingPool) -> None:
     together = threading.Barrier(3)
     for key in range(3):
         pool.submit(key, lambda: [float(together.wait() >= 0)])
-    assert {graded.key for graded in drain(pool)} == {0, 1, 2}
+    assert [pool.get(key) for key in range(3)] == [[1.0]] * 3
 
 
 def test_a_key_is_used_once_at_a_time(pool: GradingPool) -> None:
@@ -77,7 +72,7 @@ def test_a_key_is_used_once_at_a_time(pool: GradingPool) -> None:
         pool.submit(1, lambda: [0.0])
     pool.get(1)
     pool.submit(1, lambda: [0.0])
-    assert pool.get(1).rewards == [0.0]
+    assert pool.get(1) == [0.0]
 
 
 @pytest.mark.parametrize("inline", [False, True])
@@ -93,9 +88,8 @@ def test_each_kind_of_failure_gives_one_warning(pool: GradingPool, inline: bool)
     for key, grade in enumerate(grades):
         pool.submit(key, grade, inline=inline)
     with pytest.warns(ProblemWarning) as caught:
-        found = sorted(drain(pool), key=lambda graded: graded.key)
-    assert [graded.rewards for graded in found] == [None, None, None, [1.0]]
-    assert [graded.failure for graded in found] == ["raises KeyError 'a'", "raises KeyError 'b'", "hangs", None]
+        assert [pool.get(key) for key in range(4)] == [None, None, None, [1.0]]
+    assert pool.last_failure == "hangs"
     assert len(caught) == 2
     assert (pool.groups, pool.failed) == (4, 3)
 
@@ -104,7 +98,7 @@ def test_each_kind_of_failure_gives_one_warning(pool: GradingPool, inline: bool)
 def test_many_failures_stop_the_run(pool: GradingPool) -> None:
     for key in range(19):
         pool.submit(key, failing("raises KeyError", str(key)) if key in (4, 11) else lambda: [0.0], inline=True)
-    assert len(pool.collect(wait=True)) == 19
+    assert sum(pool.get(key) is None for key in range(19)) == 2
     pool.submit(19, lambda: [1.0])
     with pytest.raises(
         InputError, match=r"no rewards for 2 of 20 groups, more than 5%; last: raises KeyError 11\. Fix"
@@ -136,14 +130,16 @@ def test_reward_functions(pool: GradingPool, tmp_path: Path) -> None:
     groups = [["2", "3"], ["2", "nan"], ["hang", "2"], ["4", "2"]]
     for key, responses in enumerate(groups):
         pool.submit(key, partial(score, PROBLEM, responses))
+    assert pool.get(0) == [1.0, 0.0]
     with pytest.warns(ProblemWarning, match="A group is dropped: r.py:score"):
-        found = {graded.key: graded for graded in drain(pool)}
-    assert (found[0].rewards, found[3].rewards) == ([1.0, 0.0], [0.0, 1.0])
-    assert (
-        found[1].failure == "r.py:score returns a reward that is not a finite number (nan); problem p0, response 'nan'"
+        assert pool.get(1) is None
+    assert pool.last_failure == (
+        "r.py:score returns a reward that is not a finite number (nan); problem p0, response 'nan'"
     )
-    assert "does not answer within 1 s" in str(found[2].failure)
-    assert str(found[2].failure).endswith("problem p0, response 'hang'")
+    with pytest.warns(ProblemWarning, match="does not answer within 1 s"):
+        assert pool.get(2) is None
+    assert pool.last_failure.endswith("problem p0, response 'hang'")
+    assert pool.get(3) == [0.0, 1.0]
 
 
 def test_close_ends_what_hangs(tmp_path: Path) -> None:
@@ -154,10 +150,8 @@ def test_close_ends_what_hangs(tmp_path: Path) -> None:
     for key in range(20):
         pool.submit(key, partial(score, PROBLEM, ["hang"]))
     while not (tmp_path / "hangs").exists():
-        assert pool.collect(wait=False) == []
         time.sleep(0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pool.close()
-    assert pool.waiting == 0
     assert {thread.name for thread in threading.enumerate()} == before

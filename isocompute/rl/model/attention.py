@@ -125,6 +125,15 @@ class Packing:
         return made[0], made[1], made[2], made[3]
 
 
+def packed_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, Packing]:
+    """Tokens and positions of a pass over prompts alone, and its layout."""
+    packing = Packing.of([len(prompt) for prompt in prompts], [], np.zeros(0, dtype=np.int64), device)
+    tokens = np.zeros(packing.tokens + packing.padding, dtype=np.int64)
+    tokens[: packing.tokens] = np.concatenate([np.asarray(prompt) for prompt in prompts])
+    sent = torch.from_numpy(np.stack([tokens, packing.positions])).to(device)
+    return sent[0], sent[1], packing
+
+
 class PackedAttention:
     """Attention of a packed pass."""
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from isocompute.core.arrays import Ints
-from isocompute.rl.model.attention import PackedAttention, Packing
+from isocompute.rl.model.attention import PackedAttention, packed_prompts
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout import kernels
 from isocompute.rl.rollout.engine import (
@@ -309,20 +309,16 @@ class CapturedEngine:
 
     def _read_prompts(self, requests: list[_Request]) -> Tensor:
         """Read prompts into their slots; returns the hidden state of each one's last token."""
-        lengths_P = np.array([len(request.group.prompt) for request in requests])
-        packing = Packing.of(lengths_P, [], np.zeros(0, dtype=np.int64), self.device)
-        tokens = np.zeros(packing.tokens + packing.padding, dtype=np.int64)
-        tokens[: packing.tokens] = np.concatenate([np.asarray(request.group.prompt) for request in requests])
-        slots = np.repeat([request.prompt_slot for request in requests], lengths_P)
-        sent = torch.from_numpy(np.stack([tokens, packing.positions])).to(self.device)
+        tokens_T, position_T, packing = packed_prompts([request.group.prompt for request in requests], self.device)
+        slots = np.repeat([request.prompt_slot for request in requests], packing.prompts_P)
         slot_T = torch.from_numpy(slots).to(self.device)
-        at_T, inside, state = sent[1, : packing.tokens], PackedAttention(packing), self._state
+        at_T, inside, state = position_T[: packing.tokens], PackedAttention(packing), self._state
 
         def attend(layer: int, qkv_TEK: Tensor, heads: int) -> Tensor:
             state.prompt_kv_LQESK[layer][slot_T, :, at_T] = qkv_TEK[: len(at_T), heads:]
             return inside(layer, qkv_TEK, heads)
 
-        hidden_TD: Tensor = self.decoder(sent[0], sent[1], attend)
+        hidden_TD: Tensor = self.decoder(tokens_T, position_T, attend)
         return hidden_TD[torch.from_numpy(packing.last_of_prompt_P).to(self.device)]
 
     def _look(self, slots: Ints, rows_A: Tensor) -> _Ended | None:

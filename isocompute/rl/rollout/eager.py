@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from isocompute.rl.model.attention import PackedAttention, Packing
+from isocompute.rl.model.attention import PackedAttention, packed_prompts
 from isocompute.rl.model.decoder import Decoder
 from isocompute.rl.rollout.engine import (
     INTERRUPTION,
@@ -103,11 +103,9 @@ class _Cache:
 
     def read_prompts(self, decoder: Decoder, groups: list[PromptGroup]) -> Tensor:
         """Read each prompt once and copy its keys and values for its rows; hidden states of the rows' last tokens."""
-        lengths_P = np.array([len(group.prompt) for group in groups])
-        packing = Packing.of(lengths_P, [], np.zeros(0, dtype=np.int64), decoder.device)
-        tokens = np.zeros(packing.tokens + packing.padding, dtype=np.int64)
-        tokens[: packing.tokens] = np.concatenate([np.asarray(group.prompt) for group in groups])
-        inside, starts = PackedAttention(packing), np.cumsum(lengths_P) - lengths_P
+        tokens_T, positions_T, packing = packed_prompts([group.prompt for group in groups], decoder.device)
+        inside, lengths_P = PackedAttention(packing), packing.prompts_P
+        starts = np.cumsum(lengths_P) - lengths_P
 
         def attend(layer: int, qkv_TEK: Tensor, heads: int) -> Tensor:
             kv_ETK, slot = qkv_TEK[:, heads:].transpose(0, 1), self.active
@@ -118,8 +116,7 @@ class _Cache:
             return inside(layer, qkv_TEK, heads)
 
         device = decoder.device
-        positions_T = torch.from_numpy(packing.positions).to(device)
-        hidden_TD: Tensor = decoder(torch.from_numpy(tokens).to(device), positions_T, attend)
+        hidden_TD: Tensor = decoder(tokens_T, positions_T, attend)
         per_prompt = [len(group.streams) for group in groups]
         rows = slice(self.active, self.active + sum(per_prompt))
         self.lengths_R[rows] = torch.from_numpy(np.repeat(lengths_P, per_prompt)).to(device)

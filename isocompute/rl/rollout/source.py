@@ -29,7 +29,7 @@ import torch
 from isocompute.core.allocation import Cell, ignore
 from isocompute.core.recipe import Recipe
 from isocompute.problems.problem_set import ProblemSampler
-from isocompute.rl.grading import Graded, GradingPool
+from isocompute.rl.grading import GradingPool
 from isocompute.rl.lengths import length_penalty, penalty_window
 from isocompute.rl.losses import mixed_groups
 from isocompute.rl.rollout.engine import FinishedGroup, Groups, PromptGroup, RolloutEngine, Rollouts, streams
@@ -260,13 +260,13 @@ class RolloutSource:
 
     def _record(self, group: Group) -> bool:
         """Count a group's grades; False if it has none."""
-        graded: Graded = self.pool.get(group.number)
+        rewards = self.pool.get(group.number)
         rollouts, index_P, n = group.rollouts, np.array([group.problem]), self.rollouts_per_problem
         assert rollouts is not None
-        if graded.rewards is None:
+        if rewards is None:
             self.ungraded += 1
             return False
-        scores_PN = torch.tensor([graded.rewards], dtype=torch.float32)
+        scores_PN = torch.tensor([rewards], dtype=torch.float32)
         if not group.counted:
             correct_P = (scores_PN > 0.5).sum(dim=1).numpy()
             self.problems.record(index_P, correct_P, n)
