@@ -474,3 +474,19 @@ def test_sixteen_bits_train_on_masters():
     assert {p.dtype for p in training.decoder.parameters()} == {torch.bfloat16}
     assert all(master.dtype == torch.float32 for master in training.optimizer.masters)
     assert any(not torch.equal(a, b) for a, b in zip(before, training.optimizer.masters, strict=True))
+
+
+@pytest.mark.parametrize(("cost", "until_next"), [(0.1, 20.0), (6.0, 200.0)])
+def test_checkpoints_take_at_most_3_percent_of_the_time(
+    cost: float, until_next: float, monkeypatch: pytest.MonkeyPatch
+):
+    """A costly one moves the next one away; a cheap one is repeated every 20 seconds."""
+    training, clock = make_training(), [0.0]
+
+    class Slow:
+        def checkpoint(self, *_: Any) -> None:
+            clock[0] += cost
+
+    monkeypatch.setattr(training_module.time, "monotonic", lambda: clock[0])
+    training._save(Slow())
+    assert training._save_at == pytest.approx(cost + until_next)
